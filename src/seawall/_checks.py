@@ -1,0 +1,73 @@
+"""Arguments are checked where they are given, and the message says what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import isfinite, isnan
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def seconds(name: str, value: object, *, zero: bool = False, infinite: bool = False) -> float:
+    """Return `value` as seconds, or raise: positive and finite, unless the flags allow more."""
+    number = _number(name, value, "seconds as a number, such as 2.0")
+    if number == float("inf") and infinite:
+        return number
+    if not isfinite(number) or number < 0 or (number == 0 and not zero):
+        least = "0 or more" if zero else "more than 0"
+        raise ValueError(f"{name}={value!r}: write finite seconds, {least}, such as {name}=2.0")
+    return number
+
+
+def count(name: str, value: object, *, minimum: int = 1) -> int:
+    """Return `value` as a whole number of at least `minimum`, or raise."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r}: write a whole number, such as {name}={max(minimum, 3)}")
+    if value < minimum:
+        raise ValueError(f"{name}={value!r}: write {minimum} or more")
+    return value
+
+
+def ratio(name: str, value: object, *, zero: bool = False) -> float:
+    """Return `value` as a share of one, or raise: above 0 (or 0, if allowed) and at most 1."""
+    number = _number(name, value, "a share between 0 and 1, such as 0.5")
+    if isnan(number) or number > 1 or number < 0 or (number == 0 and not zero):
+        least = "from 0" if zero else "above 0"
+        raise ValueError(
+            f"{name}={value!r}: write a share {least} up to 1, such as {name}=0.5 for 50 %"
+        )
+    return number
+
+
+def at_least(name: str, value: object, minimum: float) -> float:
+    """Return `value` as a finite number of at least `minimum`, or raise."""
+    number = _number(name, value, f"a number of at least {minimum:g}")
+    if not isfinite(number) or number < minimum:
+        raise ValueError(f"{name}={value!r}: write a finite number of at least {minimum:g}")
+    return number
+
+
+def choice(name: str, value: T, options: Iterable[T]) -> T:
+    """Return `value` if it is one of `options`, or raise and list them."""
+    known = list(options)
+    if value not in known:
+        listed = ", ".join(repr(option) for option in known)
+        raise ValueError(f"{name}={value!r}: write one of {listed}")
+    return value
+
+
+def function(name: str, value: Callable[..., T] | None) -> Callable[..., T]:
+    """Return `value` if it can be called, or raise."""
+    if not callable(value):
+        raise TypeError(f"{name}={value!r}: pass a function, not its result")
+    return value
+
+
+def _number(name: str, value: object, wanted: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}={value!r}: write {wanted}, not {type(value).__name__}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name}={value!r}: too large; write {wanted}") from None

@@ -1,0 +1,92 @@
+"""One moment at which an asyncio task is cancelled, with the semantics of `asyncio.timeout`.
+
+Only imported where asyncio is in use already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from threading import get_ident
+from typing import Any, Final
+
+EXPIRED: Final = "seawall: out of time"
+"""The message of every cancellation that is a timeout of ours.
+
+It travels with the CancelledError, so that a guard further in can tell "out of time" (a failure
+of what it called) from "no longer wanted" (no verdict).
+"""
+
+
+def is_expiry(error: BaseException) -> bool:
+    """Tell whether `error` is the cancellation by which a timeout of ours stops a task."""
+    return (
+        isinstance(error, asyncio.CancelledError) and bool(error.args) and error.args[0] is EXPIRED
+    )
+
+
+class Expiry:
+    """A timer that cancels one task, and the bookkeeping to tell its cancellation from others'."""
+
+    __slots__ = ("_cancelling", "_fired", "_handle", "_task")
+
+    def __init__(self, task: asyncio.Task[Any], delay: float) -> None:
+        """Arm: cancel `task` after `delay` seconds of its loop's time."""
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._fired = False
+        self._handle = task.get_loop().call_later(max(delay, 0.0), self._fire)
+
+    def _fire(self) -> None:
+        self._fired = True
+        self._task.cancel(EXPIRED)
+
+    def disarm(self, error: BaseException | None) -> bool:
+        """Stop the timer; tell whether `error` is its own cancellation, and so a timeout."""
+        self._handle.cancel()
+        return self._fired and take_back(self._task, self._cancelling, error)
+
+
+def take_back(task: asyncio.Task[Any], cancelling: int, error: BaseException | None) -> bool:
+    """Withdraw a cancellation of ours; tell whether `error` is due to it alone.
+
+    `cancelling` is the task's count at entry: a higher count now means that somebody else
+    cancelled too, and then that cancellation must win.
+    """
+    return task.uncancel() <= cancelling and isinstance(error, asyncio.CancelledError)
+
+
+def running_task() -> asyncio.Task[Any]:
+    """Return the current task, or raise with what to do when there is none."""
+    task = current_task()
+    if task is None:
+        raise RuntimeError("a timeout needs a task to cancel: run this inside one (asyncio.run)")
+    return task
+
+
+if sys.version_info >= (3, 12):
+    current_task = asyncio.current_task
+else:
+    # On 3.11 current_task() asks the kernel for the process id each time, which costs more than
+    # all the rest of a timeout. So the loop of each thread is remembered, and believed only while
+    # it runs in this very thread.
+    from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
+
+    _loops: dict[int, Any] = {}
+
+    def current_task() -> asyncio.Task[Any] | None:
+        """Return the task that runs now, in this thread; None outside of any."""
+        ident = get_ident()
+        loop = _loops.get(ident)
+        if loop is not None and loop._thread_id == ident:  # noqa: SLF001
+            running: asyncio.Task[Any] | None = _current_tasks.get(loop)
+            return running
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return None
+        if hasattr(loop, "_thread_id"):
+            for thread in [t for t, known in list(_loops.items()) if known.is_closed()]:
+                _loops.pop(thread, None)
+            _loops[ident] = loop
+        return asyncio.current_task(loop)

@@ -1,0 +1,132 @@
+"""Time is a parameter: the machine's own clock in service, a virtual one in tests and simulations.
+
+A clock counts monotonic seconds from an arbitrary beginning. `sleep` blocks the calling thread, so
+only the synchronous runner uses it; coroutines sleep on their event loop.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextvars import ContextVar, Token
+from typing import Final, Protocol
+
+from seawall import _checks as check
+
+GRACE: Final = 0.02
+"""Real seconds that a virtual wait gives to other threads before time moves on."""
+
+
+class Clock(Protocol):
+    """What a guard needs to know of time."""
+
+    def now(self) -> float:
+        """Return monotonic seconds."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Block the calling thread until `seconds` have passed."""
+        ...
+
+    def wait(self, lock: threading.Lock, seconds: float | None) -> bool:
+        """Block the calling thread until it gets `lock`, or `seconds` have passed (False)."""
+        ...
+
+
+class SystemClock:
+    """The machine's monotonic clock.
+
+    `now` and `sleep` are the interpreter's own functions: who stores `clock.now` and calls it pays
+    for no Python frame.
+    """
+
+    __slots__ = ()
+
+    now = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
+
+    def wait(self, lock: threading.Lock, seconds: float | None) -> bool:
+        """Block the calling thread until it gets `lock`, or `seconds` have passed (False)."""
+        if seconds is None:
+            return lock.acquire()
+        return lock.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+
+    def __repr__(self) -> str:
+        return "SystemClock()"
+
+
+class VirtualClock:
+    """A clock that moves only when it is told to, and never backwards. Safe to share by threads.
+
+    `sleep` moves it and returns at once: to the caller the time has passed.
+    """
+
+    __slots__ = ("_lock", "_now")
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = check.at_least("start", start, 0.0)
+        self._lock = threading.Lock()
+
+    def now(self) -> float:
+        """Return the instant the clock stands at."""
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass at once; a negative number raises ValueError, as in `time.sleep`."""
+        self.advance(seconds)
+
+    def wait(self, lock: threading.Lock, seconds: float | None) -> bool:
+        """Get `lock`, or let `seconds` pass at once (False).
+
+        What other threads do takes no virtual time: they are given a moment of real time first.
+        """
+        if seconds is None:
+            return lock.acquire()
+        if lock.acquire(timeout=GRACE):
+            return True
+        self.advance(max(seconds, 0.0))
+        return lock.acquire(blocking=False)
+
+    def advance(self, seconds: float) -> None:
+        """Move forward by `seconds`, 0 or more."""
+        step = check.seconds("seconds", seconds, zero=True)
+        with self._lock:
+            self._now += step
+
+    def advance_to(self, instant: float) -> None:
+        """Move forward to exactly `instant`, free of the rounding that a sum of steps carries.
+
+        An instant the clock has passed raises ValueError.
+        """
+        target = check.at_least("instant", instant, 0.0)
+        with self._lock:
+            if target < self._now:
+                raise ValueError(
+                    f"instant={instant!r}: the clock stands at {self._now!r} and never goes back;"
+                    " write that instant or a later one"
+                )
+            self._now = target
+
+    def __repr__(self) -> str:
+        return f"VirtualClock({self._now!r})"
+
+
+SYSTEM: Final[SystemClock] = SystemClock()
+"""The clock of everything that is given no other."""
+
+_current: Final[ContextVar[Clock]] = ContextVar("seawall_clock", default=SYSTEM)
+
+
+def current_clock() -> Clock:
+    """Return the clock of whatever is made here without one: the system's, unless in a test."""
+    return _current.get()
+
+
+def set_current_clock(clock: Clock) -> Token[Clock]:
+    """Let what is made in this context from now on use `clock`; for tests and simulations."""
+    return _current.set(clock)
+
+
+def reset_current_clock(token: Token[Clock]) -> None:
+    """Undo `set_current_clock`."""
+    _current.reset(token)

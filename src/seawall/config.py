@@ -1,0 +1,180 @@
+"""Guards from TOML tables.
+
+    [guards.vendor]
+    idempotent = true
+
+    [[guards.vendor.policies]]
+    policy = "retry"
+    on = ["ConnectionError", "TimeoutError"]
+    attempts = 3
+    backoff = 0.1
+    budget = true
+
+    [[guards.vendor.policies]]
+    policy = "timeout"
+    seconds = 2.0
+
+or the recommended stack: `[guards.vendor.standard]` with the arguments of `Guard.standard`. Names
+of exceptions are those of Python, of Seawall, and those handed over in `names`: a file of settings
+never makes the service import or run code.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from seawall import errors
+from seawall.guard import Guard
+from seawall.models.backoff import constant, decorrelated_jitter, exponential, linear
+from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
+from seawall.models.probes import growing, n_of_m, ramp
+from seawall.policies.breaker import Breaker
+from seawall.policies.budget import RetryBudget
+from seawall.policies.bulkhead import Bulkhead
+from seawall.policies.cache import Cache
+from seawall.policies.fallback import Fallback, static
+from seawall.policies.retry import Retry, adaptive_attempts
+from seawall.policies.thread_bulkhead import ThreadBulkhead
+from seawall.policies.timeout import Timeout, adaptive
+from seawall.runtime.policy import Policy
+
+Names = Mapping[str, Any]
+Table = Mapping[str, Any]
+
+_KINDS: Final[dict[str, Callable[..., Policy]]] = {
+    kind.kind: kind for kind in (Breaker, Bulkhead, Cache, Fallback, Retry, ThreadBulkhead, Timeout)
+}
+_POSITIONAL: Final = {
+    "bulkhead": "limit",
+    "cache": "ttl",
+    "thread_bulkhead": "workers",
+    "timeout": "seconds",
+}
+_BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
+    "attempts": {"adaptive": adaptive_attempts},
+    "backoff": {
+        "constant": constant,
+        "decorrelated_jitter": decorrelated_jitter,
+        "exponential": exponential,
+        "linear": linear,
+    },
+    "break_for": {"growing": growing},
+    "budget": {
+        "in_flight_ratio": InFlightRatio,
+        "request_ratio": RequestRatio,
+        "success_deposit": SuccessDeposit,
+    },
+    "probes": {"n_of_m": n_of_m, "ramp": ramp},
+    "seconds": {"adaptive": adaptive},
+}
+
+
+def guards_from_toml(text: str, *, names: Names | None = None) -> dict[str, Guard]:
+    """Make all guards of a TOML text, by name; none is left behind if one cannot be made."""
+    import tomllib
+
+    tables = tomllib.loads(text).get("guards", {})
+    if not isinstance(tables, dict) or not tables:
+        raise ValueError("no guards: write tables such as [guards.vendor.standard]")
+    made: dict[str, Guard] = {}
+    try:
+        for name, table in tables.items():
+            made[name] = guard_from_table(name, table, names=names)
+    except BaseException:
+        for guard in made.values():
+            guard.close()
+        raise
+    return made
+
+
+def guard_from_table(name: str, table: Table, *, names: Names | None = None) -> Guard:
+    """Make the guard that `table` describes."""
+    try:
+        return _guard(name, table, names or {})
+    except (TypeError, ValueError) as error:
+        error.add_note(f"in the settings of guard {name!r}")
+        raise
+
+
+def _guard(name: str, table: Table, names: Names) -> Guard:
+    if not isinstance(table, Mapping):
+        raise TypeError(f"[guards.{name}] must be a table, not {table!r}")
+    unknown = set(table) - {"idempotent", "policies", "standard"}
+    if unknown:
+        raise ValueError(f"unknown {sorted(unknown)}: there are policies, standard, idempotent")
+    if ("policies" in table) == ("standard" in table):
+        raise ValueError("write either 'standard' or a list of 'policies'")
+    idempotent = table.get("idempotent", True)
+    if "standard" in table:
+        return Guard.standard(name, idempotent=idempotent, **_arguments(table["standard"], names))
+    policies = [_policy(entry, names) for entry in table["policies"]]
+    return Guard(name, *policies, idempotent=idempotent)
+
+
+def _policy(entry: Table, names: Names) -> Policy:
+    kind = entry.get("policy") if isinstance(entry, Mapping) else None
+    if kind not in _KINDS:
+        raise ValueError(f"policy={kind!r}: write one of {', '.join(sorted(_KINDS))}")
+    arguments = _arguments({key: entry[key] for key in entry if key != "policy"}, names)
+    if kind == "fallback":
+        return Fallback(*arguments.pop("levels", ()), **arguments)
+    if kind in _POSITIONAL:
+        first = _POSITIONAL[kind]
+        if first not in arguments:
+            raise TypeError(f"policy={kind!r} needs {first} = ...")
+        return _KINDS[kind](arguments.pop(first), **arguments)
+    return _KINDS[kind](**arguments)
+
+
+def _arguments(table: Table, names: Names) -> dict[str, Any]:
+    return {key: _argument(key, value, names) for key, value in table.items()}
+
+
+def _argument(key: str, value: Any, names: Names) -> Any:
+    if key == "on":
+        return tuple(
+            _exception(item, names) for item in ([value] if isinstance(value, str) else value)
+        )
+    if key in ("key", "is_failure", "retry_after"):
+        return _given(key, value, names)
+    if key in ("levels", "fallback"):
+        return tuple(
+            static(item["static"])
+            if isinstance(item, Mapping) and "static" in item
+            else _given(key, item, names)
+            for item in value
+        )
+    if key == "budget" and value is True:
+        return RetryBudget()
+    if key in _BUILDERS and isinstance(value, Mapping):
+        built = _build(key, value)
+        return RetryBudget(built) if key == "budget" else built
+    return value
+
+
+def _build(key: str, value: Table) -> Any:
+    builders = _BUILDERS[key]
+    kind = value.get("kind")
+    if kind not in builders:
+        raise ValueError(f"{key}: kind={kind!r}: write one of {', '.join(sorted(builders))}")
+    return builders[kind](**{name: value[name] for name in value if name != "kind"})
+
+
+def _exception(name: Any, names: Names) -> Any:
+    if name in names:
+        return names[name]
+    known = getattr(errors, str(name), None) or getattr(builtins, str(name), None)
+    if isinstance(known, type) and issubclass(known, Exception):
+        return known
+    raise ValueError(
+        f"on={name!r}: no such exception of Python's or Seawall's; hand it over as"
+        f" names={{{str(name)!r}: ...}}"
+    )
+
+
+def _given(key: str, name: Any, names: Names) -> Any:
+    if not isinstance(name, str) or name not in names:
+        raise ValueError(f"{key}={name!r}: hand the function over as names={{{str(name)!r}: ...}}")
+    return names[name]

@@ -1,0 +1,223 @@
+"""What a call carries with it: deadline, criticality, attempt number, idempotency key.
+
+Each lives in a context variable, so every task and every thread sees its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar, Token
+from enum import IntEnum
+from types import TracebackType
+from typing import Any, Final, Generic, TypeVar
+
+from seawall import _checks as check
+from seawall.clock import Clock, current_clock
+from seawall.errors import TimedOut
+
+T = TypeVar("T")
+
+
+class Criticality(IntEnum):
+    """How much a call matters when not all can be served; the higher, the later it is dropped."""
+
+    SHEDDABLE = 0
+    SHEDDABLE_PLUS = 1
+    CRITICAL = 2
+    CRITICAL_PLUS = 3
+
+
+deadline_var: Final[ContextVar[tuple[float, Clock] | None]] = ContextVar(
+    "seawall_deadline", default=None
+)
+"""The instant and the clock it is on. A pair, not a Deadline: it is made on the hot path."""
+
+attempt_var: Final[ContextVar[int]] = ContextVar("seawall_attempt", default=1)
+_criticality: Final[ContextVar[Criticality]] = ContextVar(
+    "seawall_criticality", default=Criticality.CRITICAL
+)
+_idempotency_key: Final[ContextVar[str | None]] = ContextVar(
+    "seawall_idempotency_key", default=None
+)
+
+
+class Deadline:
+    """An instant on a clock after which nobody waits for the answer any more."""
+
+    __slots__ = ("at", "clock")
+
+    def __init__(self, at: float, clock: Clock) -> None:
+        """Hold the instant `at` of `clock`."""
+        self.at = at
+        self.clock = clock
+
+    def __repr__(self) -> str:
+        return f"<Deadline {self.remaining():.3f} s left>"
+
+    def remaining(self) -> float:
+        """Return the seconds left, never below 0."""
+        return max(0.0, self.at - self.clock.now())
+
+    @property
+    def expired(self) -> bool:
+        """Whether no time is left."""
+        return self.clock.now() >= self.at
+
+    def shrink(self, reserve: float) -> Deadline:
+        """Return a deadline that leaves `reserve` seconds for what comes after."""
+        return Deadline(self.at - check.seconds("reserve", reserve, zero=True), self.clock)
+
+    def split(self, steps: int | Sequence[float]) -> list[Deadline]:
+        """Divide the time left among steps: evenly among `steps`, or in proportion to weights.
+
+        Each deadline is the instant by which its step must be over, if the steps run in order.
+        """
+        if isinstance(steps, int):
+            weights = [1.0] * check.count("steps", steps)
+        else:
+            weights = [check.at_least("weight", weight, 0) for weight in steps]
+        total = sum(weights)
+        if not total:
+            raise ValueError("split() needs at least one weight above 0, such as split([1, 3])")
+        now = self.clock.now()
+        left = max(0.0, self.at - now)
+        used = 0.0
+        ends = []
+        for weight in weights:
+            used += weight
+            ends.append(Deadline(min(self.at, now + left * used / total), self.clock))
+        return ends
+
+
+class _DeadlineScope:
+    """`with` sets the deadline for what runs inside; `async with` also cancels at that instant."""
+
+    __slots__ = ("_clock", "_expiry", "_seconds", "_token")
+
+    _token: Token[tuple[float, Clock] | None]
+
+    def __init__(self, seconds: float | Deadline, clock: Clock | None) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._expiry: Any = None
+
+    def __enter__(self) -> Deadline:
+        outer = deadline_var.get()
+        if isinstance(self._seconds, Deadline):
+            wanted = self._seconds
+        else:
+            clock = self._clock or (outer[1] if outer else current_clock())
+            wanted = Deadline(clock.now() + self._seconds, clock)
+        kept = wanted
+        if outer is not None:
+            known = Deadline(*outer)
+            # Two clocks have no instants in common: then what is left is compared.
+            same = known.clock is wanted.clock
+            nearer = known.at < wanted.at if same else known.remaining() < wanted.remaining()
+            kept = known if nearer else wanted
+        self._token = deadline_var.set((kept.at, kept.clock))
+        return kept
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        deadline_var.reset(self._token)
+
+    async def __aenter__(self) -> Deadline:
+        from seawall._expiry import Expiry, running_task
+
+        task = running_task()
+        kept = self.__enter__()
+        self._expiry = Expiry(task, kept.remaining())
+        return kept
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        ours = self._expiry.disarm(error)
+        self.__exit__(kind, error, traceback)
+        if ours:
+            raise TimedOut("the deadline passed before the work was done") from error
+
+
+def deadline(seconds: float | Deadline, *, clock: Clock | None = None) -> _DeadlineScope:
+    """Give what runs inside `seconds` (or until a `Deadline`); an earlier one outside is kept.
+
+    `with deadline(2.0) as d:` sets the deadline, which guards and clients inside obey.
+    `async with deadline(2.0):` also enforces it: the block is cancelled and raises `TimedOut`.
+    """
+    if not isinstance(seconds, Deadline):
+        seconds = check.seconds("deadline", seconds, zero=True)
+    return _DeadlineScope(seconds, clock)
+
+
+def current_deadline() -> Deadline | None:
+    """Return the deadline that applies here, or None."""
+    held = deadline_var.get()
+    return None if held is None else Deadline(*held)
+
+
+def check_deadline() -> None:
+    """Raise `TimedOut` if the deadline that applies here has passed; call it in long loops."""
+    held = deadline_var.get()
+    if held is not None and held[1].now() >= held[0]:
+        raise TimedOut("the deadline passed before the work was done")
+
+
+class _Scope(Generic[T]):
+    """Set a context variable for the length of a `with` block."""
+
+    __slots__ = ("_token", "_value", "_var")
+
+    _token: Token[T]
+
+    def __init__(self, var: ContextVar[T], value: T) -> None:
+        self._var = var
+        self._value = value
+
+    def __enter__(self) -> T:
+        self._token = self._var.set(self._value)
+        return self._value
+
+    def __exit__(self, *exc: object) -> None:
+        self._var.reset(self._token)
+
+
+def criticality(level: Criticality) -> _Scope[Criticality]:
+    """Say how much the calls inside matter.
+
+    with criticality(Criticality.SHEDDABLE): ...
+    """
+    if not isinstance(level, Criticality):
+        raise TypeError(
+            f"criticality({level!r}): write a Criticality, such as Criticality.CRITICAL"
+        )
+    return _Scope(_criticality, level)
+
+
+def current_criticality() -> Criticality:
+    """Return how much the current call matters; CRITICAL unless set."""
+    return _criticality.get()
+
+
+def current_attempt() -> int:
+    """Return the number of the attempt that is running, 1 for the first."""
+    return attempt_var.get()
+
+
+def idempotency_key(key: str) -> _Scope[str | None]:
+    """Name the effect of the calls inside, so that repeating them is safe at the receiver."""
+    if not isinstance(key, str) or not key:
+        raise ValueError(f"idempotency_key({key!r}): write a non-empty string, such as an order id")
+    return _Scope(_idempotency_key, key)
+
+
+def current_idempotency_key() -> str | None:
+    """Return the key that names the effect of the current call, or None."""
+    return _idempotency_key.get()

@@ -1,0 +1,291 @@
+"""Guard: an ordered stack of policies around one dependency."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
+
+from seawall import registry, rules
+from seawall.clock import Clock, current_clock
+from seawall.errors import reason_of
+from seawall.models.pressure import Pressure
+from seawall.policies.breaker import Breaker
+from seawall.policies.budget import RetryBudget
+from seawall.policies.bulkhead import Bulkhead
+from seawall.policies.fallback import Fallback
+from seawall.policies.retry import On, Retry
+from seawall.policies.timeout import Sync, Timeout
+from seawall.runtime.call import Trace, trace_var
+from seawall.runtime.functions import kind_of
+from seawall.runtime.hold import Hold
+from seawall.runtime.interpreter import reset
+from seawall.runtime.layers import Layer
+from seawall.runtime.plan import Plan
+from seawall.runtime.policy import GateBound, Policy
+from seawall.runtime.result import Result
+from seawall.runtime.stats import Stats
+
+if TYPE_CHECKING:
+    from random import Random
+
+P = ParamSpec("P")
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Guard:
+    """An ordered stack of policies around one dependency; the first is outermost.
+
+    Use it as a decorator for `def`, `async def`, generators and async generators, or through
+    `call`, `acall`, `attempt`, `aattempt` and `hold`. One guard serves threads and event loops at
+    once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *policies: Policy,
+        idempotent: bool = True,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """Stack `policies`; `name` is unique among live guards.
+
+        `idempotent=False` says that repeating a call repeats its effect: then it is retried only
+        with an idempotency key. `clock` and `rng` make time and chance a matter of tests.
+        """
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"Guard({name!r}): the first argument is a name, such as 'vendor'")
+        rules.check_stack(policies)
+        self._set_up(name, policies, idempotent=idempotent, clock=clock, rng=rng)
+        registry.add(self)
+
+    def _set_up(
+        self,
+        name: str,
+        policies: tuple[Policy, ...],
+        *,
+        idempotent: bool = True,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        self.name = name
+        self.policies = policies
+        self.idempotent = idempotent
+        self.clock: Clock = clock or current_clock()
+        self._rng = rng
+        self.stats = Stats(self.clock.now())
+        self.bounds = [policy.bind(self) for policy in policies]
+        self._plan = Plan(self, self.bounds)
+
+    def __repr__(self) -> str:
+        stack = " > ".join(type(policy).__name__ for policy in self.policies)
+        return f"<Guard {self.name!r}: {stack}>"
+
+    @property
+    def rng(self) -> Random:
+        """The source of chance: the one given, or one of its own."""
+        if self._rng is None:
+            from random import Random
+
+            self._rng = Random()  # noqa: S311 - jitter is no secret
+        return self._rng
+
+    @classmethod
+    def standard(
+        cls,
+        name: str,
+        *,
+        on: On,
+        timeout: float,
+        attempts: int = 3,
+        backoff: float = 0.1,
+        total_timeout: float | None = None,
+        limit: int | None = None,
+        max_wait: float = 0.0,
+        fallback: Callable[..., Any] | Iterable[Callable[..., Any]] | None = None,
+        sync: Sync = "cooperative",
+        idempotent: bool = True,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> Guard:
+        """Build the recommended stack from a few numbers.
+
+        `timeout` is for each attempt, `total_timeout` for all together with the pauses (by default
+        what `attempts` of them can take). `limit` is the most calls at once; none if not given.
+        Breaker and retry budget have their defaults.
+        """
+        stack: list[Policy] = []
+        if fallback is not None:
+            levels = (fallback,) if callable(fallback) else tuple(fallback)
+            stack.append(Fallback(*levels))
+        retry = Retry(on=on, attempts=attempts, backoff=backoff, budget=RetryBudget())
+        attempt = Timeout(timeout, sync=sync)
+        if total_timeout is None:
+            delays = retry.backoff.delays(lambda: 1.0)
+            pauses = sum(next(delays) for _ in range(retry.most_attempts - 1))
+            total_timeout = attempt.longest * retry.most_attempts + pauses
+        if retry.most_attempts > 1:
+            # Around threads of its own, a second thread would be one too many.
+            stack += [Timeout(total_timeout, sync="cooperative"), retry]
+        stack.append(Breaker())
+        if limit is not None:
+            stack.append(Bulkhead(limit, max_wait=max_wait))
+        stack.append(attempt)
+        return cls(name, *stack, idempotent=idempotent, clock=clock, rng=rng)
+
+    @classmethod
+    def alone(cls, policy: Policy, function: F) -> F:
+        """Put one policy around a function, in a guard that is not registered."""
+        guard = cls.__new__(cls)
+        name = getattr(function, "__qualname__", repr(function))
+        guard._set_up(name, (policy,))  # noqa: SLF001
+        return guard(function)
+
+    @overload
+    def __call__(self, function: F, /) -> F: ...
+    @overload
+    def __call__(self, /, *, idempotent: bool) -> Callable[[F], F]: ...
+    def __call__(self, function: Any = None, /, *, idempotent: bool | None = None) -> Any:
+        """Decorate: `@guard`, or `@guard(idempotent=False)` for this function alone."""
+        if function is not None:
+            return self._wrap(function)
+        if idempotent is None:
+            raise TypeError(f"write @guard, or @guard(idempotent=...), not @{self.name}()")
+        host = self if idempotent == self.idempotent else _Marked(self, idempotent=idempotent)
+        return host.__call__
+
+    def _wrap(self, function: F) -> F:
+        kind = kind_of(function)
+        guarded: Any
+        if kind == "generator":
+            from seawall.runtime.generators import guard_generator
+
+            guarded = guard_generator(self, self._stream_layers("sync"), function)
+        elif kind == "async generator":
+            from seawall.runtime.generators import guard_async_generator
+
+            guarded = guard_async_generator(self, self._stream_layers("async"), function)
+        else:
+            guarded = self._plan.bind(function, kind)
+        update_wrapper(guarded, function)
+        wrapped: F = guarded
+        return wrapped
+
+    def _stream_layers(self, kind: Any) -> list[Layer]:
+        return self._plan.layers(kind, "guard a generator, which gives its items bit by bit")
+
+    def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a plain function under this guard."""
+        value: T = self._plan.bind(function, "sync")(*args, **kwargs)
+        return value
+
+    async def acall(
+        self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call an async function under this guard; with a ThreadBulkhead, a plain one."""
+        value: T = await self._plan.bind(function, "async")(*args, **kwargs)
+        return value
+
+    def attempt(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Result[T]:
+        """Call a plain function and return how it went; only cancellation and exits are raised."""
+        with _Attempt(self) as attempt:
+            attempt.value = self._plan.bind(function, "sync")(*args, **kwargs)
+        return attempt.result()
+
+    async def aattempt(
+        self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Result[T]:
+        """Call an async function and return how it went; only cancellation and exits are raised."""
+        with _Attempt(self) as attempt:
+            attempt.value = await self._plan.bind(function, "async")(*args, **kwargs)
+        return attempt.result()
+
+    def hold(self) -> Hold:
+        """Enter the gates (breaker, bulkhead) for a `with` or `async with` block, nothing else."""
+        return Hold(self, [bound for bound in self.bounds if isinstance(bound, GateBound)])
+
+    def pressure(self) -> Pressure:
+        """Return how hard the dependency is pressed at this moment, as this guard sees it."""
+        now = self.clock.now()
+        breakers = [policy for policy in self.policies if isinstance(policy, Breaker)]
+        bulkheads = [policy for policy in self.policies if isinstance(policy, Bulkhead)]
+        return Pressure(
+            breaker_open=any(breaker.state in ("open", "isolated") for breaker in breakers),
+            queue_wait=max((bulkhead.queue_wait(now) for bulkhead in bulkheads), default=0.0),
+            saturation=max((b.in_flight / b.limit for b in bulkheads), default=0.0),
+            error_rate=self.stats.error_rate(now),
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return everything there is to see: counts, latency, and each policy's state."""
+        now = self.clock.now()
+        return {
+            "name": self.name,
+            **self.stats.snapshot(now),
+            "policies": [
+                {"policy": bound.policy.kind, **bound.snapshot(now)} for bound in self.bounds
+            ],
+        }
+
+    def explain(self) -> str:
+        """Return the stack as text, and what is dangerous in it."""
+        lines = [f"guard {self.name!r}, outermost first:"]
+        lines += [f"{'  ' * depth}{policy!r}" for depth, policy in enumerate(self.policies, 1)]
+        found = rules.dangers(self.name, self.policies, idempotent=self.idempotent)
+        if found:
+            lines += ["take care:", *(f"  - {danger}" for danger in found)]
+            lines.append(f"recommended order: {rules.RECOMMENDED}")
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Free the name for another guard; calls under way and decorated functions go on."""
+        registry.remove(self)
+
+
+class _Marked(Guard):
+    """The same guard for functions that are marked otherwise: all state is shared."""
+
+    def __init__(self, guard: Guard, *, idempotent: bool) -> None:
+        vars(self).update(vars(guard))
+        self.idempotent = idempotent
+        self._plan = Plan(self, guard.bounds)
+
+
+class _Attempt:
+    """Gathers how one call goes."""
+
+    __slots__ = ("_began", "_error", "_guard", "_token", "_trace", "value")
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._trace = Trace(guard.name)
+        self._error: Exception | None = None
+        self.value: Any = None
+
+    def __enter__(self) -> Self:
+        self._began = self._guard.clock.now()
+        self._token = trace_var.set(self._trace)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        reset(trace_var, self._token)
+        if isinstance(error, Exception):
+            self._error = error
+            return True
+        return False
+
+    def result(self) -> Result[Any]:
+        trace, error = self._trace, self._error
+        return Result(
+            value=self.value,
+            error=error,
+            level=trace.level,
+            reason=trace.reason if error is None else reason_of(error),
+            attempts=trace.attempts,
+            elapsed=self._guard.clock.now() - self._began,
+        )
+
+
+Policy.alone = staticmethod(Guard.alone)

@@ -1,0 +1,397 @@
+"""The circuit breaker's rules: when to stop calling a dependency, and how to begin again.
+
+`now` is any number that grows, in the unit of the settings: seconds, or whole microseconds. One
+caller at a time, please; only `calm`, `generation` and `success` may be used without a lock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
+
+from seawall import _checks as check
+from seawall.models.probes import Countdown, NOfM, Probe, Probes, Ramp, Trial, Verdict, single
+from seawall.models.windows import Tracked, new_window, sample
+
+
+class State(Enum):
+    """What the breaker does with calls: pass, refuse, try a few, refuse until told otherwise."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+    ISOLATED = "isolated"
+
+
+class Cause(Enum):
+    """Why the state changes."""
+
+    TRIPPED = "tripped"
+    BREAK_OVER = "break over"
+    PROBES_PASSED = "probes passed"
+    PROBES_FAILED = "probes failed"
+    ISOLATE = "isolate()"
+    CLOSE = "close()"
+
+
+TRANSITIONS: dict[tuple[State, Cause], State] = {
+    (State.CLOSED, Cause.TRIPPED): State.OPEN,
+    (State.OPEN, Cause.BREAK_OVER): State.HALF_OPEN,
+    (State.HALF_OPEN, Cause.PROBES_PASSED): State.CLOSED,
+    (State.HALF_OPEN, Cause.PROBES_FAILED): State.OPEN,
+    (State.CLOSED, Cause.ISOLATE): State.ISOLATED,
+    (State.OPEN, Cause.ISOLATE): State.ISOLATED,
+    (State.HALF_OPEN, Cause.ISOLATE): State.ISOLATED,
+    (State.OPEN, Cause.CLOSE): State.CLOSED,
+    (State.HALF_OPEN, Cause.CLOSE): State.CLOSED,
+    (State.ISOLATED, Cause.CLOSE): State.CLOSED,
+}
+"""Every change of state there is."""
+
+
+def diagram() -> str:
+    """Draw the table of transitions as a Mermaid state diagram."""
+    arrows = (f"{a.value} --> {b.value}: {cause.value}" for (a, cause), b in TRANSITIONS.items())
+    return "\n    ".join(["stateDiagram-v2", f"[*] --> {State.CLOSED.value}", *arrows]) + "\n"
+
+
+class Change(NamedTuple):
+    """One change of state; `generation` is the one that it began."""
+
+    before: State
+    after: State
+    cause: Cause
+    at: float
+    generation: int
+
+
+class Refusal(NamedTuple):
+    """A call that may not be made; `retry_after` is None where nobody can know."""
+
+    reason: Literal["open", "probing", "isolated"]
+    retry_after: float | None
+
+
+Ticket: TypeAlias = int | Tracked | Probe
+"""An admission; the plain one is just the number of its generation."""
+
+
+class _Fields(NamedTuple):
+    consecutive: int | None
+    failure_ratio: float | None
+    slow_after: float | None
+    slow_ratio: float | None
+    window: float | None
+    window_calls: int | None
+    min_calls: int | None
+    break_for: float | Callable[[int], float]
+    probes: Probes
+    probe_timeout: float
+
+
+class BreakerSettings(_Fields):
+    """When to trip, for how long, and how to try again. Checked, and never changed.
+
+    The rules to trip by are checked at each failure and each slow call, and any one is enough:
+    `consecutive` failures; a `failure_ratio`; a `slow_ratio` of calls that took `slow_after` or
+    longer. Ratios are taken over the last `window` seconds or the last `window_calls` calls, once
+    there are `min_calls`. Without any rule, `failure_ratio=0.5` holds.
+
+    The break lasts `break_for`, or what `break_for(n)` says at the n-th open without a recovery.
+    Then `probes` decide. A probe that says nothing for `probe_timeout` has failed; so has a slow
+    one.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        *,
+        consecutive: int | None = None,
+        failure_ratio: float | None = None,
+        slow_after: float | None = None,
+        slow_ratio: float | None = None,
+        window: float | None = None,
+        window_calls: int | None = None,
+        min_calls: int | None = None,
+        break_for: float | Callable[[int], float] = 15.0,
+        probes: Probes | None = None,
+        probe_timeout: float = 60.0,
+    ) -> Self:
+        """Check the settings and fill in what was left out."""
+        if (slow_after is None) != (slow_ratio is None):
+            raise ValueError("write slow_after and slow_ratio together, such as 1.0 and 0.5")
+        if consecutive is None and failure_ratio is None and slow_ratio is None:
+            failure_ratio = 0.5
+        if failure_ratio is not None or slow_ratio is not None:
+            window, window_calls, min_calls = sample(window, window_calls, min_calls)
+        elif (window, window_calls, min_calls) != (None, None, None):
+            raise ValueError("window, window_calls and min_calls need failure_ratio or slow_ratio")
+        probes = single() if probes is None else probes
+        if not isinstance(probes, NOfM | Ramp):
+            raise TypeError(f"probes={probes!r}: write single(), n_of_m(2, 3) or ramp(step=10.0)")
+        made = super().__new__(
+            cls,
+            consecutive=None if consecutive is None else check.count("consecutive", consecutive),
+            failure_ratio=None
+            if failure_ratio is None
+            else check.ratio("failure_ratio", failure_ratio),
+            slow_after=None if slow_after is None else check.seconds("slow_after", slow_after),
+            slow_ratio=None if slow_ratio is None else check.ratio("slow_ratio", slow_ratio),
+            window=window,
+            window_calls=window_calls,
+            min_calls=min_calls,
+            break_for=break_for,
+            probes=probes,
+            probe_timeout=check.seconds("probe_timeout", probe_timeout),
+        )
+        made.break_after(1)
+        return made
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        return (), self._asdict()
+
+    def break_after(self, opens: int) -> float:
+        """Return how long the break is at this open, the first or a later one in a row."""
+        length = self.break_for(opens) if callable(self.break_for) else self.break_for
+        return check.seconds("break_for", length)
+
+    def replace(self, **changes: Any) -> BreakerSettings:
+        """Return these settings with some changed, checked anew."""
+        fields: dict[str, Any] = self._asdict()
+        if changes.get("window") is not None:
+            fields["window_calls"] = None
+        if changes.get("window_calls") is not None:
+            fields["window"] = None
+        fields |= changes
+        if fields["failure_ratio"] is None and fields["slow_ratio"] is None:
+            if fields["consecutive"] is None:
+                raise ValueError(f"{changes}: no rule to trip by is left; write another instead")
+            fields |= {"window": None, "window_calls": None, "min_calls": None} | changes
+        return BreakerSettings(**fields)
+
+
+class BreakerModel:
+    """A circuit breaker: ask `admit` before each call, tell `settle` its end, once.
+
+    Every change of state begins a new generation, and what was admitted in an older one changes
+    nothing any more. While `calm`, a caller may skip `admit` and take `generation` as its ticket;
+    and a success of the present generation may be told to `success` instead of `settle`.
+
+    A call counts as slow from the moment it has run for `slow_after`, even if it is still running
+    or ends cancelled; that is noticed at the next `admit` or `settle`. `changes` grows with each
+    change of state, for the caller to take away.
+    """
+
+    __slots__ = (
+        "_break",
+        "_opens",
+        "_running",
+        "_streak",
+        "_trial",
+        "_window",
+        "calm",
+        "changes",
+        "generation",
+        "settings",
+        "state",
+        "success",
+    )
+
+    success: Callable[[float], None]
+    """Count a success at that time: the cheapest way there is under these settings."""
+
+    def __init__(self, settings: BreakerSettings) -> None:
+        self.settings = settings
+        self.state = State.CLOSED
+        self.generation = 1
+        self.changes: list[Change] = []
+        self._opens = 0
+        self._break: Countdown  # while open
+        self._trial: Trial  # while half-open
+        self._running: OrderedDict[Tracked, None] = OrderedDict()  # not slow yet, oldest first
+        self._count_afresh()
+
+    def __repr__(self) -> str:
+        return f"<BreakerModel {self.state.value}, generation {self.generation}>"
+
+    def admit(self, now: float) -> Ticket | Refusal:
+        """Let a call through, or say why not."""
+        if self.state is State.OPEN:
+            left = self._break.left(now)
+            if left > 0:
+                return Refusal("open", left)
+            self._move(Cause.BREAK_OVER, now)
+        if self.state is State.HALF_OPEN:
+            self._conclude(self._trial.review(now), now)
+        self._notice_slow(now)
+        if self.state is State.HALF_OPEN:
+            return self._trial.admit(now) or Refusal("probing", None)
+        if self.state is State.OPEN:
+            return Refusal("open", self._break.left(now))
+        if self.state is State.ISOLATED:
+            return Refusal("isolated", None)
+        if self.settings.slow_after is None:
+            return self.generation
+        ticket = Tracked(self.generation, now + self.settings.slow_after)
+        self._running[ticket] = None
+        return ticket
+
+    def settle(self, ticket: Ticket, verdict: Verdict, now: float) -> None:
+        """Take in how an admitted call ended."""
+        if isinstance(ticket, int):
+            # An unlocked caller may have read the number of a generation that is not closed.
+            if ticket == self.generation and self.state is State.CLOSED:
+                self._take(verdict, now, None)
+        elif ticket.generation != self.generation:
+            return
+        elif isinstance(ticket, Probe):
+            slow_after = self.settings.slow_after
+            slow = slow_after is not None and now - ticket.started >= slow_after
+            if slow and verdict is Verdict.SUCCESS:
+                verdict = Verdict.FAILURE
+            self._conclude(self._trial.settle(ticket, verdict, now), now)
+        else:
+            self._notice_slow(now)
+            if ticket in self._running and now >= ticket.slow_at:  # behind one the clock misdated
+                self._count_slow(ticket, now)
+            self._running.pop(ticket, None)
+            if ticket.generation == self.generation:
+                self._take(verdict, now, ticket)
+
+    def isolate(self, now: float) -> None:
+        """Refuse every call until `close`."""
+        if self.state is not State.ISOLATED:
+            self._move(Cause.ISOLATE, now)
+
+    def close(self, now: float) -> None:
+        """Let calls through again, whatever has happened; nothing to do if it is closed."""
+        if self.state is not State.CLOSED:
+            self._move(Cause.CLOSE, now)
+
+    def update(self, settings: BreakerSettings, now: float) -> None:
+        """Go on under other settings, in the same state.
+
+        A break or a trial that has begun ends as it began; the window is kept unless its own size
+        changed.
+        """
+        self._notice_slow(now)
+        old, self.settings = self.settings, settings
+        if settings.slow_after is None or old.slow_after is None:
+            self._running.clear()
+        else:
+            for ticket in self._running:
+                ticket.slow_at += settings.slow_after - old.slow_after
+        if (settings.window, settings.window_calls) != (old.window, old.window_calls):
+            self._window = new_window(settings.window, settings.window_calls)
+        self._choose_path()
+
+    def retry_after(self, now: float) -> float | None:
+        """Return what is left of the break, or None if there is none."""
+        return self._break.left(now) if self.state is State.OPEN else None
+
+    def snapshot(self, now: float) -> dict[str, str | float | None]:
+        """Return what there is to see; the totals are those of the latest closed generation."""
+        return {
+            "state": self.state.value,
+            "generation": self.generation,
+            **self._window.totals(now)._asdict(),
+            "consecutive_failures": self._streak,
+            "consecutive_opens": self._opens,
+            "retry_after": self.retry_after(now),
+        }
+
+    def _move(self, cause: Cause, now: float) -> None:
+        """Change the state by the table; nothing else does."""
+        before, after = self.state, TRANSITIONS[self.state, cause]
+        if after is State.OPEN:
+            # First of all: if the user's function raises, nothing has changed yet.
+            self._break = Countdown(self.settings.break_after(self._opens + 1), now)
+            self._opens += 1
+        self.calm = False
+        self.state = after
+        self.generation += 1
+        self._running.clear()
+        if after is State.HALF_OPEN:
+            s = self.settings
+            timeout = min(s.probe_timeout, s.slow_after or s.probe_timeout)
+            self._trial = s.probes.begin(self.generation, timeout, s.failure_ratio or 0.5, now)
+        elif after is State.CLOSED:
+            self._opens = 0
+            self._count_afresh()
+        self.changes.append(Change(before, after, cause, now, self.generation))
+
+    def _conclude(self, shown: Verdict, now: float) -> None:
+        if shown is Verdict.SUCCESS:
+            self._move(Cause.PROBES_PASSED, now)
+        elif shown is Verdict.FAILURE:
+            self._move(Cause.PROBES_FAILED, now)
+
+    def _take(self, verdict: Verdict, now: float, ticket: Tracked | None) -> None:
+        """Count the end of a call; one that was counted as slow is not counted again."""
+        counted = ticket if ticket is not None and ticket.counted_in is self._window else None
+        if verdict is Verdict.SUCCESS:
+            if counted is None:
+                self.success(now)
+            self._streak = 0
+        elif verdict is Verdict.FAILURE:
+            if counted is None:
+                self._window.failure(now)
+            else:
+                self._window.fail(counted.place, now)
+            if self.settings.consecutive is not None:
+                self._streak += 1
+            self._judge(now)
+
+    def _notice_slow(self, now: float) -> None:
+        while self._running:
+            oldest = next(iter(self._running))
+            if now < oldest.slow_at:
+                break
+            self._count_slow(oldest, now)
+
+    def _count_slow(self, ticket: Tracked, now: float) -> None:
+        del self._running[ticket]
+        ticket.counted_in = self._window
+        ticket.place = self._window.slow(now)
+        self._judge(now)
+
+    def _judge(self, now: float) -> None:
+        """Trip if a rule says so."""
+        s = self.settings
+        tripped = s.consecutive is not None and self._streak >= s.consecutive
+        if not tripped and s.min_calls is not None:
+            # Divided, not multiplied: 7 of 100 is 0.07, but 0.07 * 100 is more than 7.
+            calls, failures, slow = self._window.totals(now)
+            tripped = calls >= s.min_calls and (
+                (s.failure_ratio is not None and failures / calls >= s.failure_ratio)
+                or (s.slow_ratio is not None and slow / calls >= s.slow_ratio)
+            )
+        if tripped:
+            self._move(Cause.TRIPPED, now)
+
+    def _count_afresh(self) -> None:
+        self._streak = 0
+        self._window = new_window(self.settings.window, self.settings.window_calls)
+        self._choose_path()
+
+    def _choose_path(self) -> None:
+        if self.settings.consecutive is None:
+            self._streak = 0
+            self.success = self._window.success
+        elif self.settings.min_calls is None:
+            self.success = self._end_streak
+        else:
+            self.success = self._count_and_end_streak
+        self.calm = self.state is State.CLOSED and self.settings.slow_after is None
+
+    def _end_streak(self, _now: float, /) -> None:
+        if self._streak:
+            self._streak = 0
+
+    def _count_and_end_streak(self, now: float, /) -> None:
+        if self._streak:
+            self._streak = 0
+        self._window.success(now)

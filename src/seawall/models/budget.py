@@ -1,0 +1,203 @@
+"""How many retries a client may add to a struggling server's load.
+
+A limit of attempts bounds one call; a budget bounds them all together. Share one budget among the
+callers of one dependency. None of them ever waits: a refused retry is simply not made.
+
+    SuccessDeposit   successes pay for retries; the quickest to let an overloaded server recover
+    RequestRatio     retries are a share of the requests of the last seconds
+    InFlightRatio    retries are a share of the calls in flight
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import ClassVar
+
+from seawall import _checks as check
+
+BUCKETS = 10
+"""Into how many buckets `RequestRatio` divides its window."""
+
+
+class Budget:
+    """What a retry policy tells a budget, and the one thing it asks.
+
+    A budget overrides what matters to it. `now` is any clock that does not go back, in the unit of
+    the budget's own settings. Locking is the caller's.
+    """
+
+    __slots__ = ()
+
+    counts_calls: ClassVar[bool] = True
+    """Whether `started` and `ended` matter; if not, a policy may leave them out."""
+
+    def started(self, _now: float, /) -> None:
+        """Note that a call began (its first attempt, not a retry)."""
+
+    def succeeded(self, _now: float, /) -> None:
+        """Note that an attempt succeeded."""
+
+    def failed(self, _now: float, /) -> None:
+        """Note that an attempt failed in a retryable way, or the server asked for no retry."""
+
+    def try_retry(self, _now: float, /) -> bool:
+        """Take the permission for one retry, or return False; call it before the backoff."""
+        raise NotImplementedError
+
+    def retry_ended(self, _now: float, /) -> None:
+        """Note that a permitted retry is over, made or not."""
+
+    def ended(self, _now: float, /) -> None:
+        """Note that a call is over, whatever way."""
+
+    def snapshot(self) -> dict[str, float]:
+        """Return the state as of the last thing noted."""
+        raise NotImplementedError
+
+
+class SuccessDeposit(Budget):
+    """A failure costs one token, a success earns `ratio`; more than half must be left to retry.
+
+    So between any two moments, if each retry follows its own failure, there are fewer than
+    `maximum / 2 + ratio * successes` retries. While `tokens == maximum` a success changes nothing
+    and need not be noted.
+    """
+
+    __slots__ = ("maximum", "ratio", "tokens")
+
+    counts_calls = False
+
+    def __init__(self, maximum: float = 10, ratio: float = 0.1) -> None:
+        """Start with all `maximum` tokens."""
+        # With 2 or fewer the first failure would already forbid its own retry.
+        self.maximum = check.at_least("maximum", maximum, 3)
+        self.ratio = check.ratio("ratio", ratio)
+        self.tokens = self.maximum
+
+    def succeeded(self, _now: float, /) -> None:
+        """Earn `ratio` tokens, up to the maximum: a long calm does not pay for a storm."""
+        self.tokens = min(self.maximum, self.tokens + self.ratio)
+
+    def failed(self, _now: float, /) -> None:
+        """Spend a token, down to none: a long storm does not delay the recovery."""
+        self.tokens = max(0.0, self.tokens - 1)
+
+    def allows(self) -> bool:
+        """Return whether a retry or a hedge may be made."""
+        return self.tokens > self.maximum / 2
+
+    def try_retry(self, _now: float, /) -> bool:
+        """Return whether the retry may be made; its failure has already paid for it."""
+        return self.allows()
+
+    def snapshot(self) -> dict[str, float]:
+        """Return the tokens left, and their maximum."""
+        return {"tokens": self.tokens, "maximum": self.maximum}
+
+    def __repr__(self) -> str:
+        """Return the settings; the state is in the snapshot."""
+        return f"SuccessDeposit(maximum={self.maximum:g}, ratio={self.ratio:g})"
+
+
+class RequestRatio(Budget):
+    """In the window, retries <= `ratio` * requests + `floor` * `window`, whenever one is made.
+
+    `floor` is retries for each unit of time. The window is counted in ten buckets: the current,
+    unfinished one and the nine before it.
+    """
+
+    __slots__ = ("_bucket", "_requests", "_retries", "floor", "ratio", "window")
+
+    def __init__(self, ratio: float = 0.2, window: float = 10.0, floor: float = 10.0) -> None:
+        """Start with an empty window."""
+        self.ratio = check.ratio("ratio", ratio, zero=True)
+        self.window = check.seconds("window", window)
+        self.floor = check.at_least("floor", floor, 0)
+        self._bucket = -inf
+        self._requests = deque([0] * BUCKETS, BUCKETS)
+        self._retries = deque([0] * BUCKETS, BUCKETS)
+
+    def started(self, now: float, /) -> None:
+        """Count a request."""
+        self._advance(now)
+        self._requests[-1] += 1
+
+    def try_retry(self, now: float, /) -> bool:
+        """Count a retry if the window has room for it."""
+        self._advance(now)
+        if sum(self._retries) + 1 > self._allowed():
+            return False
+        self._retries[-1] += 1
+        return True
+
+    def snapshot(self) -> dict[str, float]:
+        """Return the requests, the retries and the retries allowed in the window."""
+        return {
+            "requests": sum(self._requests),
+            "retries": sum(self._retries),
+            "allowed": self._allowed(),
+        }
+
+    def __repr__(self) -> str:
+        """Return the settings; the state is in the snapshot."""
+        settings = f"ratio={self.ratio:g}, window={self.window:g}, floor={self.floor:g}"
+        return f"RequestRatio({settings})"
+
+    def _allowed(self) -> float:
+        return self.ratio * sum(self._requests) + self.floor * self.window
+
+    def _advance(self, now: float) -> None:
+        bucket = now // (self.window / BUCKETS)
+        # A clock read just before another thread's is old by a moment: it counts as that one.
+        if bucket > self._bucket:
+            empty = [0] * int(min(bucket - self._bucket, BUCKETS))
+            self._requests.extend(empty)
+            self._retries.extend(empty)
+            self._bucket = bucket
+
+
+class InFlightRatio(Budget):
+    """Retries in flight <= max(`floor`, `ratio` * calls in flight), whenever one is made.
+
+    A retry is in flight from its permission on, so also while it backs off.
+    """
+
+    __slots__ = ("active", "floor", "ratio", "retries")
+
+    def __init__(self, ratio: float = 0.2, floor: int = 3) -> None:
+        """Start with nothing in flight."""
+        self.ratio = check.ratio("ratio", ratio, zero=True)
+        self.floor = check.count("floor", floor, minimum=0)
+        self.active = 0
+        self.retries = 0
+
+    def started(self, _now: float, /) -> None:
+        """Count a call in."""
+        self.active += 1
+
+    def try_retry(self, _now: float, /) -> bool:
+        """Count a retry in if there is room for it."""
+        if self.retries + 1 > self._allowed():
+            return False
+        self.retries += 1
+        return True
+
+    def retry_ended(self, _now: float, /) -> None:
+        """Count a retry out; one that began before this budget was put in place is not its own."""
+        self.retries = max(0, self.retries - 1)
+
+    def ended(self, _now: float, /) -> None:
+        """Count a call out; one that began before this budget was put in place is not its own."""
+        self.active = max(0, self.active - 1)
+
+    def snapshot(self) -> dict[str, float]:
+        """Return the calls, the retries and the retries allowed in flight."""
+        return {"active": self.active, "retries": self.retries, "allowed": self._allowed()}
+
+    def __repr__(self) -> str:
+        """Return the settings; the state is in the snapshot."""
+        return f"InFlightRatio(ratio={self.ratio:g}, floor={self.floor})"
+
+    def _allowed(self) -> float:
+        return max(self.floor, self.ratio * self.active)

@@ -1,0 +1,171 @@
+"""Quantiles of latencies from a fixed number of counters.
+
+A bucket is what the first sixteen bits of a double have in common: the sign, the exponent and four
+bits of the fraction, so sixteen buckets between a number and its double. Reading those bits of many
+samples at once needs no logarithm, and any float, even NaN, has a bucket.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+from math import inf
+from operator import add
+from struct import pack, unpack
+from sys import byteorder
+from typing import TYPE_CHECKING
+
+from seawall import _checks as check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SHORTEST = 1e-6
+LONGEST = 3600.0
+
+
+def _bucket(value: float) -> int:
+    bits: int = unpack("Q", pack("d", value))[0]
+    return bits >> 48
+
+
+def _middle(bucket: int) -> float:
+    value: float = unpack("d", pack("Q", bucket << 48 | 1 << 47))[0]
+    return value
+
+
+_FIRST = _bucket(SHORTEST)
+_LAST = _bucket(LONGEST)
+_NEGATIVE = _bucket(-0.0)
+_TOP_SIXTEEN_BITS = slice(3 if byteorder == "little" else 0, None, 4)
+
+
+class Histogram:
+    """Counts of samples in seconds; every quantile is within 4 % between 1 us and 1 h.
+
+    Samples outside that range count as the nearer end of it; NaN counts as the upper one.
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        """Start without samples."""
+        self._counts: list[float] = [0] * (_LAST - _FIRST + 1)
+
+    @property
+    def count(self) -> float:
+        """How many samples count, by weight: a fraction can be left after `decay`."""
+        return sum(self._counts)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean, as precise as a quantile; None without samples."""
+        count = self.count
+        if not count:
+            return None
+        weighed = enumerate(self._counts, _FIRST)
+        return sum(_middle(bucket) * weight for bucket, weight in weighed if weight) / count
+
+    def add(self, value: float, weight: float = 1) -> None:
+        """Count one sample."""
+        self.add_all((value,), weight)
+
+    def add_all(self, values: Iterable[float], weight: float = 1) -> None:
+        """Count many samples at once: several times cheaper than one by one."""
+        counts = self._counts
+        for bucket in array("H", array("d", values).tobytes())[_TOP_SIXTEEN_BITS]:
+            if _FIRST <= bucket <= _LAST:
+                counts[bucket - _FIRST] += weight
+            elif _LAST < bucket < _NEGATIVE:
+                counts[-1] += weight
+            else:
+                counts[0] += weight
+
+    def quantile(self, p: float) -> float | None:
+        """Return what a share `p` of the samples does not exceed; None without samples."""
+        check.ratio("p", p, zero=True)
+        cumulative = list(accumulate(self._counts))
+        count = cumulative[-1]
+        if not count:
+            return None
+        lowest = bisect_right(cumulative, 0)
+        return _middle(_FIRST + max(lowest, bisect_left(cumulative, p * count)))
+
+    def decay(self) -> None:
+        """Halve every count, so that old samples fade while the quantiles stay."""
+        self._counts = [count / 2 for count in self._counts]
+
+    def merge(self, other: Histogram) -> None:
+        """Count the samples of another histogram too."""
+        self._counts = list(map(add, self._counts, other._counts))
+
+    def snapshot(self) -> dict[str, float | None]:
+        """Return the count and the usual quantiles."""
+        return {
+            "count": self.count,
+            "p50": self.quantile(0.5),
+            "p95": self.quantile(0.95),
+            "p99": self.quantile(0.99),
+        }
+
+    def __repr__(self) -> str:
+        """Return the snapshot in short."""
+        if not self.count:
+            return "Histogram(count=0)"
+        described = ", ".join(f"{name}={value:.3g}" for name, value in self.snapshot().items())
+        return f"Histogram({described})"
+
+
+class LatencyWindow:
+    """The latencies of the last `span` to twice `span` seconds.
+
+    Two histograms: one fills while the one before it is still read. `now` does not go back. A
+    quantile costs tens of microseconds: on a hot path, read it now and then and keep it.
+    """
+
+    __slots__ = ("_current", "_period", "_previous", "span")
+
+    def __init__(self, span: float = 30.0) -> None:
+        """Start without samples."""
+        self.span = check.seconds("span", span)
+        self._period = -inf
+        self._current = Histogram()
+        self._previous = Histogram()
+
+    @property
+    def count(self) -> float:
+        """How many samples the window held at the last `now`."""
+        return self._current.count + self._previous.count
+
+    def add_all(self, values: Iterable[float], now: float, weight: float = 1) -> None:
+        """Count samples that ended about `now`, each for `weight` of its kind."""
+        self._rotate(now)
+        self._current.add_all(values, weight)
+
+    def quantile(self, p: float, now: float) -> float | None:
+        """Return what a share `p` of the window does not exceed; None without samples."""
+        return self._both(now).quantile(p)
+
+    def snapshot(self, now: float) -> dict[str, float | None]:
+        """Return the count and the usual quantiles of the window."""
+        return self._both(now).snapshot()
+
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        return f"LatencyWindow(span={self.span:g})"
+
+    def _both(self, now: float) -> Histogram:
+        self._rotate(now)
+        both = Histogram()
+        both.merge(self._previous)
+        both.merge(self._current)
+        return both
+
+    def _rotate(self, now: float) -> None:
+        period = now // self.span
+        if period <= self._period:
+            return
+        self._previous = self._current if period == self._period + 1 else Histogram()
+        self._current = Histogram()
+        self._period = period

@@ -1,0 +1,244 @@
+"""How a breaker begins again: how long the break is, who may try then, and what that proves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+from seawall import _checks as check
+
+
+class Verdict(Enum):
+    """What a finished call says of the dependency; NONE: it was cancelled or never got there."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    NONE = "none"
+
+
+class Countdown:
+    """A span of time that a clock set back can lengthen, but never shorten.
+
+    Set back by more than the whole span, the clock would hold it for who knows how long: then the
+    span begins again, in full.
+    """
+
+    __slots__ = ("_length", "_until")
+
+    def __init__(self, length: float, now: float) -> None:
+        self._length = length
+        self._until = now + length
+
+    def left(self, now: float) -> float:
+        """Return how long to wait, 0 once it is over; who waits that long is never too early."""
+        left = self._until - now
+        if left <= 0:
+            return 0
+        if left > 2 * self._length:
+            self._until = now + self._length
+            left = self._length
+        if now + left < self._until:  # a float's last bit
+            left += self._until - (now + left)
+        return left
+
+
+class Growing(NamedTuple):
+    """See `growing`."""
+
+    base: float
+    factor: float
+    cap: float
+
+    def __call__(self, opens: int) -> float:
+        """Return the break after so many opens without a recovery, 1 for the first."""
+        try:
+            return min(self.cap, self.base * self.factor ** (opens - 1))
+        except OverflowError:
+            return self.cap
+
+
+def growing(base: float, *, factor: float = 2.0, cap: float = 300.0) -> Growing:
+    """Let each break in a row be `factor` times the last: `base` first, never more than `cap`."""
+    return Growing(
+        check.seconds("base", base), check.at_least("factor", factor, 1), check.seconds("cap", cap)
+    )
+
+
+class Probe:
+    """The ticket of a call that was let through half-open."""
+
+    __slots__ = ("generation", "hung", "stage", "started")
+
+    def __init__(self, generation: int, started: float, timeout: float, stage: int) -> None:
+        self.generation = generation
+        self.started = started
+        self.hung = Countdown(timeout, started)
+        self.stage = stage
+
+    def __repr__(self) -> str:
+        return f"Probe(generation={self.generation}, started={self.started!r})"
+
+
+class Trial:
+    """One half-open generation: the probes that are out, and what the others have shown."""
+
+    __slots__ = ("_failures", "_generation", "_out", "_stage", "_successes", "_timeout")
+
+    def __init__(self, generation: int, timeout: float) -> None:
+        self._generation = generation
+        self._timeout = timeout
+        self._out: dict[Probe, None] = {}
+        self._stage = 0
+        self._successes = 0
+        self._failures = 0
+
+    def admit(self, now: float) -> Probe | None:
+        """Let a call through as a probe, or answer None."""
+        if not self._has_room():
+            return None
+        probe = Probe(self._generation, now, self._timeout, self._stage)
+        self._out[probe] = None
+        return probe
+
+    def settle(self, probe: Probe, verdict: Verdict, now: float) -> Verdict:
+        """Take in a probe's end; answer what the trial has shown so far.
+
+        A probe without a verdict gives its permit back. One that had been given up as hung has
+        been counted already.
+        """
+        if probe not in self._out:
+            return Verdict.NONE
+        del self._out[probe]
+        if verdict is Verdict.SUCCESS:
+            self._successes += 1
+        elif verdict is Verdict.FAILURE:
+            self._failures += 1
+        else:
+            self._give_back(probe)
+        return self._shown(now)
+
+    def review(self, now: float) -> Verdict:
+        """Give up hung probes as failed; answer what the trial has shown so far."""
+        while self._out:
+            oldest = next(iter(self._out))
+            if oldest.hung.left(now) > 0:
+                break
+            del self._out[oldest]
+            self._failures += 1
+        return self._shown(now)
+
+    def _has_room(self) -> bool:
+        raise NotImplementedError
+
+    def _give_back(self, probe: Probe) -> None:
+        """Undo what `_has_room` counted for this probe."""
+
+    def _shown(self, now: float, /) -> Verdict:
+        raise NotImplementedError
+
+
+class _CountedTrial(Trial):
+    __slots__ = ("_plan",)
+
+    def __init__(self, plan: NOfM, generation: int, timeout: float) -> None:
+        super().__init__(generation, timeout)
+        self._plan = plan
+
+    def _has_room(self) -> bool:
+        return len(self._out) + self._successes + self._failures < self._plan.m
+
+    def _shown(self, _now: float, /) -> Verdict:
+        if self._failures > self._plan.m - self._plan.n:
+            return Verdict.FAILURE
+        return Verdict.SUCCESS if self._successes >= self._plan.n else Verdict.NONE
+
+
+class _RampTrial(Trial):
+    __slots__ = ("_admitted", "_offered", "_plan", "_step", "_threshold")
+
+    def __init__(
+        self, plan: Ramp, generation: int, timeout: float, threshold: float, now: float
+    ) -> None:
+        super().__init__(generation, timeout)
+        self._plan = plan
+        self._threshold = threshold
+        self._begin_stage(now)
+
+    def _begin_stage(self, now: float) -> None:
+        self._step = Countdown(self._plan.step, now)
+        self._offered = self._admitted = 0
+        self._successes = self._failures = 0
+
+    def _has_room(self) -> bool:
+        room = self._admitted <= self._offered * self._plan.shares[self._stage]
+        self._offered += 1
+        self._admitted += room
+        return room
+
+    def _give_back(self, probe: Probe) -> None:
+        if probe.stage == self._stage:
+            self._admitted -= 1
+
+    def _shown(self, now: float, /) -> Verdict:
+        finished = self._successes + self._failures
+        if self._failures and self._failures / finished >= self._threshold:
+            return Verdict.FAILURE
+        if self._successes and self._step.left(now) <= 0:
+            if self._stage + 1 == len(self._plan.shares):
+                return Verdict.SUCCESS
+            self._stage += 1
+            self._begin_stage(now)
+        return Verdict.NONE
+
+
+class NOfM(NamedTuple):
+    """See `n_of_m`."""
+
+    n: int
+    m: int
+
+    def begin(self, generation: int, timeout: float, _threshold: float, _now: float, /) -> Trial:
+        """Begin a half-open generation."""
+        return _CountedTrial(self, generation, timeout)
+
+
+class Ramp(NamedTuple):
+    """See `ramp`."""
+
+    shares: tuple[float, ...]
+    step: float
+
+    def begin(self, generation: int, timeout: float, threshold: float, now: float, /) -> Trial:
+        """Begin a half-open generation."""
+        return _RampTrial(self, generation, timeout, threshold, now)
+
+
+Probes: TypeAlias = NOfM | Ramp
+
+
+def single() -> Probes:
+    """Let one call through: its success closes the breaker, its failure opens it again."""
+    return NOfM(1, 1)
+
+
+def n_of_m(n: int, m: int) -> Probes:
+    """Let `m` calls through: `n` successes close the breaker; if too many fail, it opens."""
+    check.count("n", n)
+    if check.count("m", m) < n:
+        raise ValueError(f"n_of_m({n}, {m}): of {m} probes {n} cannot succeed; write n <= m")
+    return NOfM(n, m)
+
+
+def ramp(shares: Sequence[float] = (0.01, 0.05, 0.25), *, step: float) -> Probes:
+    """Let a growing share of the calls through, stage by stage, then all of them.
+
+    A stage lasts `step` and until it has seen a success; its first call is always let through.
+    Once the share of failures reaches the breaker's `failure_ratio` (0.5 if it has none), the
+    breaker opens again.
+    """
+    checked = tuple(check.ratio("shares", share) for share in shares)
+    if not checked or any(low >= high for low, high in pairwise(checked)):
+        raise ValueError(f"shares={shares!r}: write growing shares, such as (0.01, 0.05, 0.25)")
+    return Ramp(checked, check.seconds("step", step))

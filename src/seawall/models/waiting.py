@@ -1,0 +1,76 @@
+"""Who waits, in which order, and who has to go when the room is full."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, Literal, TypeVar
+
+T = TypeVar("T")
+Order = Literal["fifo", "lifo", "criticality"]
+ORDERS: tuple[Order, ...] = ("fifo", "lifo", "criticality")
+
+
+class WaitQueue(Generic[T]):
+    """A bounded waiting room.
+
+    fifo: the longest wait is served first; a full room turns newcomers away.
+    lifo: the newest is served first, and takes the place of the oldest in a full room, whose
+    caller has most likely given up.
+    criticality: the highest rank is served first, fifo among equals; in a full room a newcomer
+    takes the place of the newest of the lowest rank, if it outranks it.
+    """
+
+    def __init__(self, order: Order, limit: int) -> None:
+        """Have room for `limit`."""
+        self.order = order
+        self.limit = limit
+        self._lanes: dict[int, deque[T]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def push(self, item: T, rank: int = 0) -> T | None:
+        """Let `item` wait; return who has to go for it: None, another, or `item` itself."""
+        rank = rank if self.order == "criticality" else 0
+        displaced: T | None = None
+        if self._size >= self.limit:
+            if not self._size or self.order == "fifo":
+                return item
+            lowest = min(self._lanes)
+            if self.order == "criticality" and lowest >= rank:
+                return item
+            lane = self._lanes[lowest]
+            displaced = lane.popleft() if self.order == "lifo" else lane.pop()
+            self._shrunk(lowest)
+        self._lanes.setdefault(rank, deque()).append(item)
+        self._size += 1
+        return displaced
+
+    def pop(self) -> T:
+        """Take whom to serve next; raises IndexError when nobody waits."""
+        if not self._size:
+            raise IndexError("nobody waits")
+        highest = max(self._lanes)
+        lane = self._lanes[highest]
+        item = lane.pop() if self.order == "lifo" else lane.popleft()
+        self._shrunk(highest)
+        return item
+
+    def remove(self, item: T) -> bool:
+        """Take `item` out, wherever it is; tell whether it was there."""
+        for rank, lane in self._lanes.items():
+            if item in lane:
+                lane.remove(item)
+                self._shrunk(rank)
+                return True
+        return False
+
+    def oldest(self) -> list[T]:
+        """Return the longest waiting of each rank."""
+        return [lane[0] for lane in self._lanes.values()]
+
+    def _shrunk(self, rank: int) -> None:
+        self._size -= 1
+        if not self._lanes[rank]:
+            del self._lanes[rank]

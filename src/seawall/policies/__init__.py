@@ -1,0 +1,1 @@
+"""One file for each policy that a user can put into a guard."""

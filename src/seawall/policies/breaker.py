@@ -1,0 +1,294 @@
+"""Stop calling a dependency that fails, and try again carefully.
+
+Promises: what a call admitted before a change of state says afterwards counts for nothing; a
+cancelled or further-in refused call is no verdict and gives a probe's permit back; half-open, no
+more probes run than configured; no lock is held while the call runs. The rules are in
+`seawall.models.breaker`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import Lock
+from typing import Any, ClassVar
+
+from seawall import _checks as check
+from seawall.errors import CircuitOpen
+from seawall.models.breaker import BreakerModel, BreakerSettings, Refusal, State
+from seawall.models.probes import Probes, Verdict
+from seawall.runtime.call import STREAMED
+from seawall.runtime.events import BreakerChanged, emit
+from seawall.runtime.gil import LOCK_FREE
+from seawall.runtime.layers import FAILED, OK, Host, Outcome
+from seawall.runtime.policy import GateBound, GatePolicy, Mode
+
+Classifier = Callable[[Exception | None, Any], bool]
+"""`is_failure(error, value)`: whether a call that raised `error`, or returned `value`, failed."""
+
+_UNCOUNTED = object()
+"""The ticket of a call let through where the breaker is not enforced."""
+
+
+class Breaker(GatePolicy):
+    """Refuse calls while the dependency is failing."""
+
+    kind: ClassVar[str] = "breaker"
+
+    def __init__(
+        self,
+        *,
+        failure_ratio: float | None = None,
+        window: float | None = None,
+        window_calls: int | None = None,
+        min_calls: int | None = None,
+        consecutive: int | None = None,
+        slow_after: float | None = None,
+        slow_ratio: float | None = None,
+        break_for: float | Callable[[int], float] = 15.0,
+        probes: Probes | None = None,
+        probe_timeout: float = 60.0,
+        is_failure: Classifier | None = None,
+        key: Callable[..., Hashable] | None = None,
+        max_keys: int = 1024,
+        mode: Mode = "enforce",
+    ) -> None:
+        """Trip by any of the rules given; `failure_ratio=0.5` over 30 s and 20 calls if none is.
+
+        Rules: `consecutive` failures; a `failure_ratio` of the calls of the last `window` seconds
+        (or the last `window_calls` calls) once there were `min_calls`; a `slow_ratio` of calls
+        that take `slow_after` seconds or more, running ones included. Then it stays open for
+        `break_for` seconds (or a function of consecutive opens, such as `growing(5.0)`), lets
+        `probes` through (`single()`, `n_of_m(2, 3)`, `ramp(step=10.0)`), and closes if they pass.
+
+        `is_failure(error, value)` decides what is a failure; by default any Exception is. With
+        `key`, a function of the call's arguments, each key has a breaker of its own, at most
+        `max_keys` of them.
+        """
+        super().__init__(mode)
+        self.settings = BreakerSettings(
+            failure_ratio=failure_ratio,
+            window=window,
+            window_calls=window_calls,
+            min_calls=min_calls,
+            consecutive=consecutive,
+            slow_after=slow_after,
+            slow_ratio=slow_ratio,
+            break_for=break_for,
+            probes=probes,
+            probe_timeout=probe_timeout,
+        )
+        self.is_failure = None if is_failure is None else check.function("is_failure", is_failure)
+        self.key = None if key is None else check.function("key", key)
+        self.max_keys = check.count("max_keys", max_keys)
+        self.lock = Lock()
+        self.model = BreakerModel(self.settings)
+        self._keyed: OrderedDict[Hashable, BreakerModel] = OrderedDict()
+
+    def __repr__(self) -> str:
+        given = {
+            name: value for name, value in self.settings._asdict().items() if value is not None
+        }
+        return f"Breaker({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+    @property
+    def state(self) -> str:
+        """The state by name; of a keyed breaker the worst state of any key."""
+        states = {model.state for model in self.models().values()}
+        worst = (State.ISOLATED, State.OPEN, State.HALF_OPEN, State.CLOSED)
+        return next((state.value for state in worst if state in states), State.CLOSED.value)
+
+    def isolate(self, key: Hashable = None) -> None:
+        """Refuse all calls (of `key`, if keyed) until `close`."""
+        self._command(key, "isolate")
+
+    def close(self, key: Hashable = None) -> None:
+        """Let calls through again, whatever has happened."""
+        self._command(key, "close")
+
+    def models(self) -> dict[Hashable, BreakerModel]:
+        """Return the breakers by key; one under None if it is not keyed."""
+        if self.key is None:
+            return {None: self.model}
+        with self.lock:
+            return dict(self._keyed)
+
+    def model_for(self, key: Hashable) -> BreakerModel:
+        """Return the breaker of `key`, made if it is new."""
+        with self.lock:
+            model = self._keyed.get(key)
+            if model is None:
+                model = self._add_key(key)
+            else:
+                self._keyed.move_to_end(key)
+            return model
+
+    def _add_key(self, key: Hashable) -> BreakerModel:
+        if len(self._keyed) >= self.max_keys:
+            # Only a closed one may go: else a flood of keys would reset an open breaker.
+            calm = (kept for kept, model in self._keyed.items() if model.state is State.CLOSED)
+            evicted = next(calm, None)
+            if evicted is None:
+                return self.model  # shared by all keys that find no room
+            del self._keyed[evicted]
+        model = self._keyed[key] = BreakerModel(self.settings)
+        return model
+
+    def _command(self, key: Hashable, command: str) -> None:
+        if (key is None) != (self.key is None):
+            raise TypeError(f"{command}(): give the key of a keyed breaker, and only of such a one")
+        model = self.model if self.key is None else self.model_for(key)
+        for bound in list(self.bindings):
+            now = bound.host.clock.now()
+            break
+        else:
+            raise RuntimeError(f"{command}(): put the breaker into a guard first")
+        with self.lock:
+            getattr(model, command)(now)
+        self.report(model, key)
+
+    def report(self, model: BreakerModel, key: Hashable) -> None:
+        """Tell of changes of state, to the guards that share this breaker."""
+        with self.lock:
+            changes, model.changes = model.changes, []
+        for change in changes:
+            for bound in list(self.bindings):
+                event = BreakerChanged(
+                    bound.host.name,
+                    before=change.before.value,
+                    after=change.after.value,
+                    cause=change.cause.value,
+                    key=key,
+                )
+                emit(event)
+
+    def _bind(self, host: Host) -> GateBound:
+        return _BreakerGate(self, host) if self.key is None else _KeyedBreakerGate(self, host)
+
+    def _update(self, changes: dict[str, Any]) -> None:
+        known = tuple(self.settings._asdict())
+        self._reject_unknown(changes, (*known, "mode"))
+        mode = check.choice("mode", changes.pop("mode", self.mode), ("enforce", "shadow", "off"))
+        settings = self.settings.replace(**changes) if changes else self.settings
+        now = next((bound.host.clock.now() for bound in list(self.bindings)), 0.0)
+        models = [self.model, *self.models().values()]
+        with self.lock:
+            self.mode, self.settings = mode, settings
+            for model in models:
+                model.update(settings, now)
+
+
+class _BreakerGate(GateBound):
+    """The breaker inside one guard."""
+
+    policy: Breaker
+
+    def __init__(self, policy: Breaker, host: Host) -> None:
+        super().__init__(policy, host)
+        self._model = policy.model
+        if not LOCK_FREE or policy.is_failure is not None:
+            self.leave = self._leave_slow  # type: ignore[method-assign]
+
+    def enter(self, now: float, /) -> object:
+        """Let the call through, or refuse it."""
+        model = self._model
+        if model.calm:
+            return model.generation
+        return self.ask(model, None, now)
+
+    def leave(self, ticket: object, outcome: Outcome, detail: Any, now: float) -> None:
+        """Take in how the call ended; a success in calm times needs no lock."""
+        model = self._model
+        if outcome is OK and ticket == model.generation and model.calm:
+            model.success(now)
+        else:
+            self.tell(model, None, ticket, outcome, detail, now)
+
+    def _leave_slow(self, ticket: object, outcome: Outcome, detail: Any, now: float) -> None:
+        self.tell(self._model, None, ticket, outcome, detail, now)
+
+    def ask(self, model: BreakerModel, key: Hashable, now: float) -> object:
+        """Ask the model, under the lock."""
+        with self.policy.lock:
+            answer = model.admit(now)
+        if model.changes:
+            self.policy.report(model, key)
+        if not isinstance(answer, Refusal):
+            return answer
+        what = f"circuit of {key!r}" if self.policy.key is not None else "circuit"
+        why = {
+            "open": "open",
+            "probing": "being tried by others at the moment",
+            "isolated": "isolated by hand",
+        }[answer.reason]
+        after = answer.retry_after
+        hint = "" if after is None else f", for another {after:.3f} s"
+        message = f"guard {self.host.name!r}: the {what} is {why}{hint}"
+        self.refuse(CircuitOpen(message, retry_after=after))
+        return _UNCOUNTED
+
+    def tell(
+        self,
+        model: BreakerModel,
+        key: Hashable,
+        ticket: Any,
+        outcome: Outcome,
+        detail: Any,
+        now: float,
+    ) -> None:
+        """Tell the model, under the lock."""
+        if ticket is _UNCOUNTED:
+            return
+        verdict = self._verdict(outcome, detail)
+        with self.policy.lock:
+            model.settle(ticket, verdict, now)
+        if model.changes:
+            self.policy.report(model, key)
+
+    def _verdict(self, outcome: Outcome, detail: Any) -> Verdict:
+        if outcome is not OK and outcome is not FAILED:
+            return Verdict.NONE
+        classify = self.policy.is_failure
+        failed = outcome is FAILED
+        if classify is not None and detail is not STREAMED:
+            error = detail if isinstance(detail, Exception) and failed else None
+            if error is not None or not failed:
+                try:
+                    failed = bool(classify(error, None if failed else detail))
+                except Exception:
+                    import logging
+
+                    logging.getLogger("seawall").exception(
+                        "is_failure of guard %r failed; the call counts as failed", self.host.name
+                    )
+                    failed = True
+        return Verdict.FAILURE if failed else Verdict.SUCCESS
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        with self.policy.lock:
+            return {**super().snapshot(now), **self._model.snapshot(now)}
+
+
+class _KeyedBreakerGate(_BreakerGate):
+    """One breaker for each key, inside one guard."""
+
+    takes_arguments = True
+
+    def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
+        """Let the call through, or refuse it, by the breaker of its key."""
+        key = self.policy.key(*args, **kwargs)  # type: ignore[misc]
+        model = self.policy.model_for(key)
+        if model.calm:
+            return model, key, model.generation
+        return model, key, self.ask(model, key, now)
+
+    def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
+        """Take in how the call ended."""
+        model, key, own = ticket
+        self.tell(model, key, own, outcome, detail, now)
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        models = self.policy.models()
+        with self.policy.lock:
+            keys = {str(key): model.snapshot(now) for key, model in models.items()}
+        return {**GateBound.snapshot(self, now), "state": self.policy.state, "keys": keys}

@@ -1,0 +1,43 @@
+"""A retry budget for several threads and guards: one of the rules of `seawall.models.budget`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+
+from seawall.models.budget import Budget, SuccessDeposit
+
+
+class RetryBudget:
+    """Bounds the retries of all calls together; may be shared between guards.
+
+    `RetryBudget()` lets successes pay for retries. Or give it a rule from `seawall.models.budget`:
+    `RetryBudget(RequestRatio(0.2))`, `RetryBudget(InFlightRatio(0.2))`.
+    """
+
+    def __init__(self, rule: Budget | None = None) -> None:
+        """Follow `rule`; `SuccessDeposit()` if none is given."""
+        if rule is not None and not isinstance(rule, Budget):
+            raise TypeError(
+                f"RetryBudget({rule!r}): write SuccessDeposit(), RequestRatio() or InFlightRatio()"
+            )
+        self.rule: Budget = SuccessDeposit() if rule is None else rule
+        self._lock = Lock()
+
+    def __repr__(self) -> str:
+        return f"RetryBudget({self.rule!r})"
+
+    def tell(self, note: Callable[[float], None], now: float) -> None:
+        """Note something with the rule, under the lock."""
+        with self._lock:
+            note(now)
+
+    def try_retry(self, now: float) -> bool:
+        """Take the permission for one retry."""
+        with self._lock:
+            return self.rule.try_retry(now)
+
+    def snapshot(self) -> dict[str, float]:
+        """Return the state of the rule."""
+        with self._lock:
+            return self.rule.snapshot()

@@ -1,0 +1,200 @@
+"""Answer with something less when the real answer cannot be had.
+
+Promises: levels are tried in order, each with the call's own arguments; the reason is told to the
+level (`fallback_reason()`), to subscribers and in `Result`; if no level answers, the error of the
+real call is raised. Cancellation is never answered by a fallback. What a fallback returned is never
+cached as a real value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from seawall.errors import CacheMiss, reason_of
+from seawall.runtime.events import FallbackUsed, emit, wanted
+from seawall.runtime.layers import Flow, Host, Kind, Next
+from seawall.runtime.policy import Bound, Policy
+
+if TYPE_CHECKING:
+    from seawall.runtime.call import Call
+
+_reason: Final[ContextVar[BaseException | None]] = ContextVar("seawall_reason", default=None)
+
+
+def fallback_reason() -> BaseException | None:
+    """Return, inside a fallback, the error that made it necessary; None elsewhere."""
+    return _reason.get()
+
+
+class static:  # noqa: N801 - reads as a word in a stack: Fallback(cached, static("try later"))
+    """A level that always answers with the same value."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        """Answer with `value` itself, not a copy."""
+        self.value = value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the value, whatever the call was."""
+        return self.value
+
+    def __repr__(self) -> str:
+        return f"static({self.value!r})"
+
+
+Level = Callable[..., Any]
+
+
+class Fallback(Policy):
+    """A chain of levels below the real call."""
+
+    kind: ClassVar[str] = "fallback"
+
+    def __init__(
+        self, *levels: Level, on: type[Exception] | Iterable[type[Exception]] = Exception
+    ) -> None:
+        """Try `levels` in order when the call fails with one of `on`.
+
+        A level is a function that takes the call's arguments (or none at all), `static(value)`,
+        or `cache.stale`. It answers by returning, and passes on by raising.
+        """
+        super().__init__()
+        if not levels:
+            raise ValueError("Fallback(): give at least one level, such as static('try later')")
+        for level in levels:
+            if not callable(level):
+                raise TypeError(f"Fallback({level!r}): write static({level!r}) to return a value")
+        types = (on,) if isinstance(on, type) else tuple(on)
+        if not types or not all(isinstance(t, type) and issubclass(t, Exception) for t in types):
+            raise TypeError(f"on={on!r}: write exception types, such as on=ConnectionError")
+        self.levels = tuple(_with_arguments(level) for level in levels)
+        self.names = tuple(getattr(level, "__qualname__", repr(level)) for level in levels)
+        self.on = types
+
+    def __repr__(self) -> str:
+        return f"Fallback({', '.join(self.names)})"
+
+    @property
+    def catches_everything(self) -> bool:
+        """Whether no error gets past it."""
+        return Exception in self.on
+
+    def _bind(self, host: Host) -> _FallbackBound:
+        return _FallbackBound(self, host)
+
+
+class _FallbackBound(Bound):
+    """The fallback inside one guard."""
+
+    policy: Fallback
+
+    def __init__(self, policy: Fallback, host: Host) -> None:
+        super().__init__(policy, host)
+        self.used = [0] * len(policy.levels)
+        self._layer = _FallbackFlow(self)
+
+    def layer(self, kind: Kind) -> _FallbackFlow:
+        return self._layer
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        return {"levels": dict(zip(self.policy.names, self.used, strict=True))}
+
+
+class _Memory:
+    """What is remembered of one call: why a fallback is needed, and which level is next."""
+
+    __slots__ = ("error", "level")
+
+    def __init__(self, error: Exception) -> None:
+        self.error: Exception | None = error
+        self.level = 0
+
+
+class _FallbackFlow(Flow):
+    """Goes from level to level until one answers."""
+
+    def __init__(self, bound: _FallbackBound) -> None:
+        self._bound = bound
+        self._policy = bound.policy
+
+    def settle(self, call: Call, ticket: None) -> Next | None:
+        """Pass a value on; on an error try the next level."""
+        memory: _Memory | None = call.memory.get(self)
+        error = call.error
+        if memory is None:
+            if not isinstance(error, self._policy.on):
+                return None
+            memory = call.memory[self] = _Memory(error)
+        elif error is None:
+            self._answered(call, memory)
+            return None
+        elif not isinstance(error, Exception):
+            memory.error = None
+            return None
+        if memory.level == len(self._policy.levels):
+            self._give_up(call, memory)
+            return None
+        level = self._policy.levels[memory.level]
+        memory.level += 1
+        return Next(instead=_with_reason(level, memory.error))
+
+    def _answered(self, call: Call, memory: _Memory) -> None:
+        cause, memory.error = memory.error, None
+        call.level = memory.level
+        call.reason = reason_of(cause) if cause is not None else None
+        call.host.stats.degraded += 1
+        self._bound.used[memory.level - 1] += 1
+        if wanted(FallbackUsed):
+            name = call.host.name
+            emit(FallbackUsed(name, level=memory.level, reason=call.reason or ""))
+
+    def _give_up(self, call: Call, memory: _Memory) -> None:
+        """Raise what the real call raised; the last level's own trouble is in its notes."""
+        last, call.error = call.error, memory.error
+        memory.error = None
+        if call.error is not None and last is not call.error and not isinstance(last, CacheMiss):
+            note = f"seawall: the last fallback failed too: {last!r}"
+            kept = getattr(call.error, "__notes__", ())
+            call.error.__notes__ = [n for n in kept if not n.startswith("seawall: the last")]
+            call.error.add_note(note)
+
+
+def _with_reason(level: Level, error: Exception | None) -> Level:
+    """Return the level, run with its reason in the context."""
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        token = _reason.set(error)
+        try:
+            value = level(*args, **kwargs)
+        finally:
+            _reason.reset(token)
+        return _keep_reason(value, error) if hasattr(value, "__await__") else value
+
+    return answer
+
+
+async def _keep_reason(awaitable: Any, error: Exception | None) -> Any:
+    token = _reason.set(error)
+    try:
+        return await awaitable
+    finally:
+        _reason.reset(token)
+
+
+def _with_arguments(level: Level) -> Level:
+    """Return a level that takes the call's arguments, also if the function given takes none."""
+    code = getattr(level, "__code__", None)
+    if code is None:
+        return level
+    own = code.co_argcount + code.co_kwonlyargcount - (getattr(level, "__self__", None) is not None)
+    takes_any = code.co_flags & 0x0C  # *args or **kwargs
+    if own or takes_any:
+        return level
+
+    def without_arguments(*_args: Any, **_kwargs: Any) -> Any:
+        return level()
+
+    return without_arguments

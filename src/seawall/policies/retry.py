@@ -1,0 +1,346 @@
+"""Try again what failed for a passing reason.
+
+Promises: at most `attempts`; no wait and no attempt that the deadline cannot hold; no retry beyond
+the budget; cancellation, KeyboardInterrupt and SystemExit are never retried; a refusal (`Rejected`)
+only if `on=` names it; a call that is not idempotent only with an idempotency key. The last error
+itself is raised, with a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from seawall import _checks as check
+from seawall.context import current_idempotency_key
+from seawall.errors import Rejected, reason_of
+from seawall.models.backoff import Backoff, as_backoff
+from seawall.models.budget import SuccessDeposit
+from seawall.models.pressure import Pressure
+from seawall.policies.budget import RetryBudget
+from seawall.runtime.call import STREAMED
+from seawall.runtime.events import CallRetried, RetryStopped, emit, wanted
+from seawall.runtime.layers import OK, Flow, Host, Kind, Next, Outcome
+from seawall.runtime.policy import Bound, Policy
+
+if TYPE_CHECKING:
+    from seawall.runtime.call import Call
+
+Predicate = Callable[[Exception | None, Any], bool]
+"""`on(error, value)`: whether a call that raised `error`, or returned `value`, is worth another."""
+
+On = type[Exception] | Predicate | Iterable["type[Exception] | Predicate"]
+RetryAfter = Callable[[Exception], float | None]
+
+ENOUGH_SAMPLES = 20
+"""Calls that must be known before the typical one is believed."""
+
+
+class Switch:
+    """Lets tests make all retries instant, or turn them off; see `seawall.testing.retries`."""
+
+    __slots__ = ("instant", "off")
+
+    def __init__(self) -> None:
+        """Begin with retries as they are configured."""
+        self.instant = False
+        self.off = False
+
+
+switch = Switch()
+
+
+class AdaptiveAttempts:
+    """As many attempts as the guard's own state allows. Make it with `adaptive_attempts(...)`."""
+
+    __slots__ = ("maximum",)
+
+    def __init__(self, maximum: int) -> None:
+        """Never make more than `maximum` attempts."""
+        self.maximum = check.count("maximum", maximum, minimum=2)
+
+    def __repr__(self) -> str:
+        return f"adaptive_attempts({self.maximum})"
+
+    def allowed(self, pressure: Pressure) -> int:
+        """Return the attempts allowed now, the first included."""
+        return 1 + pressure.allowed_retries(self.maximum - 1)
+
+
+def adaptive_attempts(maximum: int = 4) -> AdaptiveAttempts:
+    """Retry less as trouble grows: not at all while the breaker is open or calls queue up."""
+    return AdaptiveAttempts(maximum)
+
+
+class Retry(Policy):
+    """Make up to `attempts` attempts."""
+
+    kind: ClassVar[str] = "retry"
+
+    def __init__(
+        self,
+        *,
+        on: On,
+        attempts: int | AdaptiveAttempts = 3,
+        backoff: float | Backoff | Iterable[float] | Callable[[int], float] = 0.1,
+        budget: RetryBudget | None = None,
+        retry_after: RetryAfter | None = None,
+        max_retry_after: float = 60.0,
+    ) -> None:
+        """Retry what `on` says: exception types, a predicate over (error, value), or several.
+
+        `backoff` is the pause before the next attempt: seconds (full jitter from there), a
+        `Backoff`, delays, or a function of the attempt's number. `retry_after(error)` reads how
+        long the server asks to wait; by default the error's own `retry_after`. It is waited for,
+        up to `max_retry_after` seconds; a negative one means: do not retry.
+        """
+        super().__init__()
+        self._types, self._predicates = _read_on(on)
+        if not isinstance(attempts, AdaptiveAttempts):
+            attempts = check.count("attempts", attempts)
+        self.attempts = attempts
+        self.backoff = as_backoff(backoff)
+        if budget is not None and not isinstance(budget, RetryBudget):
+            raise TypeError(f"budget={budget!r}: write budget=RetryBudget(), or leave it out")
+        self.budget = budget
+        self.retry_after = check.function("retry_after", retry_after or _own_retry_after)
+        self.max_retry_after = check.seconds("max_retry_after", max_retry_after, zero=True)
+
+    def __repr__(self) -> str:
+        names = ", ".join(kind.__name__ for kind in self._types)
+        predicates = ", ".join(getattr(p, "__name__", repr(p)) for p in self._predicates)
+        on = ", ".join(filter(None, [names, predicates]))
+        return f"Retry(attempts={self.attempts!r}, on=({on}), backoff={self.backoff!r})"
+
+    @property
+    def most_attempts(self) -> int:
+        """The most attempts that a call may get."""
+        attempts = self.attempts
+        return attempts.maximum if isinstance(attempts, AdaptiveAttempts) else attempts
+
+    @property
+    def looks_at_values(self) -> bool:
+        """Whether a returned value can lead to a retry."""
+        return bool(self._predicates)
+
+    def wants(self, error: BaseException | None, value: Any) -> bool:
+        """Tell whether a call that ended so is worth another attempt."""
+        if error is None:
+            return any(predicate(None, value) for predicate in self._predicates)
+        if isinstance(error, ExceptionGroup):
+            return all(self.wants(leaf, None) for leaf in error.exceptions)
+        if not isinstance(error, Exception):
+            return False
+        if isinstance(error, Rejected):
+            return any(isinstance(error, t) for t in self._types if issubclass(t, Rejected))
+        return isinstance(error, self._types) or any(
+            predicate(error, None) for predicate in self._predicates
+        )
+
+    def _bind(self, host: Host) -> RetryBound:
+        return RetryBound(self, host)
+
+    def _update(self, changes: dict[str, Any]) -> None:
+        self._reject_unknown(changes, ("attempts", "backoff", "max_retry_after"))
+        fresh = Retry(
+            on=Exception,
+            attempts=changes.get("attempts", self.attempts),
+            backoff=changes.get("backoff", self.backoff),
+            max_retry_after=changes.get("max_retry_after", self.max_retry_after),
+        )
+        self.attempts, self.backoff = fresh.attempts, fresh.backoff
+        self.max_retry_after = fresh.max_retry_after
+
+
+class RetryBound(Bound):
+    """The retry inside one guard."""
+
+    policy: Retry
+
+    def __init__(self, policy: Retry, host: Host) -> None:
+        """Nothing retried yet."""
+        super().__init__(policy, host)
+        self.retries = 0
+        self.stopped: dict[str, int] = {}
+        self._layer = _RetryFlow(self)
+
+    def layer(self, kind: Kind) -> _RetryFlow:
+        """Return the flow: one for sync and async."""
+        return self._layer
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return how often it retried, why it stopped, and the budget."""
+        budget = self.policy.budget
+        return {
+            "attempts": self.policy.most_attempts,
+            "retries": self.retries,
+            "stopped": dict(self.stopped),
+            **({} if budget is None else {"budget": budget.snapshot()}),
+        }
+
+
+class _Memory:
+    """What is remembered of one call: its own schedule of delays, and the attempt under way."""
+
+    __slots__ = ("delays", "retrying")
+
+    def __init__(self, delays: Iterator[float]) -> None:
+        self.delays = delays
+        self.retrying = False
+
+
+class _RetryFlow(Flow):
+    """Decides after each attempt whether there is another."""
+
+    def __init__(self, bound: RetryBound) -> None:
+        self._bound = bound
+        self._policy = policy = bound.policy
+        self._budget = budget = policy.budget
+        if budget is not None:
+            if budget.rule.counts_calls:
+                self.enter = self._started
+                self.leave = self._ended
+            elif isinstance(budget.rule, SuccessDeposit):
+                self._deposit = budget.rule
+                self.leave = self._deposited
+            else:
+                self.leave = self._ended
+        if policy.looks_at_values:
+            self.again = self._wants_value
+
+    def _wants_value(self, value: Any) -> bool:
+        return self._policy.wants(None, value)
+
+    def _started(self, now: float) -> None:
+        self._note("started", now)
+
+    def _ended(self, ticket: None, outcome: Outcome, detail: Any, now: float) -> None:
+        if outcome is OK:
+            self._note("succeeded", now)
+        self._note("ended", now)
+
+    def _deposited(self, ticket: None, outcome: Outcome, detail: Any, now: float) -> None:
+        deposit = self._deposit
+        if outcome is OK and deposit.tokens < deposit.maximum:
+            self._note("succeeded", now)
+
+    def _note(self, what: str, now: float) -> None:
+        if self._budget is not None:
+            self._budget.tell(getattr(self._budget.rule, what), now)
+
+    def settle(self, call: Call, ticket: None) -> Next | None:
+        """Go down again if all agree: the error, the attempts, the budget and the clock."""
+        now = call.host.clock.now()
+        memory: _Memory | None = call.memory.get(self)
+        if memory is not None and memory.retrying:
+            memory.retrying = False
+            self._note("retry_ended", now)
+        value = STREAMED if call.streaming else call.value
+        if call.error is None and value is STREAMED:
+            wanted_again = False
+        else:
+            wanted_again = self._policy.wants(call.error, value)
+        if wanted_again and (call.reached or isinstance(call.error, Rejected)):
+            self._note("failed", now)
+            if memory is None:
+                delays = self._policy.backoff.delays(call.host.rng.random)
+                memory = call.memory[self] = _Memory(delays)
+            todo = self._next(call, memory, now)
+            if todo is not None:
+                return todo
+        self._give_note(call, now)
+        if self.leave is not None:
+            self.leave(ticket, call.outcome(), None, now)
+        return None
+
+    def _next(self, call: Call, memory: _Memory, now: float) -> Next | None:
+        cause, delay = self._decide(call, memory, now)
+        name = call.host.name
+        if cause is not None:
+            stopped = self._bound.stopped
+            stopped[cause] = stopped.get(cause, 0) + 1
+            if wanted(RetryStopped):
+                emit(RetryStopped(name, attempt=call.attempts, cause=cause))
+            return None
+        memory.retrying = True
+        self._bound.retries += 1
+        call.host.stats.retries += 1
+        if wanted(CallRetried):
+            reason = "value" if call.error is None else reason_of(call.error)
+            emit(CallRetried(name, attempt=call.attempts, delay=delay, reason=reason))
+        return Next(delay=delay)
+
+    def _decide(self, call: Call, memory: _Memory, now: float) -> tuple[str | None, float]:
+        """Return what speaks against another attempt, or None and the pause before it."""
+        policy = self._policy
+        attempts = policy.attempts
+        if isinstance(attempts, AdaptiveAttempts):
+            attempts = attempts.allowed(call.host.pressure())
+        if call.attempts >= attempts or switch.off:
+            return "attempts", 0.0
+        if not call.host.idempotent and current_idempotency_key() is None:
+            return "not idempotent", 0.0
+        asked = _server_asks(policy.retry_after, call.error)
+        if asked is not None and not asked >= 0:  # negative or NaN
+            return "server said no", 0.0
+        delay = 0.0 if switch.instant else next(memory.delays)
+        if asked is not None and delay < asked:
+            delay = min(asked, policy.max_retry_after)
+        until = call.until()
+        if until is not None:
+            # The typical call must still fit in after the pause.
+            typical = call.host.stats.quantile(0.5, now)
+            known = call.host.stats.latency.count >= ENOUGH_SAMPLES
+            if now + delay + (typical if known and typical is not None else 0.0) >= until:
+                return "deadline", 0.0
+        budget = self._budget
+        if budget is not None and not budget.try_retry(now):
+            return "budget", 0.0
+        return None, delay
+
+    def _give_note(self, call: Call, now: float) -> None:
+        error = call.error
+        if error is None or call.attempts < 2:  # noqa: PLR2004 - one attempt needs no note
+            return
+        note = f"seawall: {call.attempts} attempts in {now - call.began:.3f} s"
+        # An error object that is raised again and again must not collect notes without end.
+        notes = getattr(error, "__notes__", ())
+        error.__notes__ = [*(n for n in notes if not n.startswith("seawall:")), note]
+
+
+def _read_on(on: Any) -> tuple[tuple[type[Exception], ...], tuple[Predicate, ...]]:
+    items = [on] if isinstance(on, type) or callable(on) else on
+    advice = "write exception types, such as on=ConnectionError, or a function of (error, value)"
+    if isinstance(items, str) or not isinstance(items, Iterable):
+        raise TypeError(f"on={on!r}: {advice}")
+    items = tuple(items)
+    if not items:
+        raise ValueError(f"on={on!r}: {advice}")
+    types: list[type[Exception]] = []
+    predicates: list[Predicate] = []
+    for item in items:
+        if isinstance(item, type):
+            if not issubclass(item, Exception):
+                raise TypeError(
+                    f"on={item.__name__}: cancellation and exits are never retried; {advice}"
+                )
+            types.append(item)
+        elif callable(item):
+            predicates.append(item)
+        else:
+            raise TypeError(f"on={item!r}: {advice}")
+    return tuple(types), tuple(predicates)
+
+
+def _own_retry_after(error: Exception) -> float | None:
+    return getattr(error, "retry_after", None)
+
+
+def _server_asks(read: RetryAfter, error: BaseException | None) -> float | None:
+    """Return the seconds that the server asks for; below 0 if it wants none, None if it is silent."""
+    if not isinstance(error, Exception):
+        return None
+    asked = read(error)
+    if asked is None:
+        return None
+    return float(asked) if isinstance(asked, (int, float)) else -1.0

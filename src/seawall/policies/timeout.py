@@ -1,0 +1,266 @@
+"""The longest a call may take.
+
+Promises: an async call is cancelled when its time is over, with the semantics of
+`asyncio.timeout`: a cancellation from elsewhere is never taken for a timeout nor swallowed, and a
+TimeoutError of the function's own passes through as it is. The time is always bounded by the
+deadline. A plain function cannot be stopped from outside: it says how it wants to be timed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from seawall import _checks as check
+from seawall.context import deadline_var
+from seawall.errors import BulkheadFull, DeadlineExceeded, TimedOut
+from seawall.runtime.events import CallTimedOut, emit
+from seawall.runtime.layers import Driver, Flow, Host, Kind, Layer, Outcome
+from seawall.runtime.policy import Bound, Policy
+from seawall.runtime.threads import ThreadDriver
+from seawall.runtime.workers import WorkerPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextvars import Token
+
+    from seawall.clock import Clock
+    from seawall.runtime.call import Call
+
+Sync = Literal["cooperative", "thread"]
+
+ENOUGH_SAMPLES = 20
+REFRESH = 1.0
+
+
+class AdaptiveSeconds:
+    """A limit that follows the guard's own latency. Make it with `adaptive(...)`."""
+
+    __slots__ = ("cap", "factor", "floor", "p")
+
+    def __init__(self, p: float, factor: float, floor: float, cap: float) -> None:
+        """See `adaptive`."""
+        self.p = check.ratio("p", p)
+        self.factor = check.at_least("factor", factor, 1.0)
+        self.floor = check.seconds("floor", floor)
+        self.cap = check.seconds("cap", cap)
+        if self.cap < self.floor:
+            raise ValueError(f"cap={cap!r} is below floor={floor!r}: write a cap of at least that")
+
+    def __repr__(self) -> str:
+        return f"adaptive(p={self.p}, factor={self.factor}, floor={self.floor}, cap={self.cap})"
+
+    def seconds(self, host: Host, now: float) -> float:
+        """Return the limit for a call that begins now; the cap while little is known."""
+        typical = host.stats.quantile(self.p, now)
+        if typical is None or host.stats.latency.count < ENOUGH_SAMPLES:
+            return self.cap
+        return min(self.cap, max(self.floor, typical * self.factor))
+
+
+def adaptive(*, p: float = 0.99, factor: float = 2.5, floor: float, cap: float) -> AdaptiveSeconds:
+    """Limit calls to `factor` times the latency that a share `p` of recent calls stayed below.
+
+    Never under `floor` nor over `cap` seconds. Calls that were cut off count with the time they
+    had, so the limit rises again when the dependency has become slower.
+    """
+    return AdaptiveSeconds(p, factor, floor, cap)
+
+
+class Timeout(Policy):
+    """Stop a call after so many seconds."""
+
+    kind: ClassVar[str] = "timeout"
+
+    def __init__(
+        self,
+        seconds: float | AdaptiveSeconds,
+        *,
+        sync: Sync | None = None,
+        max_threads: int = 32,
+    ) -> None:
+        """Limit calls to `seconds`, a number or `adaptive(...)`.
+
+        `sync` is for plain functions, and needed there: "cooperative" sets the deadline that
+        guards and clients inside obey, and costs next to nothing; "thread" runs the function in
+        one of `max_threads` worker threads and stops waiting for it: the thread itself goes on,
+        and is counted, until the function returns.
+        """
+        super().__init__()
+        if not isinstance(seconds, AdaptiveSeconds):
+            seconds = check.seconds("seconds", seconds)
+        if sync is not None:
+            check.choice("sync", sync, ("cooperative", "thread"))
+        self.seconds = seconds
+        self.sync = sync
+        self.pool: WorkerPool | None = None
+        if sync == "thread":
+            self.pool = WorkerPool(check.count("max_threads", max_threads), 0, "timeout")
+
+    def __repr__(self) -> str:
+        sync = f", sync={self.sync!r}" if self.sync else ""
+        return f"Timeout({self.seconds!r}{sync})"
+
+    @property
+    def longest(self) -> float:
+        """The most seconds that a call may get."""
+        return self.seconds.cap if isinstance(self.seconds, AdaptiveSeconds) else self.seconds
+
+    def _bind(self, host: Host) -> TimeoutBound:
+        return TimeoutBound(self, host)
+
+    def _update(self, changes: dict[str, Any]) -> None:
+        self._reject_unknown(changes, ("seconds",))
+        self.seconds = Timeout(changes["seconds"]).seconds
+        for bound in list(self.bindings):
+            bound.refresh()  # type: ignore[attr-defined]
+
+
+class TimeoutBound(Bound):
+    """The timeout inside one guard; `seconds` is what a call that begins now gets."""
+
+    policy: Timeout
+
+    def __init__(self, policy: Timeout, host: Host) -> None:
+        super().__init__(policy, host)
+        self.timed_out = 0
+        self.watchers: list[Callable[[], None]] = []
+        self._stale_at = float("-inf")
+        self._seconds = 0.0
+
+    def refresh(self) -> None:
+        """Take up changed settings."""
+        self._stale_at = float("-inf")
+        for watcher in self.watchers:
+            watcher()
+
+    def seconds(self, now: float) -> float:
+        """Return the limit for a call that begins now."""
+        wanted = self.policy.seconds
+        if not isinstance(wanted, AdaptiveSeconds):
+            return wanted
+        if now >= self._stale_at:
+            self._seconds = wanted.seconds(self.host, now)
+            self._stale_at = now + REFRESH
+        return self._seconds
+
+    def layer(self, kind: Kind) -> Layer | Driver:
+        """Return the way in which a call of that kind can be stopped; raises if there is none."""
+        if kind == "async":
+            from seawall.policies._async_timeout import AsyncTimeout
+
+            return AsyncTimeout(self)
+        if self.policy.sync == "cooperative":
+            return _Cooperative(self)
+        if self.policy.pool is not None:
+            return _InThread(self, self.policy.pool)
+        raise TypeError(
+            f"guard {self.host.name!r}: a plain function cannot be stopped from outside. Write"
+            " Timeout(..., sync='cooperative') to set the deadline that clients inside obey,"
+            " or sync='thread' to run it in a worker thread, or make the function async"
+        )
+
+    def expired(self, elapsed: float, seconds: float, now: float) -> None:
+        """Count a call that ran out of time."""
+        self.timed_out += 1
+        self.host.stats.record_timeout(elapsed, now)
+        emit(CallTimedOut(self.host.name, seconds=seconds))
+
+    def error(self, seconds: float, *, began: bool) -> TimedOut | DeadlineExceeded:
+        """Return what to raise: it ran out of time, or its time was over before it began."""
+        name = self.host.name
+        if began:
+            return TimedOut(
+                f"guard {name!r}: timed out after {seconds:.3f} s", guard=name, seconds=seconds
+            )
+        return DeadlineExceeded(
+            f"guard {name!r}: {seconds:.3f} s were over before the call began",
+            guard=name,
+            policy="timeout",
+        )
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return the present limit, and how many calls ran out of time."""
+        pool = self.policy.pool
+        threads = (
+            {}
+            if pool is None
+            else {
+                "threads": pool.size,
+                "threads_in_use": pool.in_use,
+                "threads_abandoned": pool.abandoned,
+            }
+        )
+        return {"seconds": self.seconds(now), "timed_out": self.timed_out, **threads}
+
+
+class _Cooperative(Flow):
+    """Sets the deadline for what runs inside; stops nothing by itself."""
+
+    def __init__(self, bound: TimeoutBound) -> None:
+        self._bound = bound
+        self._clock = bound.host.clock
+        self.refresh()
+        bound.watchers.append(self.refresh)
+
+    def refresh(self) -> None:
+        """Take up changed settings."""
+        wanted = self._bound.policy.seconds
+        self._constant = None if isinstance(wanted, AdaptiveSeconds) else wanted
+
+    def enter(self, now: float) -> Token[tuple[float, Clock] | None] | None:
+        """Set the deadline, unless a nearer one stands."""
+        seconds = self._constant or self._bound.seconds(now)
+        outer = deadline_var.get()
+        if outer is not None and outer[0] - outer[1].now() <= seconds:
+            return None
+        return deadline_var.set((now + seconds, self._clock))
+
+    def leave(
+        self,
+        ticket: Token[tuple[float, Clock] | None] | None,
+        outcome: Outcome,
+        detail: object,
+        now: float,
+    ) -> None:
+        """Restore the deadline that stood before."""
+        if ticket is not None:
+            try:
+                deadline_var.reset(ticket)
+            except ValueError:
+                pass  # a dying generator is closed in a context that is not its own
+
+    def settle(self, call: Call, ticket: Token[tuple[float, Clock] | None] | None) -> None:
+        """Restore, and count a call that ended by the deadline set here."""
+        now = self._clock.now()
+        self.leave(ticket, call.outcome(), None, now)
+        if isinstance(call.error, TimeoutError) and ticket is not None:
+            elapsed = now - call.attempt_began
+            seconds = self._bound.seconds(now)
+            if elapsed >= seconds:
+                self._bound.expired(elapsed, seconds, now)
+
+
+class _InThread(ThreadDriver):
+    """Runs the function in a worker thread and waits no longer than its time."""
+
+    def __init__(self, bound: TimeoutBound, pool: WorkerPool) -> None:
+        super().__init__(bound.host, pool, "timeout")
+        self._bound = bound
+
+    def limit(self, now: float) -> float | None:
+        return self._bound.seconds(now)
+
+    def full(self) -> BulkheadFull:
+        pool = self.pool
+        return BulkheadFull(
+            f"guard {self.host.name!r}: all {pool.size} timeout threads are busy,"
+            f" {pool.abandoned} of them with calls that nobody waits for any more",
+            guard=self.host.name,
+            policy="timeout",
+        )
+
+    def late(self, seconds: float, *, began: bool) -> BaseException:
+        now = self.host.clock.now()
+        if began:
+            self._bound.expired(seconds, seconds, now)
+        return self._bound.error(seconds, began=began)

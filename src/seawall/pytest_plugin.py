@@ -1,0 +1,19 @@
+"""A pytest plugin: `pytest -p seawall.pytest_plugin`, or the fixture in a conftest.py.
+
+from seawall.pytest_plugin import no_leaked_permits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from seawall import testing
+
+
+@pytest.fixture
+def no_leaked_permits() -> Iterator[None]:
+    """Fail a test that leaves a slot of a bulkhead taken."""
+    with testing.no_leaked_permits():
+        yield

@@ -1,0 +1,76 @@
+"""The named guards that live, so that they can be listed, watched and checked together."""
+
+from __future__ import annotations
+
+import gc
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
+
+from seawall import _checks as check
+from seawall.runtime.workers import WorkerPool
+
+if TYPE_CHECKING:
+    from seawall.guard import Guard
+
+_lock: Final = Lock()
+_guards: Final[WeakValueDictionary[str, Guard]] = WeakValueDictionary()
+
+
+def add(guard: Guard) -> None:
+    """Enter `guard` under its name; raises if another live guard has it."""
+    with _lock:
+        known = _guards.get(guard.name)
+        if known is not None:
+            # It may be only waiting for the garbage collector.
+            del known
+            gc.collect()
+            known = _guards.get(guard.name)
+        if known is not None and known is not guard:
+            raise ValueError(
+                f"a guard named {guard.name!r} is alive already: {known!r}. Use that one"
+                f" (get_guard({guard.name!r})), close() it, or choose another name"
+            )
+        _guards[guard.name] = guard
+
+
+def remove(guard: Guard) -> None:
+    """Free the name of `guard`."""
+    with _lock:
+        if _guards.get(guard.name) is guard:
+            del _guards[guard.name]
+
+
+def guards() -> list[Guard]:
+    """Return the live guards, by name."""
+    with _lock:
+        return sorted(_guards.values(), key=lambda guard: guard.name)
+
+
+def get_guard(name: str) -> Guard:
+    """Return the live guard called `name`; raises KeyError with the names there are."""
+    with _lock:
+        guard = _guards.get(name)
+        if guard is None:
+            known = ", ".join(sorted(_guards)) or "none"
+            raise KeyError(f"no live guard is named {name!r}; there are: {known}")
+        return guard
+
+
+def check_threads(budget: int) -> int:
+    """Return how many threads the pools of all guards may use together; raise if over `budget`.
+
+    A pool that several guards share counts once.
+    """
+    check.count("budget", budget)
+    pools: dict[int, tuple[str, WorkerPool]] = {}
+    for guard in guards():
+        for policy in guard.policies:
+            pool = getattr(policy, "pool", None)
+            if isinstance(pool, WorkerPool):
+                pools.setdefault(id(pool), (guard.name, pool))
+    total = sum(pool.size for _, pool in pools.values())
+    if total > budget:
+        parts = ", ".join(f"{name} {pool.size}" for name, pool in pools.values())
+        raise ValueError(f"the pools need {total} threads, the budget is {budget}: {parts}")
+    return total

@@ -1,0 +1,137 @@
+"""The order of a stack: what is refused at once, and what `explain()` warns of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from seawall.policies.breaker import Breaker
+from seawall.policies.bulkhead import Bulkhead
+from seawall.policies.cache import Cache
+from seawall.policies.fallback import Fallback
+from seawall.policies.retry import Retry
+from seawall.policies.thread_bulkhead import ThreadBulkhead
+from seawall.policies.timeout import Timeout
+from seawall.runtime.policy import Policy
+
+RECOMMENDED = "Fallback > Cache > total Timeout > Retry > Breaker > Bulkhead > attempt Timeout"
+
+
+def check_stack(policies: Sequence[Any]) -> None:
+    """Raise if the stack can do nothing, or holds a policy that never could act."""
+    if not policies:
+        raise ValueError(
+            "a guard needs at least one policy, such as Guard('vendor', Timeout(2.0)); or use"
+            " Guard.standard('vendor', on=ConnectionError, timeout=2.0)"
+        )
+    for position, policy in enumerate(policies):
+        if isinstance(policy, type) and issubclass(policy, Policy):
+            raise TypeError(f"{policy.__name__} is a class: write {policy.__name__}(...)")
+        if not isinstance(policy, Policy):
+            raise TypeError(f"{policy!r} is no policy: write Timeout(2.0), Retry(on=...) and so on")
+        if any(policy is other for other in policies[:position]):
+            raise ValueError(
+                f"{policy!r} is in the stack twice, and would wait for itself or count twice:"
+                " make a second one if you want two"
+            )
+    for outer, inner in _pairs(policies):
+        if (
+            isinstance(inner, Fallback)
+            and inner.catches_everything
+            and isinstance(outer, (Retry, Breaker))
+        ):
+            name = type(outer).__name__
+            raise ValueError(
+                f"Fallback stands inside {name} and answers every error, so {name} never sees one:"
+                f" put Fallback before {name}, or give it on=..."
+            )
+
+
+def dangers(name: str, policies: Sequence[Policy], *, idempotent: bool) -> list[str]:
+    """Return what is dangerous in the stack, in words, with what to do."""
+    found = [warning for pair in _pairs(policies) for warning in _between(*pair)]
+    retries = [policy for policy in policies if isinstance(policy, Retry)]
+    if retries and not idempotent:
+        found.append(
+            "calls are marked idempotent=False: they are retried only with an idempotency key"
+        )
+    if retries and not any(isinstance(policy, Timeout) for policy in policies):
+        found.append("Retry without Timeout: one attempt that hangs is never retried")
+    found.extend(
+        "Retry without a budget: in an outage every caller adds"
+        f" {policy.most_attempts - 1} calls for each one; give it budget=RetryBudget()"
+        for policy in retries
+        if policy.budget is None and policy.most_attempts > 1
+    )
+    found.extend(_shared(name, policies))
+    return found
+
+
+def _pairs(policies: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield every (outer, inner) pair."""
+    for position, outer in enumerate(policies):
+        for inner in policies[position + 1 :]:
+            yield outer, inner
+
+
+def _between(outer: Policy, inner: Policy) -> Iterator[str]:
+    if isinstance(inner, Retry):
+        yield from _around_retry(outer, inner)
+    if isinstance(outer, Timeout):
+        yield from _inside_timeout(outer, inner)
+    if isinstance(outer, Bulkhead) and isinstance(inner, Breaker):
+        yield "Bulkhead stands around Breaker: calls queue for a slot only to be refused"
+    if isinstance(outer, (Retry, Breaker, Bulkhead)) and isinstance(inner, Cache):
+        yield f"Cache stands inside {type(outer).__name__}: an answer from memory pays for it too"
+
+
+def _inside_timeout(outer: Timeout, inner: Policy) -> Iterator[str]:
+    if isinstance(inner, Timeout) and inner.longest >= outer.longest:
+        yield (
+            f"the inner Timeout ({inner.longest:g} s) is not below the outer one"
+            f" ({outer.longest:g} s): it never acts"
+        )
+    if isinstance(inner, Bulkhead) and inner.max_wait >= outer.longest:
+        yield (
+            f"Bulkhead waits up to {inner.max_wait:g} s inside a Timeout of {outer.longest:g} s:"
+            " the whole time can pass in the queue; lower max_wait"
+        )
+    if isinstance(inner, Retry) and (longest := _longest_pauses(inner)) >= outer.longest:
+        yield (
+            f"the total Timeout of {outer.longest:g} s can be over before the pauses of Retry are"
+            f" (up to {longest:g} s): later attempts may never run"
+        )
+
+
+def _around_retry(outer: Policy, retry: Retry) -> Iterator[str]:
+    if isinstance(outer, (Bulkhead, ThreadBulkhead)):
+        yield (
+            f"{type(outer).__name__} stands around Retry: its slot is held during the pauses;"
+            " put it inside Retry"
+        )
+    if isinstance(outer, Breaker):
+        yield (
+            f"Breaker stands around Retry: it sees one failure for {retry.most_attempts} attempts,"
+            " and retries go on after it opens; put it inside Retry"
+        )
+    if isinstance(outer, Retry):
+        product = outer.most_attempts * retry.most_attempts
+        yield f"Retry inside Retry multiplies: up to {product} attempts for one call"
+
+
+def _longest_pauses(retry: Retry) -> float:
+    delays = retry.backoff.delays(lambda: 1.0)
+    return sum(next(delays) for _ in range(min(retry.most_attempts, 100) - 1))
+
+
+def _shared(name: str, policies: Sequence[Policy]) -> Iterator[str]:
+    for policy in policies:
+        others = sorted({bound.host.name for bound in policy.bindings} - {name})
+        if not others or not isinstance(policy, (Bulkhead, ThreadBulkhead)):
+            continue
+        if isinstance(policy, Bulkhead) and not policy.max_wait:
+            continue
+        yield (
+            f"{policy!r} is shared with {', '.join(others)}: a call of one made inside a call of"
+            " the other waits for a slot that its own caller holds; nested calls need two bulkheads"
+        )

@@ -1,0 +1,1 @@
+"""What runs the policies: gates, flows, the two runners, events, virtual time."""

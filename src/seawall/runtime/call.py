@@ -1,0 +1,194 @@
+"""One call on its way, once it has left the fast path, and what is told of it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from threading import Lock
+from typing import Any, Final
+
+from seawall.context import deadline_var
+from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Host, Layer, Outcome
+
+STREAMED: Final = object()
+"""Stands for the value where there is none to look at: a generator, a `hold` block."""
+
+
+class Trace:
+    """What `attempt()` tells in its Result beyond the value, gathered while the call runs."""
+
+    __slots__ = ("attempts", "guard", "level", "reason")
+
+    def __init__(self, guard: str) -> None:
+        """Gather for calls of that guard only: guards further in have traces of their own."""
+        self.guard = guard
+        self.attempts = 1
+        self.level = 0
+        self.reason: str | None = None
+
+
+trace_var: Final[ContextVar[Trace | None]] = ContextVar("seawall_trace", default=None)
+
+
+class Abandoned:
+    """Work that runs on after its caller gave up; callbacks run when it really stops."""
+
+    def __init__(self) -> None:
+        """Begin as running."""
+        self._lock = Lock()
+        self._running = True
+        self._callbacks: list[Callable[[], None]] = []
+
+    def when_stopped(self, callback: Callable[[], None]) -> None:
+        """Run `callback` when the work stops, or now if it has."""
+        with self._lock:
+            if self._running:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def stopped(self) -> None:
+        """Tell that the work is over."""
+        with self._lock:
+            self._running = False
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    @staticmethod
+    def of(error: BaseException) -> Abandoned | None:
+        """Return the work that was still running when `error` was raised, if any."""
+        return getattr(error, "abandoned_work", None)
+
+    def attach(self, error: BaseException) -> None:
+        """Let `error` tell on its way out that this work is still running."""
+        error.abandoned_work = self  # type: ignore[attr-defined]
+
+
+class Call:
+    """The state of one call in the interpreter: where it is, what came out, what was tried."""
+
+    __slots__ = (
+        "abandoned",
+        "args",
+        "attempt_began",
+        "attempts",
+        "began",
+        "error",
+        "function",
+        "held",
+        "host",
+        "kwargs",
+        "layers",
+        "level",
+        "memory",
+        "own_abandoned",
+        "reached",
+        "reason",
+        "streaming",
+        "tickets",
+        "value",
+    )
+
+    def __init__(
+        self,
+        host: Host,
+        layers: Sequence[Layer],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        now: float,
+    ) -> None:
+        """Stand above the first layer at the instant `now`."""
+        self.host = host
+        self.layers = layers
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.began = self.attempt_began = now
+        self.tickets: list[Any] = []
+        """One for each layer entered, outermost first."""
+        self.memory: dict[Layer, Any] = {}
+        """What a flow remembers of this call."""
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.reached = False
+        """Whether the function was started since the layer where the call is now was entered."""
+        self.attempts = 0
+        self.level = 0
+        self.reason: str | None = None
+        self.streaming = False
+        """Whether gates stay entered after success (a generator, `hold`): then they are `held`."""
+        self.held: list[tuple[Layer, Any]] = []
+        self.abandoned: list[Abandoned] = []
+        """Work of all attempts that ran on; this attempt's begins at `own_abandoned`."""
+        self.own_abandoned = 0
+
+    def outcome(self) -> Outcome:
+        """Say how the call ended, as seen by a gate just outside of where it is now."""
+        error = self.error
+        if error is None:
+            return OK
+        if not self.reached:
+            return UNUSED
+        if isinstance(error, Exception) or _out_of_time(error):
+            return FAILED
+        return CANCELLED
+
+    def leave(self, layer: Layer, ticket: Any, now: float) -> None:
+        """Leave a layer, or see to it that it is left when abandoned work stops."""
+        leave = layer.leave
+        if leave is None:
+            return
+        outcome = self.outcome()
+        detail = self.value if outcome is OK else self.error
+        running = self.abandoned[self.own_abandoned :] if layer.until_stopped else []
+        if running:
+            _when_all_stopped(running, lambda: leave(ticket, outcome, None, now))
+        else:
+            leave(ticket, outcome, detail, now)
+
+    def crossed_flow(self) -> None:
+        """Note that the call is now outside of a flow: what its inside did counts as one."""
+        self.reached = self.attempts > 0
+        self.own_abandoned = 0
+
+    def until(self) -> float | None:
+        """Return the instant by which all of this must be over, on the guard's clock, or None."""
+        limits = [
+            limit
+            for layer, ticket in zip(self.layers, self.tickets, strict=False)
+            if (limit := layer.until(ticket)) is not None
+        ]
+        held = deadline_var.get()
+        if held is not None:
+            at, clock = held
+            own = self.host.clock
+            limits.append(at if clock is own else own.now() + (at - clock.now()))
+        return min(limits) if limits else None
+
+    def tell(self) -> None:
+        """Write what happened into the trace of whoever asked for one."""
+        trace = trace_var.get()
+        if trace is not None and trace.guard == self.host.name:
+            trace.attempts = self.attempts
+            if self.level:
+                trace.level = self.level
+                trace.reason = self.reason
+
+
+def _when_all_stopped(running: list[Abandoned], callback: Callable[[], None]) -> None:
+    first, *rest = running
+    if rest:
+        first.when_stopped(lambda: _when_all_stopped(rest, callback))
+    else:
+        first.when_stopped(callback)
+
+
+def _out_of_time(error: BaseException) -> bool:
+    # asyncio is loaded if the error is a CancelledError; a sync service never pays for it.
+    if type(error).__name__ != "CancelledError":
+        return False
+    from seawall._expiry import is_expiry
+
+    return is_expiry(error)

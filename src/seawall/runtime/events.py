@@ -1,0 +1,188 @@
+"""What happened, for those who want to know: typed events and `subscribe`.
+
+Transitions and troubles only; a success makes no event. With no subscriber nothing is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, Final
+
+
+class Event:
+    """Something happened in the guard called `guard`; `name` is stable, for logs and metrics."""
+
+    __slots__ = ("guard",)
+    name = "event"
+
+    def __init__(self, guard: str) -> None:
+        """Belong to the guard of that name."""
+        self.guard = guard
+
+    def fields(self) -> dict[str, Any]:
+        """Return the event's own values by name, the guard's included."""
+        names = [slot for kind in reversed(type(self).__mro__) for slot in _slots(kind)]
+        return {name: getattr(self, name) for name in names}
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{key}={value!r}" for key, value in self.fields().items())
+        return f"{type(self).__name__}({values})"
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots: tuple[str, ...] = kind.__dict__.get("__slots__", ())
+    return slots
+
+
+class BreakerChanged(Event):
+    """A breaker went from one state to another."""
+
+    __slots__ = ("after", "before", "cause", "key")
+    name = "breaker_changed"
+
+    def __init__(self, guard: str, *, before: str, after: str, cause: str, key: object) -> None:
+        """Tell the states by name, what caused the change, and the key of a keyed breaker."""
+        super().__init__(guard)
+        self.before = before
+        self.after = after
+        self.cause = cause
+        self.key = key
+
+
+class CallRejected(Event):
+    """A policy refused a call; in shadow mode (`enforced=False`) it would have."""
+
+    __slots__ = ("enforced", "policy", "reason")
+    name = "call_rejected"
+
+    def __init__(self, guard: str, *, policy: str, reason: str, enforced: bool) -> None:
+        """Tell which policy and why."""
+        super().__init__(guard)
+        self.policy = policy
+        self.reason = reason
+        self.enforced = enforced
+
+
+class CallRetried(Event):
+    """An attempt failed and another will follow after `delay` seconds."""
+
+    __slots__ = ("attempt", "delay", "reason")
+    name = "call_retried"
+
+    def __init__(self, guard: str, *, attempt: int, delay: float, reason: str) -> None:
+        """Tell which attempt failed, why, and how long the pause is."""
+        super().__init__(guard)
+        self.attempt = attempt
+        self.delay = delay
+        self.reason = reason
+
+
+class RetryStopped(Event):
+    """No further attempt was made though the error is one to retry."""
+
+    __slots__ = ("attempt", "cause")
+    name = "retry_stopped"
+
+    def __init__(self, guard: str, *, attempt: int, cause: str) -> None:
+        """Tell the last attempt's number, and what stopped it: attempts, budget, deadline..."""
+        super().__init__(guard)
+        self.attempt = attempt
+        self.cause = cause
+
+
+class CallTimedOut(Event):
+    """A call was stopped because its time was over."""
+
+    __slots__ = ("seconds",)
+    name = "call_timed_out"
+
+    def __init__(self, guard: str, *, seconds: float) -> None:
+        """Tell how long it had been given."""
+        super().__init__(guard)
+        self.seconds = seconds
+
+
+class FallbackUsed(Event):
+    """A call was answered by a lower level."""
+
+    __slots__ = ("level", "reason")
+    name = "fallback_used"
+
+    def __init__(self, guard: str, *, level: int, reason: str) -> None:
+        """Tell which level (1 is the first) answered, and why it was needed."""
+        super().__init__(guard)
+        self.level = level
+        self.reason = reason
+
+
+class ThreadAbandoned(Event):
+    """A worker thread runs on though nobody waits for it any more; `running` do so by now."""
+
+    __slots__ = ("running",)
+    name = "thread_abandoned"
+
+    def __init__(self, guard: str, *, running: int) -> None:
+        """Tell how many abandoned threads run."""
+        super().__init__(guard)
+        self.running = running
+
+
+class SettingsChanged(Event):
+    """A policy's settings were changed at run time."""
+
+    __slots__ = ("changes", "policy")
+    name = "settings_changed"
+
+    def __init__(self, guard: str, *, policy: str, changes: dict[str, Any]) -> None:
+        """Tell which policy, and the new values."""
+        super().__init__(guard)
+        self.policy = policy
+        self.changes = changes
+
+
+Listener = Callable[[Any], object]
+
+_lock: Final = Lock()
+_listeners: tuple[tuple[Listener, tuple[type[Event], ...]], ...] = ()
+
+
+def subscribe(listener: Listener, *types: type[Event]) -> Callable[[], None]:
+    """Call `listener(event)` for each event of `types` (of any type, if none is given).
+
+    It is called at once, in the thread where it happened, so it must be quick. Returns a
+    function that ends the subscription.
+    """
+    if not callable(listener):
+        raise TypeError(f"subscribe({listener!r}): pass a function that takes one event")
+    for kind in types:
+        if not (isinstance(kind, type) and issubclass(kind, Event)):
+            raise TypeError(f"subscribe(..., {kind!r}): name event types, such as BreakerChanged")
+    entry = (listener, types or (Event,))
+    global _listeners  # noqa: PLW0603 - swapped whole, so that emit() can read without the lock
+    with _lock:
+        _listeners = (*_listeners, entry)
+
+    def unsubscribe() -> None:
+        global _listeners  # noqa: PLW0603
+        with _lock:
+            _listeners = tuple(kept for kept in _listeners if kept is not entry)
+
+    return unsubscribe
+
+
+def wanted(kind: type[Event]) -> bool:
+    """Tell whether anybody listens to `kind`: ask before building an event."""
+    return any(issubclass(kind, types) for _, types in _listeners)
+
+
+def emit(event: Event) -> None:
+    """Tell all who subscribed. A listener that fails is logged and does no harm to the call."""
+    for listener, types in _listeners:
+        if isinstance(event, types):
+            try:
+                listener(event)
+            except Exception:
+                import logging
+
+                logging.getLogger("seawall").exception("a listener failed on %s", event.name)

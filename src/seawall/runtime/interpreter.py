@@ -1,0 +1,196 @@
+"""The rules by which a call goes down through its layers and up again, written once.
+
+`interpret` is a generator that never blocks: it yields what takes time (a `Waiter`, a pause as a
+float of seconds, a `Run`) and is sent the result, or thrown the error. The two runners, sync and
+async, carry that out. So cancellation is an error thrown in at a `yield`, and is handled here:
+every layer that was entered is left exactly once, whatever happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextvars import ContextVar, Token
+from typing import Any
+
+from seawall.context import attempt_var, deadline_var
+from seawall.errors import DeadlineExceeded, Rejected
+from seawall.runtime.call import STREAMED, Abandoned, Call
+from seawall.runtime.layers import CANCELLED, FAILED, OK, Flow, Host, Next, Wait, Waiter
+
+
+class Run:
+    """A request to the runner: call this function with the call's arguments.
+
+    The guarded function is of the runner's own kind; a substitute (`instead`) in an async call
+    may also be a plain function.
+    """
+
+    __slots__ = ("function", "substitute")
+
+    def __init__(self, function: Callable[..., Any], *, substitute: bool = False) -> None:
+        """Ask for `function`."""
+        self.function = function
+        self.substitute = substitute
+
+
+Request = Waiter | float | Run
+
+
+def interpret(
+    call: Call, *, waiter: Waiter | None = None, upwards: bool = False
+) -> Generator[Request, Any, None]:
+    """Carry `call` to its end; the result is in `call.value` or `call.error`.
+
+    A call that comes from the fast path stands somewhere on its way: waiting (`waiter`), or
+    already on the way up (`upwards`) with its value or error.
+    """
+    todo: Next | None = None
+    token: Token[int] | None = None
+    try:
+        if upwards:
+            if call.reached:
+                _count(call)
+            todo = _up(call)
+        while todo is not None or not upwards:
+            upwards = True
+            try:
+                if todo is not None and todo.delay:
+                    yield todo.delay
+                if todo is not None and todo.instead is not None:
+                    call.value = yield Run(todo.instead, substitute=True)
+                else:
+                    if call.attempts:
+                        later = attempt_var.set(call.attempts + 1)
+                        token = token or later
+                    yield from _down(call, waiter)
+                call.error = None
+            except BaseException as error:  # noqa: BLE001 - handed on upwards, never swallowed
+                call.value = None
+                call.error = error
+            waiter = None
+            todo = _up(call)
+    finally:
+        if token is not None:
+            reset(attempt_var, token)
+        call.tell()
+
+
+def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
+    """Enter the layers that are not entered yet, then run the function."""
+    clock = call.host.clock
+    tickets = call.tickets
+    call.reached = False
+    call.own_abandoned = len(call.abandoned)
+    now = clock.now()
+    if waiter is None:
+        refuse_expired(call.host)
+    while len(tickets) < len(call.layers):
+        layer = call.layers[len(tickets)]
+        if waiter is None:
+            try:
+                tickets.append(enter(layer, now, call.args, call.kwargs))
+            except Wait as wait:
+                waiter = wait.waiter
+        if waiter is not None:
+            tickets.append((yield waiter))
+            waiter = None
+            now = clock.now()
+    call.attempt_began = now
+    call.reached = True
+    call.attempts += 1
+    try:
+        call.value = yield Run(call.function)
+        call.error = None
+    except BaseException as error:
+        call.error = error
+        raise
+    finally:
+        _count(call)
+
+
+def enter(layer: Any, now: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Enter one layer, with the call's arguments if it wants them."""
+    if layer.enter is None:
+        return None
+    return layer.enter(now, *args, **kwargs) if layer.takes_arguments else layer.enter(now)
+
+
+def _up(call: Call) -> Next | None:
+    """Leave layers, innermost first, until a flow wants to go down again or none is left."""
+    now = call.host.clock.now()
+    while call.tickets:
+        layer = call.layers[len(call.tickets) - 1]
+        ticket = call.tickets[-1]
+        if isinstance(layer, Flow):
+            todo = layer.settle(call, ticket)
+            if todo is not None:
+                return todo
+            call.crossed_flow()
+        elif call.streaming and call.error is None:
+            call.held.append((layer, ticket))
+        else:
+            call.leave(layer, ticket, now)
+        call.tickets.pop()
+    return None
+
+
+def release(call: Call, error: BaseException | None) -> None:
+    """Leave the gates that a stream held, with `error` if it failed; later calls do nothing."""
+    held, call.held = call.held, []
+    call.error = error
+    call.value = STREAMED
+    call.reached = True
+    if error is not None and held:
+        _count(call)
+    now = call.host.clock.now()
+    for layer, ticket in held:
+        call.leave(layer, ticket, now)
+    call.error = None
+
+
+def refuse_expired(host: Host) -> None:
+    """Raise if the deadline has passed: expired work never starts."""
+    held = deadline_var.get()
+    if held is None:
+        return
+    late = held[1].now() - held[0]
+    if late >= 0:
+        host.stats.rejected += 1
+        raise DeadlineExceeded(
+            f"guard {host.name!r}: the deadline passed {late:.3f} s before the call began",
+            guard=host.name,
+        )
+
+
+def _count(call: Call) -> None:
+    """Count how an attempt ended, once for each time the function was started."""
+    error = call.error
+    host = call.host
+    stats = host.stats
+    if error is not None:
+        left_running = Abandoned.of(error)
+        if left_running is not None:
+            call.abandoned.append(left_running)
+        if isinstance(error, Rejected) and error.guard == host.name:
+            # Refused by this guard's own inner part, which a driver runs: the function never ran.
+            call.reached = False
+            call.attempts -= 1
+            return
+    outcome = call.outcome()
+    if outcome is OK:
+        now = host.clock.now()
+        stats.samples.append(now - call.attempt_began)
+        if now >= stats.due:
+            stats.fold(now)
+    elif outcome is FAILED:
+        stats.failed += 1
+    elif outcome is CANCELLED:
+        stats.cancelled += 1
+
+
+def reset(var: ContextVar[Any], token: Token[Any]) -> None:
+    """Undo `set`, also where a dying coroutine is closed from a context that is not its own."""
+    try:
+        var.reset(token)
+    except ValueError:
+        pass  # the context that held the value is gone with its task

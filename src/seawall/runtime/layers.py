@@ -1,0 +1,148 @@
+"""What a policy becomes inside a guard: gates that admit, flows that drive, drivers that carry.
+
+A guard is a list of layers, the first outermost. A call goes down through them to the guarded
+function and up again. All of a layer's methods return at once: what takes time (waiting for a
+slot, a pause before the next attempt, the function itself) is asked of the runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from seawall.clock import Clock
+    from seawall.models.pressure import Pressure
+    from seawall.runtime.call import Call
+    from seawall.runtime.stats import Stats
+
+Kind = Literal["sync", "async"]
+
+
+class Outcome(Enum):
+    """How a call that a gate had admitted ended."""
+
+    OK = "ok"
+    FAILED = "failed"
+    """It raised, or a timeout or deadline of ours expired while it ran."""
+    CANCELLED = "cancelled"
+    """It ran and nobody wanted the answer any more: no verdict."""
+    UNUSED = "unused"
+    """A policy further in refused it: the work never began, all is given back."""
+
+
+OK: Final = Outcome.OK
+FAILED: Final = Outcome.FAILED
+CANCELLED: Final = Outcome.CANCELLED
+UNUSED: Final = Outcome.UNUSED
+
+
+class Host(Protocol):
+    """What a layer may know of the guard it belongs to."""
+
+    name: str
+    clock: Clock
+    stats: Stats
+    idempotent: bool
+
+    @property
+    def rng(self) -> Random:
+        """The source of chance."""
+
+    def pressure(self) -> Pressure:
+        """Return how hard the dependency is pressed now."""
+
+
+class Layer:
+    """The part that gates and flows share.
+
+    `enter` and `leave` are None where there is nothing to do: the success path then skips them.
+    """
+
+    takes_arguments = False
+    """Whether `enter` wants the call's own arguments, as `enter(now, *args, **kwargs)`."""
+
+    until_stopped = False
+    """Whether `leave` must wait until the work really stops, even if its caller gave up on it."""
+
+    enter: Callable[..., Any] | None = None
+    """`enter(now)` gives a ticket, raises a `Rejected`, or raises `Wait`."""
+
+    leave: Callable[[Any, Outcome, Any, float], None] | None = None
+    """`leave(ticket, outcome, detail, now)`, once for each `enter` that gave a ticket.
+
+    `detail` is the value, or the error. It never raises.
+    """
+
+    again: Callable[[Any], bool] | None = None
+    """`again(value)`: whether a flow wants to act on a value that was returned (rare)."""
+
+    def until(self, ticket: Any) -> float | None:
+        """Return the instant at which this layer will stop the call, if it will."""
+        return None
+
+
+class Flow(Layer):
+    """A layer that decides what happens with the result of what is inside it."""
+
+    def settle(self, call: Call, ticket: Any) -> Next | None:
+        """Look at `call.value` or `call.error` on the way up; may replace them.
+
+        None passes the result on outwards. A `Next` goes down again, and the result of that
+        comes back here.
+        """
+        raise NotImplementedError
+
+
+class Driver:
+    """A layer that carries out everything inside it: in a thread, from a cache, several times."""
+
+    def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
+        """Return a function that runs `inner`; for "async" one that returns an awaitable.
+
+        `function` is the user's own, at the very inside.
+        """
+        raise NotImplementedError
+
+    def inner_kind(self, kind: Kind) -> Kind:
+        """Return how what is inside runs, if this layer itself runs as `kind`."""
+        return kind
+
+
+class Next:
+    """What a flow wants to happen next: after `delay`, either all inside it again, or `instead`."""
+
+    __slots__ = ("delay", "instead")
+
+    def __init__(self, *, delay: float = 0.0, instead: Callable[..., Any] | None = None) -> None:
+        """Ask for another run of what is inside, or for `instead(*args, **kwargs)`."""
+        self.delay = delay
+        self.instead = instead
+
+
+class Waiter(Protocol):
+    """Somebody who waits for a gate. The runner supplies the waker before it is published."""
+
+    until: float | None
+    """The instant at which waiting ends without success; None for as long as it takes."""
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Join the queue. `wake()` may be called from any thread; False: nobody listens there."""
+
+    def claim(self) -> Any:
+        """Return the ticket, or raise the refusal; called once, after waking or `until`."""
+
+    def abandon(self) -> None:
+        """Leave the queue, and give back what was granted already; instead of `claim`."""
+
+
+class Wait(BaseException):
+    """Raised by `enter` when the call has to wait: the runner waits in its own way."""
+
+    def __init__(self, waiter: Waiter) -> None:
+        """Hand `waiter` to the runner."""
+        super().__init__()
+        self.waiter = waiter

@@ -1,0 +1,59 @@
+"""How a call went, as a value instead of an exception."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Result(Generic[T]):
+    """What `guard.attempt(...)` returns: the value, or the error, and how it came about."""
+
+    __slots__ = ("attempts", "elapsed", "error", "level", "reason", "value")
+
+    def __init__(
+        self,
+        *,
+        value: T | None,
+        error: Exception | None,
+        level: int,
+        reason: str | None,
+        attempts: int,
+        elapsed: float,
+    ) -> None:
+        """Hold what is known when the call is over."""
+        self.value = value
+        """The answer; None if there is an error."""
+        self.error = error
+        """What the call would have raised; None if it was answered."""
+        self.level = level
+        """0 for the real answer, 1 for the first fallback, and so on."""
+        self.reason = reason
+        """Why it is degraded or failed, as a stable word such as "circuit_open"; None if real."""
+        self.attempts = attempts
+        """How often the function was started."""
+        self.elapsed = elapsed
+        """Seconds from beginning to end."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is an answer, real or degraded."""
+        return self.error is None
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the answer is not the real one."""
+        return self.level > 0
+
+    def unwrap(self) -> T:
+        """Return the value, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        value: Any = self.value
+        return value  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        what = f"value={self.value!r}" if self.error is None else f"error={self.error!r}"
+        level = f", level={self.level}, reason={self.reason!r}" if self.reason else ""
+        return f"<Result {what}{level}, attempts={self.attempts}, elapsed={self.elapsed:.3f}>"

@@ -1,0 +1,143 @@
+"""The two runners: they carry out what the interpreter asks for, blocking or awaiting."""
+
+from __future__ import annotations
+
+from threading import Lock, get_ident
+from typing import Any
+
+from seawall.clock import Clock
+from seawall.runtime.call import Call
+from seawall.runtime.interpreter import Run, interpret
+from seawall.runtime.layers import Waiter
+
+
+def run_sync(call: Call, *, waiter: Waiter | None = None, upwards: bool = False) -> Any:
+    """Carry `call` to its end in this thread; return its value or raise its error."""
+    steps = interpret(call, waiter=waiter, upwards=upwards)
+    clock = call.host.clock
+    try:
+        request = next(steps)
+        while True:
+            try:
+                if isinstance(request, Run):
+                    result = request.function(*call.args, **call.kwargs)
+                    if request.substitute and hasattr(result, "__await__"):
+                        _refuse_awaitable(result, request.function)
+                elif isinstance(request, float):
+                    clock.sleep(request)
+                    result = None
+                else:
+                    result = wait_sync(request, clock)
+            except BaseException as error:  # noqa: BLE001 - the interpreter decides what it means
+                request = steps.throw(error)
+            else:
+                request = steps.send(result)
+    except StopIteration:
+        return _result(call)
+
+
+async def run_async(call: Call, *, waiter: Waiter | None = None, upwards: bool = False) -> Any:
+    """Carry `call` to its end in this task; return its value or raise its error."""
+    steps = interpret(call, waiter=waiter, upwards=upwards)
+    clock = call.host.clock
+    try:
+        request = next(steps)
+        while True:
+            try:
+                if isinstance(request, Run):
+                    result = request.function(*call.args, **call.kwargs)
+                    if not request.substitute or hasattr(result, "__await__"):
+                        result = await result
+                elif isinstance(request, float):
+                    await _sleep_async(request)
+                    result = None
+                else:
+                    result = await wait_async(request, clock)
+            except BaseException as error:  # noqa: BLE001 - the interpreter decides what it means
+                request = steps.throw(error)
+            else:
+                request = steps.send(result)
+    except StopIteration:
+        return _result(call)
+
+
+def _result(call: Call) -> Any:
+    error = call.error
+    if error is None:
+        return call.value
+    # Nothing may lead from the error back to itself, or it lives until the next collection.
+    call.error = None
+    try:
+        raise error
+    finally:
+        del error
+
+
+def _refuse_awaitable(result: Any, function: Any) -> None:
+    close = getattr(result, "close", None)
+    if close is not None:
+        close()
+    raise TypeError(
+        f"{function!r} is async, and this call is sync: pass a plain function as its fallback"
+    )
+
+
+def wait_sync(waiter: Waiter, clock: Clock) -> Any:
+    """Block this thread until `waiter` is woken or its time is over; return what it claims."""
+    bell = Lock()
+    bell.acquire()
+
+    def wake() -> bool:
+        bell.release()
+        return True
+
+    waiter.publish(wake)
+    try:
+        clock.wait(bell, None if waiter.until is None else waiter.until - clock.now())
+    except BaseException:
+        waiter.abandon()
+        raise
+    return waiter.claim()
+
+
+async def _sleep_async(seconds: float) -> None:
+    from asyncio import sleep
+
+    await sleep(seconds)
+
+
+async def wait_async(waiter: Waiter, clock: Clock) -> Any:
+    """Suspend this task until `waiter` is woken or its time is over; return what it claims."""
+    from asyncio import get_running_loop
+
+    loop = get_running_loop()
+    bell = loop.create_future()
+    here = get_ident()
+
+    def ring() -> None:
+        if not bell.done():
+            bell.set_result(None)
+
+    def wake() -> bool:
+        if get_ident() == here:
+            ring()
+            return True
+        try:
+            loop.call_soon_threadsafe(ring)
+        except RuntimeError:
+            return False  # the loop is closed: nobody will claim what is granted
+        return True
+
+    waiter.publish(wake)
+    timer = None
+    try:
+        if waiter.until is not None:
+            timer = loop.call_later(max(0.0, waiter.until - clock.now()), ring)
+        await bell
+    except BaseException:
+        waiter.abandon()
+        raise
+    finally:
+        if timer is not None:
+            timer.cancel()
+    return waiter.claim()

@@ -1,0 +1,100 @@
+"""What a guard knows of its own calls: counts, recent latency, recent error rate."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Final
+
+from seawall.models.histogram import LatencyWindow
+
+FOLD_EVERY: Final = 0.25
+"""Seconds between two foldings of raw samples into the histogram."""
+
+FOLD_AT_MOST: Final = 512
+"""Samples used of one fold: at high rates latency is sampled, counts stay exact."""
+
+RATE_SPAN: Final = 10.0
+"""The error rate is that of the last 10 to 20 seconds."""
+
+
+class Stats:
+    """Plain integers and one histogram; written by the runners, read by whoever looks.
+
+    A success costs one list append. The list is folded into the histogram four times a second.
+    """
+
+    def __init__(self, now: float) -> None:
+        """Start counting at `now`."""
+        self.samples: list[float] = []
+        self.due = now + FOLD_EVERY
+        self.latency = LatencyWindow()
+        self.succeeded = 0
+        self.failed = 0
+        self.rejected = 0
+        self.cancelled = 0
+        self.timed_out = 0
+        self.retries = 0
+        self.degraded = 0
+        self.abandoned = 0
+        """Worker threads whose caller gave up and which still run."""
+        self._lock = Lock()
+        self._rate_since = now
+        self._rate_base = (0, 0)
+        self._rate_previous = (0, 0)
+
+    def fold(self, now: float) -> None:
+        """Move the samples so far into the histogram and the counts; safe from any thread."""
+        with self._lock:
+            samples = self.samples
+            batch = samples[:]
+            del samples[: len(batch)]
+            self.due = now + FOLD_EVERY
+            self.succeeded += len(batch)
+            stride = -(-len(batch) // FOLD_AT_MOST) or 1
+            self.latency.add_all(batch[::stride], now, stride)
+            if now - self._rate_since >= RATE_SPAN:
+                self._rotate(now)
+
+    def _rotate(self, now: float) -> None:
+        ended = (self.succeeded, self.failed)
+        fresh = now - self._rate_since < 2 * RATE_SPAN
+        self._rate_previous = self._rate_base if fresh else ended
+        self._rate_base = ended
+        self._rate_since = now
+
+    def record_timeout(self, elapsed: float, now: float) -> None:
+        """Count a call that was cut off: it took at least this long, so it belongs in the tail."""
+        self.timed_out += 1
+        with self._lock:
+            self.latency.add_all([elapsed], now)
+
+    def quantile(self, p: float, now: float) -> float | None:
+        """Return the latency that a share `p` of recent calls stayed below, or None."""
+        self.fold(now)
+        with self._lock:
+            return self.latency.quantile(p, now)
+
+    def error_rate(self, now: float) -> float:
+        """Return the share of recent attempts that failed."""
+        self.fold(now)
+        succeeded = self.succeeded - self._rate_previous[0]
+        failed = self.failed - self._rate_previous[1]
+        return failed / (succeeded + failed) if failed else 0.0
+
+    def snapshot(self, now: float) -> dict[str, float | None]:
+        """Return all counts, the error rate and p50, p95, p99 of recent latency."""
+        self.fold(now)
+        return {
+            "succeeded": self.succeeded,
+            "failed": self.failed,
+            "rejected": self.rejected,
+            "cancelled": self.cancelled,
+            "timed_out": self.timed_out,
+            "retries": self.retries,
+            "degraded": self.degraded,
+            "abandoned_threads": self.abandoned,
+            "error_rate": self.error_rate(now),
+            "p50": self.quantile(0.5, now),
+            "p95": self.quantile(0.95, now),
+            "p99": self.quantile(0.99, now),
+        }

@@ -1,0 +1,152 @@
+"""Running what is inside a layer in a worker thread, waited for by a thread or by a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from seawall.context import deadline_var
+from seawall.errors import BulkheadFull
+from seawall.runtime.call import Abandoned
+from seawall.runtime.events import ThreadAbandoned, emit
+from seawall.runtime.layers import Driver, Host, Kind
+from seawall.runtime.workers import Job, WorkerPool
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+
+class ThreadDriver(Driver):
+    """Carries what is inside it to a worker thread, with deadline and context variables."""
+
+    def __init__(self, host: Host, pool: WorkerPool, policy: str) -> None:
+        """Use the threads of `pool`."""
+        self.host = host
+        self.pool = pool
+        self.policy = policy
+        self.refused = 0
+
+    def limit(self, now: float) -> float | None:
+        """Return for how many seconds to wait at most, besides the deadline; None: no limit."""
+        raise NotImplementedError
+
+    def full(self) -> BulkheadFull:
+        """Return the refusal when no thread and no place in the queue is free."""
+        raise NotImplementedError
+
+    def late(self, seconds: float, *, began: bool) -> BaseException:
+        """Return the error for work that was waited for `seconds` in vain."""
+        raise NotImplementedError
+
+    def inner_kind(self, kind: Kind) -> Kind:
+        """Return "sync": so it runs in a worker thread, whoever waits for it."""
+        return "sync"
+
+    def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
+        """Return a function that runs `inner` in a worker thread."""
+        if kind == "sync":
+
+            def in_thread(*args: Any, **kwargs: Any) -> Any:
+                return self._run_sync(inner, args, kwargs)
+
+            return in_thread
+
+        async def off_loop(*args: Any, **kwargs: Any) -> Any:
+            return await self._run_async(inner, args, kwargs)
+
+        return off_loop
+
+    def _seconds(self) -> float | None:
+        clock = self.host.clock
+        limit = self.limit(clock.now())
+        held = deadline_var.get()
+        if held is not None:
+            left = held[0] - held[1].now()
+            limit = left if limit is None else min(limit, left)
+        return limit
+
+    def _submit(
+        self, inner: Callable[..., Any], args: Any, kwargs: Any, done: Callable[[], object]
+    ) -> tuple[Job, float | None]:
+        clock = self.host.clock
+        seconds = self._seconds()
+        if seconds is None:
+            job = Job(inner, args, kwargs, done)
+        else:
+            token = deadline_var.set((clock.now() + seconds, clock))
+            job = Job(inner, args, kwargs, done)
+            deadline_var.reset(token)
+        if not self.pool.submit(job):
+            self.refused += 1
+            self.host.stats.rejected += 1
+            raise self.full()
+        return job, seconds
+
+    def _run_sync(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        bell = Lock()
+        bell.acquire()
+        job, seconds = self._submit(inner, args, kwargs, bell.release)
+        try:
+            rang = self.host.clock.wait(bell, seconds)
+        except BaseException as error:
+            self._give_up(job, error)
+            raise
+        if not rang:
+            self._raise_late(job, seconds or 0.0)
+        return job.result()
+
+    async def _run_async(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        from asyncio import get_running_loop
+
+        loop = get_running_loop()
+        bell: Future[bool] = loop.create_future()
+
+        def ring(in_time: bool) -> None:  # noqa: FBT001 - called by the loop
+            if not bell.done():
+                bell.set_result(in_time)
+
+        def done() -> None:
+            try:
+                loop.call_soon_threadsafe(ring, True)  # noqa: FBT003
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits any more
+
+        job, seconds = self._submit(inner, args, kwargs, done)
+        timer = None if seconds is None else loop.call_later(max(0.0, seconds), ring, False)  # noqa: FBT003
+        try:
+            rang = await bell
+        except BaseException as error:
+            self._give_up(job, error)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if not rang:
+            self._raise_late(job, seconds or 0.0)
+        return job.result()
+
+    def _raise_late(self, job: Job, seconds: float) -> None:
+        """Raise, unless the work ended at this very moment."""
+        left = self.pool.give_up(job)
+        if left is True:
+            return
+        error = self.late(seconds, began=left is not False)
+        self._left_running(left, error)
+        raise error
+
+    def _give_up(self, job: Job, error: BaseException) -> None:
+        self._left_running(self.pool.give_up(job), error)
+
+    def _left_running(self, left: object, error: BaseException) -> None:
+        if not isinstance(left, Abandoned):
+            return
+        stats = self.host.stats
+        stats.abandoned += 1
+        emit(ThreadAbandoned(self.host.name, running=self.pool.abandoned))
+
+        def came_back() -> None:
+            stats.abandoned -= 1
+
+        left.when_stopped(came_back)
+        left.attach(error)

@@ -1,0 +1,197 @@
+"""Helpers for testing code that uses Seawall: time that jumps, services that fail on cue.
+
+    def test_outage() -> None:
+        async def main() -> None:
+            vendor = Guard("vendor", Retry(on=ConnectionError), Timeout(2.0))
+            service = ScriptedService(fail(ConnectionError(), times=2), answer("hello"))
+            assert await vendor.acall(service.acall) == "hello"
+
+        run_virtual(main())        # the pauses between attempts take no real time
+
+Guards made inside `run_virtual` or `virtual_time` run on virtual time by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from seawall import _checks as check
+from seawall.clock import VirtualClock, reset_current_clock, set_current_clock
+from seawall.policies.bulkhead import Bulkhead
+from seawall.policies.retry import switch
+from seawall.registry import guards
+
+if TYPE_CHECKING:
+    from seawall.guard import Guard
+
+T = TypeVar("T")
+
+
+@contextmanager
+def virtual_time(clock: VirtualClock | None = None) -> Iterator[VirtualClock]:
+    """Let guards made inside the block use a virtual clock: sync pauses return at once."""
+    clock = clock or VirtualClock()
+    token = set_current_clock(clock)
+    try:
+        yield clock
+    finally:
+        reset_current_clock(token)
+
+
+def run_virtual(
+    main: Coroutine[Any, Any, T], *, clock: VirtualClock | None = None, seed: int | None = None
+) -> T:
+    """Run `main` as `asyncio.run` does, on a loop whose time jumps to the next timer.
+
+    With `seed`, what is ready at the same moment runs in an order drawn from it: the same seed
+    gives the same order, another seed another one.
+    """
+    from seawall.runtime.virtual import run
+
+    with virtual_time(clock) as current:
+        return run(main, clock=current, seed=seed)
+
+
+@contextmanager
+def retries(mode: Literal["instant", "off"]) -> Iterator[None]:
+    """Make all retries inside the block instant, or switch them off."""
+    check.choice("mode", mode, ("instant", "off"))
+    before = switch.instant, switch.off
+    switch.instant, switch.off = mode == "instant", mode == "off"
+    try:
+        yield
+    finally:
+        switch.instant, switch.off = before
+
+
+class Step:
+    """What a scripted service does for some calls: `answer`, `fail`, `slow` or `hang`."""
+
+    __slots__ = ("delay", "error", "times", "value")
+
+    def __init__(
+        self,
+        *,
+        value: Any = None,
+        error: Exception | Callable[[], Exception] | None = None,
+        delay: float = 0.0,
+        times: int | None = 1,
+    ) -> None:
+        """Take `delay`, then raise `error` or return `value`; for ever, if `times` is None."""
+        self.value = value
+        self.error = error
+        self.delay = check.seconds("delay", delay, zero=True, infinite=True)
+        self.times = None if times is None else check.count("times", times)
+
+
+def answer(value: Any = None, *, times: int | None = 1) -> Step:
+    """Return `value` at once."""
+    return Step(value=value, times=times)
+
+
+def fail(error: Exception | Callable[[], Exception], *, times: int | None = 1) -> Step:
+    """Raise `error`, or what `error()` makes: a type makes a new one each time."""
+    return Step(error=error, times=times)
+
+
+def slow(seconds: float, value: Any = None, *, times: int | None = 1) -> Step:
+    """Return `value` after `seconds`."""
+    return Step(value=value, delay=seconds, times=times)
+
+
+def hang(*, times: int | None = 1) -> Step:
+    """Never return; only for async calls, which can be cancelled."""
+    return Step(delay=float("inf"), times=times)
+
+
+class ScriptedService:
+    """A service that does what its script says, call by call; the last step repeats for ever."""
+
+    def __init__(self, *steps: Step, clock: VirtualClock | None = None) -> None:
+        """Follow `steps`. Sync calls that are slow need the `clock` on which they are slow."""
+        if not steps:
+            raise ValueError("ScriptedService(): give it a step, such as answer('hello')")
+        self.calls = 0
+        """How many calls have begun."""
+        self.running = 0
+        """How many calls are under way."""
+        self.peak = 0
+        """The most calls that were under way at once."""
+        self._clock = clock
+        self._script = _script(steps)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Be called, as a plain function; whatever the arguments."""
+        step = self._begin()
+        try:
+            if step.delay:
+                if self._clock is None or step.delay == float("inf"):
+                    raise RuntimeError(
+                        "a plain call cannot wait here: give ScriptedService a VirtualClock for"
+                        " slow(...), and use acall for hang()"
+                    )
+                self._clock.sleep(step.delay)
+            return _end(step)
+        finally:
+            self.running -= 1
+
+    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+        """Be called, as an async function; whatever the arguments."""
+        import asyncio
+
+        step = self._begin()
+        try:
+            if step.delay == float("inf"):
+                await asyncio.get_running_loop().create_future()
+            # Also without a delay the loop has its turn, as with a real service.
+            await asyncio.sleep(step.delay)
+            return _end(step)
+        finally:
+            self.running -= 1
+
+    def _begin(self) -> Step:
+        self.calls += 1
+        self.running += 1
+        self.peak = max(self.peak, self.running)
+        return next(self._script)
+
+
+def _script(steps: tuple[Step, ...]) -> Generator[Step, None, None]:
+    for step in steps[:-1]:
+        for _ in range(step.times or 1) if step.times is not None else iter(int, 1):
+            yield step
+    while True:
+        yield steps[-1]
+
+
+def _end(step: Step) -> Any:
+    if step.error is None:
+        return step.value
+    raise step.error if isinstance(step.error, Exception) else step.error()
+
+
+def held_permits(among: list[Guard] | None = None) -> dict[str, int]:
+    """Return how many slots of bulkheads are taken, by guard; those with none are left out."""
+    held: dict[str, int] = {}
+    for guard in guards() if among is None else among:
+        taken = sum(p.in_flight for p in guard.policies if isinstance(p, Bulkhead))
+        if taken:
+            held[guard.name] = taken
+    return held
+
+
+@contextmanager
+def no_leaked_permits() -> Iterator[None]:
+    """Fail if the block leaves a slot of any guard's bulkhead taken that was free before."""
+    before = held_permits()
+    yield
+    leaked = {
+        name: taken - before.get(name, 0)
+        for name, taken in held_permits().items()
+        if taken > before.get(name, 0)
+    }
+    if leaked:
+        listed = ", ".join(f"{name} {count}" for name, count in sorted(leaked.items()))
+        raise AssertionError(f"slots still taken at the end: {listed}")

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seawall.models.breaker import BreakerModel, BreakerSettings, Refusal, State
+from seawall.models.probes import Countdown, Probe, Verdict, n_of_m, ramp
+
+SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
+LETTERS = {"s": SUCCESS, "f": FAILURE, "n": NONE}
+
+
+def half_open(**settings):
+    """Return a breaker whose break is over at 10, so that the next call is a probe."""
+    model = BreakerModel(BreakerSettings(**({"consecutive": 1, "break_for": 10} | settings)))
+    model.settle(model.admit(0), FAILURE, 0)
+    return model
+
+
+def offer(model, count, now):
+    """Offer so many calls; return the probes among them."""
+    offered = [model.admit(now) for _ in range(count)]
+    return [ticket for ticket in offered if isinstance(ticket, Probe)]
+
+
+# --- N of M ---
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "state"),
+    [
+        ("s", State.HALF_OPEN),
+        ("ss", State.CLOSED),
+        ("sfs", State.CLOSED),
+        ("f", State.HALF_OPEN),
+        ("ff", State.OPEN),
+        ("fsf", State.OPEN),
+        ("nnnnss", State.CLOSED),
+        ("nfnnf", State.OPEN),
+    ],
+)
+def test_two_of_three(verdicts, state):
+    """Two successes close, two failures open, and what is no verdict does not count."""
+    model = half_open(probes=n_of_m(2, 3))
+    for letter in verdicts:
+        (probe,) = offer(model, 1, now=10)
+        model.settle(probe, LETTERS[letter], 10)
+    assert model.state is state
+
+
+def test_no_more_than_m_probes():
+    """Of fifty callers at once three get through, and a verdict frees no place."""
+    model = half_open(probes=n_of_m(2, 3))
+    probes = offer(model, 50, now=10)
+    assert len(probes) == 3
+    model.settle(probes[0], SUCCESS, 10)
+    assert model.admit(10) == Refusal("probing", None)
+
+
+def test_each_hung_probe_has_failed():
+    """Hung probes are given up as their times come, oldest first."""
+    model = half_open(probes=n_of_m(2, 3), probe_timeout=5)
+    offer(model, 1, now=10)
+    offer(model, 2, now=12)
+    assert model.admit(15) == Refusal("probing", None)
+    assert model.admit(17) == Refusal("open", 10)
+
+
+def test_a_probe_given_up_is_not_counted_again():
+    """The late verdict of a hung probe changes nothing, although the generation is the same."""
+    model = half_open(probes=n_of_m(1, 2), probe_timeout=5)
+    hung, second = offer(model, 1, now=10) + offer(model, 1, now=14)
+    assert model.admit(15) == Refusal("probing", None)
+    model.settle(hung, SUCCESS, 16)
+    assert model.state is State.HALF_OPEN
+    model.settle(second, FAILURE, 16)
+    assert model.state is State.OPEN
+
+
+def test_a_verdict_before_anybody_asked_counts():
+    """A probe that was late, but nobody missed it, says what it says."""
+    model = half_open(probe_timeout=5)
+    (late,) = offer(model, 1, now=10)
+    model.settle(late, SUCCESS, 30)
+    assert model.state is State.CLOSED
+
+
+# --- The ramp ---
+
+
+def test_ramp_step_by_step():
+    """One in a hundred, one in twenty, one in four, then all; each stage begins with a probe."""
+    model = half_open(probes=ramp(step=5))
+    for start, share in ((10, 2), (15, 10), (20, 50)):
+        probes = offer(model, 200, start)
+        assert len(probes) == share
+        assert model.state is State.HALF_OPEN
+        for probe in probes:
+            model.settle(probe, SUCCESS, start + 1)
+    assert model.admit(25) == model.generation
+    assert model.state is State.CLOSED
+
+
+def test_the_first_call_of_a_stage_is_a_probe():
+    """Little traffic is no obstacle: one call in each stage is enough."""
+    model = half_open(probes=ramp((0.01, 0.5), step=5))
+    for now in (10, 15):
+        (probe,) = offer(model, 1, now)
+        model.settle(probe, SUCCESS, now)
+    model.admit(20)
+    assert model.state is State.CLOSED
+
+
+def test_a_stage_waits_for_a_success():
+    """A stage without a success lasts until it has one; that success ends it at once."""
+    model = half_open(probes=ramp((0.5,), step=5))
+    (probe,) = offer(model, 1, now=10)
+    assert model.admit(40) == Refusal("probing", None)
+    model.settle(probe, SUCCESS, 41)
+    assert model.state is State.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdicts", "state"),
+    [
+        (None, "f", State.OPEN),
+        (None, "sf", State.OPEN),
+        (None, "ssf", State.HALF_OPEN),
+        (None, "ssff", State.OPEN),
+        (0.25, "ssssf", State.HALF_OPEN),
+        (0.25, "sssf", State.OPEN),
+    ],
+)
+def test_ramp_gives_up_at_the_ratio_that_trips(ratio, verdicts, state):
+    """The share of failures that opens the ramp is `failure_ratio`, or one half."""
+    model = half_open(failure_ratio=ratio, probes=ramp((1.0,), step=5))
+    for probe, letter in zip(offer(model, len(verdicts), now=10), verdicts, strict=True):
+        model.settle(probe, LETTERS[letter], 10)
+    assert model.state is state
+
+
+def test_a_cancelled_probe_of_an_earlier_stage_gives_nothing_back():
+    """A permit goes back to the stage that gave it, or nowhere."""
+    model = half_open(probes=ramp((0.1, 0.2), step=5))
+    late, early = offer(model, 11, now=10)
+    model.settle(early, SUCCESS, 15)
+    assert len(offer(model, 1, now=15)) == 1
+    model.settle(late, NONE, 15)
+    assert offer(model, 1, now=15) == []
+
+
+def test_a_hung_probe_of_the_ramp_has_failed():
+    """On the ramp too a probe without a verdict cannot hold the breaker for ever."""
+    model = half_open(probes=ramp(step=5), probe_timeout=60)
+    offer(model, 50, now=10)
+    assert model.admit(70) == Refusal("open", 10)
+
+
+# --- Countdown ---
+
+
+@given(st.floats(0, 1e9), st.floats(1e-3, 1e6), st.floats(0, 1))
+def test_who_waits_as_told_is_not_too_early(now, length, elapsed):
+    """Whatever the last bit of a float does, waiting for what is left is enough."""
+    countdown = Countdown(length, now)
+    later = now + length * elapsed
+    assert countdown.left(later + countdown.left(later)) == 0
+
+
+def test_what_is_left_is_never_negative():
+    """Long after the end nothing is left."""
+    countdown = Countdown(10, 100)
+    assert [countdown.left(now) for now in (100, 104, 110, 10**9)] == [10, 6, 0, 0]
+
+
+def test_a_clock_set_back_far_starts_the_countdown_again():
+    """Set back a little, it waits longer; set back by more than itself, it begins anew, once."""
+    countdown = Countdown(10, 1000)
+    assert countdown.left(995) == 15
+    assert countdown.left(990) == 20
+    assert countdown.left(500) == 10
+    assert countdown.left(504) == 6

@@ -1,0 +1,216 @@
+"""The project itself: what it ships, what it pins, and what it must not say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src"
+REQUIREMENTS = sorted((ROOT / "requirements").glob("*.in"))
+
+# Written so that this file does not break its own rule: no pattern matches itself.
+HOSTS = re.compile(r"py[p]i\.org|python[h]osted\.org|npm[j]s\.|debi[a]n\.org", re.IGNORECASE)
+MACHINE_PATHS = re.compile(r"(?<![\w.~)}-])/(?:work|root|tmp|home|opt)/[\w.]")
+PIN = re.compile(r"([\w.-]+)==[\w.]+( ; [^#]+?)?(\s+--hash=sha256:[0-9a-f]{64})+")
+
+
+def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command at the root of the project, with only the environment that is given."""
+    kept = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT,
+        env=kept | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+# --- What it ships ---
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel with the pinned build backend, without a network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-I", "-m", "pip", "--disable-pip-version-check"]
+    built = run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, ".")
+    assert built.returncode == 0, built.stdout
+    (path,) = folder.glob("seawall-*.whl")
+    return path
+
+
+def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path):
+    """The built wheel, installed alone, guards a def and an async def."""
+    python = tmp_path / "empty" / "bin" / "python"
+    for command in (
+        [sys.executable, "-I", "-m", "venv", "--without-pip", tmp_path / "empty"],
+        [sys.executable, "-I", "-m", "pip", "--python", python, "install", "--no-index", wheel],
+    ):
+        done = run(*command)
+        assert done.returncode == 0, done.stdout
+    smoke = run(python, "-I", "-W", "error", ROOT / "tests" / "smoke.py")
+    assert (smoke.returncode, smoke.stdout) == (0, "ok\n")
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
+    """The wheel has every source file, the typing marker and the licence, and no tests."""
+    names = set(ZipFile(wheel).namelist())
+    metadata = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
+    assert {name.split("/")[0] for name in names} == {"seawall", metadata}
+    assert {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py")} <= names
+    assert {"seawall/py.typed", f"{metadata}/licenses/LICENSE"} <= names
+
+
+def test_import_is_light_and_stays_within_the_standard_library():
+    """`import seawall` loads no heavy module, and works where only the standard library is."""
+    script = (
+        "import sys; before = set(sys.modules); sys.path.append(sys.argv[1]); import seawall;"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    fresh = run(sys.executable, "-I", "-S", "-c", script, SOURCE)
+    assert fresh.returncode == 0, fresh.stdout
+    loaded = {name.split(".")[0] for name in fresh.stdout.split()}
+    assert loaded <= {"seawall"} | sys.stdlib_module_names
+    assert not loaded & {"asyncio", "dataclasses", "inspect", "json", "logging", "random"}
+
+
+def test_no_module_is_long():
+    """A module of more than 400 lines is two modules."""
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines())
+        for path in SOURCE.rglob("*.py")
+    }
+    assert lengths
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
+# --- What it pins ---
+
+
+@pytest.mark.parametrize("asked", REQUIREMENTS, ids=lambda path: path.stem)
+def test_requirements_are_pinned_with_hashes(asked: Path):
+    """Each requirement asked for is pinned to one version and the hashes of its files."""
+    text = asked.with_suffix(".txt").read_text("utf-8").replace("\\\n", " ")
+    pinned = set()
+    for line in text.splitlines():
+        match = PIN.fullmatch(line)
+        assert match, f"not pinned with hashes: {line}"
+        pinned.add(match[1])
+    lines = (line.split("#")[0].strip() for line in asked.read_text("utf-8").splitlines())
+    assert {line for line in lines if line and not line.startswith("-")} <= pinned
+
+
+@pytest.mark.parametrize("asked", REQUIREMENTS, ids=lambda path: path.stem)
+def test_requirements_name_no_place(asked: Path):
+    """Where packages come from is each machine's own setting."""
+    for path in (asked, asked.with_suffix(".txt")):
+        assert not re.search(r"://|index-url|find-links|trusted-host|@ ", path.read_text("utf-8"))
+
+
+# --- What it must not say ---
+
+
+@pytest.mark.parametrize("pattern", [HOSTS, MACHINE_PATHS], ids=["hosts", "paths"])
+def test_no_file_names_a_place_outside_the_project(pattern: re.Pattern[str]):
+    """No file of the project names a package registry's host or a path of some machine."""
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    assert listed.returncode == 0, listed.stdout
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    assert Path(__file__).resolve() in files
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in files
+        if path.is_file()
+        for match in pattern.finditer(path.read_text("utf-8", errors="ignore"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (HOSTS, "https://py_pi.org/simple"),
+        (HOSTS, "files.python_hosted.org"),
+        (MACHINE_PATHS, "cd /_work/main"),
+        (MACHINE_PATHS, 'Path("/_root/.cache")'),
+    ],
+)
+def test_patterns_find_what_they_are_for(pattern: re.Pattern[str], text: str):
+    """The search above would find such a name (written here with a gap, to pass that search)."""
+    assert not pattern.search(text)
+    assert pattern.search(text.replace("_", ""))
+
+
+# --- Its command line, and its tests' own rules ---
+
+
+def test_dev_is_valid_shell_and_helps():
+    """`./dev` parses as POSIX sh, and its help lists every command that it knows."""
+    assert run("sh", "-n", "dev").returncode == 0
+    helped = run("sh", "dev", "help")
+    assert helped.returncode == 0
+    script = (ROOT / "dev").read_text("utf-8")
+    commands = re.findall(r"^([a-z]+)(?: \|.*)?\) ", script, re.MULTILINE)
+    assert {"test", "lint", "format", "docs", "bench", "matrix", "help"} <= set(commands)
+    assert set(re.findall(r"^  ([a-z]+)\b", helped.stdout, re.MULTILINE)) == set(commands)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["dance"], 2, "there is no command 'dance'"),
+        (["test", "--python"], 1, "--python needs a version"),
+        (["test", "--python", "three"], 1, "such as --python 3.13"),
+    ],
+)
+def test_dev_says_what_is_wrong(arguments: list[str], status: int, message: str):
+    """A mistake on the command line fails with what to write instead."""
+    told = run("sh", "dev", *arguments)
+    assert told.returncode == status
+    assert message in told.stdout
+
+
+def run_pytest(folder: Path, test: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a test under a copy of this project's conftest."""
+    shutil.copy(ROOT / "tests" / "conftest.py", folder)
+    (folder / "test_one.py").write_text(test, "utf-8")
+    options = ["-c", "/dev/null", "--rootdir", folder, "-p", "no:cacheprovider", "-s"]
+    return run(sys.executable, "-B", "-m", "pytest", *options, folder, **environment)
+
+
+@pytest.mark.parametrize(("ci", "status"), [("true", 1), ("", 0)])
+def test_a_skip_fails_the_run_in_ci_only(tmp_path: Path, ci: str, status: int):
+    """A skipped test is a failure when CI=true, and the run says so."""
+    ran = run_pytest(tmp_path, "import pytest\ndef test(): pytest.skip('later')\n", CI=ci)
+    assert ran.returncode == status, ran.stdout
+    assert ("skipped tests are failures" in ran.stdout) == bool(status)
+
+
+def test_chance_follows_the_printed_seed(tmp_path: Path):
+    """The same seed gives the same examples and numbers, another seed gives others."""
+    test = (
+        "from hypothesis import given, strategies as st\n"
+        "@given(st.integers())\n"
+        "def test_given(number): print('drawn', number)\n"
+        "def test_rng(rng): print('drawn', rng.random())\n"
+    )
+    drawn = []
+    for seed in ("1", "1", "2"):
+        ran = run_pytest(tmp_path, test, SEAWALL_SEED=seed, CI="true")
+        assert ran.returncode == 0, ran.stdout
+        assert f"SEAWALL_SEED={seed}" in ran.stdout
+        drawn.append(re.findall(r"drawn (\S+)", ran.stdout))
+    assert len(drawn[0]) > 50
+    assert drawn[0] == drawn[1] != drawn[2]
