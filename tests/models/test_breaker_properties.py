@@ -421,7 +421,7 @@ class Reference:
 
     def count(self, call, now, *, failed, slow):
         """Count a call, or the failure of one that was counted and is still in the window."""
-        if call["record"] in self.in_window(now):
+        if any(record is call["record"] for record in self.in_window(now)):
             call["record"][1] |= failed
         else:
             call["record"] = [now, failed, slow]

@@ -199,7 +199,7 @@ class _BreakerGate(GateBound):
     def leave(self, ticket: object, outcome: Outcome, detail: Any, now: float) -> None:
         """Take in how the call ended; a success in calm times needs no lock."""
         model = self._model
-        if outcome is OK and ticket == model.generation and model.calm:
+        if outcome is OK and ticket == model.generation:
             model.success(now)
         else:
             self.tell(model, None, ticket, outcome, detail, now)

@@ -15,6 +15,7 @@ from seawall.context import deadline_var
 from seawall.errors import BulkheadFull, DeadlineExceeded, TimedOut
 from seawall.runtime.events import CallTimedOut, emit
 from seawall.runtime.layers import Driver, Flow, Host, Kind, Layer, Outcome
+from seawall.runtime.interpreter import reset
 from seawall.runtime.policy import Bound, Policy
 from seawall.runtime.threads import ThreadDriver
 from seawall.runtime.workers import WorkerPool
@@ -207,33 +208,31 @@ class _Cooperative(Flow):
         wanted = self._bound.policy.seconds
         self._constant = None if isinstance(wanted, AdaptiveSeconds) else wanted
 
-    def enter(self, now: float) -> Token[tuple[float, Clock] | None] | None:
-        """Set the deadline, unless a nearer one stands."""
+    def enter(self, now: float) -> Token[tuple[float, Clock] | None]:
+        """Set the deadline, or again the one that stands if it is nearer."""
         seconds = self._constant or self._bound.seconds(now)
         outer = deadline_var.get()
         if outer is not None and outer[0] - outer[1].now() <= seconds:
-            return None
+            return deadline_var.set(outer)
         return deadline_var.set((now + seconds, self._clock))
+
+    passed = deadline_var.reset
 
     def leave(
         self,
-        ticket: Token[tuple[float, Clock] | None] | None,
+        ticket: Token[tuple[float, Clock] | None],
         outcome: Outcome,
         detail: object,
         now: float,
     ) -> None:
         """Restore the deadline that stood before."""
-        if ticket is not None:
-            try:
-                deadline_var.reset(ticket)
-            except ValueError:
-                pass  # a dying generator is closed in a context that is not its own
+        reset(deadline_var, ticket)
 
-    def settle(self, call: Call, ticket: Token[tuple[float, Clock] | None] | None) -> None:
+    def settle(self, call: Call, ticket: Token[tuple[float, Clock] | None]) -> None:
         """Restore, and count a call that ended by the deadline set here."""
         now = self._clock.now()
         self.leave(ticket, call.outcome(), None, now)
-        if isinstance(call.error, TimeoutError) and ticket is not None:
+        if isinstance(call.error, TimeoutError):
             elapsed = now - call.attempt_began
             seconds = self._bound.seconds(now)
             if elapsed >= seconds:

@@ -77,6 +77,7 @@ class FastPath:
         for number, layer in enumerate(layers):
             self.names[f"enter{number}"] = layer.enter
             self.names[f"leave{number}"] = layer.leave
+            self.names[f"passed{number}"] = layer.passed
             self.names[f"again{number}"] = layer.again
         text = source(layers, kind)
         filename = f"<seawall fast path {next(_numbers)}>"
@@ -185,10 +186,7 @@ def source(layers: Sequence[Layer], kind: Kind) -> str:
             )
         ),
         "            end = clock()",
-        *(
-            f"            leave{n}({f't{n}' if n in enters else None}, OK, value, end)"
-            for n in reversed(leaves)
-        ),
+        *(f"            {_leave(n, layers[n])}" for n in reversed(leaves)),
         "            sample(end - now)",
         "            if end >= stats.due:",
         "                stats.fold(end)",
@@ -200,3 +198,10 @@ def source(layers: Sequence[Layer], kind: Kind) -> str:
         "    return guarded",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _leave(number: int, layer: Layer) -> str:
+    ticket = f"t{number}" if layer.enter is not None else "None"
+    if layer.passed is not None:
+        return f"passed{number}({ticket})"
+    return f"leave{number}({ticket}, OK, value, end)"

@@ -77,6 +77,9 @@ class Layer:
     `detail` is the value, or the error. It never raises.
     """
 
+    passed: Callable[[Any], object] | None = None
+    """`passed(ticket)`: what to do instead of `leave` on the success path, where less will do."""
+
     again: Callable[[Any], bool] | None = None
     """`again(value)`: whether a flow wants to act on a value that was returned (rare)."""
 

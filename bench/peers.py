@@ -1,0 +1,336 @@
+"""The same, done with other libraries, each as its own documentation does it.
+
+All have the settings that Seawall's cases have: three attempts on ValueError, a hundred at once,
+ten seconds; breakers have their defaults. Where a library offers a decorator that is what is
+measured. Each function imports what it measures, so that this module can be read without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+from bench.cases import ATTEMPTS, SECONDS, SLOTS
+
+if TYPE_CHECKING:
+    from bench.cases import Make
+
+# --- Retry: all of these tell a plain function from an async one by themselves ---
+
+
+def tenacity_retry(function):
+    """Use tenacity's decorator."""
+    from tenacity import retry, retry_if_exception_type, stop_after_attempt
+
+    decorate = retry(
+        retry=retry_if_exception_type(ValueError),
+        stop=stop_after_attempt(ATTEMPTS),
+        reraise=True,
+    )
+    return decorate(function)
+
+
+def stamina_retry(function):
+    """Use stamina's decorator."""
+    import stamina
+
+    return stamina.retry(on=ValueError, attempts=ATTEMPTS)(function)
+
+
+def backoff_retry(function):
+    """Use backoff's decorator."""
+    import backoff
+
+    return backoff.on_exception(backoff.expo, ValueError, max_tries=ATTEMPTS)(function)
+
+
+def hyx_retry(function):
+    """Use hyx's decorator."""
+    from hyx.retry import retry
+
+    return retry(on=ValueError, attempts=ATTEMPTS)(function)
+
+
+def pyresilience_retry(function):
+    """Use pyresilience's decorator, with a retry only."""
+    from pyresilience import RetryConfig, resilient
+
+    return resilient(retry=RetryConfig(max_attempts=ATTEMPTS, retry_on=(ValueError,)))(function)
+
+
+# --- Breaker ---
+
+
+def circuitbreaker_breaker(function):
+    """Use circuitbreaker's decorator."""
+    from circuitbreaker import circuit
+
+    return circuit(function)
+
+
+def pybreaker_breaker(function):
+    """Use pybreaker's decorator; its async calls need another framework."""
+    from pybreaker import CircuitBreaker
+
+    return CircuitBreaker()(function)
+
+
+def aiobreaker_breaker(function):
+    """Use aiobreaker's decorator."""
+    from aiobreaker import CircuitBreaker
+
+    return CircuitBreaker()(function)
+
+
+def purgatory_breaker(function):
+    """Use the decorator of purgatory's sync factory."""
+    from purgatory import SyncCircuitBreakerFactory
+
+    return SyncCircuitBreakerFactory()("bench")(function)
+
+
+def purgatory_async_breaker(function):
+    """Use the decorator of purgatory's async factory."""
+    from purgatory import AsyncCircuitBreakerFactory
+
+    return AsyncCircuitBreakerFactory()("bench")(function)
+
+
+def hyx_breaker(function):
+    """Use hyx's decorator."""
+    from hyx.circuitbreaker import consecutive_breaker
+
+    return consecutive_breaker()(function)
+
+
+def pyresilience_breaker(function):
+    """Use pyresilience's decorator, with a breaker only."""
+    from pyresilience import CircuitBreakerConfig, resilient
+
+    return resilient(circuit_breaker=CircuitBreakerConfig())(function)
+
+
+# --- Bulkhead ---
+
+
+def semaphore(function):
+    """Hold a semaphore of the standard library."""
+    slots = threading.Semaphore(SLOTS)
+
+    def guarded(argument):
+        with slots:
+            return function(argument)
+
+    return guarded
+
+
+def async_semaphore(function):
+    """Hold an async semaphore of the standard library."""
+    slots = asyncio.Semaphore(SLOTS)
+
+    async def guarded(argument):
+        async with slots:
+            return await function(argument)
+
+    return guarded
+
+
+def hyx_bulkhead(function):
+    """Use hyx's decorator."""
+    from hyx.bulkhead import bulkhead
+
+    return bulkhead(max_concurrency=SLOTS, max_capacity=SLOTS)(function)
+
+
+def pyresilience_bulkhead(function):
+    """Use pyresilience's decorator, with a bulkhead only."""
+    from pyresilience import BulkheadConfig, resilient
+
+    return resilient(bulkhead=BulkheadConfig(max_concurrent=SLOTS))(function)
+
+
+# --- Timeout ---
+
+
+def asyncio_timeout(function):
+    """Use the standard library's block."""
+
+    async def guarded(argument):
+        async with asyncio.timeout(SECONDS):
+            return await function(argument)
+
+    return guarded
+
+
+def asyncio_wait_for(function):
+    """Use the standard library's function."""
+
+    async def guarded(argument):
+        return await asyncio.wait_for(function(argument), SECONDS)
+
+    return guarded
+
+
+def anyio_timeout(function):
+    """Use anyio's block."""
+    from anyio import fail_after
+
+    async def guarded(argument):
+        with fail_after(SECONDS):
+            return await function(argument)
+
+    return guarded
+
+
+def hyx_timeout(function):
+    """Use hyx's decorator."""
+    from hyx.timeout import timeout
+
+    return timeout(SECONDS)(function)
+
+
+def hyx_timeout_block(function):
+    """Use hyx's block, which starts no task."""
+    from hyx.timeout import timeout
+
+    async def guarded(argument):
+        async with timeout(SECONDS):
+            return await function(argument)
+
+    return guarded
+
+
+def pyresilience_timeout(function):
+    """Use pyresilience's decorator, with a timeout only."""
+    from pyresilience import TimeoutConfig, resilient
+
+    return resilient(timeout=TimeoutConfig(seconds=SECONDS))(function)
+
+
+# --- The stack: bulkhead around breaker around retry around timeout ---
+
+
+def hyx_stack(function):
+    """Put hyx's four decorators on each other."""
+    return hyx_bulkhead(hyx_breaker(hyx_retry(hyx_timeout(function))))
+
+
+def pyresilience_stack(function):
+    """Use pyresilience's decorator with all four, in the order that it chooses."""
+    from pyresilience import (
+        BulkheadConfig,
+        CircuitBreakerConfig,
+        RetryConfig,
+        TimeoutConfig,
+        resilient,
+    )
+
+    decorate = resilient(
+        bulkhead=BulkheadConfig(max_concurrent=SLOTS),
+        circuit_breaker=CircuitBreakerConfig(),
+        retry=RetryConfig(max_attempts=ATTEMPTS, retry_on=(ValueError,)),
+        timeout=TimeoutConfig(seconds=SECONDS),
+    )
+    return decorate(function)
+
+
+def pyresilience_stack_untimed(function):
+    """Use pyresilience's decorator without a timeout: for a plain function that takes a thread."""
+    from pyresilience import BulkheadConfig, CircuitBreakerConfig, RetryConfig, resilient
+
+    decorate = resilient(
+        bulkhead=BulkheadConfig(max_concurrent=SLOTS),
+        circuit_breaker=CircuitBreakerConfig(),
+        retry=RetryConfig(max_attempts=ATTEMPTS, retry_on=(ValueError,)),
+    )
+    return decorate(function)
+
+
+def drawer_stack(function):
+    """Combine tenacity, circuitbreaker and a semaphore; they have no timeout for this."""
+    return semaphore(circuitbreaker_breaker(tenacity_retry(function)))
+
+
+def async_drawer_stack(function):
+    """Combine tenacity, circuitbreaker and the standard library's semaphore and timeout."""
+    return async_semaphore(circuitbreaker_breaker(tenacity_retry(asyncio_timeout(function))))
+
+
+HYX = "hyx"
+PYRESILIENCE = "pyresilience"
+UNTIMED = "pyresilience, no timeout"
+DRAWER = "tenacity + circuitbreaker + Semaphore"
+ASYNC_DRAWER = "tenacity + circuitbreaker + Semaphore + asyncio.timeout"
+
+PEERS: dict[str, dict[str, Make]] = {
+    "retry, sync": {
+        PYRESILIENCE: pyresilience_retry,
+        "backoff": backoff_retry,
+        "stamina": stamina_retry,
+        "tenacity": tenacity_retry,
+    },
+    "retry, async": {
+        HYX: hyx_retry,
+        PYRESILIENCE: pyresilience_retry,
+        "backoff": backoff_retry,
+        "stamina": stamina_retry,
+        "tenacity": tenacity_retry,
+    },
+    "breaker, sync": {
+        "circuitbreaker": circuitbreaker_breaker,
+        "purgatory": purgatory_breaker,
+        "pybreaker": pybreaker_breaker,
+        "aiobreaker": aiobreaker_breaker,
+        PYRESILIENCE: pyresilience_breaker,
+    },
+    "breaker, async": {
+        "circuitbreaker": circuitbreaker_breaker,
+        "purgatory": purgatory_async_breaker,
+        "aiobreaker": aiobreaker_breaker,
+        HYX: hyx_breaker,
+        PYRESILIENCE: pyresilience_breaker,
+    },
+    "bulkhead, sync": {
+        "threading.Semaphore": semaphore,
+        PYRESILIENCE: pyresilience_bulkhead,
+    },
+    "bulkhead, async": {
+        "asyncio.Semaphore": async_semaphore,
+        HYX: hyx_bulkhead,
+        PYRESILIENCE: pyresilience_bulkhead,
+    },
+    "timeout, async": {
+        "asyncio.timeout": asyncio_timeout,
+        "asyncio.wait_for": asyncio_wait_for,
+        "anyio": anyio_timeout,
+        "hyx, as a block": hyx_timeout_block,
+        HYX: hyx_timeout,
+        PYRESILIENCE: pyresilience_timeout,
+    },
+    "stack, sync": {
+        UNTIMED: pyresilience_stack_untimed,
+        DRAWER: drawer_stack,
+    },
+    "stack, async": {
+        HYX: hyx_stack,
+        PYRESILIENCE: pyresilience_stack,
+        ASYNC_DRAWER: async_drawer_stack,
+    },
+    "stack with a timeout by thread, sync": {
+        PYRESILIENCE: pyresilience_stack,
+    },
+}
+
+DISTRIBUTIONS = (
+    "aiobreaker",
+    "anyio",
+    "backoff",
+    "circuitbreaker",
+    "hyx",
+    "purgatory",
+    "pybreaker",
+    "pyresilience",
+    "stamina",
+    "tenacity",
+)

@@ -1,0 +1,65 @@
+"""What the measurements are to show. Every line of a table that has a target has it here.
+
+The number that is judged is, on Seawall's own line, its cost as a multiple of the bare call; on
+another library's line, how many times cheaper Seawall is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bench.cases import OURS
+from bench.peers import ASYNC_DRAWER, HYX, PEERS, UNTIMED
+
+
+class Target(NamedTuple):
+    """A number that must not be exceeded, or must be reached."""
+
+    limit: float
+    ceiling: bool
+
+    def __str__(self) -> str:
+        return f"{'at most' if self.ceiling else 'at least'} {self.limit:.3g}"
+
+    def met_by(self, value: float) -> bool:
+        """Tell whether `value` is good enough."""
+        return value <= self.limit if self.ceiling else value >= self.limit
+
+
+def at_most(limit: float) -> Target:
+    """Return the target of staying at or below `limit`."""
+    return Target(limit, ceiling=True)
+
+
+def at_least(limit: float) -> Target:
+    """Return the target of reaching `limit`."""
+    return Target(limit, ceiling=False)
+
+
+THREADS = "threads"
+IMPORTS = "imports"
+
+SINGLE_POLICIES = (
+    "retry, sync",
+    "retry, async",
+    "breaker, sync",
+    "breaker, async",
+    "bulkhead, sync",
+    "bulkhead, async",
+    "timeout, async",
+)
+
+TARGETS: dict[tuple[str, str], Target] = {
+    # Ahead of every library that does the same one thing.
+    **{(row, peer): at_least(1.0) for row in SINGLE_POLICIES for peer in PEERS[row]},
+    # Four policies cost little, and much less than four policies elsewhere.
+    ("stack, async", OURS): at_most(15.0),
+    ("stack, async", HYX): at_least(18.0),
+    ("stack, async", ASYNC_DRAWER): at_least(30.0),
+    ("stack, sync", OURS): at_most(32.0),
+    ("stack, sync", UNTIMED): at_least(8.0),
+    # Threads that share a guard do not slow each other down.
+    (THREADS, f"{OURS}, 8 threads"): at_least(0.8),
+    # The import is felt by no one who has imported asyncio.
+    (IMPORTS, OURS): at_most(1 / 3),
+}

@@ -1,0 +1,236 @@
+"""The documentation is run.
+
+Every ```python block of the README and of docs/ is executed: the blocks of one page in order, in
+one namespace, on one virtual clock, so that nothing really sleeps. `await` is allowed at the top
+level: such a block has an event loop of its own, in virtual time.
+
+What a block prints must be what its `#>` comments say, line by line, in that order:
+
+    print("hello")  #> hello
+
+The same holds for the files in examples/, which are run as programs. A failure names the page and
+the line.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+import os
+import re
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+import pytest
+
+import seawall
+from seawall.models.breaker import diagram
+from seawall.runtime import events
+from seawall.testing import run_virtual, virtual_time
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXPECTED = re.compile(r"(?:^|(?<=\s))#>(?: (.*))?$", re.MULTILINE)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+class Block(NamedTuple):
+    """A fenced block of a page; `line` is that of its first line of code."""
+
+    language: str
+    line: int
+    text: str
+
+
+def blocks(text: str, language: str) -> list[Block]:
+    """Return the blocks of a page that are in `language`."""
+    found = (
+        Block(match[1], text.count("\n", 0, match.start(2)) + 1, match[2])
+        for match in FENCE.finditer(text)
+    )
+    return [block for block in found if block.language == language]
+
+
+def expected_output(source: str) -> list[str]:
+    """Return the lines that the `#>` comments of `source` promise."""
+    return [match[1] or "" for match in EXPECTED.finditer(source)]
+
+
+def compiled(page: Path, block: Block) -> CodeType:
+    """Compile a block under the name of its page, at its own lines."""
+    source = "\n" * (block.line - 1) + block.text
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    return compile(source, str(page), "exec", flags=flags, dont_inherit=True)
+
+
+def run_page(page: Path) -> None:
+    """Run the blocks of a page in order; fail with the page and the line of the first trouble."""
+    namespace: dict[str, Any] = {"__name__": "__snippet__"}
+    with virtual_time() as clock:
+        for block in blocks(page.read_text("utf-8"), "python"):
+            printed = io.StringIO()
+            try:
+                code = compiled(page, block)
+                with contextlib.redirect_stdout(printed):
+                    if code.co_flags & inspect.CO_COROUTINE:
+                        run_virtual(eval(code, namespace), clock=clock)  # noqa: S307
+                    else:
+                        exec(code, namespace)  # noqa: S102
+            except Exception as error:  # noqa: BLE001 - reported with its place
+                place = f"{page.name}:{line_of(error, page, block)}"
+                pytest.fail(f"{place}: {traceback.format_exc()}", pytrace=False)
+            compare(f"{page.name}:{block.line}", block.text, printed.getvalue())
+
+
+def line_of(error: Exception, page: Path, block: Block) -> int:
+    """Return the line of the page at which `error` arose."""
+    if isinstance(error, SyntaxError) and error.filename == str(page):
+        return error.lineno or block.line
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f.lineno or block.line for f in frames if f.filename == str(page)), block.line)
+
+
+def compare(place: str, source: str, printed: str) -> None:
+    """Fail unless `printed` is what the comments in `source` promise."""
+    wanted, got = expected_output(source), printed.splitlines()
+    if wanted != got:
+        lines = [f"{place}: it promises", *wanted, "but it prints", *got]
+        pytest.fail("\n    ".join(lines), pytrace=False)
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the guards and end the subscriptions that a page leaves behind."""
+    before = seawall.guards()
+    monkeypatch.setattr(events, "_listeners", ())
+    yield
+    for guard in seawall.guards():
+        if guard not in before:
+            guard.close()
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_snippets_do_what_the_page_says(page: Path):
+    """Every Python block of the page runs, and prints what its comments promise."""
+    run_page(page)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_examples_do_what_they_say(example: Path):
+    """Every example runs as a program, warns of nothing, and prints what its comments promise."""
+    ran = subprocess.run(  # noqa: S603 - the project's own examples
+        [sys.executable, "-W", "error", str(example)],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    compare(example.name, example.read_text("utf-8"), ran.stdout)
+
+
+# --- What else a page must not get wrong ---
+
+
+def test_every_public_name_is_documented():
+    """Each name that the package exports is mentioned, as code, on some page of docs/."""
+    text = "\n".join(page.read_text("utf-8") for page in PAGES if page.parent.name == "docs")
+    code = " ".join(re.findall(r"`[^`\n]+`", text)) + "".join(
+        match[2] for match in FENCE.finditer(text)
+    )
+    missing = [name for name in seawall.__all__ if not re.search(rf"\b{name}\b", code)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path):
+    """Each relative link leads to a file, and to a heading of it where it names one."""
+    broken = []
+    for target in LINK.findall(FENCE.sub("", page.read_text("utf-8"))):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        if not file.exists() or (anchor and anchor not in anchors(file.read_text("utf-8"))):
+            broken.append(target)
+    assert broken == []
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors that the headings of a page get."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_reached_from_the_index():
+    """Each page of docs/ is linked from its index."""
+    index = ROOT / "docs" / "index.md"
+    linked = {target.partition("#")[0] for target in LINK.findall(index.read_text("utf-8"))}
+    pages = {page.name for page in PAGES if page.parent == index.parent and page != index}
+    assert pages <= linked
+
+
+def test_breaker_diagram_is_drawn_from_the_transition_table():
+    """The diagram on the breaker's page is the one that the table of transitions gives."""
+    (drawn,) = blocks((ROOT / "docs" / "breaker.md").read_text("utf-8"), "mermaid")
+    assert drawn.text == diagram()
+
+
+POLICY_PAGES = ["breaker", "bulkhead", "cache", "fallback", "retry", "thread-bulkhead", "timeout"]
+SECTIONS = ["What it promises", "Usage", "Defaults and why", "Telemetry", "Anti-patterns"]
+
+
+@pytest.mark.parametrize("name", POLICY_PAGES)
+def test_policy_pages_have_the_same_sections(name: str):
+    """Each policy's page has the same sections in the same order."""
+    text = FENCE.sub("", (ROOT / "docs" / f"{name}.md").read_text("utf-8"))
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert [heading for heading in headings if heading in SECTIONS] == SECTIONS
+
+
+# --- The tests above would notice ---
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize(
+    ("snippet", "message"),
+    [
+        ("x = 1\nassert x == 2", "page.md:5: "),
+        ("x = 1\ny =", "page.md:5: "),
+        ("async def f():\n    return 1 / 0\nawait f()", "page.md:6: "),
+        ("print('a')  #> b", "page.md:4: it promises\n    b\n    but it prints\n    a"),
+        ("print('a')", "page.md:4: it promises\n    but it prints\n    a"),
+        ("#> b", "page.md:4: it promises\n    b\n    but it prints"),
+    ],
+)
+def test_a_broken_snippet_fails_with_page_and_line(tmp_path: Path, snippet: str, message: str):
+    """A snippet that raises, does not parse or prints something else is reported with its place."""
+    page = tmp_path / "page.md"
+    page.write_text(f"# Title\n\n```python\n{snippet}\n```\n", "utf-8")
+    with pytest.raises(pytest.fail.Exception, match=re.escape(message)):
+        run_page(page)
+
+
+@pytest.mark.usefixtures("clean")
+def test_blocks_of_a_page_share_names_and_time(tmp_path: Path):
+    """Later blocks see the names of earlier ones, and sleep on the same virtual clock."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\nimport asyncio\nfrom seawall.clock import current_clock\n```\n\n"
+        "```python\nawait asyncio.sleep(3600)\n```\n\n"
+        "```python\nprint(current_clock().now())  #> 3600.0\n```\n",
+        "utf-8",
+    )
+    run_page(page)
