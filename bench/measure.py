@@ -90,14 +90,6 @@ def own_copy(function):
     return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
-def calls_for(seconds: float, elapsed: Callable[[int], float]) -> int:
-    """Return how many calls take about `seconds`, where `elapsed(calls)` tries it."""
-    calls = 16
-    while (took := elapsed(calls)) < seconds / 4:
-        calls *= 2
-    return max(1, round(calls * seconds / took))
-
-
 class Contestant:
     """A case that is ready to be measured."""
 
@@ -120,7 +112,6 @@ class Contestant:
 
     async def calibrate(self, seconds: float) -> None:
         """Choose the number of calls of each measurement, and warm up."""
-        # As `calls_for`, which cannot wait for an async loop.
         self.calls = 16
         while (took := await self._time()) < seconds / 4:
             self.calls *= 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bench.cases import OURS
+from bench.imports import IN_USE
 from bench.peers import ASYNC_DRAWER, HYX, PEERS, UNTIMED
 
 
@@ -62,4 +63,5 @@ TARGETS: dict[tuple[str, str], Target] = {
     (THREADS, f"{OURS}, 8 threads"): at_least(0.8),
     # The import is felt by no one who has imported asyncio.
     (IMPORTS, OURS): at_most(1 / 3),
+    (IMPORTS, IN_USE): at_most(1 / 3),
 }

@@ -81,3 +81,12 @@ class CacheMiss(SeawallError, LookupError):
 def reason_of(error: BaseException) -> str:
     """Return the stable word for `error`: its `reason` if it is ours, else the name of its type."""
     return error.reason if isinstance(error, SeawallError) else type(error).__name__
+
+
+def add_note(error: BaseException, note: str, prefix: str) -> None:
+    """Add `note`, in place of an older one that begins with `prefix`.
+
+    An error object that is raised again and again must not collect notes without end.
+    """
+    kept = (old for old in getattr(error, "__notes__", ()) if not old.startswith(prefix))
+    error.__notes__ = [*kept, note]

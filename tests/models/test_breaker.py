@@ -184,7 +184,8 @@ def test_a_break_function_that_raises_changes_nothing():
     probe = model.admit(10)
     with pytest.raises(LookupError):
         model.settle(probe, FAILURE, 10)
-    assert (model.state, model.generation) == (State.HALF_OPEN, 3)
+    seen = {"state": "half_open", "generation": 3, "consecutive_opens": 1}
+    assert model.snapshot(10) | seen == model.snapshot(10)
 
 
 # --- Probing ---
@@ -413,7 +414,7 @@ def test_update_forgets_a_streak_nobody_counts():
     calls(model, "f")
     with_rule, without = model.settings, model.settings.replace(consecutive=None)
     model.update(without, 0)
-    calls(model, "s")
+    model.success(0)
     model.update(with_rule, 0)
     calls(model, "f")
     assert model.state is State.CLOSED
@@ -421,7 +422,7 @@ def test_update_forgets_a_streak_nobody_counts():
 
 def test_update_of_the_slow_rule_reaches_calls_in_flight():
     """A lower limit holds for running calls too; without a limit none of them is slow."""
-    model = breaker(slow_after=60, slow_ratio=1.0)
+    model = breaker(failure_ratio=1.0, slow_after=60, slow_ratio=1.0)
     first, second = model.admit(0), model.admit(0)
     model.update(model.settings.replace(slow_after=1), 0)
     assert model.admit(0.5)
@@ -431,9 +432,29 @@ def test_update_of_the_slow_rule_reaches_calls_in_flight():
     third = model.admit(1)
     model.update(model.settings.replace(slow_after=None, slow_ratio=None), 1)
     assert model.calm
+    model.admit(9)
     model.settle(second, SUCCESS, 9)
     model.settle(third, SUCCESS, 9)
-    assert model.state is State.CLOSED
+    assert model.snapshot(9) | {"calls": 3, "slow": 2} == model.snapshot(9)
+
+
+def test_update_judges_by_the_old_settings_what_happened_under_them():
+    """A call that was slow when the limit is raised has been slow."""
+    model = breaker(slow_after=2, slow_ratio=1.0)
+    model.admit(0)
+    model.update(model.settings.replace(slow_after=60), 5)
+    assert model.snapshot(5)["slow"] == 1
+
+
+def test_a_call_counted_in_a_replaced_window_is_counted_in_the_new_one():
+    """The new window has never seen the call, so its end counts in full."""
+    model = breaker(consecutive=9, slow_after=2, slow_ratio=1.0)
+    hung = model.admit(0)
+    model.admit(5)
+    model.update(model.settings.replace(window_calls=20), 5)
+    model.settle(hung, FAILURE, 6)
+    seen = {"calls": 1, "failures": 1, "slow": 0}
+    assert model.snapshot(6) | seen == model.snapshot(6)
 
 
 def test_update_to_a_slow_rule_accepts_bare_tickets():

@@ -121,6 +121,17 @@ def test_a_stage_waits_for_a_success():
     assert model.state is State.CLOSED
 
 
+def test_each_stage_needs_a_success_of_its_own():
+    """What an earlier stage has shown does not end the next one."""
+    model = half_open(probes=ramp((0.5, 1.0), step=5))
+    (probe,) = offer(model, 1, now=10)
+    model.settle(probe, SUCCESS, 10)
+    (probe,) = offer(model, 1, now=15)
+    assert model.admit(40) != model.generation
+    model.settle(probe, SUCCESS, 41)
+    assert model.state is State.CLOSED
+
+
 @pytest.mark.parametrize(
     ("ratio", "verdicts", "state"),
     [

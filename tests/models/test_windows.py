@@ -161,10 +161,10 @@ def test_a_failure_after_its_call_left_is_a_new_call():
     """Where the slow call has left the window, its failure counts as a call of its own."""
     by_count, by_time = CountWindow(2), TimeWindow(10)
     place = by_count.slow(0)
-    by_count.success(0)
-    by_count.success(0)
+    by_count.failure(0)
+    by_count.failure(0)
     by_count.fail(place, 0)
-    assert by_count.totals(0) == Totals(2, 1, 0)
+    assert by_count.totals(0) == Totals(2, 2, 0)
     place = by_time.slow(0)
     by_time.fail(place, 50)
     assert by_time.totals(50) == Totals(1, 1, 0)

@@ -55,10 +55,11 @@ class _Lane:
 class _OwnTimer(Expiry):
     """A call that has a timer to itself."""
 
-    __slots__ = ("at",)
+    __slots__ = ("at", "seconds")
 
-    def __init__(self, task: Task, delay: float, at: float) -> None:
-        super().__init__(task, delay)
+    def __init__(self, task: Task, seconds: float, at: float) -> None:
+        super().__init__(task, seconds)
+        self.seconds = seconds
         self.at = at
 
 
@@ -100,8 +101,8 @@ class AsyncTimeout(Flow):
         return task, task.cancelling(), pending
 
     def _new_lane(self, loop: asyncio.AbstractEventLoop) -> _Lane:
-        for other in [known for known in self._lanes if known.is_closed()]:
-            del self._lanes[other]
+        for other in [known for known in list(self._lanes) if known.is_closed()]:
+            self._lanes.pop(other, None)
         lane = self._lanes[loop] = _Lane(loop, self._clock)
         return lane
 
@@ -137,14 +138,10 @@ class AsyncTimeout(Flow):
             task, cancelling, pending = ticket
             ours = pending.pop(task, None) is None and take_back(task, cancelling, call.error)
         if ours:
-            self._expired(call)
-
-    def _expired(self, call: Call) -> None:
-        now = self._clock.now()
-        began = call.attempts > 0
-        elapsed = now - call.began
-        error: TimedOut | DeadlineExceeded = self._bound.error(elapsed, began=began)
-        error.__cause__ = call.error
-        if began:
-            self._bound.expired(now - call.attempt_began, elapsed, now)
-        call.error = error
+            seconds = self._constant if self._constant is not None else 0.0
+            if isinstance(ticket, _OwnTimer):
+                seconds = ticket.seconds
+            error: TimedOut | DeadlineExceeded = self._bound.error(seconds, began=call.reached)
+            error.__cause__ = call.error
+            call.error = error
+            self._bound.expired(seconds)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
+from seawall.clock import current_clock
 from seawall.errors import CircuitOpen
 from seawall.models.breaker import BreakerModel, BreakerSettings, Refusal, State
 from seawall.models.probes import Probes, Verdict
@@ -21,10 +22,12 @@ from seawall.runtime.call import STREAMED
 from seawall.runtime.events import BreakerChanged, emit
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import FAILED, OK, Host, Outcome
-from seawall.runtime.policy import GateBound, GatePolicy, Mode
+from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
 
 Classifier = Callable[[Exception | None, Any], bool]
 """`is_failure(error, value)`: whether a call that raised `error`, or returned `value`, failed."""
+
+BREAK_FOR: Final = 15.0
 
 _UNCOUNTED = object()
 """The ticket of a call let through where the breaker is not enforced."""
@@ -45,7 +48,7 @@ class Breaker(GatePolicy):
         consecutive: int | None = None,
         slow_after: float | None = None,
         slow_ratio: float | None = None,
-        break_for: float | Callable[[int], float] = 15.0,
+        break_for: float | Callable[[int], float] = BREAK_FOR,
         probes: Probes | None = None,
         probe_timeout: float = 60.0,
         is_failure: Classifier | None = None,
@@ -74,7 +77,7 @@ class Breaker(GatePolicy):
             consecutive=consecutive,
             slow_after=slow_after,
             slow_ratio=slow_ratio,
-            break_for=break_for,
+            break_for=_NeverRaising(break_for) if callable(break_for) else break_for,
             probes=probes,
             probe_timeout=probe_timeout,
         )
@@ -134,17 +137,16 @@ class Breaker(GatePolicy):
         model = self._keyed[key] = BreakerModel(self.settings)
         return model
 
+    def _now(self) -> float:
+        clocks = (bound.host.clock for bound in list(self.bindings))
+        return next(clocks, current_clock()).now()
+
     def _command(self, key: Hashable, command: str) -> None:
         if (key is None) != (self.key is None):
             raise TypeError(f"{command}(): give the key of a keyed breaker, and only of such a one")
         model = self.model if self.key is None else self.model_for(key)
-        for bound in list(self.bindings):
-            now = bound.host.clock.now()
-            break
-        else:
-            raise RuntimeError(f"{command}(): put the breaker into a guard first")
         with self.lock:
-            getattr(model, command)(now)
+            getattr(model, command)(self._now())
         self.report(model, key)
 
     def report(self, model: BreakerModel, key: Hashable) -> None:
@@ -168,14 +170,37 @@ class Breaker(GatePolicy):
     def _update(self, changes: dict[str, Any]) -> None:
         known = tuple(self.settings._asdict())
         self._reject_unknown(changes, (*known, "mode"))
-        mode = check.choice("mode", changes.pop("mode", self.mode), ("enforce", "shadow", "off"))
-        settings = self.settings.replace(**changes) if changes else self.settings
-        now = next((bound.host.clock.now() for bound in list(self.bindings)), 0.0)
+        mode = check.choice("mode", changes.get("mode", self.mode), MODES)
+        rest = {name: value for name, value in changes.items() if name != "mode"}
+        if callable(rest.get("break_for")):
+            rest["break_for"] = _NeverRaising(rest["break_for"])
+        settings = self.settings.replace(**rest)
+        now = self._now()
         models = [self.model, *self.models().values()]
         with self.lock:
             self.mode, self.settings = mode, settings
             for model in models:
                 model.update(settings, now)
+
+
+class _NeverRaising:
+    """A user's `break_for`: should it fail in the middle of an outage, the default is taken."""
+
+    def __init__(self, function: Callable[[int], float]) -> None:
+        self._function = function
+        check.seconds("break_for(1)", function(1))
+
+    def __call__(self, opens: int) -> float:
+        try:
+            return check.seconds("break_for(...)", self._function(opens))
+        except Exception:
+            from logging import getLogger
+
+            getLogger("seawall").exception("break_for(%d) failed; %g s instead", opens, BREAK_FOR)
+            return BREAK_FOR
+
+    def __repr__(self) -> str:
+        return repr(self._function)
 
 
 class _BreakerGate(GateBound):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from seawall.errors import CacheMiss, reason_of
+from seawall.errors import CacheMiss, add_note, reason_of
 from seawall.runtime.events import FallbackUsed, emit, wanted
 from seawall.runtime.layers import Flow, Host, Kind, Next
 from seawall.runtime.policy import Bound, Policy
@@ -109,7 +109,7 @@ class _Memory:
     __slots__ = ("error", "level")
 
     def __init__(self, error: Exception) -> None:
-        self.error: Exception | None = error
+        self.error = error
         self.level = 0
 
 
@@ -128,41 +128,35 @@ class _FallbackFlow(Flow):
             if not isinstance(error, self._policy.on):
                 return None
             memory = call.memory[self] = _Memory(error)
-        elif error is None:
+        if isinstance(error, Exception) and memory.level < len(self._policy.levels):
+            level = self._policy.levels[memory.level]
+            memory.level += 1
+            return Next(instead=_with_reason(level, memory.error))
+        del call.memory[self]
+        if error is None:
             self._answered(call, memory)
-            return None
-        elif not isinstance(error, Exception):
-            memory.error = None
-            return None
-        if memory.level == len(self._policy.levels):
+        elif isinstance(error, Exception):
             self._give_up(call, memory)
-            return None
-        level = self._policy.levels[memory.level]
-        memory.level += 1
-        return Next(instead=_with_reason(level, memory.error))
+        return None
 
     def _answered(self, call: Call, memory: _Memory) -> None:
-        cause, memory.error = memory.error, None
         call.level = memory.level
-        call.reason = reason_of(cause) if cause is not None else None
+        call.reason = reason_of(memory.error)
         call.host.stats.degraded += 1
         self._bound.used[memory.level - 1] += 1
         if wanted(FallbackUsed):
             name = call.host.name
-            emit(FallbackUsed(name, level=memory.level, reason=call.reason or ""))
+            emit(FallbackUsed(name, level=memory.level, reason=call.reason))
 
     def _give_up(self, call: Call, memory: _Memory) -> None:
         """Raise what the real call raised; the last level's own trouble is in its notes."""
         last, call.error = call.error, memory.error
-        memory.error = None
-        if call.error is not None and last is not call.error and not isinstance(last, CacheMiss):
+        if last is not call.error and not isinstance(last, CacheMiss):
             note = f"seawall: the last fallback failed too: {last!r}"
-            kept = getattr(call.error, "__notes__", ())
-            call.error.__notes__ = [n for n in kept if not n.startswith("seawall: the last")]
-            call.error.add_note(note)
+            add_note(memory.error, note, "seawall: the last fallback")
 
 
-def _with_reason(level: Level, error: Exception | None) -> Level:
+def _with_reason(level: Level, error: Exception) -> Level:
     """Return the level, run with its reason in the context."""
 
     def answer(*args: Any, **kwargs: Any) -> Any:
@@ -176,7 +170,7 @@ def _with_reason(level: Level, error: Exception | None) -> Level:
     return answer
 
 
-async def _keep_reason(awaitable: Any, error: Exception | None) -> Any:
+async def _keep_reason(awaitable: Any, error: Exception) -> Any:
     token = _reason.set(error)
     try:
         return await awaitable

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from seawall import _checks as check
 from seawall.context import current_idempotency_key
-from seawall.errors import Rejected, reason_of
+from seawall.errors import Rejected, add_note, reason_of
 from seawall.models.backoff import Backoff, as_backoff
 from seawall.models.budget import SuccessDeposit
 from seawall.models.pressure import Pressure
 from seawall.policies.budget import RetryBudget
-from seawall.runtime.call import STREAMED
 from seawall.runtime.events import CallRetried, RetryStopped, emit, wanted
 from seawall.runtime.layers import OK, Flow, Host, Kind, Next, Outcome
 from seawall.runtime.policy import Bound, Policy
@@ -180,12 +179,16 @@ class RetryBound(Bound):
 
 
 class _Memory:
-    """What is remembered of one call: its own schedule of delays, and the attempt under way."""
+    """What is remembered of one call: its own schedule of delays, and the tries so far.
 
-    __slots__ = ("delays", "retrying")
+    A try is not always an attempt: it may have been refused before the function was started.
+    """
+
+    __slots__ = ("delays", "retrying", "tries")
 
     def __init__(self, delays: Iterator[float]) -> None:
         self.delays = delays
+        self.tries = 0
         self.retrying = False
 
 
@@ -209,7 +212,10 @@ class _RetryFlow(Flow):
             self.again = self._wants_value
 
     def _wants_value(self, value: Any) -> bool:
-        return self._policy.wants(None, value)
+        try:
+            return self._policy.wants(None, value)
+        except Exception:  # noqa: BLE001 - it will raise again in settle, where it can be handled
+            return True
 
     def _started(self, now: float) -> None:
         self._note("started", now)
@@ -235,39 +241,43 @@ class _RetryFlow(Flow):
         if memory is not None and memory.retrying:
             memory.retrying = False
             self._note("retry_ended", now)
-        value = STREAMED if call.streaming else call.value
-        if call.error is None and value is STREAMED:
-            wanted_again = False
-        else:
-            wanted_again = self._policy.wants(call.error, value)
-        if wanted_again and (call.reached or isinstance(call.error, Rejected)):
-            self._note("failed", now)
-            if memory is None:
-                delays = self._policy.backoff.delays(call.host.rng.random)
-                memory = call.memory[self] = _Memory(delays)
-            todo = self._next(call, memory, now)
-            if todo is not None:
-                return todo
-        self._give_note(call, now)
-        if self.leave is not None:
-            self.leave(ticket, call.outcome(), None, now)
-        return None
+        try:
+            todo = self._next(call, memory, now) if self._worth_another(call) else None
+        except Exception as error:  # noqa: BLE001 - a user's own function (on, backoff...) failed
+            todo, call.error = None, error
+        if todo is None:
+            call.memory.pop(self, None)
+            self._give_note(call, now)
+            if self.leave is not None:
+                self.leave(ticket, call.outcome(), None, now)
+        return todo
 
-    def _next(self, call: Call, memory: _Memory, now: float) -> Next | None:
+    def _worth_another(self, call: Call) -> bool:
+        if call.error is None:
+            return not call.streaming and self._policy.wants(None, call.value)
+        started = call.reached or isinstance(call.error, Rejected)
+        return started and self._policy.wants(call.error, None)
+
+    def _next(self, call: Call, memory: _Memory | None, now: float) -> Next | None:
+        self._note("failed", now)
+        if memory is None:
+            delays = self._policy.backoff.delays(call.host.rng.random)
+            memory = call.memory[self] = _Memory(delays)
+        memory.tries += 1
         cause, delay = self._decide(call, memory, now)
         name = call.host.name
         if cause is not None:
             stopped = self._bound.stopped
             stopped[cause] = stopped.get(cause, 0) + 1
             if wanted(RetryStopped):
-                emit(RetryStopped(name, attempt=call.attempts, cause=cause))
+                emit(RetryStopped(name, attempt=memory.tries, cause=cause))
             return None
         memory.retrying = True
         self._bound.retries += 1
         call.host.stats.retries += 1
         if wanted(CallRetried):
             reason = "value" if call.error is None else reason_of(call.error)
-            emit(CallRetried(name, attempt=call.attempts, delay=delay, reason=reason))
+            emit(CallRetried(name, attempt=memory.tries, delay=delay, reason=reason))
         return Next(delay=delay)
 
     def _decide(self, call: Call, memory: _Memory, now: float) -> tuple[str | None, float]:
@@ -276,7 +286,7 @@ class _RetryFlow(Flow):
         attempts = policy.attempts
         if isinstance(attempts, AdaptiveAttempts):
             attempts = attempts.allowed(call.host.pressure())
-        if call.attempts >= attempts or switch.off:
+        if memory.tries >= attempts or switch.off:
             return "attempts", 0.0
         if not call.host.idempotent and current_idempotency_key() is None:
             return "not idempotent", 0.0
@@ -302,10 +312,9 @@ class _RetryFlow(Flow):
         error = call.error
         if error is None or call.attempts < 2:  # noqa: PLR2004 - one attempt needs no note
             return
-        note = f"seawall: {call.attempts} attempts in {now - call.began:.3f} s"
-        # An error object that is raised again and again must not collect notes without end.
-        notes = getattr(error, "__notes__", ())
-        error.__notes__ = [*(n for n in notes if not n.startswith("seawall:")), note]
+        add_note(
+            error, f"seawall: {call.attempts} attempts in {now - call.began:.3f} s", "seawall: "
+        )
 
 
 def _read_on(on: Any) -> tuple[tuple[type[Exception], ...], tuple[Predicate, ...]]:
@@ -337,7 +346,7 @@ def _own_retry_after(error: Exception) -> float | None:
 
 
 def _server_asks(read: RetryAfter, error: BaseException | None) -> float | None:
-    """Return the seconds that the server asks for; below 0 if it wants none, None if it is silent."""
+    """Return the seconds the server asks for; below 0 if it wants none, None if it is silent."""
     if not isinstance(error, Exception):
         return None
     asked = read(error)

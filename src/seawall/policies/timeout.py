@@ -14,8 +14,8 @@ from seawall import _checks as check
 from seawall.context import deadline_var
 from seawall.errors import BulkheadFull, DeadlineExceeded, TimedOut
 from seawall.runtime.events import CallTimedOut, emit
-from seawall.runtime.layers import Driver, Flow, Host, Kind, Layer, Outcome
 from seawall.runtime.interpreter import reset
+from seawall.runtime.layers import Driver, Flow, Host, Kind, Layer, Outcome
 from seawall.runtime.policy import Bound, Policy
 from seawall.runtime.threads import ThreadDriver
 from seawall.runtime.workers import WorkerPool
@@ -160,10 +160,10 @@ class TimeoutBound(Bound):
             " or sync='thread' to run it in a worker thread, or make the function async"
         )
 
-    def expired(self, elapsed: float, seconds: float, now: float) -> None:
+    def expired(self, seconds: float) -> None:
         """Count a call that ran out of time."""
         self.timed_out += 1
-        self.host.stats.record_timeout(elapsed, now)
+        self.host.stats.timed_out += 1
         emit(CallTimedOut(self.host.name, seconds=seconds))
 
     def error(self, seconds: float, *, began: bool) -> TimedOut | DeadlineExceeded:
@@ -230,13 +230,12 @@ class _Cooperative(Flow):
 
     def settle(self, call: Call, ticket: Token[tuple[float, Clock] | None]) -> None:
         """Restore, and count a call that ended by the deadline set here."""
-        now = self._clock.now()
-        self.leave(ticket, call.outcome(), None, now)
-        if isinstance(call.error, TimeoutError):
-            elapsed = now - call.attempt_began
-            seconds = self._bound.seconds(now)
-            if elapsed >= seconds:
-                self._bound.expired(elapsed, seconds, now)
+        held = deadline_var.get()
+        self.leave(ticket, call.outcome(), None, 0.0)
+        if isinstance(call.error, TimeoutError) and held is not None:
+            now = self._clock.now()
+            if held[1] is self._clock and now >= held[0]:
+                self._bound.expired(self._bound.seconds(now))
 
 
 class _InThread(ThreadDriver):
@@ -259,7 +258,6 @@ class _InThread(ThreadDriver):
         )
 
     def late(self, seconds: float, *, began: bool) -> BaseException:
-        now = self.host.clock.now()
         if began:
-            self._bound.expired(seconds, seconds, now)
+            self._bound.expired(seconds)
         return self._bound.error(seconds, began=began)

@@ -87,6 +87,7 @@ class Call:
         "reason",
         "streaming",
         "tickets",
+        "timed",
         "value",
     )
 
@@ -119,6 +120,8 @@ class Call:
         self.reason: str | None = None
         self.streaming = False
         """Whether gates stay entered after success (a generator, `hold`): then they are `held`."""
+        self.timed = True
+        """Whether the time of the function itself is that of the call; not so for a `hold`."""
         self.held: list[tuple[Layer, Any]] = []
         self.abandoned: list[Abandoned] = []
         """Work of all attempts that ran on; this attempt's begins at `own_abandoned`."""

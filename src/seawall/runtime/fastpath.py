@@ -41,18 +41,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
+from types import CoroutineType
 from typing import Any, Final
 
 from seawall.context import deadline_var
 from seawall.runtime.call import Call
 from seawall.runtime.interpreter import refuse_expired
 from seawall.runtime.layers import OK, Host, Kind, Layer, Wait
-from seawall.runtime.runners import run_async, run_sync
+from seawall.runtime.runners import refuse_coroutine, run_async, run_sync
 
 ABSENT: Final = object()
 """The ticket of a layer that has not been entered."""
 
 _numbers = count()
+
+
+_REFUSE_COROUTINE: Final = (
+    "            if value.__class__ is CoroutineType:",
+    "                refuse_coroutine(value, function)",
+)
 
 
 class FastPath:
@@ -66,8 +73,10 @@ class FastPath:
             "ABSENT": ABSENT,
             "OK": OK,
             "clock": host.clock.now,
+            "CoroutineType": CoroutineType,
             "deadline": deadline_var.get,
             "host": host,
+            "refuse_coroutine": refuse_coroutine,
             "refuse_expired": refuse_expired,
             "sample": host.stats.samples.append,
             "stats": host.stats,
@@ -174,6 +183,7 @@ def source(layers: Sequence[Layer], kind: Kind) -> str:
         ),
         "            reached = True",
         f"            value = {wait}function(*args, **kwargs)",
+        *([] if wait else _REFUSE_COROUTINE),
         "        except BaseException as error:",
         "            failure = error",
         "        else:",

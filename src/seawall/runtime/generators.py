@@ -91,10 +91,11 @@ def guard_generator(
                     flow.step(flow.source.throw, thrown, call.attempts)
                 else:
                     flow.step(flow.source.send, sent, call.attempts)
-            return flow.item
         except BaseException as raised:
             error = raised
             raise
+        else:
+            return flow.item
         finally:
             release(call, error)
             del error

@@ -20,9 +20,15 @@ class Hold:
         """Enter `gates` at the beginning of the block and leave them at its end."""
         self._call = Call(host, gates, _nothing, (), {}, host.clock.now())
         self._call.streaming = True
+        self._call.timed = False
+
+    def _once(self) -> Call:
+        if self._call.attempts or self._call.held:
+            raise RuntimeError("this hold() was used already: write guard.hold() for each block")
+        return self._call
 
     def __enter__(self) -> None:
-        run_sync(self._call)
+        run_sync(self._once())
 
     def __exit__(
         self,
@@ -33,7 +39,7 @@ class Hold:
         release(self._call, error)
 
     async def __aenter__(self) -> None:
-        self._call.function = _nothing_async
+        self._once().function = _nothing_async
         await run_async(self._call)
 
     async def __aexit__(

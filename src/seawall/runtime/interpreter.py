@@ -13,8 +13,9 @@ from contextvars import ContextVar, Token
 from typing import Any
 
 from seawall.context import attempt_var, deadline_var
-from seawall.errors import DeadlineExceeded, Rejected
+from seawall.errors import DeadlineExceeded, Rejected, TimedOut
 from seawall.runtime.call import STREAMED, Abandoned, Call
+from seawall.runtime.events import CallRejected, emit, wanted
 from seawall.runtime.layers import CANCELLED, FAILED, OK, Flow, Host, Next, Wait, Waiter
 
 
@@ -80,6 +81,8 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
     clock = call.host.clock
     tickets = call.tickets
     call.reached = False
+    call.level = 0
+    call.reason = None
     call.own_abandoned = len(call.abandoned)
     now = clock.now()
     if waiter is None:
@@ -135,12 +138,16 @@ def _up(call: Call) -> Next | None:
 
 
 def release(call: Call, error: BaseException | None) -> None:
-    """Leave the gates that a stream held, with `error` if it failed; later calls do nothing."""
+    """Leave the gates that a stream held, with `error` if it failed; later calls do nothing.
+
+    What was counted at the first item is not counted again, unless it failed after all.
+    """
     held, call.held = call.held, []
     call.error = error
     call.value = STREAMED
     call.reached = True
-    if error is not None and held:
+    counted, call.timed = call.timed, True
+    if held and (not counted or isinstance(error, Exception)):
         _count(call)
     now = call.host.clock.now()
     for layer, ticket in held:
@@ -155,11 +162,18 @@ def refuse_expired(host: Host) -> None:
         return
     late = held[1].now() - held[0]
     if late >= 0:
-        host.stats.rejected += 1
+        count_refusal(host, "deadline", "deadline_exceeded")
         raise DeadlineExceeded(
             f"guard {host.name!r}: the deadline passed {late:.3f} s before the call began",
             guard=host.name,
         )
+
+
+def count_refusal(host: Host, policy: str, reason: str) -> None:
+    """Count and tell that a call was refused by something that is not a gate."""
+    host.stats.rejected += 1
+    if wanted(CallRejected):
+        emit(CallRejected(host.name, policy=policy, reason=reason, enforced=True))
 
 
 def _count(call: Call) -> None:
@@ -177,13 +191,16 @@ def _count(call: Call) -> None:
             call.attempts -= 1
             return
     outcome = call.outcome()
-    if outcome is OK:
+    if outcome is OK and call.timed:
         now = host.clock.now()
         stats.samples.append(now - call.attempt_began)
         if now >= stats.due:
             stats.fold(now)
     elif outcome is FAILED:
         stats.failed += 1
+        if isinstance(error, TimedOut) or not isinstance(error, Exception):
+            now = host.clock.now()
+            stats.cut_off(now - call.attempt_began, now)
     elif outcome is CANCELLED:
         stats.cancelled += 1
 

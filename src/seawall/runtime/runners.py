@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from threading import Lock, get_ident
+from types import CoroutineType
 from typing import Any
 
 from seawall.clock import Clock
@@ -21,8 +22,8 @@ def run_sync(call: Call, *, waiter: Waiter | None = None, upwards: bool = False)
             try:
                 if isinstance(request, Run):
                     result = request.function(*call.args, **call.kwargs)
-                    if request.substitute and hasattr(result, "__await__"):
-                        _refuse_awaitable(result, request.function)
+                    if result.__class__ is CoroutineType:
+                        refuse_coroutine(result, request.function)
                 elif isinstance(request, float):
                     clock.sleep(request)
                     result = None
@@ -73,12 +74,12 @@ def _result(call: Call) -> Any:
         del error
 
 
-def _refuse_awaitable(result: Any, function: Any) -> None:
-    close = getattr(result, "close", None)
-    if close is not None:
-        close()
+def refuse_coroutine(coroutine: Any, function: Any) -> None:
+    """Raise: what a plain function handed out here would run, and fail, where nobody looks."""
+    coroutine.close()
     raise TypeError(
-        f"{function!r} is async, and this call is sync: pass a plain function as its fallback"
+        f"{function!r} returned a coroutine to a sync call: make it an `async def` itself, and use"
+        " guard.acall() for a lambda"
     )
 
 

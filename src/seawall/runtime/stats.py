@@ -62,9 +62,8 @@ class Stats:
         self._rate_base = ended
         self._rate_since = now
 
-    def record_timeout(self, elapsed: float, now: float) -> None:
-        """Count a call that was cut off: it took at least this long, so it belongs in the tail."""
-        self.timed_out += 1
+    def cut_off(self, elapsed: float, now: float) -> None:
+        """Note an attempt that ran out of time: it took at least this long."""
         with self._lock:
             self.latency.add_all([elapsed], now)
 

@@ -10,6 +10,7 @@ from seawall.context import deadline_var
 from seawall.errors import BulkheadFull
 from seawall.runtime.call import Abandoned
 from seawall.runtime.events import ThreadAbandoned, emit
+from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.workers import Job, WorkerPool
 
@@ -79,8 +80,9 @@ class ThreadDriver(Driver):
             deadline_var.reset(token)
         if not self.pool.submit(job):
             self.refused += 1
-            self.host.stats.rejected += 1
-            raise self.full()
+            error = self.full()
+            count_refusal(self.host, self.policy, error.reason)
+            raise error
         return job, seconds
 
     def _run_sync(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -1,0 +1,126 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import imports, measure, report, threads
+from bench.cases import ROWS
+from bench.peers import PEERS
+from bench.targets import IMPORTS, THREADS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.cases import Row
+
+METHOD = """\
+Success path only. Each number is the median over {rounds} rounds (seed {seed}); each round runs
+every case once, in a random order, and compares within the round. Spread is the interquartile
+range. Time is {clock} time, with the garbage collector off. The {cores}-core machine had a load of
+{load} when it began: {python}, {system}.
+"""
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bench", description="Measure what guarded calls cost, and compare with others."
+    )
+    names = ", ".join(repr(row.name) for row in ROWS)
+    parser.add_argument(
+        "--only",
+        metavar="NAME",
+        action="append",
+        help=f"only what has NAME in its name (may be repeated): {names}, {THREADS}, {IMPORTS}",
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
+    parser.add_argument("--seed", type=int, default=1, help="order of the cases (default: 1)")
+    parser.add_argument(
+        "--clock",
+        choices=sorted(measure.CLOCKS),
+        default="cpu",
+        help="processor time, which a busy machine disturbs less (default), or wall time; "
+        "threads are always measured in wall time",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw results there")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    parser.add_argument("--check", action="store_true", help="fail if a target is missed")
+    return parser.parse_args(argv)
+
+
+def _progress(text: str) -> None:
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+def _rows(wanted: Sequence[str] | None) -> list[Row]:
+    return [row.joined_by(PEERS.get(row.name, {})) for row in ROWS if _is_wanted(row.name, wanted)]
+
+
+def _is_wanted(name: str, wanted: Sequence[str] | None) -> bool:
+    return wanted is None or any(part in name for part in wanted)
+
+
+def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[report.Section]]:
+    """Measure what is wanted; return the raw numbers and the report's sections."""
+    quick, seed, clock = arguments.quick, arguments.seed, arguments.clock
+    raw: dict[str, Any] = {}
+    sections = []
+    rows = _rows(arguments.only)
+    if rows:
+        plan = measure.Plan(seed=seed, clock=clock)
+        plan = plan._replace(rounds=5, seconds=0.008) if quick else plan
+        raw["calls"] = asyncio.run(measure.measure(rows, plan, _progress))
+        sections.append(report.of_calls(raw["calls"]))
+    if _is_wanted(THREADS, arguments.only):
+        crew = threads.Plan(seed=seed)
+        crew = crew._replace(repeats=3, seconds=0.05) if quick else crew
+        raw[THREADS] = threads.measure(crew, _progress)
+        sections.append(report.of_threads(raw[THREADS]))
+    if _is_wanted(IMPORTS, arguments.only):
+        fresh = imports.Plan(seed=seed, clock=clock)
+        fresh = fresh._replace(rounds=5) if quick else fresh
+        raw[IMPORTS] = imports.measure(fresh, _progress)
+        sections.append(report.of_imports(raw[IMPORTS]))
+    if not sections:
+        raise SystemExit(f"bench: nothing is called {', '.join(arguments.only)}: see --help")
+    return raw, sections
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the tables, and return the exit status."""
+    arguments = _arguments(argv)
+    machine, versions = report.machine(), report.versions()
+    raw, sections = _run(arguments)
+
+    rounds = 5 if arguments.quick else measure.Plan().rounds
+    print(METHOD.format(**machine, rounds=rounds, seed=arguments.seed, clock=arguments.clock))
+    print("With", ", ".join(f"{name} {number}" for name, number in versions.items()), end=".\n\n")
+    verdicts = []
+    for tables, judged in sections:
+        verdicts += judged
+        for table in tables:
+            print(table.as_markdown() if arguments.markdown else table.as_text(), end="\n\n")
+    missed = [verdict for verdict in verdicts if not verdict.met]
+    print(f"{len(verdicts) - len(missed)} of {len(verdicts)} targets met")
+    for verdict in missed:
+        print(f"missed: {verdict.table}, {verdict.line}: {verdict.value:.3g}, not {verdict.target}")
+
+    if arguments.json is not None:
+        results = {
+            "machine": machine,
+            "versions": versions,
+            "settings": {name: getattr(arguments, name) for name in ("quick", "seed", "clock")},
+            "measured": raw,
+            "verdicts": [verdict._asdict() for verdict in verdicts],
+        }
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    return int(arguments.check and bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

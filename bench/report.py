@@ -1,0 +1,159 @@
+"""From measurements to tables and verdicts."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, NamedTuple
+
+from bench import imports
+from bench.cases import BARE, OURS
+from bench.measure import median, ratio, spread
+from bench.peers import DISTRIBUTIONS, PEERS
+from bench.targets import IMPORTS, TARGETS, THREADS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.measure import Samples
+    from bench.threads import Rates
+
+
+class Verdict(NamedTuple):
+    """How a number compares with its target."""
+
+    table: str
+    line: str
+    target: str
+    value: float
+    met: bool
+
+    def __str__(self) -> str:
+        return f"{'met' if self.met else 'MISSED'}: {self.target}"
+
+
+class Table(NamedTuple):
+    """One table; the first column is text, the last the verdict, all between are numbers."""
+
+    title: str
+    columns: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+    def as_text(self) -> str:
+        """Return it for a terminal."""
+        widths = [max(map(len, column)) for column in zip(self.columns, *self.lines, strict=True)]
+        last = len(widths) - 1
+        rows = [
+            "  ".join(
+                cell.ljust(width) if number in (0, last) else cell.rjust(width)
+                for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in (self.columns, ["-" * width for width in widths], *self.lines)
+        ]
+        return "\n".join([self.title, "", *rows])
+
+    def as_markdown(self) -> str:
+        """Return it for a Markdown document."""
+        rules = ["---", *["---:"] * (len(self.columns) - 2), "---"]
+        rows = ["| " + " | ".join(line) + " |" for line in (self.columns, rules, *self.lines)]
+        return "\n".join([f"### {self.title}", "", *rows])
+
+
+Section = tuple[list[Table], list[Verdict]]
+
+
+def _judge(table: str, line: str, value: float, verdicts: list[Verdict]) -> str:
+    target = TARGETS.get((table, line))
+    if target is None:
+        return ""
+    verdict = Verdict(table, line, str(target), value, target.met_by(value))
+    verdicts.append(verdict)
+    return str(verdict)
+
+
+def _times(number: float) -> str:
+    return f"{number:.3g}" if number < 100 else f"{number:.0f}"
+
+
+def of_calls(samples: Samples) -> Section:
+    """Return a table for each row."""
+    tables: list[Table] = []
+    verdicts: list[Verdict] = []
+    for row, cases in samples.items():
+        lines = []
+        for name, times in cases.items():
+            cost = ratio(times, cases[BARE])
+            value = cost
+            advantage = ""
+            if name in PEERS.get(row, ()):
+                value = ratio(times, cases[OURS])
+                advantage = _times(value)
+            lines.append(
+                [
+                    name,
+                    f"{median(times) * 1e9:.0f}",
+                    f"{spread(times):.0%}",
+                    _times(cost),
+                    advantage,
+                    _judge(row, name, value, verdicts),
+                ]
+            )
+        bare = "bare await" if row.endswith("async") else "bare call"
+        columns = ["case", "ns a call", "spread", f"x {bare}", "seawall is x cheaper", "target"]
+        tables.append(Table(row, columns, lines))
+    return tables, verdicts
+
+
+def of_threads(rates: Rates) -> Section:
+    """Return the table of the threads' progress, each case relative to itself on one thread."""
+    verdicts: list[Verdict] = []
+    lines = []
+    for name, by_count in rates.items():
+        alone = by_count[1]
+        relative = {count: ratio(together, alone) for count, together in by_count.items()}
+        judged = [_judge(THREADS, f"{name}, {n} threads", r, verdicts) for n, r in relative.items()]
+        cells = [f"{value:.2f}" for value in relative.values()]
+        rate = f"{median(alone) / 1e6:.2f}"
+        lines.append([name, rate, *cells, " ".join(filter(None, judged))])
+    counts = next(iter(rates.values()))
+    heads = [f"{count} thread{'s' * (count > 1)}" for count in counts]
+    columns = ["stack", "M calls/s on one", *heads, "target"]
+    title = "threads: calls a second of all together, relative to one thread"
+    return [Table(title, columns, lines)], verdicts
+
+
+def of_imports(times: dict[str, list[float]]) -> Section:
+    """Return the table of import times, relative to asyncio's."""
+    verdicts: list[Verdict] = []
+    lines = []
+    for name, taken in times.items():
+        share = ratio(taken, times[imports.MEASURE])
+        cells = [f"{median(taken) * 1e3:.1f}", f"{spread(taken):.0%}", f"{share:.2f}"]
+        lines.append([name, *cells, _judge(IMPORTS, name, share, verdicts)])
+    columns = ["import", "ms", "spread", "x asyncio", "target"]
+    return [Table("imports, in fresh interpreters", columns, lines)], verdicts
+
+
+def machine() -> dict[str, object]:
+    """Return what of the machine bears on the numbers; nothing that tells which one it is."""
+    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    return {
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "gil": getattr(sys, "_is_gil_enabled", lambda: True)(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": len(usable),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that are compared."""
+    found = {}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

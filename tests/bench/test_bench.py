@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from bench import __main__ as command
+from bench import imports, measure, report, threads
+from bench.cases import BARE, OURS, ROWS, Row, bare, retry, work
+from bench.peers import PEERS, UNTIMED
+from bench.targets import IMPORTS, TARGETS, THREADS, at_least, at_most
+from seawall.testing import retries
+
+CASES = [(row, name) for row in ROWS for name in row.cases]
+TINY = measure.Plan(rounds=3, seconds=1e-5)
+
+
+def quiet(_text: str) -> None:
+    """Report no progress."""
+
+
+def call(row: Row, function):
+    """Call a case's function once, as its kind wants it."""
+
+    async def awaited():
+        return await function(measure.ARGUMENT)
+
+    return asyncio.run(awaited()) if row.kind == "async" else function(measure.ARGUMENT)
+
+
+# --- Statistics ---
+
+
+def test_median_is_not_moved_by_an_outlier():
+    """One round that another process disturbed does not change the median."""
+    assert measure.median([3.0, 1.0, 2.0, 2.0, 900.0]) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [([5.0], 0.0), ([4.0, 4.0, 4.0], 0.0), ([1.0, 2.0, 3.0, 4.0, 5.0], 2 / 3)],
+)
+def test_spread_is_the_middle_half_by_the_median(samples: list[float], expected: float):
+    """The spread of 1 to 5 is from 2 to 4, by 3."""
+    assert measure.spread(samples) == pytest.approx(expected)
+
+
+def test_ratio_compares_within_rounds():
+    """A machine that halves its speed in some rounds changes no ratio, though it moves medians."""
+    slowdown = [1.0, 1.0, 2.0, 2.0, 2.0]
+    cheap = [10.0 * factor for factor in slowdown]
+    dear = [30.0 * factor for factor in slowdown]
+    assert measure.ratio(dear, cheap) == pytest.approx(3.0)
+    assert measure.ratio([9.0, 1.0, 3.0], [3.0, 9.0, 1.0]) == 3.0  # both medians are 3
+
+
+def test_ratio_needs_a_partner_for_each_round():
+    """Cases with different numbers of rounds cannot be compared."""
+    with pytest.raises(ValueError, match="shorter"):
+        measure.ratio([1.0, 2.0], [1.0])
+
+
+# --- Method ---
+
+
+def test_each_round_has_every_case_once_and_rows_together():
+    """A round is a permutation of all cases in which no row is torn apart."""
+    rows = [[("a", n) for n in range(3)], [("b", n) for n in range(4)], [("c", 0)]]
+    rounds = list(measure.orders(rows, 20, seed=1))
+    assert len(rounds) == 20
+    for order in rounds:
+        assert sorted(order) == sorted(case for row in rows for case in row)
+        assert sum(one[0] != other[0] for one, other in pairwise(order)) == 2
+
+
+def test_order_follows_the_seed():
+    """The same seed gives the same orders, another one gives others, and rounds differ."""
+    rows = [list("abc"), list("defg")]
+    first = list(measure.orders(rows, 10, seed=1))
+    assert first == list(measure.orders(rows, 10, seed=1))
+    assert first != list(measure.orders(rows, 10, seed=2))
+    assert len(set(map(tuple, first))) > 1
+
+
+def test_calibration_chooses_calls_for_the_wanted_time(monkeypatch: pytest.MonkeyPatch):
+    """Calls that take a microsecond each are made 25 000 times for 25 milliseconds."""
+    now = 0.0
+
+    def slow(_argument):
+        nonlocal now
+        now += 1e-6
+
+    monkeypatch.setitem(measure.CLOCKS, "cpu", lambda: now)
+    contestant = measure.Contestant("slow", "sync", slow, "cpu")
+    asyncio.run(contestant.calibrate(0.025))
+    assert contestant.calls == pytest.approx(25_000, rel=0.01)
+    asyncio.run(contestant.measure())
+    assert contestant.samples == [pytest.approx(1e-6)]
+
+
+def test_a_case_that_does_something_else_is_not_measured():
+    """A wrapper that loses the value fails the check instead of winning the comparison."""
+    contestant = measure.Contestant("wrong", "sync", lambda _argument: None, "cpu")
+    with pytest.raises(AssertionError, match="wrong returned None"):
+        asyncio.run(contestant.check())
+
+
+def test_own_copy_shares_no_code():
+    """Each case's loop has code of its own to be adapted by the interpreter."""
+    copy = measure.own_copy(work)
+    assert copy(3) == 3
+    assert copy.__code__ is not work.__code__
+
+
+def test_all_cases_of_seawall_are_measured_in_all_rounds():
+    """Each case gets one positive sample for each round, in one event loop."""
+    samples = asyncio.run(measure.measure(ROWS, TINY, quiet))
+    assert {(row, name) for row, cases in samples.items() for name in cases} == {
+        (row.name, name) for row, name in CASES
+    }
+    for cases in samples.values():
+        for times in cases.values():
+            assert len(times) == TINY.rounds
+            assert min(times) > 0.0
+
+
+# --- Cases ---
+
+
+@pytest.mark.parametrize(("row", "name"), CASES, ids=lambda part: getattr(part, "name", part))
+def test_case_returns_what_the_function_returns(row: Row, name: str):
+    """What is measured gives the right answer, again and again."""
+    function = row.cases[name](row.work)
+    assert [call(row, function) for _ in range(3)] == [measure.ARGUMENT] * 3
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if "retry" in row.name or "stack" in row.name])
+def test_case_guards_what_it_is_said_to_guard(row: Row):
+    """The cases with a retry really retry: two failures are not seen by the caller."""
+    errors = [ValueError(), ValueError()]
+
+    def flaky(argument):
+        if errors:
+            raise errors.pop()
+        return argument
+
+    async def async_flaky(argument):
+        return flaky(argument)
+
+    guarded = row.cases[OURS](async_flaky if row.kind == "async" else flaky)
+    with retries("instant"):
+        assert call(row, guarded) == measure.ARGUMENT
+    assert errors == []
+
+
+def test_each_row_begins_with_the_bare_call():
+    """What all is measured by is measured in every row."""
+    assert all(next(iter(row.cases)) == BARE for row in ROWS)
+
+
+def test_peers_belong_to_rows_with_a_case_of_ours():
+    """Each other library stands beside a case of Seawall, under a name of its own."""
+    rows = {row.name: row for row in ROWS}
+    for name, peers in PEERS.items():
+        assert OURS in rows[name].cases
+        assert not peers.keys() & rows[name].cases.keys()
+
+
+def test_targets_are_about_lines_that_exist():
+    """No target is kept by being about nothing."""
+    lines = {(row.name, case) for row in ROWS for case in row.cases}
+    lines |= {(row, case) for row, peers in PEERS.items() for case in peers}
+    lines |= {(IMPORTS, name) for name in imports.STATEMENTS}
+    counts = threads.Plan().counts
+    lines |= {(THREADS, f"{name}, {count} threads") for name in threads.CASES for count in counts}
+    assert set(TARGETS) <= lines
+
+
+# --- Threads and imports ---
+
+
+def test_threads_make_all_calls():
+    """The calls are divided among the threads, and each is made."""
+    seen: Counter[str] = Counter()
+    rate = threads.rate(lambda argument: seen.update([argument]), threads._loop, 100, 4)
+    assert seen == {measure.ARGUMENT: 100}
+    assert rate > 0.0
+
+
+def test_threads_are_measured_for_each_number():
+    """Each case has a rate for each number of threads and repeat."""
+    plan = threads.Plan(repeats=2, seconds=1e-4, counts=(1, 2))
+    rates = threads.measure(plan, quiet, {BARE: bare, OURS: retry})
+    assert {name: {n: len(found) for n, found in by.items()} for name, by in rates.items()} == {
+        BARE: {1: 2, 2: 2},
+        OURS: {1: 2, 2: 2},
+    }
+
+
+@pytest.mark.parametrize("clock", sorted(measure.CLOCKS))
+def test_import_is_timed_in_a_fresh_interpreter(clock: str):
+    """The import takes time although this process has done it already."""
+    statements = {name: imports.STATEMENTS[name] for name in (OURS, imports.IN_USE)}
+    plan = imports.Plan(rounds=1, clock=clock)
+    times = imports.measure(plan, quiet, statements)
+    assert all(len(taken) == 1 and taken[0] > 0.0 for taken in times.values())
+
+
+# --- Report ---
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "met"),
+    [
+        (at_most(15.0), 15.0, True),
+        (at_most(15.0), 15.1, False),
+        (at_least(8.0), 8.0, True),
+        (at_least(8.0), 7.9, False),
+    ],
+)
+def test_target_is_met_up_to_its_limit(target, value: float, met: bool):  # noqa: FBT001
+    """The limit itself is good enough."""
+    assert target.met_by(value) is met
+
+
+def test_calls_are_judged_by_cost_and_by_advantage():
+    """Our line is judged by its multiple of the bare call, another's by its multiple of ours."""
+    samples = {"stack, sync": {BARE: [1.0] * 3, OURS: [30.0] * 3, UNTIMED: [150.0] * 3}}
+    (table,), verdicts = report.of_calls(samples)
+    assert [(verdict.line, verdict.value, verdict.met) for verdict in verdicts] == [
+        (OURS, 30.0, True),
+        (UNTIMED, 5.0, False),
+    ]
+    assert [line[3:] for line in table.lines] == [
+        ["1", "", ""],
+        ["30", "", "met: at most 32"],
+        ["150", "5", "MISSED: at least 8"],
+    ]
+
+
+def test_threads_are_judged_relative_to_one():
+    """Half of one thread's progress is too little on eight threads."""
+    rates = {OURS: {1: [2e6, 2e6], 8: [1e6, 1e6]}}
+    (table,), (verdict,) = report.of_threads(rates)
+    assert table.lines == [[OURS, "2.00", "1.00", "0.50", "MISSED: at least 0.8"]]
+    assert (verdict.value, verdict.met) == (0.5, False)
+
+
+def test_imports_are_judged_relative_to_asyncio():
+    """A quarter of asyncio's time is good."""
+    (table,), (verdict,) = report.of_imports({imports.MEASURE: [0.04], OURS: [0.01]})
+    assert table.lines[1] == [OURS, "10.0", "0%", "0.25", "met: at most 0.333"]
+    assert verdict.met
+
+
+def test_table_is_written_for_terminal_and_document():
+    """Both forms have all cells, aligned on the terminal."""
+    table = report.Table("title", ["case", "ns", "target"], [["bare", "28", ""], ["x", "7", "met"]])
+    assert table.as_text().splitlines() == [
+        "title",
+        "",
+        "case  ns  target",
+        "----  --  ------",
+        "bare  28",
+        "x      7  met",
+    ]
+    assert table.as_markdown().splitlines() == [
+        "### title",
+        "",
+        "| case | ns | target |",
+        "| --- | ---: | --- |",
+        "| bare | 28 |  |",
+        "| x | 7 | met |",
+    ]
+
+
+def test_machine_is_described_but_not_named():
+    """Nothing tells which machine it was."""
+    assert set(report.machine()) == {"python", "gil", "system", "cores", "load"}
+
+
+# --- Command line ---
+
+
+@pytest.fixture
+def one_sample(monkeypatch: pytest.MonkeyPatch):
+    """Measure nothing: the stack costs 40 bare calls, which is too much."""
+
+    async def measured(rows, _plan, _progress):
+        return {row.name: {BARE: [1.0], OURS: [40.0], UNTIMED: [400.0]} for row in rows}
+
+    monkeypatch.setattr(measure, "measure", measured)
+
+
+@pytest.mark.usefixtures("one_sample")
+@pytest.mark.parametrize(("options", "status"), [([], 0), (["--check"], 1)])
+def test_a_missed_target_fails_only_where_asked(options: list[str], status: int, capsys):
+    """The exit status is 0 unless --check is given."""
+    assert command.main(["--only", "stack, sync", *options]) == status
+    printed = capsys.readouterr().out
+    assert "1 of 2 targets met" in printed
+    assert "missed: stack, sync, seawall: 40, not at most 32" in printed
+
+
+@pytest.mark.usefixtures("one_sample")
+def test_raw_results_are_written(tmp_path, capsys):
+    """--json keeps every sample, and --markdown prints a document's tables."""
+    file = tmp_path / "results.json"
+    command.main(["--only", "stack, sync", "--markdown", "--json", str(file)])
+    results = json.loads(file.read_text("utf-8"))
+    assert results["measured"]["calls"]["stack, sync"][OURS] == [40.0]
+    assert [verdict["met"] for verdict in results["verdicts"]] == [False, True]
+    assert "| seawall | 40000000000 |" in capsys.readouterr().out
+
+
+def test_a_name_that_matches_nothing_is_refused():
+    """A misspelt --only does not pass for a run without misses."""
+    with pytest.raises(SystemExit, match="nothing is called dance"):
+        command.main(["--only", "dance"])
+
+
+def test_only_measures_what_was_asked_for(capsys):
+    """A real run of two rows, which have no other library in them, from end to end."""
+    assert command.main(["--quick", "--only", "others"]) == 0
+    printed = capsys.readouterr().out
+    assert "recommended six" in printed
+    assert "retry, sync" not in printed
