@@ -68,11 +68,7 @@ def guard_generator(
     """Return `function` with `layers` around it."""
 
     def first(*args: Any, **kwargs: Any) -> _Started:
-        source = function(*args, **kwargs)
-        try:
-            return _Started(source, next(source))
-        except StopIteration as stop:
-            return _Started(source, stop.value, ended=True)
+        return _first_of(function(*args, **kwargs))
 
     def guarded(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         call = _call(host, layers, first, args, kwargs)
@@ -103,13 +99,20 @@ def guard_generator(
     return guarded
 
 
+def _first_of(source: Generator[Any, Any, Any]) -> _Started:
+    try:
+        return _Started(source, next(source))
+    except StopIteration as stop:
+        return _Started(source, stop.value, ended=True)
+
+
 def guard_async_generator(
     host: Host, layers: Sequence[Layer], function: Callable[..., AsyncGenerator[Any, Any]]
 ) -> Callable[..., AsyncGenerator[Any, Any]]:
     """Return `function` with `layers` around it."""
 
     async def first(*args: Any, **kwargs: Any) -> _Started:
-        return await _first_of(function(*args, **kwargs))
+        return await _afirst_of(function(*args, **kwargs))
 
     async def guarded(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         call = _call(host, layers, first, args, kwargs)
@@ -117,7 +120,7 @@ def guard_async_generator(
         try:
             flow = await run_async(call)
             if not isinstance(flow, _Started):
-                flow = await _first_of(_items(flow))  # a fallback's own items
+                flow = await _afirst_of(_items(flow))  # a fallback's own items
             while not flow.ended:
                 try:
                     sent = yield flow.item
@@ -138,7 +141,7 @@ def guard_async_generator(
     return guarded
 
 
-async def _first_of(source: AsyncGenerator[Any, Any]) -> _Started:
+async def _afirst_of(source: AsyncGenerator[Any, Any]) -> _Started:
     try:
         return _Started(source, await anext(source))
     except StopAsyncIteration:
