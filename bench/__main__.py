@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from bench.cases import Row
 
 METHOD = """\
-Success path only. Each number is the median over {rounds} rounds (seed {seed}); each round runs
-every case once, in a random order, and compares within the round. Spread is the interquartile
-range. Time is {clock} time, with the garbage collector off. The {cores}-core machine had a load of
-{load} when it began: {python}, {system}.
+Success path only. Each number is the median over rounds, {rounds} where nothing else is said; each
+round runs every case once, in a random order (seed {seed}), and compares within the round. Spread
+is the interquartile range. Time is {clock} time, with the garbage collector off. The machine:
+{python}, {system}, {cores} cores, a load of {load} when it began.
 """
 
 

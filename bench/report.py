@@ -118,9 +118,10 @@ def of_threads(rates: Rates) -> Section:
         rate = f"{median(alone) / 1e6:.2f}"
         lines.append([name, rate, *cells, " ".join(filter(None, judged))])
     counts = next(iter(rates.values()))
+    repeats = len(next(iter(counts.values())))
     heads = [f"{count} thread{'s' * (count > 1)}" for count in counts]
     columns = ["stack", "M calls/s on one", *heads, "target"]
-    title = "threads: calls a second of all together, relative to one thread"
+    title = f"threads: calls a second of all together, relative to one ({repeats} repeats, wall time)"
     return [Table(title, columns, lines)], verdicts
 
 
@@ -133,7 +134,8 @@ def of_imports(times: dict[str, list[float]]) -> Section:
         cells = [f"{median(taken) * 1e3:.1f}", f"{spread(taken):.0%}", f"{share:.2f}"]
         lines.append([name, *cells, _judge(IMPORTS, name, share, verdicts)])
     columns = ["import", "ms", "spread", "x asyncio", "target"]
-    return [Table("imports, in fresh interpreters", columns, lines)], verdicts
+    rounds = len(times[imports.MEASURE])
+    return [Table(f"imports, in fresh interpreters ({rounds} rounds)", columns, lines)], verdicts
 
 
 def machine() -> dict[str, object]:

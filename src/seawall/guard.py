@@ -21,6 +21,7 @@ from seawall.runtime.functions import kind_of
 from seawall.runtime.hold import Hold
 from seawall.runtime.interpreter import reset
 from seawall.runtime.layers import Layer
+from seawall.runtime.parameters import parameters_of
 from seawall.runtime.plan import Plan
 from seawall.runtime.policy import GateBound, Policy
 from seawall.runtime.result import Result
@@ -168,7 +169,7 @@ class Guard:
 
             guarded = guard_async_generator(self, self._stream_layers("async"), function)
         else:
-            guarded = self._plan.bind(function, kind)
+            guarded = self._plan.bind(function, kind, parameters_of(function))
         update_wrapper(guarded, function)
         wrapped: F = guarded
         return wrapped

@@ -74,6 +74,8 @@ def test_each_round_has_every_case_once_and_rows_together():
     for order in rounds:
         assert sorted(order) == sorted(case for row in rows for case in row)
         assert sum(one[0] != other[0] for one, other in pairwise(order)) == 2
+    assert {order[0][0] for order in rounds} == {"a", "b", "c"}
+    assert {next(case for case in order if case[0] == "a") for order in rounds} == set(rows[0])
 
 
 def test_order_follows_the_seed():

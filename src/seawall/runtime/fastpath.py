@@ -2,39 +2,44 @@
 
 Calling layers in a loop, with a list of tickets, costs more than the layers themselves. So for
 each guard a function is assembled from the fixed lines below, numbered by layer; no name, setting
-or other data of the user ever becomes part of the text. It handles one case only: everything is
+or other data of the user becomes part of the text. It handles one case only: everything is
 admitted at once and the function returns. Whatever else happens, it hands its tickets over to the
-interpreter, which knows all the rules.
+interpreter, which knows all the rules. The names of the function's parameters appear in it, checked
+to be names; all others end in an underscore, and so cannot clash with them.
 
 For a gate, a retry that looks at values and a timeout around an `async def` it reads:
 
-    async def guarded(*args, **kwargs):
-        now = clock()
-        t0 = t2 = ABSENT
-        reached = False
+    async def guarded_(prompt, size=defaults_[0]):
+        now_ = clock_()
+        t0_ = t2_ = ABSENT_
+        reached_ = False
         try:
-            if deadline() is not None:
-                refuse_expired(host)
-            t0 = enter0(now)
-            t2 = enter2(now)
-            reached = True
-            value = await function(*args, **kwargs)
-        except BaseException as error:
-            failure = error
+            if deadline_() is not None:
+                refuse_expired_(host_)
+            t0_ = enter0_(now_)
+            t2_ = enter2_(now_)
+            reached_ = True
+            value_ = await function_(prompt, size)
+        except BaseException as error_:
+            failure_ = error_
         else:
-            if again1(value):
-                return await act_on_value(function, args, kwargs, now, (t0, None, t2), value)
-            end = clock()
-            leave2(t2, OK, value, end)
-            leave0(t0, OK, value, end)
-            sample(end - now)
-            if end >= stats.due:
-                stats.fold(end)
-            return value
+            if again1_(value_):
+                return await on_value_(
+                    function_, (prompt, size), {}, now_, (t0_, None, t2_), value_
+                )
+            end_ = clock_()
+            leave2_(t2_, OK_, value_, end_)
+            leave0_(t0_, OK_, value_, end_)
+            sample_(end_ - now_)
+            if end_ >= stats_.due:
+                stats_.fold(end_)
+            return value_
         try:
-            return await act_on_error(function, args, kwargs, now, (t0, None, t2), reached, failure)
+            return await on_error_(
+                function_, (prompt, size), {}, now_, (t0_, None, t2_), reached_, failure_
+            )
         finally:
-            del failure
+            del failure_
 """
 
 from __future__ import annotations
@@ -48,51 +53,63 @@ from seawall.context import deadline_var
 from seawall.runtime.call import Call
 from seawall.runtime.interpreter import refuse_expired
 from seawall.runtime.layers import OK, Host, Kind, Layer, Wait
+from seawall.runtime.parameters import ANY, Parameters
 from seawall.runtime.runners import refuse_coroutine, run_async, run_sync
 
 ABSENT: Final = object()
 """The ticket of a layer that has not been entered."""
 
+Binder = Callable[[Callable[..., Any], tuple[Any, ...]], Callable[..., Any]]
+
 _numbers = count()
-
-
-_REFUSE_COROUTINE: Final = (
-    "            if value.__class__ is CoroutineType:",
-    "                refuse_coroutine(value, function)",
-)
 
 
 class FastPath:
     """The compiled success path of one stack of layers, for one kind of function."""
 
     def __init__(self, host: Host, layers: Sequence[Layer], kind: Kind) -> None:
-        """Compile; `names` stays open, so that the clock can be exchanged."""
+        """Be ready to compile, when it is known what the function takes."""
         self._host = host
         self._layers = tuple(layers)
-        self.names: dict[str, Any] = {
-            "ABSENT": ABSENT,
-            "OK": OK,
-            "clock": host.clock.now,
-            "CoroutineType": CoroutineType,
-            "deadline": deadline_var.get,
-            "host": host,
-            "refuse_coroutine": refuse_coroutine,
-            "refuse_expired": refuse_expired,
-            "sample": host.stats.samples.append,
-            "stats": host.stats,
-            "act_on_error": self._error_async if kind == "async" else self._error_sync,
-            "act_on_value": self._value_async if kind == "async" else self._value_sync,
+        self._kind = kind
+        self._names: dict[str, Any] = {
+            "ABSENT_": ABSENT,
+            "CoroutineType_": CoroutineType,
+            "OK_": OK,
+            "clock_": host.clock.now,
+            "deadline_": deadline_var.get,
+            "host_": host,
+            "on_error_": self._error_async if kind == "async" else self._error_sync,
+            "on_value_": self._value_async if kind == "async" else self._value_sync,
+            "refuse_coroutine_": refuse_coroutine,
+            "refuse_expired_": refuse_expired,
+            "sample_": host.stats.samples.append,
+            "stats_": host.stats,
         }
         for number, layer in enumerate(layers):
-            self.names[f"enter{number}"] = layer.enter
-            self.names[f"leave{number}"] = layer.leave
-            self.names[f"passed{number}"] = layer.passed
-            self.names[f"again{number}"] = layer.again
-        text = source(layers, kind)
+            self._names[f"enter{number}_"] = layer.enter
+            self._names[f"leave{number}_"] = layer.leave
+            self._names[f"passed{number}_"] = layer.passed
+            self._names[f"again{number}_"] = layer.again
+        self._binders: dict[str, Binder] = {}
+
+    def bind(
+        self, function: Callable[..., Any], parameters: Parameters = ANY
+    ) -> Callable[..., Any]:
+        """Return `function` with the layers around it, taking `parameters`."""
+        binder = self._binders.get(parameters.declared)
+        if binder is None:
+            binder = self._compile(parameters)
+            self._binders[parameters.declared] = binder
+        return binder(function, parameters.defaults)
+
+    def _compile(self, parameters: Parameters) -> Binder:
+        text = source(self._layers, self._kind, parameters)
         filename = f"<seawall fast path {next(_numbers)}>"
-        exec(compile(text, filename, "exec"), self.names)  # noqa: S102 - fixed lines only, see above
+        exec(compile(text, filename, "exec"), self._names)  # noqa: S102 - fixed lines, see above
         self._show_in_tracebacks(filename, text)
-        self.bind: Callable[[Callable[..., Any]], Callable[..., Any]] = self.names["bind"]
+        binder: Binder = self._names.pop("bind_")
+        return binder
 
     @staticmethod
     def _show_in_tracebacks(filename: str, text: str) -> None:
@@ -158,60 +175,64 @@ class FastPath:
         return await run_async(self._returned(*returned), upwards=True)
 
 
-def source(layers: Sequence[Layer], kind: Kind) -> str:
+def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters) -> str:
     """Return the text of the success path through `layers`."""
     wait = "await " if kind == "async" else ""
     enters = [number for number, layer in enumerate(layers) if layer.enter is not None]
     leaves = [number for number, layer in enumerate(layers) if layer.leave is not None]
     agains = [number for number, layer in enumerate(layers) if layer.again is not None]
-    tickets = ", ".join(
-        f"t{number}" if layer.enter is not None else "None" for number, layer in enumerate(layers)
-    )
-    state = f"function, args, kwargs, now, ({tickets}{',' * bool(layers)})"
+    tickets = "".join(f"{_ticket(number, layer)}, " for number, layer in enumerate(layers))
+    state = f"function_, {parameters.args}, {parameters.kwargs}, now_, ({tickets})"
     lines = [
-        "def bind(function):",
-        f"    {'async ' if wait else ''}def guarded(*args, **kwargs):",
-        "        now = clock()",
-        *([f"        {' = '.join(f't{n}' for n in enters)} = ABSENT"] if enters else []),
-        "        reached = False",
+        "def bind_(function_, defaults_):",
+        f"    {'async ' if wait else ''}def guarded_({parameters.declared}):",
+        "        now_ = clock_()",
+        *([f"        {' = '.join(f't{n}_' for n in enters)} = ABSENT_"] if enters else []),
+        "        reached_ = False",
         "        try:",
-        "            if deadline() is not None:",
-        "                refuse_expired(host)",
+        "            if deadline_() is not None:",
+        "                refuse_expired_(host_)",
         *(
-            f"            t{n} = enter{n}(now{', *args, **kwargs' * layers[n].takes_arguments})"
+            f"            t{n}_ = enter{n}_(now_"
+            + (f", {parameters.passed})" if layers[n].takes_arguments else ")")
             for n in enters
         ),
-        "            reached = True",
-        f"            value = {wait}function(*args, **kwargs)",
-        *([] if wait else _REFUSE_COROUTINE),
-        "        except BaseException as error:",
-        "            failure = error",
+        "            reached_ = True",
+        f"            value_ = {wait}function_({parameters.passed})",
+        *([] if wait else ["            if value_.__class__ is CoroutineType_:"]),
+        *([] if wait else ["                refuse_coroutine_(value_, function_)"]),
+        "        except BaseException as error_:",
+        "            failure_ = error_",
         "        else:",
         *(
             line
             for n in agains
             for line in (
-                f"            if again{n}(value):",
-                f"                return {wait}act_on_value({state}, value)",
+                f"            if again{n}_(value_):",
+                f"                return {wait}on_value_({state}, value_)",
             )
         ),
-        "            end = clock()",
+        "            end_ = clock_()",
         *(f"            {_leave(n, layers[n])}" for n in reversed(leaves)),
-        "            sample(end - now)",
-        "            if end >= stats.due:",
-        "                stats.fold(end)",
-        "            return value",
+        "            sample_(end_ - now_)",
+        "            if end_ >= stats_.due:",
+        "                stats_.fold(end_)",
+        "            return value_",
         "        try:",
-        f"            return {wait}act_on_error({state}, reached, failure)",
+        f"            return {wait}on_error_({state}, reached_, failure_)",
         "        finally:",
-        "            del failure",
-        "    return guarded",
+        "            del failure_",
+        "    return guarded_",
     ]
     return "\n".join(lines) + "\n"
 
 
+def _ticket(number: int, layer: Layer) -> str:
+    return f"t{number}_" if layer.enter is not None else "None"
+
+
 def _leave(number: int, layer: Layer) -> str:
-    ticket = f"t{number}" if layer.enter is not None else "None"
+    ticket = _ticket(number, layer)
     if layer.passed is not None:
-        return f"passed{number}({ticket})"
-    return f"leave{number}({ticket}, OK, value, end)"
+        return f"passed{number}_({ticket})"
+    return f"leave{number}_({ticket}, OK_, value_, end_)"

@@ -7,6 +7,7 @@ from typing import Any
 
 from seawall.runtime.fastpath import FastPath
 from seawall.runtime.layers import Driver, Host, Kind, Layer
+from seawall.runtime.parameters import ANY, Parameters
 from seawall.runtime.policy import Bound
 
 Function = Callable[..., Any]
@@ -21,16 +22,19 @@ class Plan:
         self._bounds = bounds
         self._segments: dict[tuple[int, Kind], tuple[FastPath, Driver | None, int]] = {}
 
-    def bind(self, function: Function, kind: Kind, start: int = 0) -> Function:
-        """Return `function` with all layers from `start` on around it."""
+    def bind(self, function: Function, kind: Kind, parameters: Parameters = ANY) -> Function:
+        """Return `function` with all layers around it, taking `parameters`."""
+        return self._bind(function, kind, parameters, 0)
+
+    def _bind(self, function: Function, kind: Kind, parameters: Parameters, start: int) -> Function:
         segment = self._segments.get((start, kind))
         if segment is None:
             segment = self._segments[start, kind] = self._compile(kind, start)
         path, driver, end = segment
         if driver is not None:
-            inner = self.bind(function, driver.inner_kind(kind), end + 1)
-            return path.bind(driver.wrap(inner, kind, function))
-        return path.bind(function)
+            inner = self._bind(function, driver.inner_kind(kind), ANY, end + 1)
+            return path.bind(driver.wrap(inner, kind, function), parameters)
+        return path.bind(function, parameters)
 
     def layers(self, kind: Kind, purpose: str) -> list[Layer]:
         """Return all layers, where none of them may be a driver: `purpose` is for the refusal."""

@@ -1,0 +1,698 @@
+"""Retry: what it retries, how long it waits, what it says about it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seawall import (
+    Breaker,
+    Bulkhead,
+    BulkheadFull,
+    CallRetried,
+    CircuitOpen,
+    DeadlineExceeded,
+    Guard,
+    Rejected,
+    Retry,
+    RetryBudget,
+    RetryStopped,
+    SeawallError,
+    SuccessDeposit,
+    TimedOut,
+    Timeout,
+    adaptive_attempts,
+    constant,
+    current_attempt,
+    deadline,
+    decorrelated_jitter,
+    exponential,
+    full_jitter,
+    linear,
+    plus_minus,
+    subscribe,
+)
+from seawall.clock import VirtualClock
+from seawall.testing import (
+    ScriptedService,
+    answer,
+    fail,
+    hang,
+    retries,
+    run_virtual,
+    slow,
+    virtual_time,
+)
+
+_serial = count()
+
+
+class Broken(Exception):
+    """What is retried here."""
+
+
+class Bug(Exception):
+    """What is not."""
+
+
+class Asking(Broken):
+    """An error with which the server asks to wait."""
+
+    def __init__(self, retry_after: Any) -> None:
+        super().__init__()
+        self.retry_after = retry_after
+
+
+def _guard(*policies: Any, **options: Any) -> Guard:
+    return Guard(f"retry-{next(_serial)}", *policies, **options)
+
+
+def _stopped(guard: Guard) -> dict[str, int]:
+    """Return why the guard's (first) Retry stopped, and how often."""
+    return next(p for p in guard.snapshot()["policies"] if p["policy"] == "retry")["stopped"]
+
+
+def _outcome(policy: Retry, *steps: Any) -> tuple[int, float, BaseException | None]:
+    """Return the attempts, the seconds and the error of one plain call."""
+    with virtual_time() as clock:
+        guard = _guard(policy)
+        service = ScriptedService(*steps, clock=clock)
+        result = guard.attempt(service.call)
+        return service.calls, clock.now(), result.error
+
+
+# What is retried
+
+
+def test_on_is_mandatory_and_the_message_of_a_wrong_one_says_what_to_write() -> None:
+    """There is no default for what is worth another attempt, and nonsense is refused."""
+    with pytest.raises(TypeError, match="on"):
+        Retry()
+    with pytest.raises(TypeError, match="write exception types"):
+        Retry(on="ConnectionError")
+    with pytest.raises(TypeError, match="write exception types"):
+        Retry(on=[ConnectionError, 7])
+    with pytest.raises(ValueError, match="write exception types"):
+        Retry(on=[])
+
+
+@pytest.mark.parametrize(
+    "kind", [BaseException, KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit]
+)
+def test_on_refuses_what_must_never_be_retried(kind: type[BaseException]) -> None:
+    """Naming an exit or a cancellation raises where the policy is made."""
+    with pytest.raises(TypeError, match="never retried"):
+        Retry(on=kind)
+
+
+def test_only_the_named_errors_are_retried() -> None:
+    """An error that is not named passes through after one attempt, a subclass of one is retried."""
+    policy = Retry(on=(Broken, KeyError), attempts=3, backoff=0)
+    assert _outcome(policy, fail(Bug))[0] == 1
+    assert _outcome(policy, fail(lambda: Asking(None)))[0] == 3
+    assert _outcome(policy, fail(KeyError), answer(1))[0] == 2
+
+
+def test_a_predicate_sees_results_and_errors() -> None:
+    """`on(error, value)` is asked about what was returned and about what was raised."""
+    seen: list[tuple[Any, Any]] = []
+
+    def wrong(error: Exception | None, value: Any) -> bool:
+        seen.append((error, value))
+        return isinstance(error, Broken) or value == "wait"
+
+    broken = Broken()
+    policy = Retry(on=wrong, attempts=4, backoff=0)
+    assert _outcome(policy, answer("wait"), fail(broken), answer("done")) == (3, 0.0, None)
+    # The success path asks once more than the interpreter, about the first value.
+    assert [entry for n, entry in enumerate(seen) if entry not in seen[:n]] == [
+        (None, "wait"),
+        (broken, None),
+        (None, "done"),
+    ]
+
+
+def test_a_result_that_stays_bad_is_returned_at_the_end() -> None:
+    """When the attempts are used up the last value is the answer: there is no error to raise."""
+    with virtual_time():
+        guard = _guard(Retry(on=lambda _, value: value is None, attempts=3, backoff=1))
+        service = ScriptedService(answer(None))
+        assert guard.call(service.call) is None
+    assert service.calls == 3
+    assert _stopped(guard) == {"attempts": 1}
+
+
+def test_a_predicate_works_for_async_calls_too() -> None:
+    """A bad value of an async function is retried like that of a plain one."""
+
+    async def main() -> None:
+        guard = _guard(Retry(on=lambda _, value: value == "wait", backoff=0.1))
+        service = ScriptedService(answer("wait", times=2), answer("done"))
+        assert await guard.acall(service.acall) == "done"
+        assert service.calls == 3
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("group", "attempts"),
+    [
+        (lambda: ExceptionGroup("", [Broken(), Asking(None)]), 3),
+        (lambda: ExceptionGroup("", [Broken(), ExceptionGroup("", [Broken()])]), 3),
+        (lambda: ExceptionGroup("", [Broken(), Bug()]), 1),
+        (lambda: ExceptionGroup("", [Broken(), ExceptionGroup("", [Broken(), Bug()])]), 1),
+        (lambda: ExceptionGroup("", [Broken(), BulkheadFull()]), 1),
+    ],
+)
+def test_a_group_is_retried_if_all_its_leaves_are(
+    group: Callable[[], ExceptionGroup[Any]], attempts: int
+) -> None:
+    """One leaf that is not worth another attempt, however deep, decides for the group."""
+    assert _outcome(Retry(on=Broken, backoff=0), fail(group))[0] == attempts
+
+
+@pytest.mark.parametrize("on", [Exception, SeawallError, lambda *_: True, (Exception, TimedOut)])
+def test_a_refusal_is_not_retried_unless_named(on: Any) -> None:
+    """Neither a general type nor a predicate makes Retry repeat what was refused."""
+    for refusal in (Rejected, BulkheadFull, CircuitOpen, DeadlineExceeded):
+        assert _outcome(Retry(on=on, backoff=0), fail(refusal))[0] == 1
+
+
+def test_a_refusal_is_retried_if_its_type_is_named() -> None:
+    """`on=BulkheadFull` means full bulkheads, `on=Rejected` every refusal."""
+    assert _outcome(Retry(on=BulkheadFull, backoff=0), fail(BulkheadFull))[0] == 3
+    assert _outcome(Retry(on=BulkheadFull, backoff=0), fail(CircuitOpen))[0] == 1
+    assert _outcome(Retry(on=(Broken, Rejected), backoff=0), fail(CircuitOpen))[0] == 3
+
+
+def test_a_refusal_by_the_guards_own_bulkhead_is_retried_when_named() -> None:
+    """Waiting outside of the slots: the retry finds the slot free that the first try did not."""
+
+    async def main() -> None:
+        guard = _guard(Retry(on=BulkheadFull, attempts=3, backoff=[1.0]), Bulkhead(1))
+        service = ScriptedService(slow(1.5, "first"), answer("second"))
+        calls = [guard.acall(service.acall), guard.acall(service.acall)]
+        assert await asyncio.gather(*calls) == ["first", "second"]
+        assert guard.snapshot()["retries"] == 2
+
+    run_virtual(main())
+
+
+def test_a_refusal_by_the_guards_own_breaker_is_given_up_after_the_attempts() -> None:
+    """An open breaker does not make a Retry that names its refusal go on for ever."""
+    with virtual_time() as clock:
+        guard = _guard(Retry(on=CircuitOpen, attempts=3, backoff=[1.0]), breaker := Breaker())
+        breaker.isolate()
+        with deadline(30.0), pytest.raises(CircuitOpen):
+            guard.call(lambda: None)
+    assert clock.now() == 2.0
+
+
+# Pauses
+
+
+@pytest.mark.parametrize(
+    ("backoff", "expected"),
+    [
+        (constant(2.0), [2.0, 2.0, 2.0, 2.0]),
+        (exponential(1.0, cap=5.0, jitter="none"), [1.0, 2.0, 4.0, 5.0]),
+        (exponential(1.0, cap=30.0, factor=3.0, jitter="none"), [1.0, 3.0, 9.0, 27.0]),
+        (linear(1.0, step=0.5, cap=2.0, jitter="none"), [1.0, 1.5, 2.0, 2.0]),
+        ([0.5, 3.0], [0.5, 3.0, 3.0, 3.0]),
+        (lambda attempt: attempt * 0.25, [0.25, 0.5, 0.75, 1.0]),
+        (0, [0.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_pauses_without_chance(backoff: Any, expected: list[float]) -> None:
+    """Each kind of backoff gives its pauses between the attempts, in order."""
+    begun: list[float] = []
+    with virtual_time() as clock:
+        guard = _guard(Retry(on=Broken, attempts=5, backoff=backoff))
+
+        def function() -> None:
+            begun.append(clock.now())
+            raise Broken
+
+        with pytest.raises(Broken):
+            guard.call(function)
+    assert [b - a for a, b in zip(begun, begun[1:], strict=False)] == pytest.approx(expected)
+
+
+@given(st.integers(0, 2**32), st.data())
+def test_pauses_with_chance_stay_in_their_range_and_follow_the_guards_rng(
+    seed: int, data: st.DataObject
+) -> None:
+    """Jitter comes from the guard's own rng, and so the same seed gives the same pauses."""
+    backoff, low, high = data.draw(
+        st.sampled_from(
+            [
+                (0.1, [0.0] * 4, [0.1, 0.2, 0.4, 0.8]),
+                (full_jitter(1.0, cap=2.0), [0.0] * 4, [1.0, 2.0, 2.0, 2.0]),
+                (exponential(1.0, jitter="equal"), [0.5, 1, 2, 4], [1, 2, 4, 8]),
+                (constant(1.0, jitter=plus_minus(0.1)), [0.9] * 4, [1.1] * 4),
+                (decorrelated_jitter(1.0, cap=5.0), [1.0] * 4, [3.0, 5.0, 5.0, 5.0]),
+            ]
+        )
+    )
+
+    def pauses() -> list[float]:
+        seen: list[CallRetried] = []
+        unsubscribe = subscribe(seen.append, CallRetried)
+        with virtual_time():
+            guard = _guard(Retry(on=Broken, attempts=5, backoff=backoff), rng=Random(seed))
+            guard.attempt(ScriptedService(fail(Broken)).call)
+        unsubscribe()
+        return [event.delay for event in seen]
+
+    delays = pauses()
+    assert all(a <= delay <= b for a, delay, b in zip(low, delays, high, strict=True))
+    assert pauses() == delays
+
+
+def test_the_servers_wish_is_honoured_where_it_is_longer_than_the_backoff() -> None:
+    """`retry_after` of the error replaces a shorter pause, not a longer one."""
+    policy = Retry(on=Broken, attempts=2, backoff=[2.0])
+    assert _outcome(policy, fail(lambda: Asking(7)))[:2] == (2, 7.0)
+    assert _outcome(policy, fail(lambda: Asking(0.5)))[:2] == (2, 2.0)
+    assert _outcome(policy, fail(lambda: Asking(None)))[:2] == (2, 2.0)
+    assert _outcome(policy, fail(lambda: Asking(0)))[:2] == (2, 2.0)
+
+
+@pytest.mark.parametrize("asked", [500.0, math.inf])
+def test_the_servers_wish_is_clamped(asked: float) -> None:
+    """No server makes a caller wait for more than `max_retry_after`."""
+    policy = Retry(on=Broken, attempts=2, backoff=[2.0], max_retry_after=20.0)
+    assert _outcome(policy, fail(lambda: Asking(asked)))[:2] == (2, 20.0)
+
+
+def test_clamping_the_servers_wish_never_shortens_the_backoff() -> None:
+    """Who asks for more time never gets less than who asks for none."""
+    policy = Retry(on=Broken, attempts=2, backoff=[2.0], max_retry_after=0.5)
+    assert _outcome(policy, fail(lambda: Asking(None)))[:2] == (2, 2.0)
+    assert _outcome(policy, fail(lambda: Asking(100)))[:2] == (2, 2.0)
+
+
+@pytest.mark.parametrize("asked", [-1, -0.001, -math.inf, math.nan, "soon"])
+def test_a_server_that_wants_no_retry_gets_none(asked: Any) -> None:
+    """A negative wish, or one that is no number, ends the call."""
+    assert _outcome(Retry(on=Broken, backoff=[2.0]), fail(lambda: Asking(asked)))[:2] == (1, 0.0)
+
+
+def test_the_servers_wish_can_be_read_in_another_way() -> None:
+    """`retry_after=` is a function from the error to seconds."""
+    policy = Retry(on=Broken, attempts=2, backoff=0, retry_after=lambda error: error.args[0])
+    assert _outcome(policy, fail(lambda: Broken(4.0)))[:2] == (2, 4.0)
+
+
+def test_a_wish_that_the_deadline_cannot_hold_ends_the_call_at_once() -> None:
+    """The error comes now, not after a wait that ends too late."""
+    with virtual_time() as clock:
+        guard = _guard(Retry(on=Broken, backoff=0))
+        with deadline(5.0), pytest.raises(Asking):
+            guard.call(ScriptedService(fail(lambda: Asking(5.0))).call)
+    assert clock.now() == 0.0
+    assert _stopped(guard) == {"deadline": 1}
+
+
+# The time there is
+
+
+def test_an_outer_timeout_is_a_limit_for_the_pauses() -> None:
+    """A pause that ends after the Timeout further out is not begun; the error itself is raised."""
+
+    async def main() -> None:
+        guard = _guard(Timeout(2.0), Retry(on=Broken, attempts=5, backoff=[1.5]))
+        with pytest.raises(Broken):
+            await guard.acall(ScriptedService(fail(Broken)).acall)
+        assert asyncio.get_running_loop().time() == 1.5
+        assert _stopped(guard) == {"deadline": 1}
+
+    run_virtual(main())
+
+
+def test_a_total_timeout_cuts_an_attempt_in_the_middle() -> None:
+    """A total of 0.2 s takes 0.2 s, though each attempt alone would take a second."""
+
+    async def main() -> None:
+        guard = _guard(Timeout(0.2), Retry(on=TimeoutError, attempts=3, backoff=0))
+        with pytest.raises(TimedOut):
+            await guard.acall(ScriptedService(slow(1.0)).acall)
+        assert asyncio.get_running_loop().time() == pytest.approx(0.2)
+
+    run_virtual(main())
+
+
+def test_nothing_is_retried_after_the_total_timeout_has_expired() -> None:
+    """A function that turns its cancellation into an error of its own gets no second attempt."""
+
+    async def main() -> None:
+        guard = _guard(Timeout(1.0), Retry(on=Broken, attempts=3, backoff=0))
+        begun = 0
+
+        async def function() -> None:
+            nonlocal begun
+            begun += 1
+            try:
+                await ScriptedService(slow(5.0)).acall()
+            except asyncio.CancelledError:
+                raise Broken from None
+
+        with pytest.raises(Broken):
+            await guard.acall(function)
+        assert begun == 1
+        assert asyncio.get_running_loop().time() == 1.0
+
+    run_virtual(main())
+
+
+def test_attempts_that_time_out_are_retried() -> None:
+    """The Timeout inside Retry is for each attempt."""
+
+    async def main() -> None:
+        guard = _guard(Retry(on=TimeoutError, backoff=[1.0]), Timeout(2.0))
+        service = ScriptedService(hang(times=2), answer("at last"))
+        assert await guard.acall(service.acall) == "at last"
+        assert asyncio.get_running_loop().time() == 6.0
+
+    run_virtual(main())
+
+
+def test_the_typical_call_must_fit_in_after_the_pause() -> None:
+    """Once enough calls are known, no attempt is begun that will most likely be cut off."""
+    with virtual_time() as clock:
+        guard = _guard(Retry(on=Broken, backoff=[1.0]))
+        for _ in range(20):
+            guard.call(lambda: clock.sleep(1.0))
+        service = ScriptedService(fail(Broken))
+        with deadline(1.5), pytest.raises(Broken):
+            guard.call(service.call)
+        assert service.calls == 1
+        with deadline(2.5), pytest.raises(Broken):
+            guard.call(service.call)
+        assert service.calls == 3
+
+
+def test_a_deadline_on_another_clock_counts_too() -> None:
+    """What is left of it is compared, since two clocks have no instants in common."""
+    other = VirtualClock(1000.0)
+    with virtual_time() as clock:
+        guard = _guard(Retry(on=Broken, attempts=9, backoff=[2.0]))
+        with deadline(3.0, clock=other), pytest.raises(Broken):
+            guard.call(ScriptedService(fail(Broken), clock=clock).call)
+        assert clock.now() == 2.0 * 8  # that clock stands still: there is always time left
+        other.advance(2.0)
+        with deadline(1.0, clock=other), pytest.raises(Broken):
+            guard.call(ScriptedService(fail(Broken), clock=clock).call)
+        assert clock.now() == 2.0 * 8
+
+
+# Adaptive attempts
+
+
+def test_adaptive_attempts_follow_the_error_rate() -> None:
+    """Many errors leave one retry, some leave two, few leave all there are."""
+    with virtual_time():
+        guard = _guard(Retry(on=Broken, attempts=adaptive_attempts(5), backoff=0))
+        for successes, attempts in [(0, 2), (6, 3), (80, 5)]:
+            for _ in range(successes):
+                guard.call(lambda: None)
+            service = ScriptedService(fail(Broken))
+            guard.attempt(service.call)
+            assert service.calls == attempts
+
+
+def test_adaptive_attempts_make_no_retry_while_the_breaker_is_open() -> None:
+    """The failure that opened the breaker is the last attempt."""
+    with virtual_time():
+        policy = Retry(on=Broken, attempts=adaptive_attempts(5), backoff=[1.0])
+        guard = _guard(policy, Breaker(failure_ratio=0.5, window=30, min_calls=1, break_for=15))
+        service = ScriptedService(fail(Broken))
+        with pytest.raises(Broken):
+            guard.call(service.call)
+    assert service.calls == 1
+    assert _stopped(guard) == {"attempts": 1}
+
+
+def test_adaptive_attempts_make_no_retry_while_the_bulkhead_is_full() -> None:
+    """A dependency whose slots are all in use gets no more load from retries."""
+
+    async def main() -> None:
+        guard = _guard(
+            Retry(on=Broken, attempts=adaptive_attempts(5), backoff=[1.0]),
+            Bulkhead(2, max_wait=1.0),
+        )
+        service = ScriptedService(fail(Broken))
+        async with guard.hold(), guard.hold():
+            assert guard.pressure().saturation == 1.0
+            guard.bounds[1].policy.update(mode="shadow")
+            with pytest.raises(Broken):
+                await guard.acall(service.acall)
+        assert service.calls == 1
+
+    run_virtual(main())
+
+
+def test_adaptive_attempts_check_their_maximum() -> None:
+    """With fewer than two attempts there is nothing to adapt."""
+    with pytest.raises(ValueError, match="2 or more"):
+        adaptive_attempts(1)
+    assert repr(adaptive_attempts(3)) == "adaptive_attempts(3)"
+    assert Retry(on=Broken, attempts=adaptive_attempts(3)).most_attempts == 3
+
+
+# What is seen of it
+
+
+def test_the_attempt_number_is_in_the_context_and_restored_after() -> None:
+    """The function sees 1, 2, 3; who called it sees what it saw before, also after a failure."""
+    seen: list[int] = []
+
+    def function() -> None:
+        seen.append(current_attempt())
+        raise Broken
+
+    with virtual_time():
+        guard = _guard(Retry(on=Broken, backoff=1.0))
+        with pytest.raises(Broken):
+            guard.call(function)
+        assert seen == [1, 2, 3]
+        assert current_attempt() == 1
+
+
+def test_the_attempt_number_reaches_a_worker_thread() -> None:
+    """A thread works with a copy of the context of its attempt."""
+    seen: list[int] = []
+
+    def function() -> None:
+        seen.append(current_attempt())
+        raise Broken
+
+    guard = _guard(Retry(on=Broken, backoff=0), Timeout(60.0, sync="thread"))
+    with pytest.raises(Broken):
+        guard.call(function)
+    assert seen == [1, 2, 3]
+
+
+def test_the_last_error_itself_is_raised_with_a_note() -> None:
+    """Nothing is wrapped: the note says how many attempts there were, and how long they took."""
+    errors = [Broken("first"), Broken("second"), Broken("third")]
+    with virtual_time() as clock:
+        guard = _guard(Retry(on=Broken, backoff=[1.0]))
+        service = ScriptedService(*map(fail, errors), clock=clock)
+        with pytest.raises(Broken, match="third") as caught:
+            guard.call(service.call)
+    assert caught.value is errors[2]
+    assert caught.value.__notes__ == ["seawall: 3 attempts in 2.000 s"]
+    assert not hasattr(errors[0], "__notes__")
+
+
+def test_one_attempt_needs_no_note() -> None:
+    """An error that was not retried passes through untouched."""
+    error = Bug()
+    _outcome(Retry(on=Broken, backoff=0), fail(error))
+    assert not hasattr(error, "__notes__")
+
+
+def test_an_error_object_raised_again_and_again_collects_no_notes() -> None:
+    """There is one note of ours at a time, and the user's own stay."""
+    error = Broken()
+    error.add_note("from the user")
+    policy = Retry(on=Broken, attempts=2, backoff=0)
+    for _ in range(5):
+        _outcome(policy, fail(error))
+    assert error.__notes__ == ["from the user", "seawall: 2 attempts in 0.000 s"]
+
+
+def test_an_error_object_raised_again_and_again_has_a_bounded_traceback() -> None:
+    """A call adds its own frames to the traceback, not those of all calls before."""
+    error = Broken()
+    depths = []
+    for _ in range(3):
+        error.__traceback__ = None
+        _outcome(Retry(on=Broken, attempts=4, backoff=0), fail(error))
+        depth, entry = 0, error.__traceback__
+        while entry is not None:
+            depth, entry = depth + 1, entry.tb_next
+        depths.append(depth)
+    assert len(set(depths)) == 1
+
+
+def test_events_tell_of_retries_and_of_why_they_stopped() -> None:
+    """Each retry and each end without success is one event."""
+    seen: list[Any] = []
+    unsubscribe = subscribe(seen.append, CallRetried, RetryStopped)
+    with virtual_time():
+        guard = _guard(Retry(on=lambda _, value: value == 0, attempts=2, backoff=[1.0]))
+        guard.call(lambda: 0)
+        guard.attempt(ScriptedService(fail(Broken)).call)
+    unsubscribe()
+    assert [(type(event), event.guard, event.attempt) for event in seen] == [
+        (CallRetried, guard.name, 1),
+        (RetryStopped, guard.name, 2),
+    ]
+    assert (seen[0].delay, seen[0].reason) == (1.0, "value")
+    assert seen[1].cause == "attempts"
+
+
+def test_the_snapshot_counts_retries_and_reasons() -> None:
+    """The reasons for stopping are counted by name, the budget is shown."""
+    with virtual_time():
+        budget = RetryBudget(SuccessDeposit(maximum=4))
+        guard = _guard(Retry(on=Broken, attempts=9, backoff=0, budget=budget))
+        guard.attempt(ScriptedService(fail(Broken)).call)
+        shown = guard.snapshot()["policies"][0]
+    assert shown == {
+        "policy": "retry",
+        "attempts": 9,
+        "retries": 1,
+        "stopped": {"budget": 1},
+        "budget": {"tokens": 2.0, "maximum": 4.0},
+    }
+
+
+# Switches, settings, and hooks that fail
+
+
+def test_instant_retries_take_no_time() -> None:
+    """The switch for tests skips the pauses and keeps the attempts."""
+    policy = Retry(on=Broken, attempts=4, backoff=[100.0])
+    with retries("instant"):
+        assert _outcome(policy, fail(Broken))[:2] == (4, 0.0)
+    assert _outcome(policy, fail(Broken))[:2] == (4, 300.0)
+
+
+def test_instant_retries_do_not_wait_for_the_server_either() -> None:
+    """Instant means instant: a test does not sleep because a fake server said so."""
+    with retries("instant"):
+        outcome = _outcome(Retry(on=Broken, attempts=2, backoff=0), fail(lambda: Asking(30)))
+    assert outcome[:2] == (2, 0.0)
+
+
+def test_retries_can_be_switched_off_and_on_again() -> None:
+    """Inside the block there is one attempt; the switch is restored, also when blocks nest."""
+    policy = Retry(on=Broken, attempts=4, backoff=0)
+    with retries("off"):
+        assert _outcome(policy, fail(Broken))[0] == 1
+        with retries("instant"):
+            assert _outcome(policy, fail(Broken))[0] == 4
+        assert _outcome(policy, fail(Broken))[0] == 1
+    assert _outcome(policy, fail(Broken))[0] == 4
+    with pytest.raises(ValueError, match="'instant', 'off'"), retries("never"):
+        pass
+
+
+def test_settings_change_at_run_time() -> None:
+    """`update` takes effect for calls under way too, and changes nothing if a value is bad."""
+    with virtual_time() as clock:
+        policy = Retry(on=Broken, attempts=2, backoff=[1.0])
+        guard = _guard(policy)
+        guard.attempt(ScriptedService(fail(Broken)).call)
+        assert clock.now() == 1.0
+        policy.update(attempts=3, backoff=[2.0])
+        guard.attempt(ScriptedService(fail(Broken)).call)
+        assert clock.now() == 5.0
+        with pytest.raises(ValueError, match="attempts=0"):
+            policy.update(attempts=0, backoff=[9.0])
+        with pytest.raises(TypeError, match="it takes attempts"):
+            policy.update(on=Bug)
+        guard.attempt(ScriptedService(fail(Broken)).call)
+        assert clock.now() == 9.0
+
+
+def test_bad_settings_are_refused_where_they_are_written() -> None:
+    """Each message names the argument."""
+    with pytest.raises(ValueError, match="attempts=0"):
+        Retry(on=Broken, attempts=0)
+    with pytest.raises(TypeError, match=r"budget=RetryBudget\(\)"):
+        Retry(on=Broken, budget=SuccessDeposit())
+    with pytest.raises(TypeError, match="retry_after"):
+        Retry(on=Broken, retry_after=3.0)
+    with pytest.raises(ValueError, match="max_retry_after"):
+        Retry(on=Broken, max_retry_after=-1.0)
+    with pytest.raises(TypeError, match="backoff"):
+        Retry(on=Broken, backoff="0.1")
+
+
+def _raise(*_: Any) -> Any:
+    raise Bug("in a hook")
+
+
+HOOKS: dict[str, Callable[[], Retry]] = {
+    "predicate": lambda: Retry(on=_raise, backoff=0),
+    "retry_after": lambda: Retry(on=Broken, backoff=0, retry_after=_raise),
+    "backoff": lambda: Retry(on=Broken, backoff=_raise),
+    "negative backoff": lambda: Retry(on=Broken, backoff=lambda _: -1.0),
+}
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_that_fails_takes_no_slot_with_it(hook: str, kind: str) -> None:
+    """An error of the user's own hook ends the call, and everything entered is left."""
+
+    async def main() -> None:
+        bulkhead = Bulkhead(1)
+        guard = _guard(Timeout(5.0, sync="cooperative"), bulkhead, HOOKS[hook]())
+        service = ScriptedService(fail(Broken))
+        call = guard.aattempt(service.acall) if kind == "async" else None
+        result = await call if call is not None else guard.attempt(service.call)
+        assert isinstance(result.error, (Bug, ValueError))
+        assert bulkhead.in_flight == 0
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_predicate_that_fails_on_a_value_takes_no_slot_with_it(kind: str) -> None:
+    """The same on the success path: everything entered is left."""
+
+    async def main() -> None:
+        bulkhead = Bulkhead(1)
+        guard = _guard(Timeout(5.0, sync="cooperative"), bulkhead, Retry(on=_raise, backoff=0))
+        service = ScriptedService(answer("fine"))
+        call = guard.aattempt(service.acall) if kind == "async" else None
+        result = await call if call is not None else guard.attempt(service.call)
+        assert isinstance(result.error, Bug)
+        assert bulkhead.in_flight == 0
+
+    run_virtual(main())
+
+
+def test_the_representation_shows_what_matters() -> None:
+    """A Retry in `explain()` reads like its constructor."""
+
+    def too_small(_: Any, value: int) -> bool:
+        return value < 3
+
+    policy = Retry(on=(Broken, too_small), attempts=2, backoff=constant(1.0))
+    assert repr(policy) == (
+        "Retry(attempts=2, on=(Broken, too_small), backoff=constant(1.0, jitter='none'))"
+    )
