@@ -121,7 +121,7 @@ def of_threads(rates: Rates) -> Section:
     repeats = len(next(iter(counts.values())))
     heads = [f"{count} thread{'s' * (count > 1)}" for count in counts]
     columns = ["stack", "M calls/s on one", *heads, "target"]
-    title = f"threads: calls a second of all together, relative to one ({repeats} repeats, wall time)"
+    title = f"threads: calls a second of all, relative to one thread ({repeats} repeats, wall time)"
     return [Table(title, columns, lines)], verdicts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -214,3 +215,16 @@ def test_chance_follows_the_printed_seed(tmp_path: Path):
         drawn.append(re.findall(r"drawn (\S+)", ran.stdout))
     assert len(drawn[0]) > 50
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_every_test_says_in_a_sentence_what_it_shows():
+    """A test without a docstring is a test whose failure nobody understands."""
+    silent = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and not ast.get_docstring(node)
+    ]
+    assert not silent

@@ -8,8 +8,8 @@ What a block prints must be what its `#>` comments say, line by line, in that or
 
     print("hello")  #> hello
 
-The same holds for the files in examples/, which are run as programs. A failure names the page and
-the line.
+The same holds for the files in examples/, which are run as programs (there the formatter writes
+`# >`). A failure names the page and the line.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-EXPECTED = re.compile(r"(?:^|(?<=\s))#>(?: (.*))?$", re.MULTILINE)
+EXPECTED = re.compile(r"(?:^|(?<=\s))# ?>(?: (.*))?$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 

@@ -171,6 +171,15 @@ def test_a_hung_probe_of_the_ramp_has_failed():
 # --- Countdown ---
 
 
+def test_waiting_for_what_is_left_is_enough_where_plain_floats_are_not():
+    """The difference to the end, added again, can fall short of it by the last bit."""
+    start, length, now = 3.415, 48.58, 9.2683
+    end = start + length
+    assert now + (end - now) < end
+    countdown = Countdown(length, start)
+    assert countdown.left(now + countdown.left(now)) == 0
+
+
 @given(st.floats(0, 1e9), st.floats(1e-3, 1e6), st.floats(0, 1))
 def test_who_waits_as_told_is_not_too_early(now, length, elapsed):
     """Whatever the last bit of a float does, waiting for what is left is enough."""

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seawall.models.waiting import ORDERS, WaitQueue
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.integers(0, 3)),
+        st.tuples(st.just("pop"), st.just(0)),
+        st.tuples(st.just("remove"), st.integers(0, 30)),
+    ),
+    max_size=60,
+)
+
+
+class Naive:
+    """The same rules over one plain list of (number, rank), slow and obvious."""
+
+    def __init__(self, order: str, limit: int) -> None:
+        self.order = order
+        self.limit = limit
+        self.waiting: list[tuple[int, int]] = []
+
+    def push(self, item: int, rank: int) -> int | None:
+        rank = rank if self.order == "criticality" else 0
+        gone = None
+        if len(self.waiting) >= self.limit:
+            if self.order == "fifo":
+                return item
+            if self.order == "lifo":
+                gone = self.waiting[0]
+            else:
+                lowest = min(r for _, r in self.waiting)
+                if lowest >= rank:
+                    return item
+                gone = [entry for entry in self.waiting if entry[1] == lowest][-1]
+            self.waiting.remove(gone)
+        self.waiting.append((item, rank))
+        return None if gone is None else gone[0]
+
+    def pop(self) -> int:
+        if self.order == "lifo":
+            return self.waiting.pop()[0]
+        highest = max(rank for _, rank in self.waiting)
+        entry = next(entry for entry in self.waiting if entry[1] == highest)
+        self.waiting.remove(entry)
+        return entry[0]
+
+
+@given(order=st.sampled_from(ORDERS), limit=st.integers(1, 5), operations=OPERATIONS)
+def test_it_agrees_with_the_obvious_list(order, limit, operations):
+    """Who is served, who has to go and who is left are the same as with a plain list."""
+    queue: WaitQueue[int] = WaitQueue(order, limit)
+    naive = Naive(order, limit)
+    for number, (operation, argument) in enumerate(operations):
+        if operation == "push":
+            assert queue.push(number, argument) == naive.push(number, argument)
+        elif operation == "pop" and naive.waiting:
+            assert queue.pop() == naive.pop()
+        elif operation == "remove":
+            known = [entry for entry in naive.waiting if entry[0] == argument]
+            naive.waiting = [entry for entry in naive.waiting if entry[0] != argument]
+            assert queue.remove(argument) is bool(known)
+        assert len(queue) == len(naive.waiting) <= limit
+
+
+@given(ranks=st.lists(st.integers(0, 3), min_size=1, max_size=30), limit=st.integers(1, 5))
+def test_no_lower_rank_waits_while_a_higher_one_was_turned_away(ranks, limit):
+    """In order of criticality, whoever is turned away ranks no higher than anyone who waits."""
+    queue: WaitQueue[tuple[int, int]] = WaitQueue("criticality", limit)
+    turned_away = []
+    for number, rank in enumerate(ranks):
+        gone = queue.push((number, rank), rank)
+        if gone is not None:
+            turned_away.append(gone[1])
+    waiting = [queue.pop()[1] for _ in range(len(queue))]
+    assert max(turned_away, default=0) <= min(waiting)
+
+
+def test_an_empty_room_has_nobody_to_serve():
+    """Taking from an empty room raises instead of inventing somebody."""
+    with pytest.raises(IndexError):
+        WaitQueue("fifo", 1).pop()
+
+
+def test_the_longest_waiting_of_each_rank_is_known():
+    """The oldest of each rank is what tells how long the queue makes people wait."""
+    queue: WaitQueue[str] = WaitQueue("criticality", 5)
+    for item, rank in [("a", 1), ("b", 3), ("c", 1)]:
+        queue.push(item, rank)
+    assert sorted(queue.oldest()) == ["a", "b"]

@@ -1,0 +1,781 @@
+"""Timeout around async calls: the semantics of `asyncio.timeout`, and a queue with one timer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from itertools import count
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from seawall import (
+    Bulkhead,
+    CallTimedOut,
+    DeadlineExceeded,
+    Guard,
+    Retry,
+    TimedOut,
+    Timeout,
+    _expiry,
+    adaptive,
+    current_deadline,
+    deadline,
+    subscribe,
+)
+from seawall.policies import _async_timeout
+from seawall.testing import ScriptedService, answer, hang, run_virtual, slow
+
+_serial = count()
+SEEDS = st.integers(0, 2**32 - 1)
+QUARTERS = st.integers(1, 8).map(lambda n: n / 4)
+"""Instants that floats hold exactly, and that coincide often."""
+
+Run = Callable[[], Awaitable[Any]]
+
+
+def _guard(*policies: Any, **options: Any) -> Guard:
+    return Guard(f"timeout-{next(_serial)}", *policies, **options)
+
+
+def _falsified(check: Callable[[Any], None], cases: st.SearchStrategy[Any]) -> bool:
+    """Tell whether some case breaks the property: it must, where its safeguard is missing."""
+
+    @settings(phases=[Phase.generate], report_multiple_bugs=False, max_examples=500)
+    @given(cases)
+    def search(case: Any) -> None:
+        check(case)
+
+    try:
+        search()
+    except AssertionError:
+        return True
+    return False
+
+
+async def _pass(seconds: float) -> None:
+    """Let virtual time pass."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    timer = loop.call_later(seconds, lambda: over.done() or over.set_result(None))
+    try:
+        await over
+    finally:
+        timer.cancel()
+
+
+# The same programs under asyncio.timeout and under Timeout
+
+
+class Scope(NamedTuple):
+    """A time limit around some steps, and what is done with a cancellation or a timeout there."""
+
+    seconds: float
+    steps: list[Any]
+    inside: str
+    outside: str
+
+
+class Program(NamedTuple):
+    """Steps with nested limits, and the instants at which somebody else cancels the task."""
+
+    steps: list[Any]
+    cancels: list[float]
+    seed: int | None
+
+
+LEAVES = st.one_of(
+    QUARTERS,
+    st.sampled_from(["raise TimeoutError", "raise ValueError", "raise CancelledError"]),
+)
+STEPS = st.recursive(
+    st.lists(LEAVES, min_size=1, max_size=3),
+    lambda steps: st.lists(
+        st.one_of(
+            QUARTERS,
+            st.builds(
+                Scope,
+                seconds=QUARTERS,
+                steps=steps,
+                inside=st.sampled_from(["", "", "", "swallow", "clean up", "translate"]),
+                outside=st.sampled_from(["", "", "catch"]),
+            ),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    max_leaves=6,
+)
+PROGRAMS = st.builds(
+    Program, steps=STEPS, cancels=st.lists(QUARTERS, max_size=2), seed=st.none()
+)
+
+
+class Machine:
+    """Runs a program and writes down what it sees."""
+
+    def __init__(self, limit: Callable[[float, Run], Awaitable[Any]]) -> None:
+        self.limit = limit
+        self.seen: list[Any] = []
+
+    def note(self, *what: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.seen.append((asyncio.get_running_loop().time(), task.cancelling(), *what))
+
+    async def steps(self, steps: list[Any]) -> None:
+        for step in steps:
+            if isinstance(step, Scope):
+                await self.scope(step)
+            elif isinstance(step, float):
+                await _pass(step)
+                self.note("passed", step)
+            elif step == "raise CancelledError":
+                raise asyncio.CancelledError
+            else:
+                raise TimeoutError("own") if "Timeout" in step else ValueError("own")
+
+    async def scope(self, scope: Scope) -> None:
+        try:
+            await self.limit(scope.seconds, lambda: self.inside(scope))
+        except TimeoutError as error:
+            self.note("timeout", "own" in error.args)
+            if not scope.outside:
+                raise
+        except BaseException as error:
+            self.note("out of", type(error).__name__)
+            raise
+        else:
+            self.note("through")
+
+    async def inside(self, scope: Scope) -> None:
+        try:
+            await self.steps(scope.steps)
+        except asyncio.CancelledError:
+            self.note("cancelled")
+            if scope.inside == "clean up":
+                await _pass(0.25)
+            elif scope.inside == "translate":
+                raise ValueError("translated") from None
+            if scope.inside != "swallow":
+                raise
+
+
+async def _asyncio_limit(seconds: float, run: Run) -> Any:
+    async with asyncio.timeout(seconds):
+        return await run()
+
+
+async def _our_limit(seconds: float, run: Run) -> Any:
+    return await _guard(Timeout(seconds)).acall(run)
+
+
+async def _own_timer_limit(seconds: float, run: Run) -> Any:
+    return await _guard(Timeout(adaptive(floor=seconds, cap=seconds))).acall(run)
+
+
+async def _deadline_limit(seconds: float, run: Run) -> Any:
+    async with deadline(seconds):
+        return await run()
+
+
+def _run(program: Program, limit: Callable[[float, Run], Awaitable[Any]]) -> Machine:
+    machine = Machine(limit)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(machine.steps(program.steps))
+        for at in program.cancels:
+            loop.call_later(at, lambda: machine.seen.append(("accepted", task.cancel())))
+        await asyncio.wait([task])
+        error = None if task.cancelled() else task.exception()
+        kind = "TimeoutError" if isinstance(error, TimeoutError) else type(error).__name__
+        machine.seen.append((loop.time(), task.cancelled(), kind, task.cancelling()))
+
+    run_virtual(main(), seed=program.seed)
+    return machine
+
+
+def _check_like_asyncio(program: Program) -> None:
+    expected = _run(program, _asyncio_limit).seen
+    assert _run(program, _our_limit).seen == expected
+    assert _run(program, _own_timer_limit).seen == expected
+
+
+@given(PROGRAMS)
+@settings(max_examples=400)
+def test_random_programs_run_as_under_asyncio_timeout(program: Program) -> None:
+    """Nesting, cancellation at the same instant, swallowing, own errors: all as in asyncio."""
+    _check_like_asyncio(program)
+
+
+def _forget_the_count(task: Any, cancelling: int, error: BaseException | None) -> bool:
+    task.uncancel()
+    return isinstance(error, asyncio.CancelledError)
+
+
+def _leave_the_count(task: Any, cancelling: int, error: BaseException | None) -> bool:
+    return task.cancelling() - 1 <= cancelling and isinstance(error, asyncio.CancelledError)
+
+
+def _relabel_errors(task: Any, cancelling: int, error: BaseException | None) -> bool:
+    return task.uncancel() <= cancelling and error is not None
+
+
+def _insist(task: Any, cancelling: int, error: BaseException | None) -> bool:
+    return task.uncancel() <= cancelling
+
+
+@pytest.mark.parametrize("broken", [_forget_the_count, _leave_the_count, _relabel_errors, _insist])
+def test_without_its_bookkeeping_a_timeout_differs(
+    broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every part of `take_back` matters: drop one, and some program runs otherwise."""
+    monkeypatch.setattr(_expiry, "take_back", broken)
+    monkeypatch.setattr(_async_timeout, "take_back", broken)
+    assert _falsified(_check_like_asyncio, PROGRAMS)
+
+
+def _plain(steps: list[Any]) -> list[Any]:
+    """Return the steps without those that cancel by themselves or keep a cancellation in."""
+    return [
+        step._replace(inside="", steps=_plain(step.steps)) if isinstance(step, Scope) else step
+        for step in steps
+        if step != "raise CancelledError"
+    ]
+
+
+SEEDED = st.builds(
+    Program,
+    steps=STEPS.map(_plain).filter(bool),
+    cancels=st.lists(QUARTERS, min_size=1, max_size=2),
+    seed=SEEDS,
+)
+
+
+def _check_cancellation_wins(program: Program) -> None:
+    for limit in (_our_limit, _own_timer_limit, _deadline_limit):
+        *seen, (_, cancelled, kind, cancelling) = _run(program, limit).seen
+        accepted = seen.count(("accepted", True))
+        assert cancelled == bool(accepted)
+        assert kind in ("NoneType", "TimeoutError", "ValueError")
+        assert cancelling == accepted
+
+
+@given(SEEDED)
+def test_a_cancellation_from_elsewhere_always_wins(program: Program) -> None:
+    """In whatever order things of one instant happen, it is neither swallowed nor relabelled."""
+    _check_cancellation_wins(program)
+
+
+def test_without_the_count_cancellations_get_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Believe that every cancellation is one's own, and the property is falsified."""
+    monkeypatch.setattr(_expiry, "take_back", _forget_the_count)
+    monkeypatch.setattr(_async_timeout, "take_back", _forget_the_count)
+    assert _falsified(_check_cancellation_wins, SEEDED)
+
+
+# What comes out
+
+
+def test_a_call_that_takes_too_long_is_cancelled_in_time() -> None:
+    """TimedOut comes at the very instant, knows guard and seconds, and is a TimeoutError."""
+
+    async def main() -> None:
+        guard = _guard(Timeout(1.5))
+        service = ScriptedService(hang())
+        with pytest.raises(TimedOut, match=r"timed out after 1\.500 s") as caught:
+            await guard.acall(service.acall)
+        assert isinstance(caught.value, TimeoutError)
+        assert (caught.value.guard, caught.value.seconds) == (guard.name, 1.5)
+        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+        assert asyncio.get_running_loop().time() == 1.5
+        assert service.running == 0
+        assert guard.snapshot()["timed_out"] == 1
+        assert guard.snapshot()["policies"][0] == {
+            "policy": "timeout",
+            "seconds": 1.5,
+            "timed_out": 1,
+        }
+
+    run_virtual(main())
+
+
+def test_a_call_in_time_is_left_alone() -> None:
+    """It returns its value, no timer fires later, and nothing is counted."""
+
+    async def main() -> None:
+        guard = _guard(Timeout(1.0))
+        assert await guard.acall(ScriptedService(slow(0.75, "here")).acall) == "here"
+        await _pass(5.0)
+        assert asyncio.current_task().cancelling() == 0
+        assert guard.snapshot()["timed_out"] == 0
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("error", [TimeoutError("mine"), TimedOut("of another guard")])
+def test_the_functions_own_timeout_error_passes_through(error: TimeoutError) -> None:
+    """It is not relabelled, and not counted as a timeout of this guard."""
+
+    async def main() -> None:
+        guard = _guard(Timeout(1.0))
+
+        async def function() -> None:
+            raise error
+
+        with pytest.raises(TimeoutError) as caught:
+            await guard.acall(function)
+        assert caught.value is error
+        assert guard.snapshot()["policies"][0]["timed_out"] == 0
+
+    run_virtual(main())
+
+
+def test_a_function_that_returns_in_spite_of_it_has_returned() -> None:
+    """As with asyncio.timeout a swallowed cancellation leaves the value, and no trace behind."""
+
+    async def main() -> None:
+        guard = _guard(Timeout(1.0))
+
+        async def function() -> str:
+            try:
+                await _pass(9.0)
+            except asyncio.CancelledError:
+                return "nevertheless"
+            return "never"
+
+        assert await guard.acall(function) == "nevertheless"
+        assert asyncio.current_task().cancelling() == 0
+        await _pass(1.0)
+
+    run_virtual(main())
+
+
+def test_time_that_passes_before_the_function_begins_is_a_refusal() -> None:
+    """A timeout in the queue of a bulkhead is DeadlineExceeded: the work never started."""
+
+    async def main() -> None:
+        bulkhead = Bulkhead(1, max_wait=10.0)
+        guard = _guard(Timeout(1.0), bulkhead)
+        other = _guard(bulkhead)
+        async with other.hold():
+            service = ScriptedService(answer())
+            with pytest.raises(DeadlineExceeded, match="before the call began"):
+                await guard.acall(service.acall)
+            assert service.calls == 0
+            assert asyncio.get_running_loop().time() == 1.0
+        assert bulkhead.in_flight == bulkhead.waiting == 0
+
+    run_virtual(main())
+
+
+def test_two_timeouts_of_one_guard_that_expire_together_are_one() -> None:
+    """The outer one reports; the task is left without a trace of either."""
+
+    async def main(seconds: float) -> None:
+        guard = _guard(Timeout(1.0), Timeout(seconds))
+        with pytest.raises(TimedOut):
+            await guard.acall(ScriptedService(hang()).acall)
+        assert asyncio.get_running_loop().time() == min(1.0, seconds)
+        assert asyncio.current_task().cancelling() == 0
+
+    for seconds in (0.5, 1.0, 2.0):
+        for seed in range(5):
+            run_virtual(main(seconds), seed=seed)
+
+
+def test_an_inner_timeout_is_a_failure_for_the_outer_layers() -> None:
+    """Only the innermost expiry that is due is reported, and the outer one goes on."""
+
+    async def main() -> None:
+        guard = _guard(Timeout(5.0), Retry(on=TimedOut, attempts=9, backoff=0), Timeout(2.0))
+        with pytest.raises(TimedOut) as caught:
+            await guard.acall(ScriptedService(hang()).acall)
+        assert asyncio.get_running_loop().time() == 5.0
+        assert caught.value.seconds == 5.0
+        assert [p.get("timed_out") for p in guard.snapshot()["policies"]] == [1, None, 2]
+
+    run_virtual(main())
+
+
+def test_every_timeout_is_an_event() -> None:
+    """CallTimedOut tells the guard and the seconds."""
+
+    async def main() -> None:
+        seen: list[CallTimedOut] = []
+        unsubscribe = subscribe(seen.append, CallTimedOut)
+        guard = _guard(Timeout(2.0))
+        await guard.aattempt(ScriptedService(hang()).acall)
+        unsubscribe()
+        assert [(event.guard, event.seconds) for event in seen] == [(guard.name, 2.0)]
+
+    run_virtual(main())
+
+
+def test_settings_are_checked_where_they_are_written() -> None:
+    """Each message says what to write."""
+    for wrong in (0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="seconds"):
+            Timeout(wrong)
+    with pytest.raises(TypeError, match="seconds"):
+        Timeout("2")
+    with pytest.raises(ValueError, match="'cooperative', 'thread'"):
+        Timeout(1.0, sync="signal")
+    with pytest.raises(ValueError, match="cap"):
+        adaptive(floor=2.0, cap=1.0)
+    with pytest.raises(ValueError, match="factor"):
+        adaptive(factor=0.5, floor=1.0, cap=2.0)
+    assert repr(Timeout(2.0, sync="thread")) == "Timeout(2.0, sync='thread')"
+
+
+def test_outside_of_a_task_it_says_what_is_missing() -> None:
+    """There must be a task to cancel."""
+    with pytest.raises(RuntimeError, match="needs a task to cancel"):
+        _guard(Timeout(1.0)).acall(ScriptedService(answer()).acall).send(None)
+
+
+# Recursion, loops and threads
+
+
+def test_a_guarded_function_may_call_itself() -> None:
+    """Each level has its own time, from its own beginning."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        @_guard(Timeout(1.0))
+        async def function(depth: int) -> list[float]:
+            if not depth:
+                await _pass(9.0)
+            await _pass(0.25)
+            try:
+                return await function(depth - 1)
+            except TimedOut:
+                return [loop.time()]
+
+        # The outermost of all expires first, whichever is innermost.
+        with pytest.raises(TimedOut):
+            await function(3)
+        assert loop.time() == 1.0
+        assert asyncio.current_task().cancelling() == 0
+
+        @_guard(Timeout(1.0))
+        async def quick(depth: int) -> int:
+            await _pass(0.25)
+            return depth and await quick(depth - 1)
+
+        assert await quick(2) == 0
+        await _pass(5.0)
+
+    run_virtual(main())
+
+
+def test_one_guard_serves_two_loops_in_two_threads() -> None:
+    """Each loop has a lane of its own; both expire, and a third loop sweeps the closed ones."""
+    guard = _guard(Timeout(0.02))
+    both = threading.Barrier(2)
+    ended: list[str] = []
+
+    async def main(name: str) -> None:
+        async def function() -> None:
+            await asyncio.get_running_loop().create_future()
+
+        both.wait(30)
+        results = await asyncio.gather(*[guard.aattempt(function) for _ in range(20)])
+        assert all(isinstance(result.error, TimedOut) for result in results)
+        ended.append(name)
+
+    def run(name: str) -> None:
+        asyncio.run(main(name))
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(ended) == ["a", "b"]
+    assert guard.snapshot()["timed_out"] == 40
+
+    asyncio.run(guard.acall(ScriptedService(answer()).acall))
+    lanes = next(iter(guard._plan._segments.values()))[0]._layers[0]._lanes
+    assert len(lanes) == 1
+
+
+def test_loops_one_after_another_in_one_thread() -> None:
+    """A closed loop's task is never taken for the current one."""
+    guard = _guard(Timeout(60.0))
+
+    async def main() -> None:
+        assert _expiry.current_task() is asyncio.current_task()
+        assert await guard.acall(ScriptedService(answer(1)).acall) == 1
+
+    assert _expiry.current_task() is None
+    for _ in range(3):
+        asyncio.run(main())
+        assert _expiry.current_task() is None
+
+
+# One timer
+
+
+def _count_timers(loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    made: list[float] = []
+    call_at = loop.call_at
+
+    def counting(when: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        made.append(when)
+        return call_at(when, *args, **kwargs)
+
+    monkeypatch.setattr(loop, "call_at", counting)
+    return made
+
+
+def test_a_thousand_calls_at_once_need_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a constant limit the calls stand in a queue with one timer for its head."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        timers = _count_timers(loop, monkeypatch)
+        guard = _guard(Timeout(2.0))
+        go = asyncio.Event()
+        calls = [loop.create_task(guard.acall(go.wait)) for _ in range(1000)]
+        await _pass(1.0)
+        go.set()
+        await asyncio.gather(*calls)
+        assert len(timers) == 2  # ours, and the one of _pass
+        await _pass(5.0)
+        assert len(timers) == 3  # nothing is armed when nobody is under way
+
+    run_virtual(main())
+
+
+def test_a_thousand_calls_that_expire_together_need_one_timer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of one instant are cancelled by one firing."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        timers = _count_timers(loop, monkeypatch)
+        guard = _guard(Timeout(2.0))
+        never = asyncio.Event()
+        results = await asyncio.gather(*[guard.aattempt(never.wait) for _ in range(1000)])
+        assert all(isinstance(result.error, TimedOut) for result in results)
+        assert loop.time() == 2.0
+        assert timers == [2.0]
+
+    run_virtual(main())
+
+
+class Stream(NamedTuple):
+    """Calls that begin one after another, each with its own duration; limits may change between."""
+
+    gaps: list[float]
+    durations: list[float]
+    limits: list[float]
+    seed: int
+
+
+STREAMS = st.builds(
+    Stream,
+    gaps=st.lists(st.integers(0, 4).map(lambda n: n / 4), min_size=1, max_size=12),
+    durations=st.lists(QUARTERS, min_size=1, max_size=5),
+    limits=st.lists(QUARTERS, min_size=1, max_size=3),
+    seed=SEEDS,
+)
+
+
+def _check_stream(case: Stream) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        policy = Timeout(case.limits[0])
+        guard = _guard(policy)
+
+        async def one(number: int) -> None:
+            limit, began = policy.seconds, loop.time()
+            wanted = case.durations[number % len(case.durations)]
+            result = await guard.aattempt(_pass, wanted)
+            if wanted < limit:
+                assert result.ok
+                assert loop.time() == began + wanted
+            elif wanted > limit:
+                assert isinstance(result.error, TimedOut)
+                assert loop.time() == began + limit
+            assert loop.time() <= began + limit
+
+        tasks = []
+        for number, gap in enumerate(case.gaps):
+            if gap:
+                await _pass(gap)
+            limit = case.limits[number % len(case.limits)]
+            if limit != policy.seconds:
+                policy.update(seconds=limit)
+            # It begins before the next change of the limit.
+            task = loop.create_task(one(number))
+            tasks.append(task)
+            started = loop.create_future()
+            loop.call_soon(lambda f=started: loop.call_soon(lambda: f.set_result(None)))
+            await started
+        await asyncio.gather(*tasks)
+
+    run_virtual(main(), seed=case.seed)
+
+
+@given(STREAMS)
+def test_every_call_has_exactly_the_time_that_was_the_limit_when_it_began(case: Stream) -> None:
+    """One timer serves all in order, and `update` leaves the calls under way as they are."""
+    _check_stream(case)
+
+
+def test_without_arming_again_later_calls_never_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the lane's timer serve its first call only, and the property is falsified."""
+    monkeypatch.setattr(
+        _async_timeout._Lane,
+        "_fire",
+        lambda lane: [task.cancel(_expiry.EXPIRED) for task in list(lane.pending)[:1]]
+        and [lane.pending.pop(task) for task in list(lane.pending)[:1]],
+    )
+    assert _falsified(_check_stream, STREAMS)
+
+
+def test_without_new_lanes_a_changed_limit_is_out_of_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Put calls of another limit into the same queue, and the property is falsified."""
+
+    def refresh(self: Any) -> None:
+        self._constant = self._bound.policy.seconds
+
+    monkeypatch.setattr(_async_timeout.AsyncTimeout, "refresh", refresh)
+    assert _falsified(_check_stream, STREAMS)
+
+
+def test_update_is_for_calls_that_begin_later() -> None:
+    """A call under way keeps its limit; bad values change nothing."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        policy = Timeout(5.0)
+        guard = _guard(policy)
+        first = loop.create_task(guard.aattempt(ScriptedService(hang()).acall))
+        await _pass(1.0)
+        policy.update(seconds=1.0)
+        with pytest.raises(ValueError, match="seconds"):
+            policy.update(seconds=0)
+        with pytest.raises(TypeError, match="it takes seconds"):
+            policy.update(sync="thread")
+        await guard.aattempt(ScriptedService(hang()).acall)
+        assert loop.time() == 2.0
+        await first
+        assert loop.time() == 5.0
+
+    run_virtual(main())
+
+
+# The deadline and adaptive limits
+
+
+@given(QUARTERS, QUARTERS, SEEDS)
+def test_the_time_is_bounded_by_the_deadline(seconds: float, left: float, seed: int) -> None:
+    """Whichever is nearer ends the call; what the function sees is never more than there was."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        guard = _guard(Timeout(seconds))
+
+        async def function() -> None:
+            assert current_deadline().remaining() <= left
+            await _pass(60.0)
+
+        with deadline(left), pytest.raises(TimedOut):
+            await guard.acall(function)
+        assert loop.time() == min(seconds, left)
+
+    run_virtual(main(), seed=seed)
+
+
+def test_a_deadline_that_has_passed_refuses_before_anything_begins() -> None:
+    """The function never starts."""
+
+    async def main() -> None:
+        service = ScriptedService(answer())
+        with deadline(0), pytest.raises(DeadlineExceeded):
+            await _guard(Timeout(1.0)).acall(service.acall)
+        assert service.calls == 0
+
+    run_virtual(main())
+
+
+def test_an_adaptive_limit_follows_the_latency() -> None:
+    """The cap while little is known, then a multiple of what is usual, never under the floor."""
+
+    async def main() -> None:
+        guard = _guard(Timeout(adaptive(p=0.5, factor=2.0, floor=0.5, cap=8.0)))
+        seconds = guard.bounds[0].seconds
+        now = asyncio.get_running_loop().time
+
+        async def calls(duration: float) -> None:
+            for _ in range(100):
+                await guard.aattempt(_pass, duration)
+
+        assert seconds(now()) == 8.0
+        for _ in range(19):
+            await guard.acall(_pass, 1.0)
+        assert seconds(now()) == 8.0
+        await calls(1.0)
+        assert seconds(now()) == pytest.approx(2.0, rel=0.1)
+        began = now()
+        assert isinstance((await guard.aattempt(_pass, 60.0)).error, TimedOut)
+        assert now() - began == pytest.approx(2.0, rel=0.1)
+        # Calls that are cut off count with the time they had: so the limit can rise again.
+        await calls(3.0)
+        assert seconds(now()) > 2.5
+        await calls(60.0)
+        await calls(60.0)
+        assert seconds(now()) == 8.0
+        for _ in range(5):
+            await calls(0.01)
+            await _pass(60.0)
+        await calls(0.01)
+        await _pass(1.0)
+        assert seconds(now()) == 0.5
+
+    run_virtual(main())
+
+
+def test_update_can_turn_a_constant_into_an_adaptive_limit_and_back() -> None:
+    """The longest that a call may get is what `explain` and `standard` reckon with."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        policy = Timeout(1.0)
+        guard = _guard(policy)
+        for limit, expected in [(adaptive(floor=1.0, cap=3.0), 3.0), (2.0, 2.0)]:
+            policy.update(seconds=limit)
+            assert policy.longest == expected
+            began = loop.time()
+            await guard.aattempt(ScriptedService(hang()).acall)
+            assert loop.time() - began == expected
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("enforced", [False, True])
+def test_an_enforced_deadline_and_a_timeout_at_the_same_instant(enforced: bool) -> None:  # noqa: FBT001
+    """One TimedOut comes out, and the task is as before."""
+
+    async def main() -> None:
+        guard = _guard(Timeout(1.0))
+        with pytest.raises(TimedOut):
+            async with deadline(1.0) if enforced else nullcontext():
+                await guard.acall(ScriptedService(hang()).acall)
+        assert asyncio.get_running_loop().time() == 1.0
+        assert asyncio.current_task().cancelling() == 0
+
+    for seed in range(10):
+        run_virtual(main(), seed=seed)
