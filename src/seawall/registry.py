@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
@@ -13,20 +13,18 @@ from seawall.runtime.workers import WorkerPool
 if TYPE_CHECKING:
     from seawall.guard import Guard
 
-_lock: Final = Lock()
+_lock: Final = RLock()
 _guards: Final[WeakValueDictionary[str, Guard]] = WeakValueDictionary()
 
 
 def add(guard: Guard) -> None:
     """Enter `guard` under its name; raises if another live guard has it."""
+    if guard.name in _guards:
+        # It may be only waiting for the garbage collector, whose finalisers may want the lock.
+        gc.collect()
     with _lock:
         known = _guards.get(guard.name)
         if known is not None:
-            # It may be only waiting for the garbage collector.
-            del known
-            gc.collect()
-            known = _guards.get(guard.name)
-        if known is not None and known is not guard:
             raise ValueError(
                 f"a guard named {guard.name!r} is alive already: {known!r}. Use that one"
                 f" (get_guard({guard.name!r})), close() it, or choose another name"

@@ -671,8 +671,10 @@ def test_update_is_for_calls_that_begin_later() -> None:
             policy.update(sync="thread")
         await guard.aattempt(ScriptedService(hang()).acall)
         assert loop.time() == 2.0
-        await first
+        error = (await first).error
         assert loop.time() == 5.0
+        assert isinstance(error, TimedOut)
+        assert error.seconds == 5.0  # the time it had, whatever the limit is by now
 
     run_virtual(main())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from seawall import Breaker, Bulkhead, Cache, Guard, Retry
+from seawall import Breaker, Bulkhead, Cache, CircuitOpen, Guard, Retry
 from seawall.testing import ScriptedService, answer, fail, run_virtual, virtual_time
 
 
@@ -51,7 +51,7 @@ def test_a_users_function_that_raises_leaks_nothing(where: str, step, kind: str)
                     guard.call(service.call)
                 else:
                     await guard.acall(service.acall)
-            except (KeyError, ZeroDivisionError):
+            except (KeyError, ZeroDivisionError, CircuitOpen):
                 pass
         assert (bulkhead.in_flight, inside.in_flight) == (0, 0)
 

@@ -1,7 +1,7 @@
 """The circuit breaker's rules: when to stop calling a dependency, and how to begin again.
 
 `now` is any number that grows, in the unit of the settings: seconds, or whole microseconds. One
-caller at a time, please; only `calm`, `generation` and `success` may be used without a lock.
+caller at a time; only `calm`, `generation` and `success` may be used without a lock.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from seawall import _checks as check
 from seawall.models.probes import Countdown, NOfM, Probe, Probes, Ramp, Trial, Verdict, single
 from seawall.models.windows import Tracked, new_window, sample
+
+T = TypeVar("T")
 
 
 class State(Enum):
@@ -134,12 +136,10 @@ class BreakerSettings(_Fields):
             raise TypeError(f"probes={probes!r}: write single(), n_of_m(2, 3) or ramp(step=10.0)")
         made = super().__new__(
             cls,
-            consecutive=None if consecutive is None else check.count("consecutive", consecutive),
-            failure_ratio=None
-            if failure_ratio is None
-            else check.ratio("failure_ratio", failure_ratio),
-            slow_after=None if slow_after is None else check.seconds("slow_after", slow_after),
-            slow_ratio=None if slow_ratio is None else check.ratio("slow_ratio", slow_ratio),
+            consecutive=_unless_none(check.count, "consecutive", consecutive),
+            failure_ratio=_unless_none(check.ratio, "failure_ratio", failure_ratio),
+            slow_after=_unless_none(check.seconds, "slow_after", slow_after),
+            slow_ratio=_unless_none(check.ratio, "slow_ratio", slow_ratio),
             window=window,
             window_calls=window_calls,
             min_calls=min_calls,
@@ -171,6 +171,10 @@ class BreakerSettings(_Fields):
                 raise ValueError(f"{changes}: no rule to trip by is left; write another instead")
             fields |= {"window": None, "window_calls": None, "min_calls": None} | changes
         return BreakerSettings(**fields)
+
+
+def _unless_none(checked: Callable[[str, object], T], name: str, value: object) -> T | None:
+    return None if value is None else checked(name, value)
 
 
 class BreakerModel:

@@ -51,6 +51,9 @@ class Growing(NamedTuple):
     factor: float
     cap: float
 
+    def __repr__(self) -> str:
+        return f"growing({self.base:g}, factor={self.factor:g}, cap={self.cap:g})"
+
     def __call__(self, opens: int) -> float:
         """Return the break after so many opens without a recovery, 1 for the first."""
         try:
@@ -199,6 +202,9 @@ class NOfM(NamedTuple):
     n: int
     m: int
 
+    def __repr__(self) -> str:
+        return "single()" if self.m == 1 else f"n_of_m({self.n}, {self.m})"
+
     def begin(self, generation: int, timeout: float, _threshold: float, _now: float, /) -> Trial:
         """Begin a half-open generation."""
         return _CountedTrial(self, generation, timeout)
@@ -209,6 +215,9 @@ class Ramp(NamedTuple):
 
     shares: tuple[float, ...]
     step: float
+
+    def __repr__(self) -> str:
+        return f"ramp({self.shares}, step={self.step:g})"
 
     def begin(self, generation: int, timeout: float, threshold: float, now: float, /) -> Trial:
         """Begin a half-open generation."""

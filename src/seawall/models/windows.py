@@ -118,7 +118,8 @@ class CountWindow:
 
     def fail(self, place: float, now: float, /) -> None:
         """Mark the slow call at `place` as failed too; if it has left the window, count it anew."""
-        age = self._counted - int(place)
+        number = int(place)
+        age = self._counted - number
         if age >= self._size:
             self.failure(now)
         else:

@@ -17,7 +17,7 @@ from seawall import _checks as check
 from seawall.clock import Clock, current_clock
 from seawall.context import deadline_var
 from seawall.errors import CacheMiss, DeadlineExceeded, reason_of
-from seawall.runtime.call import Trace, trace_var
+from seawall.runtime.call import Trace, current_trace, trace_var
 from seawall.runtime.events import FallbackUsed, emit, wanted
 from seawall.runtime.interpreter import reset
 from seawall.runtime.layers import Driver, Host, Kind
@@ -202,12 +202,8 @@ class _Lead:
         self.answer: Any = None
 
     def __enter__(self) -> None:
-        trace = trace_var.get()
-        self._token = None
-        if trace is None or trace.guard != self._host.name:
-            trace = Trace(self._host.name)
-            self._token = trace_var.set(trace)
-        self._trace = trace
+        self._trace = Trace(self._host.name)
+        self._token = trace_var.set(self._trace)
 
     def keep(self, value: Any) -> Any:
         """Take the real answer in."""
@@ -220,8 +216,8 @@ class _Lead:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        if self._token is not None:
-            reset(trace_var, self._token)
+        reset(trace_var, self._token)
+        self._tell_outside()
         flight, cache = self._flight, self._cache
         now = self._host.clock.now()
         entry = None
@@ -236,9 +232,16 @@ class _Lead:
                 flight.error = flight.traceback = None
                 flight.value = self.answer = flight.stale.value
                 flight.level, flight.reason = 1, reason_of(error)
-                served_stale(self._host, flight)
+                served_less(self._host, flight)
         cache.land(self._key, flight, entry)
         return error is not None and flight.error is None and flight.value is not _AGAIN
+
+    def _tell_outside(self) -> None:
+        """Hand on what the inside told, to whoever asked outside."""
+        outside = current_trace(self._host.name)
+        if outside is not None:
+            outside.attempts += self._trace.attempts
+            outside.level, outside.reason = self._trace.level, self._trace.reason
 
 
 class _Follower:
@@ -270,17 +273,17 @@ class _Follower:
             # From the leader's traceback each time, so that it does not grow with the followers.
             raise flight.error.with_traceback(flight.traceback)
         if flight.level:
-            served_stale(self._host, flight)
+            served_less(self._host, flight)
         return flight.value
 
     def abandon(self) -> None:
         self._cache.leave(self._flight, self._wake)
 
 
-def served_stale(host: Host, flight: _Flight) -> None:
+def served_less(host: Host, flight: _Flight) -> None:
     """Tell that a call was answered by something less than the real thing."""
-    trace = trace_var.get()
-    if trace is not None and trace.guard == host.name:
+    trace = current_trace(host.name)
+    if trace is not None:
         trace.level, trace.reason = flight.level, flight.reason
     host.stats.degraded += 1
     if wanted(FallbackUsed):

@@ -9,10 +9,10 @@ cached as a real value.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from seawall.errors import CacheMiss, add_note, reason_of
+from seawall.runtime.call import reason_var
 from seawall.runtime.events import FallbackUsed, emit, wanted
 from seawall.runtime.layers import Flow, Host, Kind, Next
 from seawall.runtime.policy import Bound, Policy
@@ -20,12 +20,10 @@ from seawall.runtime.policy import Bound, Policy
 if TYPE_CHECKING:
     from seawall.runtime.call import Call
 
-_reason: Final[ContextVar[BaseException | None]] = ContextVar("seawall_reason", default=None)
-
 
 def fallback_reason() -> BaseException | None:
     """Return, inside a fallback, the error that made it necessary; None elsewhere."""
-    return _reason.get()
+    return reason_var.get()
 
 
 class static:  # noqa: N801 - reads as a word in a stack: Fallback(cached, static("try later"))
@@ -131,7 +129,7 @@ class _FallbackFlow(Flow):
         if isinstance(error, Exception) and memory.level < len(self._policy.levels):
             level = self._policy.levels[memory.level]
             memory.level += 1
-            return Next(instead=_with_reason(level, memory.error))
+            return Next(instead=level, reason=memory.error)
         del call.memory[self]
         if error is None:
             self._answered(call, memory)
@@ -154,28 +152,6 @@ class _FallbackFlow(Flow):
         if last is not call.error and not isinstance(last, CacheMiss):
             note = f"seawall: the last fallback failed too: {last!r}"
             add_note(memory.error, note, "seawall: the last fallback")
-
-
-def _with_reason(level: Level, error: Exception) -> Level:
-    """Return the level, run with its reason in the context."""
-
-    def answer(*args: Any, **kwargs: Any) -> Any:
-        token = _reason.set(error)
-        try:
-            value = level(*args, **kwargs)
-        finally:
-            _reason.reset(token)
-        return _keep_reason(value, error) if hasattr(value, "__await__") else value
-
-    return answer
-
-
-async def _keep_reason(awaitable: Any, error: Exception) -> Any:
-    token = _reason.set(error)
-    try:
-        return await awaitable
-    finally:
-        _reason.reset(token)
 
 
 def _with_arguments(level: Level) -> Level:

@@ -106,10 +106,11 @@ class Retry(Policy):
         self.max_retry_after = check.seconds("max_retry_after", max_retry_after, zero=True)
 
     def __repr__(self) -> str:
-        names = ", ".join(kind.__name__ for kind in self._types)
-        predicates = ", ".join(getattr(p, "__name__", repr(p)) for p in self._predicates)
-        on = ", ".join(filter(None, [names, predicates]))
-        return f"Retry(attempts={self.attempts!r}, on=({on}), backoff={self.backoff!r})"
+        items = [*self._types, *self._predicates]
+        names = [getattr(item, "__name__", repr(item)) for item in items]
+        on = names[0] if len(names) == 1 else f"({', '.join(names)})"
+        budget = "" if self.budget is None else f", budget={self.budget!r}"
+        return f"Retry(on={on}, attempts={self.attempts!r}, backoff={self.backoff!r}{budget})"
 
     @property
     def most_attempts(self) -> int:

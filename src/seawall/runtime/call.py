@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from seawall.context import deadline_var
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Host, Layer, Outcome
@@ -22,12 +22,21 @@ class Trace:
     def __init__(self, guard: str) -> None:
         """Gather for calls of that guard only: guards further in have traces of their own."""
         self.guard = guard
-        self.attempts = 1
+        self.attempts = 0
         self.level = 0
         self.reason: str | None = None
 
 
 trace_var: Final[ContextVar[Trace | None]] = ContextVar("seawall_trace", default=None)
+
+reason_var: Final[ContextVar[BaseException | None]] = ContextVar("seawall_reason", default=None)
+"""Why a substitute is running instead of the real call."""
+
+
+def current_trace(guard: str) -> Trace | None:
+    """Return the trace that calls of `guard` are to tell, if somebody asked for one."""
+    trace = trace_var.get()
+    return trace if trace is not None and trace.guard == guard else None
 
 
 class Abandoned:
@@ -37,6 +46,8 @@ class Abandoned:
         """Begin as running."""
         self._lock = Lock()
         self._running = True
+        self.counted = False
+        """Whether its failure has been counted, by the first who noticed."""
         self._callbacks: list[Callable[[], None]] = []
 
     def when_stopped(self, callback: Callable[[], None]) -> None:
@@ -70,10 +81,12 @@ class Call:
 
     __slots__ = (
         "abandoned",
+        "adapt",
         "args",
         "attempt_began",
         "attempts",
         "began",
+        "counts",
         "error",
         "function",
         "held",
@@ -120,6 +133,10 @@ class Call:
         self.reason: str | None = None
         self.streaming = False
         """Whether gates stay entered after success (a generator, `hold`): then they are `held`."""
+        self.adapt: Callable[[Any], Any] | None = None
+        """What makes a substitute's value into a stream's."""
+        self.counts = True
+        """Whether the function is the user's own; around a driver it is not, and not counted."""
         self.timed = True
         """Whether the time of the function itself is that of the call; not so for a `hold`."""
         self.held: list[tuple[Layer, Any]] = []
@@ -172,12 +189,31 @@ class Call:
 
     def tell(self) -> None:
         """Write what happened into the trace of whoever asked for one."""
-        trace = trace_var.get()
-        if trace is not None and trace.guard == self.host.name:
-            trace.attempts = self.attempts
+        trace = current_trace(self.host.name)
+        if trace is not None:
+            if self.counts:
+                trace.attempts += self.attempts
             if self.level:
                 trace.level = self.level
                 trace.reason = self.reason
+
+
+job_var: Final[ContextVar[Abandonable | None]] = ContextVar("seawall_job", default=None)
+"""The work of a worker thread, inside that thread."""
+
+
+class Abandonable(Protocol):
+    """Work that its caller may have given up on."""
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody waits for it any more."""
+
+
+def given_up() -> bool:
+    """Tell whether this runs in a worker thread and nobody waits for it: then it counts no more."""
+    job = job_var.get()
+    return job is not None and job.given_up
 
 
 def _when_all_stopped(running: list[Abandoned], callback: Callable[[], None]) -> None:

@@ -22,17 +22,13 @@ class Event:
 
     def fields(self) -> dict[str, Any]:
         """Return the event's own values by name, the guard's included."""
-        names = [slot for kind in reversed(type(self).__mro__) for slot in _slots(kind)]
+        code = type(self).__init__.__code__
+        names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
         return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
         values = ", ".join(f"{key}={value!r}" for key, value in self.fields().items())
         return f"{type(self).__name__}({values})"
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots: tuple[str, ...] = kind.__dict__.get("__slots__", ())
-    return slots
 
 
 class BreakerChanged(Event):

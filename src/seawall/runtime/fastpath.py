@@ -50,7 +50,7 @@ from types import CoroutineType
 from typing import Any, Final
 
 from seawall.context import deadline_var
-from seawall.runtime.call import Call
+from seawall.runtime.call import Call, given_up
 from seawall.runtime.interpreter import refuse_expired
 from seawall.runtime.layers import OK, Host, Kind, Layer, Wait
 from seawall.runtime.parameters import ANY, Parameters
@@ -64,11 +64,25 @@ Binder = Callable[[Callable[..., Any], tuple[Any, ...]], Callable[..., Any]]
 _numbers = count()
 
 
+_COUNT: Final = (
+    "            sample_(end_ - now_)",
+    "            if end_ >= stats_.due:",
+    "                stats_.fold(end_)",
+)
+
+
 class FastPath:
     """The compiled success path of one stack of layers, for one kind of function."""
 
-    def __init__(self, host: Host, layers: Sequence[Layer], kind: Kind) -> None:
-        """Be ready to compile, when it is known what the function takes."""
+    def __init__(
+        self, host: Host, layers: Sequence[Layer], kind: Kind, *, counts: bool, in_thread: bool
+    ) -> None:
+        """Be ready to compile, when it is known what the function takes.
+
+        Calls are counted where the function is the user's own (`counts`), and in a worker thread
+        only while somebody waits for them.
+        """
+        self._counts = counts
         self._host = host
         self._layers = tuple(layers)
         self._kind = kind
@@ -83,7 +97,7 @@ class FastPath:
             "on_value_": self._value_async if kind == "async" else self._value_sync,
             "refuse_coroutine_": refuse_coroutine,
             "refuse_expired_": refuse_expired,
-            "sample_": host.stats.samples.append,
+            "sample_": self._sample_wanted if in_thread else host.stats.samples.append,
             "stats_": host.stats,
         }
         for number, layer in enumerate(layers):
@@ -92,6 +106,27 @@ class FastPath:
             self._names[f"passed{number}_"] = layer.passed
             self._names[f"again{number}_"] = layer.again
         self._binders: dict[str, Binder] = {}
+
+    def interpreted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` with the layers around it, always by way of the interpreter.
+
+        Slower, and knows of each attempt: for callers who want to be told.
+        """
+
+        def start(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+            return self._call(function, args, kwargs, self._host.clock.now(), ())
+
+        async def run_in_task(*args: Any, **kwargs: Any) -> Any:
+            return await run_async(start(args, kwargs))
+
+        def run_in_thread(*args: Any, **kwargs: Any) -> Any:
+            return run_sync(start(args, kwargs))
+
+        return run_in_task if self._kind == "async" else run_in_thread
+
+    def _sample_wanted(self, elapsed: float) -> None:
+        if not given_up():
+            self._host.stats.samples.append(elapsed)
 
     def bind(
         self, function: Callable[..., Any], parameters: Parameters = ANY
@@ -104,7 +139,7 @@ class FastPath:
         return binder(function, parameters.defaults)
 
     def _compile(self, parameters: Parameters) -> Binder:
-        text = source(self._layers, self._kind, parameters)
+        text = source(self._layers, self._kind, parameters, counts=self._counts)
         filename = f"<seawall fast path {next(_numbers)}>"
         exec(compile(text, filename, "exec"), self._names)  # noqa: S102 - fixed lines, see above
         self._show_in_tracebacks(filename, text)
@@ -126,6 +161,7 @@ class FastPath:
         tickets: tuple[Any, ...],
     ) -> Call:
         call = Call(self._host, self._layers, function, args, kwargs, now)
+        call.counts = self._counts
         for ticket in tickets:
             if ticket is ABSENT:
                 break
@@ -175,7 +211,7 @@ class FastPath:
         return await run_async(self._returned(*returned), upwards=True)
 
 
-def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters) -> str:
+def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, counts: bool) -> str:
     """Return the text of the success path through `layers`."""
     wait = "await " if kind == "async" else ""
     enters = [number for number, layer in enumerate(layers) if layer.enter is not None]
@@ -214,9 +250,7 @@ def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters) -> str:
         ),
         "            end_ = clock_()",
         *(f"            {_leave(n, layers[n])}" for n in reversed(leaves)),
-        "            sample_(end_ - now_)",
-        "            if end_ >= stats_.due:",
-        "                stats_.fold(end_)",
+        *(_COUNT if counts else ()),
         "            return value_",
         "        try:",
         f"            return {wait}on_error_({state}, reached_, failure_)",

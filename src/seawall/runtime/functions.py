@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import CodeType
 from typing import Any, Literal
 
 FunctionKind = Literal["sync", "async", "generator", "async generator"]
@@ -34,6 +35,11 @@ def kind_of(function: Callable[..., Any]) -> FunctionKind:
     if flags & (_COROUTINE | _ITERABLE_COROUTINE):
         return "async"
     return "generator" if flags & _GENERATOR else "sync"
+
+
+def is_generator(code: CodeType) -> bool:
+    """Tell whether `code` is that of a generator, async or not."""
+    return bool(code.co_flags & (_GENERATOR | _ASYNC_GENERATOR))
 
 
 def _ask_inspect(function: Callable[..., Any]) -> FunctionKind:

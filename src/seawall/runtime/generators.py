@@ -7,12 +7,13 @@ step and taken back after it, since between two steps the caller's own code runs
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from seawall.context import attempt_var
-from seawall.runtime.call import Call
-from seawall.runtime.interpreter import release
+from seawall.runtime.call import Call, reason_var
+from seawall.runtime.interpreter import release, reset
 from seawall.runtime.layers import Host, Layer
 from seawall.runtime.runners import run_async, run_sync
 
@@ -20,45 +21,65 @@ from seawall.runtime.runners import run_async, run_sync
 class _Started:
     """A source that was asked for its first item, and is asked for more."""
 
-    __slots__ = ("ended", "item", "source")
+    __slots__ = ("_attempt", "_reason", "ended", "item", "source")
 
     def __init__(self, source: Any, item: Any, *, ended: bool = False) -> None:
         self.source = source
         self.item = item
         """The latest item; the generator's return value once it has ended."""
         self.ended = ended
+        self._attempt = attempt_var.get()
+        self._reason = reason_var.get()
 
-    def step(self, how: Callable[[Any], Any], argument: Any, attempt: int) -> None:
-        """Go on to the next item, by `send` or `throw`."""
-        token = attempt_var.set(attempt)
+    @contextmanager
+    def _context(self) -> Iterator[None]:
+        """Set what the source saw at its first item, for one more step."""
+        attempt = attempt_var.set(self._attempt)
+        reason = reason_var.set(self._reason)
         try:
-            self.item = how(argument)
+            yield
+        finally:
+            reset(reason_var, reason)
+            reset(attempt_var, attempt)
+
+    def step(self, how: Callable[[Any], Any], argument: Any) -> None:
+        """Go on to the next item, by `send` or `throw`."""
+        try:
+            with self._context():
+                self.item = how(argument)
         except StopIteration as stop:
             self.ended = True
             self.item = stop.value
-        finally:
-            attempt_var.reset(token)
 
-    async def astep(self, how: Callable[[Any], Any], argument: Any, attempt: int) -> None:
+    def close(self) -> None:
+        """End the source early."""
+        with self._context():
+            self.source.close()
+
+    async def astep(self, how: Callable[[Any], Any], argument: Any) -> None:
         """Go on to the next item, by `asend` or `athrow`."""
-        token = attempt_var.set(attempt)
         try:
-            self.item = await how(argument)
+            with self._context():
+                self.item = await how(argument)
         except StopAsyncIteration:
             self.ended = True
-        finally:
-            attempt_var.reset(token)
+
+    async def aclose(self) -> None:
+        """End the source early."""
+        with self._context():
+            await self.source.aclose()
 
 
 def _call(
     host: Host,
     layers: Sequence[Layer],
     first: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    adapt: Callable[[Any], Any],
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
 ) -> Call:
-    call = Call(host, layers, first, args, kwargs, host.clock.now())
+    call = Call(host, layers, first, *arguments, host.clock.now())
     call.streaming = True
+    call.adapt = adapt
     return call
 
 
@@ -71,22 +92,20 @@ def guard_generator(
         return _first_of(function(*args, **kwargs))
 
     def guarded(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        call = _call(host, layers, first, args, kwargs)
+        call = _call(host, layers, first, _first_of, (args, kwargs))
         error: BaseException | None = None
         try:
             flow = run_sync(call)
-            if not isinstance(flow, _Started):
-                return (yield from flow)  # a fallback's own items
             while not flow.ended:
                 try:
                     sent = yield flow.item
                 except GeneratorExit:
-                    flow.source.close()
+                    flow.close()
                     raise
                 except BaseException as thrown:  # noqa: BLE001 - the source decides what it means
-                    flow.step(flow.source.throw, thrown, call.attempts)
+                    flow.step(flow.source.throw, thrown)
                 else:
-                    flow.step(flow.source.send, sent, call.attempts)
+                    flow.step(flow.source.send, sent)
         except BaseException as raised:
             error = raised
             raise
@@ -99,11 +118,17 @@ def guard_generator(
     return guarded
 
 
-def _first_of(source: Generator[Any, Any, Any]) -> _Started:
+def _first_of(items: Any) -> _Started:
+    """Ask a generator, or whatever a fallback gives to be iterated over, for its first item."""
+    source = items if hasattr(items, "send") else _from_iterable(items)
     try:
         return _Started(source, next(source))
     except StopIteration as stop:
         return _Started(source, stop.value, ended=True)
+
+
+def _from_iterable(items: Iterable[Any]) -> Generator[Any, Any, None]:
+    yield from items
 
 
 def guard_async_generator(
@@ -115,22 +140,20 @@ def guard_async_generator(
         return await _afirst_of(function(*args, **kwargs))
 
     async def guarded(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        call = _call(host, layers, first, args, kwargs)
+        call = _call(host, layers, first, _afirst_of, (args, kwargs))
         error: BaseException | None = None
         try:
             flow = await run_async(call)
-            if not isinstance(flow, _Started):
-                flow = await _afirst_of(_items(flow))  # a fallback's own items
             while not flow.ended:
                 try:
                     sent = yield flow.item
                 except GeneratorExit:
-                    await flow.source.aclose()
+                    await flow.aclose()
                     raise
                 except BaseException as thrown:  # noqa: BLE001 - the source decides what it means
-                    await flow.astep(flow.source.athrow, thrown, call.attempts)
+                    await flow.astep(flow.source.athrow, thrown)
                 else:
-                    await flow.astep(flow.source.asend, sent, call.attempts)
+                    await flow.astep(flow.source.asend, sent)
         except BaseException as raised:
             error = raised
             raise
@@ -141,17 +164,19 @@ def guard_async_generator(
     return guarded
 
 
-async def _afirst_of(source: AsyncGenerator[Any, Any]) -> _Started:
+async def _afirst_of(items: Any) -> _Started:
+    """Ask an async generator, or whatever a fallback gives, for its first item."""
+    source = items if hasattr(items, "asend") else _from_any_iterable(items)
     try:
         return _Started(source, await anext(source))
     except StopAsyncIteration:
         return _Started(source, None, ended=True)
 
 
-async def _items(source: Any) -> AsyncGenerator[Any, Any]:
-    if hasattr(source, "__aiter__"):
-        async for item in source:
+async def _from_any_iterable(items: Any) -> AsyncGenerator[Any, Any]:
+    if hasattr(items, "__aiter__"):
+        async for item in items:
             yield item
     else:
-        for item in source:
+        for item in items:
             yield item

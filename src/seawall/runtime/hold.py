@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 from seawall.runtime.call import Call
 from seawall.runtime.interpreter import release
@@ -16,9 +18,15 @@ class Hold:
 
     __slots__ = ("_call",)
 
-    def __init__(self, host: Host, gates: Sequence[Layer]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        gates: Sequence[Layer],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
         """Enter `gates` at the beginning of the block and leave them at its end."""
-        self._call = Call(host, gates, _nothing, (), {}, host.clock.now())
+        self._call = Call(host, gates, _nothing, args, kwargs, host.clock.now())
         self._call.streaming = True
         self._call.timed = False
 
@@ -28,7 +36,8 @@ class Hold:
         return self._call
 
     def __enter__(self) -> None:
-        run_sync(self._once())
+        with _explained():
+            run_sync(self._once())
 
     def __exit__(
         self,
@@ -40,7 +49,8 @@ class Hold:
 
     async def __aenter__(self) -> None:
         self._once().function = _nothing_async
-        await run_async(self._call)
+        with _explained():
+            await run_async(self._call)
 
     async def __aexit__(
         self,
@@ -51,9 +61,18 @@ class Hold:
         release(self._call, error)
 
 
-def _nothing() -> None:
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except TypeError as error:
+        # Nothing but a user's key= is called with arguments here.
+        raise TypeError(f"{error}: give hold(...) the arguments that key= looks at") from error
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
     pass
 
 
-async def _nothing_async() -> None:
+async def _nothing_async(*_args: Any, **_kwargs: Any) -> None:
     pass

@@ -14,7 +14,15 @@ from typing import Any
 
 from seawall.context import attempt_var, deadline_var
 from seawall.errors import DeadlineExceeded, Rejected, TimedOut
-from seawall.runtime.call import STREAMED, Abandoned, Call
+from seawall.runtime.call import (
+    STREAMED,
+    Abandoned,
+    Call,
+    current_trace,
+    given_up,
+    reason_var,
+    trace_var,
+)
 from seawall.runtime.events import CallRejected, emit, wanted
 from seawall.runtime.layers import CANCELLED, FAILED, OK, Flow, Host, Next, Wait, Waiter
 
@@ -58,7 +66,7 @@ def interpret(
                 if todo is not None and todo.delay:
                     yield todo.delay
                 if todo is not None and todo.instead is not None:
-                    call.value = yield Run(todo.instead, substitute=True)
+                    yield from _instead(call, todo.instead, todo.reason)
                 else:
                     if call.attempts:
                         later = attempt_var.set(call.attempts + 1)
@@ -76,6 +84,17 @@ def interpret(
         call.tell()
 
 
+def _instead(
+    call: Call, substitute: Callable[..., Any], reason: BaseException | None
+) -> Generator[Request, Any, None]:
+    """Run a substitute, which can learn why."""
+    token = reason_var.set(reason)
+    try:
+        call.value = yield Run(substitute, substitute=True)
+    finally:
+        reset(reason_var, token)
+
+
 def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
     """Enter the layers that are not entered yet, then run the function."""
     clock = call.host.clock
@@ -83,6 +102,9 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
     call.reached = False
     call.level = 0
     call.reason = None
+    trace = current_trace(call.host.name)
+    if trace is not None:
+        trace.level, trace.reason = 0, None
     call.own_abandoned = len(call.abandoned)
     now = clock.now()
     if waiter is None:
@@ -101,6 +123,8 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
     call.attempt_began = now
     call.reached = True
     call.attempts += 1
+    # A call of the same guard inside the user's function is another call: not in this trace.
+    token = trace_var.set(None) if trace is not None and call.counts else None
     try:
         call.value = yield Run(call.function)
         call.error = None
@@ -108,6 +132,8 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
         call.error = error
         raise
     finally:
+        if token is not None:
+            reset(trace_var, token)
         _count(call)
 
 
@@ -177,29 +203,35 @@ def count_refusal(host: Host, policy: str, reason: str) -> None:
 
 
 def _count(call: Call) -> None:
-    """Count how an attempt ended, once for each time the function was started."""
+    """Count how an attempt ended, once for each time the user's function was started."""
     error = call.error
-    host = call.host
-    stats = host.stats
-    if error is not None:
-        left_running = Abandoned.of(error)
-        if left_running is not None:
-            call.abandoned.append(left_running)
-        if isinstance(error, Rejected) and error.guard == host.name:
-            # Refused by this guard's own inner part, which a driver runs: the function never ran.
-            call.reached = False
-            call.attempts -= 1
-            return
+    left_running = None if error is None else Abandoned.of(error)
+    if left_running is not None:
+        call.abandoned.append(left_running)
+    if isinstance(error, Rejected) and error.guard == call.host.name:
+        # Refused by this guard's own inner part, which a driver runs: the function never ran.
+        call.reached = False
+        call.attempts -= 1
+    elif call.counts:
+        if not given_up():
+            _count_attempt(call)
+    elif left_running is not None and not left_running.counted:
+        # The function still runs, where its end will not be counted any more.
+        left_running.counted = True
+        _count_attempt(call)
+
+
+def _count_attempt(call: Call) -> None:
+    stats = call.host.stats
     outcome = call.outcome()
+    now = call.host.clock.now()
     if outcome is OK and call.timed:
-        now = host.clock.now()
         stats.samples.append(now - call.attempt_began)
         if now >= stats.due:
             stats.fold(now)
     elif outcome is FAILED:
         stats.failed += 1
-        if isinstance(error, TimedOut) or not isinstance(error, Exception):
-            now = host.clock.now()
+        if isinstance(call.error, TimedOut) or not isinstance(call.error, Exception):
             stats.cut_off(now - call.attempt_began, now)
     elif outcome is CANCELLED:
         stats.cancelled += 1

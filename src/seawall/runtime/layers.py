@@ -114,16 +114,27 @@ class Driver:
         """Return how what is inside runs, if this layer itself runs as `kind`."""
         return kind
 
+    def can_run(self, kind: Kind) -> bool:
+        """Tell whether a function of that kind can be at the very inside."""
+        return self.inner_kind(kind) == kind
+
 
 class Next:
     """What a flow wants to happen next: after `delay`, either all inside it again, or `instead`."""
 
-    __slots__ = ("delay", "instead")
+    __slots__ = ("delay", "instead", "reason")
 
-    def __init__(self, *, delay: float = 0.0, instead: Callable[..., Any] | None = None) -> None:
-        """Ask for another run of what is inside, or for `instead(*args, **kwargs)`."""
+    def __init__(
+        self,
+        *,
+        delay: float = 0.0,
+        instead: Callable[..., Any] | None = None,
+        reason: BaseException | None = None,
+    ) -> None:
+        """Ask for another run of what is inside, or for `instead(*args, **kwargs)` and say why."""
         self.delay = delay
         self.instead = instead
+        self.reason = reason
 
 
 class Waiter(Protocol):

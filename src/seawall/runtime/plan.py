@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from seawall.runtime.fastpath import FastPath
 from seawall.runtime.layers import Driver, Host, Kind, Layer
 from seawall.runtime.parameters import ANY, Parameters
 from seawall.runtime.policy import Bound
+from seawall.runtime.threads import ThreadDriver
 
 Function = Callable[..., Any]
 
@@ -20,21 +21,49 @@ class Plan:
         """Go through `bounds`, the first outermost."""
         self._host = host
         self._bounds = bounds
-        self._segments: dict[tuple[int, Kind], tuple[FastPath, Driver | None, int]] = {}
+        self._segments: dict[tuple[int, Kind, bool], _Segment] = {}
 
     def bind(self, function: Function, kind: Kind, parameters: Parameters = ANY) -> Function:
         """Return `function` with all layers around it, taking `parameters`."""
-        return self._bind(function, kind, parameters, 0)
+        segment = self._segment(0, kind, in_thread=False)
+        if segment.driver is None:
+            return segment.path.bind(function, parameters)
+        inner = self._inside(segment, function, kind, interpreted=False)
+        return segment.path.bind(inner, parameters)
 
-    def _bind(self, function: Function, kind: Kind, parameters: Parameters, start: int) -> Function:
-        segment = self._segments.get((start, kind))
-        if segment is None:
-            segment = self._segments[start, kind] = self._compile(kind, start)
-        path, driver, end = segment
-        if driver is not None:
-            inner = self._bind(function, driver.inner_kind(kind), ANY, end + 1)
-            return path.bind(driver.wrap(inner, kind, function), parameters)
-        return path.bind(function, parameters)
+    def bind_interpreted(self, function: Function, kind: Kind) -> Function:
+        """Return `function` with all layers around it, without the fast path."""
+        segment = self._segment(0, kind, in_thread=False)
+        return self._around(segment, function, kind, interpreted=True)
+
+    def check(self, kind: Kind) -> None:
+        """Raise if a function of that kind cannot be at the very inside."""
+        for bound in self._bounds:
+            layer = bound.layer(kind)
+            if isinstance(layer, Driver) and not layer.can_run(kind):
+                raise TypeError(
+                    f"guard {self._host.name!r}: {bound.policy!r} runs plain functions in threads,"
+                    " not async ones: guard the blocking function, and `await guard.acall(it)`"
+                )
+
+    def _around(
+        self, segment: _Segment, function: Function, kind: Kind, *, interpreted: bool
+    ) -> Function:
+        if segment.driver is not None:
+            function = self._inside(segment, function, kind, interpreted=interpreted)
+        return segment.path.interpreted(function) if interpreted else segment.path.bind(function)
+
+    def _inside(
+        self, segment: _Segment, function: Function, kind: Kind, *, interpreted: bool
+    ) -> Function:
+        """Return what the segment's driver makes of all that is inside it."""
+        driver = segment.driver
+        assert driver is not None  # noqa: S101 - for the type checker
+        inner_kind = driver.inner_kind(kind)
+        in_thread = segment.in_thread or inner_kind != kind or isinstance(driver, ThreadDriver)
+        inner = self._segment(segment.end + 1, inner_kind, in_thread=in_thread)
+        inside = self._around(inner, function, inner_kind, interpreted=interpreted)
+        return driver.wrap(inside, kind, function)
 
     def layers(self, kind: Kind, purpose: str) -> list[Layer]:
         """Return all layers, where none of them may be a driver: `purpose` is for the refusal."""
@@ -44,11 +73,30 @@ class Plan:
                 raise TypeError(f"guard {self._host.name!r}: {bound.policy!r} cannot {purpose}")
         return [layer for _, layer in layers if isinstance(layer, Layer)]
 
-    def _compile(self, kind: Kind, start: int) -> tuple[FastPath, Driver | None, int]:
+    def _segment(self, start: int, kind: Kind, *, in_thread: bool) -> _Segment:
+        known = self._segments.get((start, kind, in_thread))
+        if known is not None:
+            return known
         layers: list[Layer] = []
-        for end in range(start, len(self._bounds)):
-            layer = self._bounds[end].layer(kind)
+        driver: Driver | None = None
+        end = start
+        for bound in self._bounds[start:]:
+            layer = bound.layer(kind)
             if isinstance(layer, Driver):
-                return FastPath(self._host, layers, kind), layer, end
+                driver = layer
+                break
             layers.append(layer)
-        return FastPath(self._host, layers, kind), None, len(self._bounds)
+            end += 1
+        path = FastPath(self._host, layers, kind, counts=driver is None, in_thread=in_thread)
+        segment = _Segment(path, driver, end, in_thread)
+        self._segments[start, kind, in_thread] = segment
+        return segment
+
+
+class _Segment(NamedTuple):
+    """Layers in a row, and the driver that ends them (at position `end`), if one does."""
+
+    path: FastPath
+    driver: Driver | None
+    end: int
+    in_thread: bool

@@ -24,6 +24,8 @@ def run_sync(call: Call, *, waiter: Waiter | None = None, upwards: bool = False)
                     result = request.function(*call.args, **call.kwargs)
                     if result.__class__ is CoroutineType:
                         refuse_coroutine(result, request.function)
+                    if request.substitute and call.adapt is not None:
+                        result = call.adapt(result)
                 elif isinstance(request, float):
                     clock.sleep(request)
                     result = None
@@ -49,6 +51,8 @@ async def run_async(call: Call, *, waiter: Waiter | None = None, upwards: bool =
                     result = request.function(*call.args, **call.kwargs)
                     if not request.substitute or hasattr(result, "__await__"):
                         result = await result
+                    if request.substitute and call.adapt is not None:
+                        result = await call.adapt(result)
                 elif isinstance(request, float):
                     await _sleep_async(request)
                     result = None

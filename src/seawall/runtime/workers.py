@@ -14,7 +14,7 @@ from threading import Lock, Thread
 from typing import Any
 from weakref import WeakSet, finalize
 
-from seawall.runtime.call import Abandoned
+from seawall.runtime.call import Abandoned, job_var
 
 
 class Job:
@@ -45,6 +45,7 @@ class Job:
         `done()` is called from the worker thread when it has ended.
         """
         self._context: Context = copy_context()
+        self._context.run(job_var.set, self)
         self._function = function
         self._args = args
         self._kwargs = kwargs
@@ -73,6 +74,11 @@ class Job:
     def _forget(self) -> bool:
         self._value = self._error = None
         return True
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self._state == "abandoned"
 
     def finished(self) -> None:
         """Tell whoever waits, after the worker is free again."""

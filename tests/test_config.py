@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import gc
+import tomllib
+
+import pytest
+
+from seawall import (
+    Breaker,
+    Bulkhead,
+    Cache,
+    CircuitOpen,
+    Fallback,
+    Guard,
+    Retry,
+    ThreadBulkhead,
+    Timeout,
+    guard_from_table,
+    guards,
+    guards_from_toml,
+)
+from seawall.testing import ScriptedService, fail
+
+EVERYTHING = """
+    [guards.vendor]
+    idempotent = false
+
+    [[guards.vendor.policies]]
+    policy = "fallback"
+    levels = ["cached", { static = "try later" }]
+    on = ["OSError", "TimedOut", "VendorError"]
+
+    [[guards.vendor.policies]]
+    policy = "cache"
+    ttl = 60.0
+    stale_if_error = 600.0
+    key = "by_user"
+    max_entries = 10
+
+    [[guards.vendor.policies]]
+    policy = "timeout"
+    seconds = 10
+    sync = "cooperative"
+
+    [[guards.vendor.policies]]
+    policy = "retry"
+    on = "ConnectionError"
+    attempts = { kind = "adaptive", maximum = 4 }
+    backoff = { kind = "exponential", base = 0.1, cap = 2.0, jitter = "equal" }
+    budget = { kind = "request_ratio", ratio = 0.1 }
+    retry_after = "asked"
+
+    [[guards.vendor.policies]]
+    policy = "breaker"
+    consecutive = 5
+    break_for = { kind = "growing", base = 5.0 }
+    probes = { kind = "n_of_m", n = 2, m = 3 }
+    is_failure = "is_bad"
+    mode = "shadow"
+
+    [[guards.vendor.policies]]
+    policy = "bulkhead"
+    limit = 20
+    max_wait = 0.5
+    order = "lifo"
+
+    [[guards.vendor.policies]]
+    policy = "thread_bulkhead"
+    workers = 3
+    max_queue = 0
+
+    [[guards.vendor.policies]]
+    policy = "timeout"
+    seconds = { kind = "adaptive", floor = 0.1, cap = 2.0 }
+    sync = "thread"
+"""
+
+
+class VendorError(Exception):
+    """An error of the vendor's own."""
+
+
+NAMES = {
+    "VendorError": VendorError,
+    "asked": lambda _error: None,
+    "by_user": lambda user: user,
+    "cached": lambda _user: "cached",
+    "is_bad": lambda error, _value: error is not None,
+}
+
+
+def _names():
+    gc.collect()  # guards of other tests, dead but not collected
+    return {guard.name for guard in guards()}
+
+
+def test_every_kind_of_policy_can_be_written_down():
+    """A table for each policy makes the same as its constructor does."""
+    vendor = guards_from_toml(EVERYTHING, names=NAMES)["vendor"]
+    kinds = (Fallback, Cache, Timeout, Retry, Breaker, Bulkhead, ThreadBulkhead, Timeout)
+    assert tuple(map(type, vendor.policies)) == kinds
+    fallback, cache, total, retry, breaker, bulkhead, threads, attempt = vendor.policies
+    assert not vendor.idempotent
+    assert fallback.on[0] is OSError
+    assert fallback.on[2] is VendorError
+    assert (cache.ttl, cache.stale_if_error, cache.max_entries) == (60.0, 600.0, 10)
+    assert (total.seconds, total.sync) == (10.0, "cooperative")
+    assert repr(retry.attempts) == "adaptive_attempts(4)"
+    assert "jitter='equal'" in repr(retry.backoff)
+    assert repr(retry.budget).startswith("RetryBudget(RequestRatio(ratio=0.1")
+    assert breaker.settings.consecutive == 5
+    assert breaker.settings.break_for(2) == 10.0
+    assert breaker.mode == "shadow"
+    assert (bulkhead.limit, bulkhead.max_wait) == (20, 0.5)
+    assert (threads.pool.size, threads.pool.queue) == (3, 0)
+    assert (attempt.longest, attempt.sync) == (2.0, "thread")
+
+
+@pytest.mark.parametrize(
+    ("setting", "made"),
+    [
+        ('backoff = { kind = "constant", seconds = 1.0 }', "constant(1.0"),
+        ('backoff = { kind = "linear", base = 1.0 }', "linear(1.0"),
+        ('backoff = { kind = "exponential", base = 1.0 }', "exponential(1.0"),
+        ('backoff = { kind = "decorrelated_jitter", base = 1.0 }', "decorrelated_jitter(1.0"),
+        ('backoff = { kind = "full_jitter", base = 1.0 }', "exponential(1.0"),
+        ("backoff = 0.5", "exponential(0.5"),
+        ("backoff = [0.1, 0.2]", "(0.1, 0.2)"),
+    ],
+)
+def test_backoffs_can_be_written_down(setting, made):
+    """Seconds, a list, or a table of each public kind of backoff."""
+    text = f'[[guards.vendor.policies]]\npolicy = "retry"\non = "OSError"\n{setting}'
+    assert made in repr(guards_from_toml(text)["vendor"].policies[0].backoff)
+
+
+@pytest.mark.parametrize("kind", ["success_deposit", "request_ratio", "in_flight_ratio"])
+def test_budgets_can_be_written_down(kind):
+    """Each rule of a budget, or `true` for the default one."""
+    text = '[[guards.vendor.policies]]\npolicy = "retry"\non = "OSError"\nbudget = '
+    made = guards_from_toml(f'{text}{{ kind = "{kind}" }}')["vendor"].policies[0].budget
+    assert type(made.rule).__name__.lower() == kind.replace("_", "")
+    default = guards_from_toml(f"{text}true".replace("vendor", "other"))["other"]
+    assert type(default.policies[0].budget.rule).__name__ == "SuccessDeposit"
+
+
+@pytest.mark.parametrize(
+    "probes",
+    ['{ kind = "single" }', '{ kind = "n_of_m", n = 1, m = 2 }', '{ kind = "ramp", step = 5.0 }'],
+)
+def test_probes_can_be_written_down(probes):
+    """A table of each public kind of probes."""
+    text = f'[[guards.vendor.policies]]\npolicy = "breaker"\nprobes = {probes}'
+    assert isinstance(guards_from_toml(text)["vendor"].policies[0], Breaker)
+
+
+def test_the_recommended_stack_from_a_table():
+    """`standard` takes the arguments of Guard.standard, fallbacks by name or as values."""
+    text = """
+        [guards.vendor.standard]
+        on = ["ConnectionError"]
+        timeout = 2.0
+        limit = 5
+        fallback = ["cached", { static = "later" }]
+    """
+    vendor = guards_from_toml(text, names={"cached": lambda: {}["missing"]})["vendor"]
+    assert repr(vendor) == (
+        "<Guard 'vendor': Fallback > Timeout > Retry > Breaker > Bulkhead > Timeout>"
+    )
+    assert vendor.attempt(ScriptedService(fail(LookupError)).call).value == "later"
+
+
+def test_seawalls_own_errors_have_names():
+    """`on` knows Python's exceptions and Seawall's."""
+    table = {"policies": [{"policy": "retry", "on": ["CircuitOpen", "TimeoutError"]}]}
+    retry = guard_from_table("vendor", table).policies[0]
+    assert retry.wants(CircuitOpen(), None)
+    assert retry.wants(TimeoutError(), None)
+
+
+def test_given_names_win():
+    """A name handed over stands before Python's own of that name."""
+    table = {"policies": [{"policy": "retry", "on": "OSError"}]}
+    retry = guard_from_table("vendor", table, names={"OSError": VendorError}).policies[0]
+    assert retry.wants(VendorError(), None)
+    assert not retry.wants(OSError(), None)
+
+
+def test_several_guards_come_by_name():
+    """Each table is a guard; all are registered."""
+    text = "\n".join(
+        f'[guards.config-{name}.standard]\non = "OSError"\ntimeout = 1' for name in "ab"
+    )
+    made = guards_from_toml(text)
+    assert list(made) == ["config-a", "config-b"]
+    assert {"config-a", "config-b"} <= _names()
+
+
+def test_nothing_is_left_when_one_fails():
+    """If one table is wrong no guard of the text is registered, and the error names it."""
+    text = """
+        [guards.config-good.standard]
+        on = "OSError"
+        timeout = 1
+        [guards.config-bad.standard]
+        on = "OSError"
+        timeout = -1
+    """
+    with pytest.raises(ValueError, match="seconds=-1") as raised:
+        guards_from_toml(text)
+    assert raised.value.__notes__ == ["in the settings of guard 'config-bad'"]
+    assert not {name for name in _names() if name.startswith("config-")}
+
+
+def test_nothing_is_left_when_a_name_is_taken():
+    """A name that lives already fails the whole text, and the living guard stays."""
+    living = Guard("config-b", Timeout(1.0))
+    text = "\n".join(
+        f'[guards.config-{name}.standard]\non = "OSError"\ntimeout = 1' for name in "ab"
+    )
+    with pytest.raises(ValueError, match="alive already"):
+        guards_from_toml(text)
+    assert {name for name in _names() if name.startswith("config-")} == {"config-b"}
+    assert living.name == "config-b"
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "message"),
+    [
+        ({"policy": "timeout"}, TypeError, "needs seconds = ..."),
+        ({"policy": "bulkhead"}, TypeError, "needs limit = ..."),
+        ({"policy": "cache"}, TypeError, "needs ttl = ..."),
+        ({"policy": "thread_bulkhead"}, TypeError, "needs workers = ..."),
+        ({"policy": "retry"}, TypeError, "on"),
+        ({"policy": "timeout", "seconds": 1, "nonsense": 1}, TypeError, "nonsense"),
+        ({"policy": "fallback"}, ValueError, "at least one level"),
+        ({"policy": "fallback", "levels": [{"static": 1}], "on": ["No"]}, ValueError, "names="),
+        ({"policy": "cache", "ttl": 1, "key": "unknown"}, ValueError, "names={'unknown': ...}"),
+        ({"policy": "breaker", "is_failure": 5}, ValueError, "hand the function over"),
+        (
+            {"policy": "retry", "on": "OSError", "backoff": {"kind": "x"}},
+            ValueError,
+            "backoff: kind='x': write one of constant, decorrelated_jitter",
+        ),
+        (
+            {"policy": "breaker", "probes": {"n": 1}},
+            ValueError,
+            "probes: kind=None: write one of",
+        ),
+        (
+            {"policy": "retry", "on": "OSError", "backoff": {"kind": "linear"}},
+            TypeError,
+            "base",
+        ),
+    ],
+)
+def test_a_wrong_table_says_what_to_write(policy, error, message):
+    """The error tells what is wrong in the file's own words, and in which guard."""
+    with pytest.raises(error) as raised:
+        guard_from_table("vendor", {"policies": [policy]})
+    assert message in str(raised.value)
+    assert "in the settings of guard 'vendor'" in raised.value.__notes__
+    assert "vendor" not in _names()
+
+
+def test_a_text_that_is_no_toml_raises():
+    """A syntax error is tomllib's own, with its place."""
+    with pytest.raises(tomllib.TOMLDecodeError, match="table declaration"):
+        guards_from_toml("[guards")
+
+
+def test_a_table_never_runs_code():
+    """A name is looked up among exceptions only: other builtins are refused."""
+    for name in ("eval", "__import__", "BaseException", "KeyboardInterrupt", "reason_of"):
+        with pytest.raises(ValueError, match="no such exception"):
+            guard_from_table("vendor", {"standard": {"on": name, "timeout": 1}})

@@ -1,0 +1,530 @@
+"""The generated success path and the interpreter alone: the same rules, told twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import linecache
+import traceback
+import weakref
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from seawall import (
+    Breaker,
+    Bulkhead,
+    Cache,
+    Fallback,
+    Guard,
+    InFlightRatio,
+    RequestRatio,
+    Retry,
+    RetryBudget,
+    ThreadBulkhead,
+    Timeout,
+    VirtualClock,
+    adaptive,
+    constant,
+    deadline,
+    n_of_m,
+    ramp,
+)
+from seawall.runtime.call import Call
+from seawall.runtime.runners import run_async, run_sync
+from seawall.testing import run_virtual, virtual_time
+
+
+class Poor(Exception):  # noqa: N818 - a fake
+    """An error that fallbacks answer."""
+
+
+def poor(*_args: object) -> str:
+    return "poor"
+
+
+def no_level(*_args: object) -> str:
+    raise LookupError
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "fallback": lambda: Fallback(poor, on=Poor),
+    "two levels": lambda: Fallback(no_level, poor, on=(Poor, KeyError)),
+    "retry": lambda: Retry(on=ConnectionError, attempts=3, backoff=0.1),
+    "retry of values": lambda: Retry(on=[KeyError, lambda _e, v: v == "again"], attempts=2),
+    "deposit": lambda: Retry(on=ConnectionError, attempts=4, budget=RetryBudget()),
+    "ratio": lambda: Retry(on=OSError, budget=RetryBudget(RequestRatio(0.1, floor=0.2))),
+    "in flight": lambda: Retry(on=OSError, budget=RetryBudget(InFlightRatio(0.2, floor=1))),
+    "breaker": lambda: Breaker(consecutive=3, break_for=2.0),
+    "ratio breaker": lambda: Breaker(failure_ratio=0.5, min_calls=4, probes=n_of_m(1, 2)),
+    "slow breaker": lambda: Breaker(
+        slow_after=1.0, slow_ratio=0.5, min_calls=4, break_for=1.0, probes=ramp(step=1.0)
+    ),
+    "classifier": lambda: Breaker(consecutive=2, is_failure=lambda e, v: bool(e) or v == "again"),
+    "keyed": lambda: Breaker(consecutive=2, break_for=3.0, key=lambda what: len(what)),
+    "bulkhead": lambda: Bulkhead(1),
+    "queue": lambda: Bulkhead(1, max_wait=1.0),
+    "shadow": lambda: Bulkhead(1, mode="shadow"),
+    "total": lambda: Timeout(6.0, sync="cooperative"),
+    "timeout": lambda: Timeout(1.5, sync="cooperative"),
+    "adaptive": lambda: Timeout(adaptive(floor=1.0, cap=3.0), sync="cooperative"),
+}
+
+ERRORS = {"refused": ConnectionError, "missing": KeyError, "poor": Poor, "bug": ZeroDivisionError}
+WHATS = ["answer", "again", "slow", "very slow", *ERRORS]
+SECONDS = {"slow": 1.2, "very slow": 5.0}
+
+stacks = st.lists(st.sampled_from(sorted(MAKERS)), min_size=1, max_size=5, unique=True)
+scripts = st.lists(
+    st.tuples(
+        st.sampled_from(["plain", "taken", "soon late", "twice"]),
+        st.lists(st.sampled_from(WHATS), min_size=1, max_size=4),
+        st.sampled_from([0.0, 0.1, 2.5]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+class Script:
+    """A function that does what a list of words says; the last word repeats."""
+
+    def __init__(self, words: list[str], clock: VirtualClock) -> None:
+        self._words = list(words)
+        self._clock = clock
+        self.calls = 0
+
+    def _next(self) -> str:
+        self.calls += 1
+        return self._words.pop(0) if len(self._words) > 1 else self._words[0]
+
+    def __call__(self, _what: str) -> str:
+        word = self._next()
+        self._clock.advance(SECONDS.get(word, 0.01))
+        return self._end(word)
+
+    async def later(self, _what: str) -> str:
+        word = self._next()
+        loop = asyncio.get_running_loop()
+        bell = loop.create_future()
+        timer = loop.call_later(SECONDS.get(word, 0.01), lambda: bell.done() or bell.set_result(0))
+        try:
+            await bell
+        finally:
+            timer.cancel()
+        return self._end(word)
+
+    @staticmethod
+    def _end(word: str) -> str:
+        if word in ERRORS:
+            raise ERRORS[word](word)
+        return word
+
+
+def build(names: list[str], clock: VirtualClock) -> Guard:
+    guard = Guard("twin", *(MAKERS[name]() for name in names), clock=clock, rng=Random(7))
+    guard.close()
+    return guard
+
+
+def tell(error: BaseException) -> tuple[Any, ...]:
+    notes = getattr(error, "__notes__", [])
+    return type(error).__name__, str(error), notes, type(error.__cause__).__name__
+
+
+class SyncTwin:
+    """Runs the calls of a script through the fast path, or through the interpreter only."""
+
+    def __init__(self, names: list[str], *, fast: bool) -> None:
+        self.clock = VirtualClock()
+        self.guard = build(names, self.clock)
+        self.fast = fast
+        self.layers = None if fast else self.guard._plan.layers("sync", "be compared")
+
+    def call(self, script: Script, what: str) -> Any:
+        try:
+            if self.layers is None:
+                return self.guard.call(script, what)
+            call = Call(self.guard, self.layers, script, (what,), {}, self.clock.now())
+            return run_sync(call)
+        except Exception as error:  # noqa: BLE001 - compared
+            return tell(error)
+
+    def play(self, script: list[tuple[str, list[str], float]]) -> list[Any]:
+        seen: list[Any] = []
+        for how, words, pause in script:
+            function = Script(words, self.clock)
+            with contextlib.ExitStack() as stack:
+                if how == "taken":
+                    with contextlib.suppress(Exception):
+                        for bound in self.guard.bounds:
+                            if isinstance(bound.policy, Bulkhead):
+                                slots = bound.policy
+                                slots._take()
+                                stack.callback(slots._give_back)
+                elif how == "soon late":
+                    stack.enter_context(deadline(1.0, clock=self.clock))
+                seen.append((self.call(function, words[0]), function.calls, self.clock.now()))
+                if how == "twice":
+                    seen.append((self.call(function, words[0]), function.calls, self.clock.now()))
+            self.clock.advance(pause)
+        seen.append(self.guard.snapshot())
+        return seen
+
+
+class AsyncTwin(SyncTwin):
+    """The same for coroutines; "twice" is at the same time."""
+
+    def __init__(self, names: list[str], *, fast: bool) -> None:
+        super().__init__(names, fast=True)
+        self.fast = fast
+        self.layers = None if fast else self.guard._plan.layers("async", "be compared")
+
+    async def acall(self, script: Script, what: str) -> Any:
+        try:
+            if self.layers is None:
+                return await self.guard.acall(script.later, what)
+            call = Call(self.guard, self.layers, script.later, (what,), {}, self.clock.now())
+            return await run_async(call)
+        except Exception as error:  # noqa: BLE001 - compared
+            return tell(error)
+
+    async def aplay(self, script: list[tuple[str, list[str], float]]) -> list[Any]:
+        seen: list[Any] = []
+        for how, words, pause in script:
+            function = Script(words, self.clock)
+            with contextlib.ExitStack() as stack:
+                if how == "soon late":
+                    stack.enter_context(deadline(1.0, clock=self.clock))
+                calls = [self.acall(function, words[0]) for _ in range(1 + (how == "twice"))]
+                seen.append((await asyncio.gather(*calls), function.calls, self.clock.now()))
+            self.clock.advance(pause)
+        seen.append(self.guard.snapshot())
+        return seen
+
+
+def sensible(names: list[str]) -> bool:
+    """Leave out what a guard refuses to be built of."""
+    with contextlib.suppress(ValueError):
+        build(names, VirtualClock())
+        return True
+    return False
+
+
+@given(names=stacks.filter(sensible), script=scripts)
+def test_sync_calls_go_the_same_way_with_and_without_the_fast_path(names, script):
+    """Values, errors, notes, instants, counts and states are the same, whatever happens."""
+    fast, slow = SyncTwin(names, fast=True), SyncTwin(names, fast=False)
+    assert fast.play(script) == slow.play(script)
+
+
+@given(names=stacks.filter(sensible), script=scripts)
+@settings(max_examples=60)
+def test_async_calls_go_the_same_way_with_and_without_the_fast_path(names, script):
+    """The same for coroutines, also when two of them meet."""
+    results = []
+    for quick in (True, False):
+        twin = AsyncTwin(names, fast=quick)
+        results.append(run_virtual(twin.aplay(script), clock=twin.clock))
+    assert results[0] == results[1]
+
+
+@given(names=stacks.filter(sensible))
+@settings(max_examples=40)
+def test_an_expired_deadline_is_refused_the_same_way(names):
+    """A call whose deadline has passed meets the same fate with and without the fast path."""
+    results = []
+    for quick in (True, False):
+        twin = SyncTwin(names, fast=quick)
+        with deadline(0.0, clock=twin.clock):
+            twin.clock.advance(1.0)
+            function = Script(["answer"], twin.clock)
+            results.append((twin.call(function, "answer"), function.calls, twin.guard.snapshot()))
+    assert results[0] == results[1]
+
+
+DRIVEN = {
+    "cache": lambda: [Cache(5.0)],
+    "thread": lambda: [Timeout(5.0, sync="thread")],
+    "threads": lambda: [ThreadBulkhead(2)],
+    "cache and retry": lambda: [Cache(5.0), Retry(on=KeyError, attempts=3, backoff=constant(0.1))],
+    "all": lambda: [
+        Retry(on=KeyError, attempts=3, backoff=constant(0.1)),
+        Cache(5.0),
+        Bulkhead(3),
+        Timeout(5.0, sync="thread"),
+        Breaker(consecutive=50),
+    ],
+}
+
+
+@pytest.mark.parametrize("stack", DRIVEN)
+def test_a_call_through_several_segments_is_counted_once(stack: str):
+    """Each start of the function is one attempt, however many parts its stack is compiled to."""
+    with virtual_time() as clock:
+        guard = Guard(f"segments {stack}", *DRIVEN[stack]())
+        assert guard.call(Script(["answer"], clock), "answer") == "answer"
+        assert guard.snapshot()["succeeded"] == 1
+        assert guard.snapshot()["failed"] == 0
+
+
+@pytest.mark.parametrize("stack", DRIVEN)
+def test_the_attempts_of_several_segments_are_told(stack: str):
+    """A Result tells how often the function was started, whichever part of the stack did it."""
+    with virtual_time() as clock:
+        guard = Guard(f"told {stack}", *DRIVEN[stack]())
+        script = Script(["missing"], clock)
+        result = guard.attempt(script, "missing")
+        assert isinstance(result.error, KeyError)
+        assert result.attempts == script.calls
+        assert guard.snapshot()["failed"] == script.calls
+
+
+HOSTILE = "x'\"\\\n'''; raise SystemExit #{}%s"
+
+
+def texts() -> list[str]:
+    return [
+        "".join(lines)
+        for name, (_, _, lines, _) in list(linecache.cache.items())
+        if name.startswith("<seawall fast path")
+    ]
+
+
+def test_no_data_of_the_user_becomes_program_text():
+    """Names, keys, messages and defaults of the user appear nowhere in the generated text."""
+    with virtual_time():
+        guard = Guard(HOSTILE, Breaker(key=lambda *_: HOSTILE), Fallback(lambda: HOSTILE))
+
+        def function(parameter=HOSTILE, *, other=HOSTILE):
+            return parameter + other
+
+        function.__name__ = function.__qualname__ = HOSTILE
+        assert guard(function)() == HOSTILE * 2
+        assert guard(function)("a", other="b") == "ab"
+        assert guard.call(function) == HOSTILE * 2
+    assert not any("SystemExit" in text or "'''" in text for text in texts())
+
+
+def odd_names(now, clock, value, error, failure, host, enter0, function, args, kwargs):  # noqa: PLR0917
+    return now, clock, value, error, failure, host, enter0, function, args, kwargs
+
+
+def underscored(now_, value_, t0_, function_, defaults_, OK_):  # noqa: N803, PLR0917
+    return now_, value_, t0_, function_, defaults_, OK_
+
+
+def every_kind(a, b=2, /, c=3, *rest, d, e=5, **more):
+    return a, b, c, rest, d, e, more
+
+
+def shadowing(BaseException, list=list):  # noqa: N803, A002 - on purpose
+    return BaseException, list
+
+
+class _Private:
+    def method(self, __hidden, /, visible=1):
+        return __hidden, visible
+
+
+SIGNATURES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+    (odd_names, tuple(range(10)), {}),
+    (odd_names, (), {name: name for name in inspect.signature(odd_names).parameters}),
+    (underscored, tuple(range(6)), {}),
+    (every_kind, (1,), {"d": 4}),
+    (every_kind, (1, 2, 3, 4, 5), {"d": 4, "e": 6, "f": 7, "a": 8}),
+    (shadowing, (1,), {}),
+    (_Private().method, (1,), {"visible": 2}),
+    (_Private.method, (_Private(), 1), {}),
+    (lambda *args, **kwargs: (args, kwargs), (1, 2), {"self": 3, "function": 4}),
+    (lambda **kwargs: kwargs, (), {"args": 1, "kwargs": 2, "now": 3}),
+]
+
+
+@pytest.mark.parametrize("number", range(len(SIGNATURES)))
+@pytest.mark.parametrize("failing", [False, True])
+def test_every_signature_passes_through(number: int, failing: bool):  # noqa: FBT001
+    """The guarded function takes what the function takes, and gets it, also in a second attempt."""
+    function, args, kwargs = SIGNATURES[number]
+    with virtual_time():
+        guard = Guard(
+            f"signature {number} {failing}",
+            Retry(on=[OSError, lambda error, _value: bool(failing and error is None and tries)]),
+            Breaker(key=lambda *_args, **_kwargs: 1),
+        )
+        tries = [1, 1]
+        expected = function(*args, **kwargs)
+        seen = guard(function)(*args, **kwargs)
+        assert seen == expected
+        assert guard.call(function, *args, **kwargs) == expected
+        assert inspect.signature(guard(function)) == inspect.signature(function)
+
+
+def test_wrong_arguments_are_refused_as_by_the_function_itself():
+    """A call that the function could not take says so under the function's own name."""
+    with virtual_time():
+        guard = Guard("wrong arguments", Breaker(consecutive=1))
+
+        @guard
+        def named(first, *, second):
+            return first, second
+
+        for args, kwargs in [((), {}), ((1,), {}), ((1, 2), {"second": 3}), ((1,), {"third": 3})]:
+            with pytest.raises(TypeError, match=r"named\(\)"):
+                named(*args, **kwargs)
+
+
+def broken(*_args: object) -> None:
+    raise ValueError("broken")
+
+
+def test_tracebacks_show_the_lines_of_the_fast_path():
+    """Who reads a traceback sees program text where the generated function stands."""
+    with virtual_time():
+        guard = Guard("shown", Bulkhead(1), Breaker())
+        try:
+            guard.call(broken)
+        except ValueError:
+            shown = traceback.format_exc()
+    assert "<seawall fast path" in shown
+    assert "function_(*args, **kwargs)" in shown
+
+
+def test_dropped_guards_leave_no_text_behind():
+    """The text kept for tracebacks goes with its guard, or is shared: the map is bounded."""
+    with virtual_time():
+
+        def use() -> None:
+            guard = Guard("dropped", Bulkhead(1), Breaker())
+            guard.close()
+            guard.call(lambda: None)
+
+        use()
+        gc.collect()
+        before = len(texts())
+        for _ in range(50):
+            use()
+        gc.collect()
+        assert len(texts()) <= before + 2
+
+
+class Witness:
+    """Something in the frame of a function that raises."""
+
+
+FAILING: dict[str, Callable[[], list[Any]]] = {
+    "breaker": lambda: [Breaker()],
+    "keyed breaker": lambda: [Breaker(key=lambda *_: 1)],
+    "bulkhead": lambda: [Bulkhead(1)],
+    "retry": lambda: [Retry(on=ValueError, attempts=3, backoff=constant(0.1))],
+    "budget": lambda: [Retry(on=ValueError, budget=RetryBudget(InFlightRatio()))],
+    "fallback": lambda: [Fallback(no_level)],
+    "fallback answered": lambda: [Fallback(no_level, poor)],
+    "cooperative": lambda: [Timeout(5.0, sync="cooperative")],
+    "thread": lambda: [Timeout(5.0, sync="thread")],
+    "threads": lambda: [ThreadBulkhead(2)],
+    "cache": lambda: [Cache(5.0)],
+    "all": lambda: [
+        Fallback(no_level),
+        Cache(5.0),
+        Timeout(50.0, sync="cooperative"),
+        Retry(on=ValueError, attempts=3, backoff=constant(0.1)),
+        Breaker(),
+        Bulkhead(2),
+        Timeout(5.0, sync="cooperative"),
+    ],
+}
+
+
+@contextlib.contextmanager
+def no_collector():
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("stack", FAILING)
+def test_a_failed_sync_call_leaves_no_cycle(stack: str):
+    """What the error held is gone with the error, without the garbage collector."""
+    seen: list[weakref.ref[Witness]] = []
+
+    def fails() -> None:
+        witness = Witness()
+        seen.append(weakref.ref(witness))
+        raise ValueError(len(seen))
+
+    with virtual_time():
+        guard = Guard(f"cycle {stack}", *FAILING[stack]())
+        with no_collector():
+            with contextlib.suppress(ValueError):
+                guard.call(fails)
+            # A worker thread lets go of its job only a moment after its caller has the result.
+            if stack in ("thread", "threads"):
+                guard.call(lambda: None)
+            alive = [ref() is not None for ref in seen]
+    assert alive == [False] * len(seen)
+
+
+@pytest.mark.parametrize("stack", [name for name in FAILING if not name.startswith("thread")])
+def test_a_failed_async_call_leaves_no_cycle(stack: str):
+    """The same for coroutines."""
+    seen: list[weakref.ref[Witness]] = []
+
+    async def fails() -> None:
+        witness = Witness()
+        seen.append(weakref.ref(witness))
+        raise ValueError(len(seen))
+
+    async def main() -> list[bool]:
+        guard = Guard(f"async cycle {stack}", *FAILING[stack]())
+        with no_collector():
+            with contextlib.suppress(ValueError):
+                await guard.acall(fails)
+            return [ref() is not None for ref in seen]
+
+    alive = run_virtual(main())
+    assert alive == [False] * len(seen)
+
+
+def test_a_refused_call_leaves_no_cycle():
+    """A refusal is gone with its traceback too: it is what an overloaded service makes most of."""
+    with virtual_time():
+        guard = Guard("refused", Retry(on=OSError), Bulkhead(1))
+
+        def refused() -> weakref.ref[Any]:
+            witness = Witness()
+            with contextlib.suppress(Exception):
+                guard.call(broken, witness)
+            return weakref.ref(witness)
+
+        guard.policies[1]._take()
+        with no_collector():
+            assert refused()() is None
+
+
+def test_a_timed_out_call_leaves_no_cycle():
+    """Nor does a call that our timeout stopped."""
+
+    async def main() -> bool:
+        guard = Guard("timed out", Timeout(1.0), Bulkhead(1))
+        seen: list[weakref.ref[Witness]] = []
+
+        async def hangs() -> None:
+            witness = Witness()
+            seen.append(weakref.ref(witness))
+            await asyncio.get_running_loop().create_future()
+
+        with no_collector():
+            with contextlib.suppress(TimeoutError):
+                await guard.acall(hangs)
+            return seen[0]() is None
+
+    assert run_virtual(main())
