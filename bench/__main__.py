@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 METHOD = """\
 Success path only. Each number is the median over rounds, {rounds} where nothing else is said; each
 round runs every case once, in a random order (seed {seed}), and compares within the round. Spread
-is the interquartile range. Time is {clock} time, with the garbage collector off. The machine:
-{python}, {system}, {cores} cores, a load of {load} when it began.
+is the interquartile range. Time is {clock} time, with the garbage collector off and three context
+variables set. The machine: {python}, {system}, {cores} cores, a load of {load} when it began.
 """
 
 

@@ -26,10 +26,20 @@ from seawall import (
     Timeout,
     constant,
     deadline,
+    guards,
     static,
     subscribe,
 )
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
+
+
+@pytest.fixture(autouse=True)
+def _free_names():
+    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
+    yield
+    for guard in guards():
+        guard.close()
+
 
 _BROKEN = ScriptedService(fail(ConnectionError)).call
 
@@ -192,9 +202,7 @@ def test_fallback_used(events):
     """The level that answered is told, and why it was needed."""
     guard = Guard("vendor", Fallback(_BROKEN, static("later")))
     guard.call(ScriptedService(fail(LookupError)).call)
-    assert _only(events, FallbackUsed) == [
-        {"guard": "vendor", "level": 2, "reason": "LookupError"}
-    ]
+    assert _only(events, FallbackUsed) == [{"guard": "vendor", "level": 2, "reason": "LookupError"}]
 
 
 def test_a_stale_answer_is_told(events):
@@ -310,7 +318,7 @@ def test_a_listener_may_unsubscribe_and_call_guards():
     """A listener runs outside of all locks: it may use guards and end its own subscription."""
     seen = []
 
-    def listen(event):
+    def listen(_event):
         end()
         seen.append(guard.snapshot()["policies"][0]["state"])
         seen.append(guard.attempt(lambda: 1).reason)

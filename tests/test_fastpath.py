@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from seawall import (
     Breaker,
     Bulkhead,
@@ -40,7 +41,7 @@ from seawall.runtime.runners import run_async, run_sync
 from seawall.testing import run_virtual, virtual_time
 
 
-class Poor(Exception):  # noqa: N818 - a fake
+class Poor(Exception):
     """An error that fallbacks answer."""
 
 
@@ -54,6 +55,7 @@ def no_level(*_args: object) -> str:
 
 MAKERS: dict[str, Callable[[], Any]] = {
     "fallback": lambda: Fallback(poor, on=Poor),
+    "any fallback": lambda: Fallback(poor),
     "two levels": lambda: Fallback(no_level, poor, on=(Poor, KeyError)),
     "retry": lambda: Retry(on=ConnectionError, attempts=3, backoff=0.1),
     "retry of values": lambda: Retry(on=[KeyError, lambda _e, v: v == "again"], attempts=2),
@@ -66,7 +68,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
         slow_after=1.0, slow_ratio=0.5, min_calls=4, break_for=1.0, probes=ramp(step=1.0)
     ),
     "classifier": lambda: Breaker(consecutive=2, is_failure=lambda e, v: bool(e) or v == "again"),
-    "keyed": lambda: Breaker(consecutive=2, break_for=3.0, key=lambda what: len(what)),
+    "keyed": lambda: Breaker(consecutive=2, break_for=3.0, key=len),
     "bulkhead": lambda: Bulkhead(1),
     "queue": lambda: Bulkhead(1, max_wait=1.0),
     "shadow": lambda: Bulkhead(1, mode="shadow"),
@@ -299,7 +301,8 @@ def texts() -> list[str]:
 def test_no_data_of_the_user_becomes_program_text():
     """Names, keys, messages and defaults of the user appear nowhere in the generated text."""
     with virtual_time():
-        guard = Guard(HOSTILE, Breaker(key=lambda *_: HOSTILE), Fallback(lambda: HOSTILE))
+        key = Breaker(key=lambda *_args, **_kwargs: HOSTILE)
+        guard = Guard(HOSTILE, Fallback(lambda: HOSTILE), key)
 
         def function(parameter=HOSTILE, *, other=HOSTILE):
             return parameter + other
@@ -315,7 +318,7 @@ def odd_names(now, clock, value, error, failure, host, enter0, function, args, k
     return now, clock, value, error, failure, host, enter0, function, args, kwargs
 
 
-def underscored(now_, value_, t0_, function_, defaults_, OK_):  # noqa: N803, PLR0917
+def underscored(now_, value_, t0_, function_, defaults_, OK_):  # noqa: N803
     return now_, value_, t0_, function_, defaults_, OK_
 
 
@@ -363,6 +366,25 @@ def test_every_signature_passes_through(number: int, failing: bool):  # noqa: FB
         assert seen == expected
         assert guard.call(function, *args, **kwargs) == expected
         assert inspect.signature(guard(function)) == inspect.signature(function)
+
+
+def test_a_parameter_that_hides_a_builtin_hides_it_from_nobody_else():
+    """A parameter called BaseException does not change what the generated text catches."""
+    with virtual_time():
+
+        @Guard("hidden", Breaker(consecutive=1), Bulkhead(1))
+        def fails(BaseException, None_=None):  # noqa: N803, A002 - on purpose
+            raise KeyError(BaseException, None_)
+
+        with pytest.raises(KeyError):
+            fails(1)
+
+        @Guard("hidden2", Breaker(consecutive=1), Bulkhead(1))
+        def fails_too(BaseException):  # noqa: N803, A002 - on purpose
+            raise KeyError(BaseException)
+
+        with pytest.raises(KeyError):
+            fails_too(1)
 
 
 def test_wrong_arguments_are_refused_as_by_the_function_itself():
@@ -522,9 +544,13 @@ def test_a_timed_out_call_leaves_no_cycle():
             seen.append(weakref.ref(witness))
             await asyncio.get_running_loop().create_future()
 
-        with no_collector():
+        async def caller() -> None:
             with contextlib.suppress(TimeoutError):
                 await guard.acall(hangs)
+
+        with no_collector():
+            # In a task of its own: asyncio itself holds the cancellation until its step ends.
+            await asyncio.create_task(caller())
             return seen[0]() is None
 
     assert run_virtual(main())

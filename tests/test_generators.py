@@ -19,9 +19,18 @@ from seawall import (
     current_attempt,
     current_deadline,
     fallback_reason,
+    guards,
     static,
 )
 from seawall.testing import ScriptedService, hang, run_virtual, slow, virtual_time
+
+
+@pytest.fixture(autouse=True)
+def _free_names():
+    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
+    yield
+    for guard in guards():
+        guard.close()
 
 
 def _retry(**settings):
@@ -270,9 +279,7 @@ def test_context_variables_are_set_for_each_step_only():
         yield 2
         inside.append(current_attempt())
 
-    outside = []
-    for _ in items():
-        outside.append(current_attempt())
+    outside = [current_attempt() for _ in items()]
     assert inside == [1, 2, 2, 2]
     assert outside == [1, 1]
 
@@ -424,7 +431,7 @@ def test_async_items_come_through_and_free_the_slot():
 
 
 def test_async_send_and_throw_arrive():
-    """asend and athrow go to the function; what it does not handle comes out and frees."""
+    """Asend and athrow go to the function; what it does not handle comes out and frees."""
 
     async def main():
         bulkhead = Bulkhead(1)
@@ -639,7 +646,7 @@ def test_closing_early_closes_an_async_fallback():
 
 
 def test_an_async_fallback_is_sent_what_the_consumer_sends():
-    """asend and athrow reach the level that answers, as they do in a plain generator."""
+    """Asend and athrow reach the level that answers, as they do in a plain generator."""
 
     async def main():
         async def level():

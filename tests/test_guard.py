@@ -28,6 +28,7 @@ from seawall import (
     Timeout,
     current_attempt,
     get_guard,
+    guards,
     idempotency_key,
     static,
     subscribe,
@@ -36,8 +37,28 @@ from seawall.runtime.events import BreakerChanged
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
 
 
+@pytest.fixture(autouse=True)
+def _free_names():
+    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
+    yield
+    for guard in guards():
+        guard.close()
+
+
 def _retry(**settings):
     return Retry(on=ConnectionError, backoff=0.0, **settings)
+
+
+def _run(script):
+    """Run a program in a process of its own and return what it printed."""
+    done = subprocess.run(  # noqa: S603 - this project's own code
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    return done.stdout.strip()
 
 
 # --- The decorator ---
@@ -132,7 +153,7 @@ def test_the_wrong_order_of_decorators_says_the_right_one(wrapper):
 def test_what_cannot_be_guarded_is_refused(thing):
     """A class or a value instead of a function raises at decoration."""
     guard = Guard("vendor", _retry())
-    with pytest.raises(TypeError, match="guard a function|guard the function"):
+    with pytest.raises(TypeError, match=r"guard a function|guard the function"):
         guard(thing)
 
 
@@ -181,19 +202,21 @@ def test_the_decorated_function_looks_like_itself(kind):
     """Name, docstring, signature and kind are those of the function."""
     guard = Guard("vendor", _retry())
 
-    def plain(a: int, *, b: str = "x") -> None:
+    def plain(a: int, *, b: str = "x") -> str:
         """Say something."""
+        return b * a
 
-    async def coroutine(a: int, *, b: str = "x") -> None:
+    async def coroutine(a: int, *, b: str = "x") -> str:
         """Say something."""
+        return b * a
 
     def generator(a: int, *, b: str = "x"):
         """Say something."""
-        yield
+        yield b * a
 
     async def async_generator(a: int, *, b: str = "x"):
         """Say something."""
-        yield
+        yield b * a
 
     function = {
         "def": plain,
@@ -261,7 +284,7 @@ def test_call_refuses_an_async_function():
 def test_attempt_refuses_an_async_function():
     """`attempt` with an `async def` would guard nothing: it raises and names `aattempt`."""
     guard = Guard("vendor", _retry())
-    with pytest.raises(TypeError, match="aattempt|acall"):
+    with pytest.raises(TypeError, match=r"aattempt|acall"):
         guard.attempt(_double, 1).unwrap().close()
 
 
@@ -272,7 +295,7 @@ def test_call_refuses_a_generator_function():
     def items():
         yield 1
 
-    with pytest.raises(TypeError, match="decorat|@"):
+    with pytest.raises(TypeError, match=r"decorat|@"):
         guard.call(items)
 
 
@@ -681,14 +704,7 @@ def test_a_finaliser_may_close_a_guard_while_another_is_registered():
         except ValueError:
             print("refused")
     """
-    done = subprocess.run(  # noqa: S603 - this project's own code
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=True,
-    )
-    assert done.stdout.strip() == "refused"
+    assert _run(script) == "refused"
 
 
 # --- Idempotent marks ---
@@ -856,6 +872,20 @@ def test_a_policy_alone_is_a_decorator():
         run_virtual(slow_one())
     with pytest.raises(KeyError):
         get_guard(plain.__qualname__)
+
+
+def test_a_policy_alone_needs_no_other_import():
+    """A program that imports a policy and nothing else may decorate with it."""
+    script = """
+        from seawall import Retry
+
+        @Retry(on=ConnectionError)
+        def call():
+            return "hello"
+
+        print(call())
+    """
+    assert _run(script) == "hello"
 
 
 def test_the_attempt_number_is_seen_inside():

@@ -17,6 +17,14 @@ from seawall import (
 
 
 @pytest.fixture(autouse=True)
+def _free_names():
+    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
+    yield
+    for guard in guards():
+        guard.close()
+
+
+@pytest.fixture(autouse=True)
 def _no_garbage():
     """Let no guard of another test, dead but not collected, be listed here."""
     gc.collect()
@@ -46,7 +54,7 @@ def test_a_guard_is_found_by_name():
     """get_guard() returns the guard itself, or names those there are."""
     guard = Guard("registry a", Timeout(1.0))
     assert get_guard("registry a") is guard
-    with pytest.raises(KeyError, match="no live guard is named 'registry b'.*registry a"):
+    with pytest.raises(KeyError, match=r"no live guard is named 'registry b'.*registry a"):
         get_guard("registry b")
 
 
@@ -86,6 +94,6 @@ def test_threads_are_added_up():
 def test_too_many_threads_are_told_by_guard():
     """Over the budget it raises, with the threads of each guard."""
     kept = [Guard("registry a", ThreadBulkhead(3)), Guard("registry b", ThreadBulkhead(4))]
-    with pytest.raises(ValueError, match="budget is 6: .*registry a 3, registry b 4"):
+    with pytest.raises(ValueError, match=r"budget is 6: .*registry a 3, registry b 4"):
         check_threads(6)
     assert kept

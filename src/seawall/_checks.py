@@ -42,10 +42,18 @@ def ratio(name: str, value: object, *, zero: bool = False) -> float:
 
 def at_least(name: str, value: object, minimum: float) -> float:
     """Return `value` as a finite number of at least `minimum`, or raise."""
-    number = _number(name, value, f"a number of at least {minimum:g}")
+    number = _number(name, value, "a number")
     if not isfinite(number) or number < minimum:
-        raise ValueError(f"{name}={value!r}: write a finite number of at least {minimum:g}")
+        least = "" if minimum == float("-inf") else f" of at least {minimum:g}"
+        raise ValueError(f"{name}={value!r}: write a finite number{least}")
     return number
+
+
+def flag(name: str, value: object) -> bool:
+    """Return `value` if it is True or False, or raise."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: write True or False")
+    return value
 
 
 def choice(name: str, value: T, options: Iterable[T]) -> T:

@@ -58,7 +58,10 @@ def take_back(task: asyncio.Task[Any], cancelling: int, error: BaseException | N
 
 def running_task() -> asyncio.Task[Any]:
     """Return the current task, or raise with what to do when there is none."""
-    task = current_task()
+    try:
+        task = current_task()
+    except RuntimeError:
+        task = None
     if task is None:
         raise RuntimeError("a timeout needs a task to cancel: run this inside one (asyncio.run)")
     return task

@@ -114,6 +114,14 @@ class VirtualClock:
 SYSTEM: Final[SystemClock] = SystemClock()
 """The clock of everything that is given no other."""
 
+
+def check_clock(clock: Clock) -> Clock:
+    """Return `clock` if it is one, or raise."""
+    if isinstance(clock, type) or not all(hasattr(clock, n) for n in ("now", "sleep", "wait")):
+        raise TypeError(f"clock={clock!r}: pass a clock, such as VirtualClock() or SystemClock()")
+    return clock
+
+
 _current: Final[ContextVar[Clock]] = ContextVar("seawall_clock", default=SYSTEM)
 
 

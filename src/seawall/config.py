@@ -94,7 +94,7 @@ def guard_from_table(name: str, table: Table, *, names: Names | None = None) -> 
     """Make the guard that `table` describes."""
     try:
         return _guard(name, table, names or {})
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         error.add_note(f"in the settings of guard {name!r}")
         raise
 
@@ -109,7 +109,11 @@ def _guard(name: str, table: Table, names: Names) -> Guard:
         raise ValueError("write either 'standard' or a list of 'policies'")
     idempotent = table.get("idempotent", True)
     if "standard" in table:
+        if not isinstance(table["standard"], Mapping):
+            raise TypeError(f"standard must be a table: [guards.{name}.standard]")
         return Guard.standard(name, idempotent=idempotent, **_arguments(table["standard"], names))
+    if not isinstance(table["policies"], list):
+        raise TypeError(f"policies must be a list of tables: [[guards.{name}.policies]]")
     policies = [_policy(entry, names) for entry in table["policies"]]
     return Guard(name, *policies, idempotent=idempotent)
 
@@ -135,9 +139,7 @@ def _arguments(table: Table, names: Names) -> dict[str, Any]:
 
 def _argument(key: str, value: Any, names: Names) -> Any:
     if key == "on":
-        return tuple(
-            _exception(item, names) for item in ([value] if isinstance(value, str) else value)
-        )
+        return tuple(_exception(item, names) for item in _listed(key, value))
     if key in ("key", "is_failure", "retry_after"):
         return _given(key, value, names)
     if key in ("levels", "fallback"):
@@ -145,13 +147,21 @@ def _argument(key: str, value: Any, names: Names) -> Any:
             static(item["static"])
             if isinstance(item, Mapping) and "static" in item
             else _given(key, item, names)
-            for item in value
+            for item in _listed(key, value)
         )
     if key == "budget" and value is True:
         return RetryBudget()
     if key in _BUILDERS and isinstance(value, Mapping):
         built = _build(key, value)
         return RetryBudget(built) if key == "budget" else built
+    return value
+
+
+def _listed(key: str, value: Any) -> list[Any]:
+    if isinstance(value, str | Mapping):
+        return [value]
+    if not isinstance(value, list):
+        raise TypeError(f"{key}={value!r}: write a name, or a list of names")
     return value
 
 
@@ -164,9 +174,11 @@ def _build(key: str, value: Table) -> Any:
 
 
 def _exception(name: Any, names: Names) -> Any:
+    if not isinstance(name, str):
+        raise TypeError(f"on={name!r}: write the name of an exception, or a list of such names")
     if name in names:
         return names[name]
-    known = getattr(errors, str(name), None) or getattr(builtins, str(name), None)
+    known = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(known, type) and issubclass(known, Exception):
         return known
     raise ValueError(

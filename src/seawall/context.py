@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
 from seawall import _checks as check
-from seawall.clock import Clock, current_clock
+from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import TimedOut
 
 T = TypeVar("T")
@@ -41,6 +41,14 @@ _idempotency_key: Final[ContextVar[str | None]] = ContextVar(
 )
 
 
+def reset(var: ContextVar[Any], token: Token[Any]) -> None:
+    """Undo `set`, also where a dying coroutine is closed from a context that is not its own."""
+    try:
+        var.reset(token)
+    except ValueError:
+        pass  # the context that held the value is gone with its task
+
+
 class Deadline:
     """An instant on a clock after which nobody waits for the answer any more."""
 
@@ -48,8 +56,8 @@ class Deadline:
 
     def __init__(self, at: float, clock: Clock) -> None:
         """Hold the instant `at` of `clock`."""
-        self.at = at
-        self.clock = clock
+        self.at = check.at_least("at", at, float("-inf"))
+        self.clock = check_clock(clock)
 
     def __repr__(self) -> str:
         return f"<Deadline {self.remaining():.3f} s left>"
@@ -74,6 +82,8 @@ class Deadline:
         """
         if isinstance(steps, int):
             weights = [1.0] * check.count("steps", steps)
+        elif not isinstance(steps, Sequence) or isinstance(steps, str):
+            raise TypeError(f"split({steps!r}): write a number of steps, or weights such as [1, 3]")
         else:
             weights = [check.at_least("weight", weight, 0) for weight in steps]
         total = sum(weights)
@@ -124,7 +134,7 @@ class _DeadlineScope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        deadline_var.reset(self._token)
+        reset(deadline_var, self._token)
 
     async def __aenter__(self) -> Deadline:
         from seawall._expiry import Expiry, running_task
@@ -154,6 +164,8 @@ def deadline(seconds: float | Deadline, *, clock: Clock | None = None) -> _Deadl
     """
     if not isinstance(seconds, Deadline):
         seconds = check.seconds("deadline", seconds, zero=True)
+    if clock is not None:
+        check_clock(clock)
     return _DeadlineScope(seconds, clock)
 
 
@@ -186,7 +198,7 @@ class _Scope(Generic[T]):
         return self._value
 
     def __exit__(self, *exc: object) -> None:
-        self._var.reset(self._token)
+        reset(self._var, self._token)
 
 
 def criticality(level: Criticality) -> _Scope[Criticality]:

@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
+from seawall import _checks as check
 from seawall import registry, rules
-from seawall.clock import Clock, current_clock
+from seawall.clock import Clock, check_clock, current_clock
+from seawall.context import reset
 from seawall.errors import reason_of
 from seawall.models.pressure import Pressure
 from seawall.policies.breaker import Breaker
@@ -19,7 +21,6 @@ from seawall.policies.timeout import Sync, Timeout
 from seawall.runtime.call import Trace, trace_var
 from seawall.runtime.functions import is_generator, kind_of
 from seawall.runtime.hold import Hold
-from seawall.runtime.interpreter import reset
 from seawall.runtime.layers import Layer
 from seawall.runtime.parameters import parameters_of
 from seawall.runtime.plan import Plan
@@ -59,6 +60,11 @@ class Guard:
         if not isinstance(name, str) or not name:
             raise TypeError(f"Guard({name!r}): the first argument is a name, such as 'vendor'")
         rules.check_stack(policies)
+        check.flag("idempotent", idempotent)
+        if clock is not None:
+            check_clock(clock)
+        if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
+            raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
         self.name = name
         registry.add(self)
         self._set_up(name, policies, idempotent=idempotent, clock=clock, rng=rng)
@@ -105,7 +111,7 @@ class Guard:
         backoff: float = 0.1,
         total_timeout: float | None = None,
         limit: int | None = None,
-        max_wait: float = 0.0,
+        max_wait: float | None = None,
         fallback: Callable[..., Any] | Iterable[Callable[..., Any]] | None = None,
         sync: Sync = "cooperative",
         idempotent: bool = True,
@@ -120,20 +126,25 @@ class Guard:
         """
         stack: list[Policy] = []
         if fallback is not None:
-            levels = (fallback,) if callable(fallback) else tuple(fallback)
-            stack.append(Fallback(*levels))
+            if isinstance(fallback, Iterable) and not isinstance(fallback, str):
+                stack.append(Fallback(*fallback))
+            else:
+                stack.append(Fallback(fallback))
         retry = Retry(on=on, attempts=attempts, backoff=backoff, budget=RetryBudget())
         attempt = Timeout(timeout, sync=sync)
         if total_timeout is None:
             delays = retry.backoff.delays(lambda: 1.0)
             pauses = sum(next(delays) for _ in range(retry.most_attempts - 1))
             total_timeout = attempt.longest * retry.most_attempts + pauses
+        # Around threads of its own, a second thread would be one too many.
+        total = Timeout(total_timeout, sync="cooperative")
         if retry.most_attempts > 1:
-            # Around threads of its own, a second thread would be one too many.
-            stack += [Timeout(total_timeout, sync="cooperative"), retry]
+            stack += [total, retry]
         stack.append(Breaker())
         if limit is not None:
-            stack.append(Bulkhead(limit, max_wait=max_wait))
+            stack.append(Bulkhead(limit, max_wait=0.0 if max_wait is None else max_wait))
+        elif max_wait is not None:
+            raise TypeError("max_wait is how long to wait for one of `limit` slots: write limit=")
         stack.append(attempt)
         return cls(name, *stack, idempotent=idempotent, clock=clock, rng=rng)
 
@@ -155,6 +166,7 @@ class Guard:
             return self._wrap(function)
         if idempotent is None:
             raise TypeError(f"write @guard, or @guard(idempotent=...), not @{self.name}()")
+        check.flag("idempotent", idempotent)
         host = self if idempotent == self.idempotent else _Marked(self, idempotent=idempotent)
         return host.__call__
 
@@ -310,6 +322,3 @@ class _Attempt:
             attempts=trace.attempts,
             elapsed=self._guard.clock.now() - self._began,
         )
-
-
-Policy.alone = staticmethod(Guard.alone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from threading import RLock
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
@@ -13,7 +14,7 @@ from seawall.runtime.workers import WorkerPool
 if TYPE_CHECKING:
     from seawall.guard import Guard
 
-_lock: Final = RLock()
+_lock = RLock()
 _guards: Final[WeakValueDictionary[str, Guard]] = WeakValueDictionary()
 
 
@@ -72,3 +73,12 @@ def check_threads(budget: int) -> int:
         parts = ", ".join(f"{name} {pool.size}" for name, pool in pools.values())
         raise ValueError(f"the pools need {total} threads, the budget is {budget}: {parts}")
     return total
+
+
+def _after_fork() -> None:
+    global _lock  # noqa: PLW0603 - the old one may be held by a thread that is gone
+    _lock = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

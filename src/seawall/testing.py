@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from seawall import _checks as check
-from seawall.clock import VirtualClock, reset_current_clock, set_current_clock
+from seawall.clock import VirtualClock, check_clock, reset_current_clock, set_current_clock
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.retry import switch
 from seawall.registry import guards
@@ -32,7 +33,8 @@ T = TypeVar("T")
 @contextmanager
 def virtual_time(clock: VirtualClock | None = None) -> Iterator[VirtualClock]:
     """Let guards made inside the block use a virtual clock: sync pauses return at once."""
-    clock = clock or VirtualClock()
+    clock = VirtualClock() if clock is None else clock
+    check_clock(clock)
     token = set_current_clock(clock)
     try:
         yield clock
@@ -93,6 +95,8 @@ def answer(value: Any = None, *, times: int | None = 1) -> Step:
 
 def fail(error: Exception | Callable[[], Exception], *, times: int | None = 1) -> Step:
     """Raise `error`, or what `error()` makes: a type makes a new one each time."""
+    if not isinstance(error, Exception) and not callable(error):
+        raise TypeError(f"fail({error!r}): pass an exception, its type, or a function making one")
     return Step(error=error, times=times)
 
 
@@ -119,7 +123,11 @@ class ScriptedService:
         """How many calls are under way."""
         self.peak = 0
         """The most calls that were under way at once."""
+        for step in steps:
+            if not isinstance(step, Step):
+                raise TypeError(f"ScriptedService({step!r}): write answer({step!r}), fail(...)...")
         self._clock = clock
+        self._lock = Lock()
         self._script = _script(steps)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +143,7 @@ class ScriptedService:
                 self._clock.sleep(step.delay)
             return _end(step)
         finally:
-            self.running -= 1
+            self._ended()
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
         """Be called, as an async function; whatever the arguments."""
@@ -149,13 +157,18 @@ class ScriptedService:
             await asyncio.sleep(step.delay)
             return _end(step)
         finally:
-            self.running -= 1
+            self._ended()
 
     def _begin(self) -> Step:
-        self.calls += 1
-        self.running += 1
-        self.peak = max(self.peak, self.running)
-        return next(self._script)
+        with self._lock:
+            self.calls += 1
+            self.running += 1
+            self.peak = max(self.peak, self.running)
+            return next(self._script)
+
+    def _ended(self) -> None:
+        with self._lock:
+            self.running -= 1
 
 
 def _script(steps: tuple[Step, ...]) -> Generator[Step, None, None]:

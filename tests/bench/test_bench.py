@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from contextvars import ContextVar, copy_context
 from itertools import pairwise
 
 import pytest
@@ -115,6 +116,26 @@ def test_own_copy_shares_no_code():
     copy = measure.own_copy(work)
     assert copy(3) == 3
     assert copy.__code__ is not work.__code__
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_a_case_leaves_in_its_context_burdens_no_other(kind: str):
+    """Each measurement begins with the same context variables, whatever was set before."""
+    left_over = ContextVar("left over")
+    seen = []
+
+    def careless(argument):
+        seen.append(len(copy_context()))
+        left_over.set(argument)
+
+    async def async_careless(argument):
+        careless(argument)
+
+    function = async_careless if kind == "async" else careless
+    contestant = measure.Contestant("careless", kind, function, "cpu")
+    for _ in range(3):
+        asyncio.run(contestant.measure())
+    assert seen == [len(measure.VARIABLES)] * 3
 
 
 def test_all_cases_of_seawall_are_measured_in_all_rounds():

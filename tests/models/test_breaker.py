@@ -566,3 +566,18 @@ def test_probes_that_make_no_sense_are_refused(wrong):
 def test_single_is_one_of_one():
     """The default is the smallest case of N of M."""
     assert single() == NOfM(1, 1)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "single()",
+        "n_of_m(2, 3)",
+        "ramp((0.01, 0.05, 0.25), step=10)",
+        "growing(5, factor=2, cap=300)",
+    ],
+)
+def test_settings_are_shown_as_they_are_written(written):
+    """A repr is the code that makes the same again."""
+    names = {"single": single, "n_of_m": n_of_m, "ramp": ramp, "growing": growing}
+    assert repr(eval(written, names)) == written  # noqa: S307

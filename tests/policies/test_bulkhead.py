@@ -84,14 +84,15 @@ def test_a_refusal_tells_when_to_come_again() -> None:
     """`retry_after` is what a typical call takes, once that is known."""
 
     async def main() -> None:
-        guard = _guard(Bulkhead(1))
+        bulkhead = Bulkhead(1)
+        guard, other = _guard(bulkhead), _guard(bulkhead)
         service = ScriptedService(slow(2.0))
-        async with guard.hold():
+        async with other.hold():
             with pytest.raises(BulkheadFull) as caught:
                 await guard.acall(service.acall)
             assert caught.value.retry_after is None
         await guard.acall(service.acall)
-        async with guard.hold():
+        async with other.hold():
             with pytest.raises(BulkheadFull) as caught:
                 await guard.acall(service.acall)
             assert caught.value.retry_after == pytest.approx(2.0, rel=0.1)
@@ -159,13 +160,13 @@ def test_a_waiter_gets_the_slot_the_moment_it_is_free() -> None:
         bulkhead = Bulkhead(1, max_wait=5.0)
         guard = _guard(bulkhead)
         service = ScriptedService(slow(1.0))
-        calls = asyncio.ensure_future(_all(*[guard.acall(service.acall) for _ in range(2)]))
+        calls = [loop.create_task(guard.acall(service.acall)) for _ in range(2)]
         await _pass(0.5)
         assert (bulkhead.in_flight, bulkhead.waiting) == (1, 1)
         assert bulkhead.queue_wait(loop.time()) == 0.5
         shown = guard.snapshot()["policies"][0]
         assert (shown["in_flight"], shown["waiting"], shown["queue_wait"]) == (1, 1, 0.5)
-        await calls
+        await _all(*calls)
         assert loop.time() == 2.0
         assert service.peak == 1
 
@@ -396,9 +397,6 @@ def test_a_waiter_behind_one_of_a_closed_loop_is_served() -> None:
     kept: list[Any] = []
     joined = threading.Event()
     served: list[str] = []
-
-    class Telling(Bulkhead):
-        pass
 
     join = Bulkhead._join
 

@@ -111,7 +111,8 @@ VISITS = st.builds(
     how=st.sampled_from(["call", "hold", "timeout"]),
 )
 CHANGES = st.fixed_dictionaries(
-    {}, optional={"limit": st.integers(1, 4), "max_wait": QUARTERS, "max_waiting": st.integers(1, 4)}
+    {},
+    optional={"limit": st.integers(1, 4), "max_wait": QUARTERS, "max_waiting": st.integers(1, 4)},
 ).filter(bool)
 DAYS = st.builds(
     Day,
@@ -142,18 +143,64 @@ class Watch:
 
     def leave(self) -> None:
         self.inside -= 1
-        self.allowed = max(self.bulkhead.limit, min(self.allowed, self.inside))
+        self.allowed = max(self.bulkhead.limit, self.allowed - 1)
 
     def update(self, changes: dict[str, Any]) -> None:
         self.bulkhead.update(**changes)
-        self.allowed = max(self.bulkhead.limit, self.inside)
+        # Who has been granted a slot and has not begun yet counts as one who is in.
+        self.allowed = max(self.bulkhead.limit, self.bulkhead.in_flight)
 
     def look(self) -> None:
         bulkhead = self.bulkhead
         if bulkhead.in_flight != self.inside:
             self.broken.append(f"{self.inside} in, {bulkhead.in_flight} slots taken")
+        self.allowed = max(bulkhead.limit, self.inside)
         if bulkhead.waiting and self.inside < bulkhead.limit:
             self.broken.append(f"a lost wake-up: {bulkhead.waiting} wait beside a free slot")
+
+
+class Visitors:
+    """Carries out the calls of a day."""
+
+    def __init__(self, watch: Watch) -> None:
+        bulkhead = watch.bulkhead
+        self.watch = watch
+        self.guards = [_guard(bulkhead), _guard(bulkhead)]
+        self.timed = _guard(Timeout(1.0), bulkhead)
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def begin(self, number: int, script: Visit) -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self.visit(number, script))
+        self.tasks.append(task)
+        if script.cancel is not None:
+            after, turns = script.cancel
+            loop.call_later(after, self.cancel, task, turns)
+
+    def cancel(self, task: asyncio.Task[None], turns: int) -> None:
+        if turns:
+            asyncio.get_running_loop().call_soon(self.cancel, task, turns - 1)
+        else:
+            task.cancel()
+
+    async def visit(self, number: int, script: Visit) -> None:
+        guard = self.timed if script.how == "timeout" else self.guards[number % 2]
+        with criticality(script.rank), deadline(99.0 if script.within is None else script.within):
+            try:
+                if script.how == "hold":
+                    async with guard.hold():
+                        await self.work(script.duration)
+                else:
+                    await guard.acall(self.work, script.duration)
+            except (BulkheadFull, DeadlineExceeded, TimedOut):
+                pass
+
+    async def work(self, duration: float) -> None:
+        self.watch.enter()
+        try:
+            await _pass(duration)
+        finally:
+            self.watch.leave()
 
 
 def _check_day(case: Day) -> None:
@@ -163,52 +210,17 @@ def _check_day(case: Day) -> None:
             case.limit, max_wait=case.max_wait, max_waiting=case.max_waiting, order=case.order
         )
         watch = Watch(bulkhead)
-        guards = [_guard(bulkhead), _guard(bulkhead)]
-        timed = _guard(Timeout(1.0), bulkhead)
-
-        async def work(duration: float) -> None:
-            watch.enter()
-            try:
-                await _pass(duration)
-            finally:
-                watch.leave()
-
-        async def visit(number: int, visit: Visit) -> None:
-            guard = timed if visit.how == "timeout" else guards[number % 2]
-            with criticality(visit.rank), deadline(99.0 if visit.within is None else visit.within):
-                try:
-                    if visit.how == "hold":
-                        async with guard.hold():
-                            await work(visit.duration)
-                    else:
-                        await guard.acall(work, visit.duration)
-                except (BulkheadFull, DeadlineExceeded, TimedOut):
-                    pass
-
-        async def cancel(task: asyncio.Task[None], turns: int) -> None:
-            for _ in range(turns):
-                await _turn()
-            task.cancel()
-
-        tasks: list[asyncio.Task[None]] = []
-
-        def begin(number: int, script: Visit) -> None:
-            task = loop.create_task(visit(number, script))
-            tasks.append(task)
-            if script.cancel is not None:
-                after, turns = script.cancel
-                loop.call_later(after, lambda: tasks.append(loop.create_task(cancel(task, turns))))
-
+        visitors = Visitors(watch)
         for number, script in enumerate(case.visits):
-            loop.call_later(script.at, begin, number, script)
+            loop.call_later(script.at, visitors.begin, number, script)
         for at, changes in case.updates:
             loop.call_later(at, watch.update, changes)
-        for n in range(200):
+        for n in range(60):
             loop.call_later(n / 4 + 0.125, watch.look)
         await _pass(60.0)
         assert not watch.broken
-        assert all(task.done() for task in tasks)
-        assert all(task.cancelled() or task.exception() is None for task in tasks)
+        assert all(task.done() for task in visitors.tasks)
+        assert all(task.cancelled() or task.exception() is None for task in visitors.tasks)
         assert (watch.inside, bulkhead.in_flight, bulkhead.waiting) == (0, 0, 0)
         assert len(bulkhead._free) == bulkhead.limit
         assert not bulkhead._attention

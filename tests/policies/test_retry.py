@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from itertools import count
+from itertools import count, pairwise
 from random import Random
 from typing import Any
 
@@ -243,7 +243,7 @@ def test_pauses_without_chance(backoff: Any, expected: list[float]) -> None:
 
         with pytest.raises(Broken):
             guard.call(function)
-    assert [b - a for a, b in zip(begun, begun[1:], strict=False)] == pytest.approx(expected)
+    assert [b - a for a, b in pairwise(begun)] == pytest.approx(expected)
 
 
 @given(st.integers(0, 2**32), st.data())
@@ -694,5 +694,5 @@ def test_the_representation_shows_what_matters() -> None:
 
     policy = Retry(on=(Broken, too_small), attempts=2, backoff=constant(1.0))
     assert repr(policy) == (
-        "Retry(attempts=2, on=(Broken, too_small), backoff=constant(1.0, jitter='none'))"
+        "Retry(on=(Broken, too_small), attempts=2, backoff=constant(1.0, jitter='none'))"
     )

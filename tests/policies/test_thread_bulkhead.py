@@ -15,8 +15,18 @@ from seawall import (
     TimedOut,
     current_deadline,
     deadline,
+    guards,
 )
 from seawall.testing import ScriptedService, answer, fail, run_virtual, virtual_time
+
+
+@pytest.fixture(autouse=True)
+def _free_names():
+    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
+    yield
+    for guard in guards():
+        guard.close()
+
 
 WAIT = 30
 
@@ -171,9 +181,7 @@ def test_the_deadline_goes_along_and_ends_the_wait(blocked):
 
 def test_retries_use_the_same_workers():
     """Attempts follow one another through one worker."""
-    guard = Guard(
-        "vendor", Retry(on=ConnectionError, backoff=0.0), ThreadBulkhead(1, max_queue=0)
-    )
+    guard = Guard("vendor", Retry(on=ConnectionError, backoff=0.0), ThreadBulkhead(1, max_queue=0))
     result = guard.attempt(ScriptedService(fail(ConnectionError, times=2), answer("hello")).call)
     assert (result.value, result.attempts) == ("hello", 3)
 

@@ -6,6 +6,7 @@ import functools
 from unittest.mock import AsyncMock
 
 import pytest
+
 from seawall import Breaker, Cache, Guard, Retry, ThreadBulkhead, Timeout
 from seawall.testing import run_virtual, virtual_time
 
@@ -62,11 +63,9 @@ def test_a_plain_call_of_an_async_function_is_refused(how: str):
     """Trap: `guard.call` of an async function hands out a coroutine that no policy watches."""
     with virtual_time():
         guard = Guard(f"async {how}", Breaker(consecutive=1))
+        call = guard.call if how == "call" else lambda f: guard.attempt(f).unwrap()
         with pytest.raises(TypeError, match="acall"):
-            if how == "call":
-                guard.call(broken)
-            else:
-                guard.attempt(broken).unwrap()
+            call(broken)
         assert guard.snapshot()["succeeded"] == 0
 
 

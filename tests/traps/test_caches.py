@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import seawall
 from seawall import Cache, Fallback, Guard, Retry, Timeout, VirtualClock, constant, static
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
 
 INSIDE = {
     "fallback": lambda: [Fallback(static("poor"))],
-    "second level": lambda: [Fallback(lambda: [][0], static("poor"))],
+    "second level": lambda: [Fallback(lambda: int("none"), static("poor"))],
     "around retry": lambda: [Fallback(static("poor")), Retry(on=OSError, backoff=constant(0.1))],
     "in a thread": lambda: [Timeout(5.0, sync="thread"), Fallback(static("poor"))],
 }

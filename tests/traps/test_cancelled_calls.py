@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
+
 from seawall import (
     Breaker,
     Bulkhead,

@@ -6,6 +6,7 @@ import asyncio
 import traceback
 
 import pytest
+
 from seawall import (
     Breaker,
     Bulkhead,
@@ -44,10 +45,10 @@ STACKS = {
     "breaker": lambda: [Breaker(consecutive=1000)],
     "bulkhead": lambda: [Bulkhead(2)],
     "timeout": lambda: [Timeout(5.0, sync="cooperative")],
-    "fallback": lambda: [Fallback(lambda: [][0])],
+    "fallback": lambda: [Fallback(lambda: int("none"))],
     "cache": lambda: [Cache(5.0)],
     "all": lambda: [
-        Fallback(lambda: [][0]),
+        Fallback(lambda: int("none")),
         Cache(5.0),
         Timeout(50.0, sync="cooperative"),
         Retry(on=ConnectionError, attempts=3, backoff=constant(0.1)),
@@ -85,9 +86,7 @@ def test_a_users_own_singleton_does_not_grow(stack: str, kind: str):
 def test_the_traceback_of_one_retried_object_grows_no_more_than_the_attempts():
     """Trap: each attempt adds more frames to the traceback of one object than the last one did."""
     with virtual_time():
-        guard = Guard(
-            "growth", Retry(on=ConnectionError, attempts=40, backoff=constant(0.1))
-        )
+        guard = Guard("growth", Retry(on=ConnectionError, attempts=40, backoff=constant(0.1)))
         BROKEN.__traceback__ = None
         with pytest.raises(ConnectionError) as caught:
             guard.call(broken)
@@ -143,7 +142,7 @@ def test_followers_of_one_flight_do_not_grow_the_leaders_error():
     sizes: list[tuple[int, int]] = []
 
     async def main() -> None:
-        guard = Guard("followers", Fallback(lambda: [][0]), Cache(5.0))
+        guard = Guard("followers", Fallback(lambda: int("none")), Cache(5.0))
         service = ScriptedService(fail(ConnectionError("once")))
 
         async def caller() -> None:

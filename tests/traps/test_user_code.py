@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from seawall import Breaker, Bulkhead, Cache, CircuitOpen, Guard, Retry
 from seawall.testing import ScriptedService, answer, fail, run_virtual, virtual_time
 
@@ -22,7 +23,7 @@ class Armed:
 
 POLICIES = {
     "retry on error": lambda bad: Retry(on=bad, backoff=0.1),
-    "retry on value": lambda bad: Retry(on=lambda error, value: error is None and bad()),
+    "retry on value": lambda bad: Retry(on=lambda error, _value: error is None and bad()),
     "retry_after": lambda bad: Retry(on=KeyError, retry_after=bad),
     "backoff": lambda bad: Retry(on=KeyError, backoff=bad),
     "is_failure": lambda bad: Breaker(is_failure=bad),

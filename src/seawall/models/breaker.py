@@ -102,8 +102,7 @@ class BreakerSettings(_Fields):
     there are `min_calls`. Without any rule, `failure_ratio=0.5` holds.
 
     The break lasts `break_for`, or what `break_for(n)` says at the n-th open without a recovery.
-    Then `probes` decide. A probe that says nothing for `probe_timeout` has failed; so has a slow
-    one.
+    Then `probes` decide. One that is slow, or says nothing for `probe_timeout`, has failed.
     """
 
     __slots__ = ()
@@ -392,10 +391,8 @@ class BreakerModel:
         self.calm = self.state is State.CLOSED and self.settings.slow_after is None
 
     def _end_streak(self, _now: float, /) -> None:
-        if self._streak:
-            self._streak = 0
+        self._streak = 0
 
     def _count_and_end_streak(self, now: float, /) -> None:
-        if self._streak:
-            self._streak = 0
+        self._streak = 0
         self._window.success(now)

@@ -51,6 +51,9 @@ class Budget:
     def ended(self, _now: float, /) -> None:
         """Note that a call is over, whatever way."""
 
+    def forget_in_flight(self) -> None:
+        """Count nothing as in flight any more: those who would have ended it are gone."""
+
     def snapshot(self) -> dict[str, float]:
         """Return the state as of the last thing noted."""
         raise NotImplementedError
@@ -190,6 +193,10 @@ class InFlightRatio(Budget):
     def ended(self, _now: float, /) -> None:
         """Count a call out; one that began before this budget was put in place is not its own."""
         self.active = max(0, self.active - 1)
+
+    def forget_in_flight(self) -> None:
+        """Begin again with nothing in flight."""
+        self.active = self.retries = 0
 
     def snapshot(self) -> dict[str, float]:
         """Return the calls, the retries and the retries allowed in flight."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -44,15 +44,24 @@ class Countdown:
         return left
 
 
-class Growing(NamedTuple):
+class Growing:
     """See `growing`."""
 
-    base: float
-    factor: float
-    cap: float
+    __slots__ = ("base", "cap", "factor")
+
+    def __init__(self, base: float, factor: float, cap: float) -> None:
+        self.base = base
+        self.factor = factor
+        self.cap = cap
 
     def __repr__(self) -> str:
         return f"growing({self.base:g}, factor={self.factor:g}, cap={self.cap:g})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Growing) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
 
     def __call__(self, opens: int) -> float:
         """Return the break after so many opens without a recovery, 1 for the first."""
@@ -62,11 +71,12 @@ class Growing(NamedTuple):
             return self.cap
 
 
-def growing(base: float, *, factor: float = 2.0, cap: float = 300.0) -> Growing:
+def growing(base: float, *, factor: float = 2.0, cap: float = 300.0) -> Callable[[int], float]:
     """Let each break in a row be `factor` times the last: `base` first, never more than `cap`."""
-    return Growing(
-        check.seconds("base", base), check.at_least("factor", factor, 1), check.seconds("cap", cap)
-    )
+    base, cap = check.seconds("base", base), check.seconds("cap", cap)
+    if cap < base:
+        raise ValueError(f"cap={cap!r} is below base={base!r}: write cap={base!r} or more")
+    return Growing(base, check.at_least("factor", factor, 1), cap)
 
 
 class Probe:
@@ -247,6 +257,8 @@ def ramp(shares: Sequence[float] = (0.01, 0.05, 0.25), *, step: float) -> Probes
     Once the share of failures reaches the breaker's `failure_ratio` (0.5 if it has none), the
     breaker opens again.
     """
+    if not isinstance(shares, Sequence):
+        raise TypeError(f"shares={shares!r}: write growing shares, such as (0.01, 0.05, 0.25)")
     checked = tuple(check.ratio("shares", share) for share in shares)
     if not checked or any(low >= high for low, high in pairwise(checked)):
         raise ValueError(f"shares={shares!r}: write growing shares, such as (0.01, 0.05, 0.25)")

@@ -8,13 +8,16 @@ not "now + constant" (a nearer deadline, an adaptive limit) the call has a timer
 from __future__ import annotations
 
 import asyncio
+import sys
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from seawall._expiry import EXPIRED, Expiry, current_task, running_task, take_back
 from seawall.context import deadline_var
 from seawall.errors import DeadlineExceeded, TimedOut
 from seawall.policies.timeout import AdaptiveSeconds
-from seawall.runtime.layers import Flow, Outcome
+from seawall.runtime.interpreter import count_refusal
+from seawall.runtime.layers import Flow, Inline, Outcome
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
@@ -27,16 +30,17 @@ Task = asyncio.Task[Any]
 class _Lane:
     """The calls of one policy under way in one loop, oldest first, and the timer for them."""
 
-    __slots__ = ("_clock", "_loop", "pending", "timer")
+    __slots__ = ("_clock", "loop", "pending", "seconds", "timer")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
-        self._loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, seconds: float) -> None:
+        self.loop = loop
+        self.seconds = seconds
         self._clock = clock
         self.pending: dict[Task, float] = {}
         self.timer: asyncio.TimerHandle | None = None
 
     def arm(self, at: float) -> None:
-        self.timer = self._loop.call_later(max(0.0, at - self._clock.now()), self._fire)
+        self.timer = self.loop.call_later(max(0.0, at - self._clock.now()), self._fire)
 
     def _fire(self) -> None:
         self.timer = None
@@ -57,13 +61,41 @@ class _OwnTimer(Expiry):
 
     __slots__ = ("at", "seconds")
 
-    def __init__(self, task: Task, seconds: float, at: float) -> None:
+    def __init__(self, task: Task, seconds: float, now: float) -> None:
         super().__init__(task, seconds)
         self.seconds = seconds
-        self.at = at
+        self.at = now + seconds
 
 
-Ticket = tuple[Task, int, dict[Task, float]] | _OwnTimer
+Ticket = tuple[Task, int, _Lane] | _OwnTimer
+
+
+class _NoLoop:
+    """Stands for the loop of the lane that was used last, while there is none."""
+
+    _thread_id = -1
+
+
+if sys.version_info >= (3, 12):
+    _FIND_TASK = (
+        "{task} = {current_task}()",
+        "{lane} = {flow}.lane",
+        "if held_ is None and {task} is not None and {task}.get_loop() is {lane}.loop:",
+    )
+    _TASKS: dict[str, Any] = {"current_task": current_task}
+else:
+    # As in `_expiry.current_task`, without its frame: on 3.11 the obvious way is slow.
+    from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
+
+    _FIND_TASK = (
+        "{lane} = {flow}.lane",
+        "if held_ is None and {lane}.loop._thread_id == {get_ident}():",
+        "    {task} = {tasks}.get({lane}.loop)",
+        "else:",
+        "    {task} = None",
+        "if {task} is not None:",
+    )
+    _TASKS = {"get_ident": get_ident, "tasks": _current_tasks}
 
 
 class AsyncTimeout(Flow):
@@ -73,75 +105,87 @@ class AsyncTimeout(Flow):
         """Take the limit from `bound`."""
         self._bound = bound
         self._clock = bound.host.clock
-        self._lanes: dict[asyncio.AbstractEventLoop, _Lane] = {}
         self.refresh()
         bound.watchers.append(self.refresh)
+        self.inline = Inline(
+            names={"flow": self, **_TASKS},
+            enter=(
+                *_FIND_TASK,
+                "    {at} = now_ + {lane}.seconds",
+                "    if {lane}.timer is not None:",
+                "        if {lane}.pending.setdefault({task}, {at}) is {at}:",
+                "            {ticket} = ({task}, {task}.cancelling(), {lane})",
+                "if {ticket} is ABSENT_:",
+                "    {ticket} = {enter}(now_)",
+            ),
+            leave=(
+                "if {ticket}.__class__ is tuple_ and {ticket}[0] in {ticket}[2].pending:",
+                "    del {ticket}[2].pending[{ticket}[0]]",
+                "else:",
+                "    {leave}({ticket}, OK_, value_, end_)",
+            ),
+        )
 
     def refresh(self) -> None:
         """Take up changed settings: another constant needs lanes of its own."""
         wanted = self._bound.policy.seconds
         self._constant = None if isinstance(wanted, AdaptiveSeconds) else wanted
-        self._lanes = {}
+        self._lanes: dict[asyncio.AbstractEventLoop, _Lane] = {}
+        nowhere: Any = _NoLoop
+        self.lane = _Lane(nowhere, self._clock, 0.0)
+        """The one that was used last: most services have one loop."""
 
     def enter(self, now: float) -> Ticket:
         """Start the time of a call."""
-        task = current_task()
-        constant = self._constant
-        if task is None or constant is None or deadline_var.get() is not None:
-            return self._enter_bounded(now)
-        lane = self._lanes.get(task.get_loop())
-        if lane is None:
-            lane = self._new_lane(task.get_loop())
-        pending = lane.pending
-        at = now + constant
-        if pending.setdefault(task, at) is not at:  # the guarded function calls itself
-            return self._enter_bounded(now)
-        if lane.timer is None:
-            lane.arm(at)
-        return task, task.cancelling(), pending
-
-    def _new_lane(self, loop: asyncio.AbstractEventLoop) -> _Lane:
-        for other in [known for known in list(self._lanes) if known.is_closed()]:
-            self._lanes.pop(other, None)
-        lane = self._lanes[loop] = _Lane(loop, self._clock)
-        return lane
-
-    def _enter_bounded(self, now: float) -> Ticket:
+        task = running_task()
         seconds = self._bound.seconds(now)
         held = deadline_var.get()
-        if held is not None:
-            seconds = min(seconds, held[0] - held[1].now())
-        return _OwnTimer(running_task(), seconds, now + seconds)
+        left = seconds if held is None else held[0] - held[1].now()
+        if self._constant is None or left < seconds:
+            return _OwnTimer(task, min(left, seconds), now)
+        lane = self._lanes.get(task.get_loop())
+        if lane is None or lane.seconds != seconds:
+            lane = self._new_lane(task.get_loop(), seconds)
+        if lane.pending.setdefault(task, at := now + seconds) is not at:
+            return _OwnTimer(task, seconds, now)  # the guarded function calls itself
+        if lane.timer is None:
+            lane.arm(at)
+        if hasattr(lane.loop, "_thread_id"):
+            self.lane = lane
+        return task, task.cancelling(), lane
+
+    def _new_lane(self, loop: asyncio.AbstractEventLoop, seconds: float) -> _Lane:
+        for other in [known for known in list(self._lanes) if known.is_closed()]:
+            self._lanes.pop(other, None)
+        lane = self._lanes[loop] = _Lane(loop, self._clock, seconds)
+        return lane
 
     def leave(self, ticket: Ticket, outcome: Outcome, detail: object, now: float) -> None:
         """Stop the time of a call that returned."""
-        if ticket.__class__ is tuple:
-            task, cancelling, pending = ticket
-            try:
-                del pending[task]
-            except KeyError:  # it expired, and the function returned nevertheless
-                take_back(task, cancelling, None)
-        else:
-            ticket.disarm(None)  # type: ignore[union-attr]
+        self._stop(ticket, None)
 
     def until(self, ticket: Ticket) -> float | None:
-        """Return the instant at which the call will be cancelled."""
+        """Return the instant at which the call will be cancelled; long ago, if it has been."""
         if isinstance(ticket, _OwnTimer):
             return ticket.at
-        return ticket[2].get(ticket[0])
+        return ticket[2].pending.get(ticket[0], float("-inf"))
 
     def settle(self, call: Call, ticket: Ticket) -> None:
         """Stop the time; turn a cancellation of ours into the error that says so."""
-        if isinstance(ticket, _OwnTimer):
-            ours = ticket.disarm(call.error)
-        else:
-            task, cancelling, pending = ticket
-            ours = pending.pop(task, None) is None and take_back(task, cancelling, call.error)
-        if ours:
-            seconds = self._constant if self._constant is not None else 0.0
-            if isinstance(ticket, _OwnTimer):
-                seconds = ticket.seconds
-            error: TimedOut | DeadlineExceeded = self._bound.error(seconds, began=call.reached)
-            error.__cause__ = call.error
-            call.error = error
+        if not self._stop(ticket, call.error):
+            return
+        seconds = ticket.seconds if isinstance(ticket, _OwnTimer) else ticket[2].seconds
+        error: TimedOut | DeadlineExceeded = self._bound.error(seconds, began=call.reached)
+        error.__cause__ = call.error
+        call.error = error
+        if call.reached:
             self._bound.expired(seconds)
+        else:
+            count_refusal(call.host, "timeout", error.reason)
+
+    def _stop(self, ticket: Ticket, error: BaseException | None) -> bool:
+        """Stop the time; tell whether `error` is the cancellation that it ended with."""
+        if isinstance(ticket, _OwnTimer):
+            return ticket.disarm(error)
+        task, cancelling, lane = ticket
+        return lane.pending.pop(task, None) is None and take_back(task, cancelling, error)

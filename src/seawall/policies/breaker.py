@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from threading import Lock
 from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
@@ -21,7 +20,8 @@ from seawall.models.probes import Probes, Verdict
 from seawall.runtime.call import STREAMED
 from seawall.runtime.events import BreakerChanged, emit
 from seawall.runtime.gil import LOCK_FREE
-from seawall.runtime.layers import FAILED, OK, Host, Outcome
+from seawall.runtime.layers import FAILED, OK, Host, Inline, Outcome
+from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
 
 Classifier = Callable[[Exception | None, Any], bool]
@@ -84,7 +84,8 @@ class Breaker(GatePolicy):
         self.is_failure = None if is_failure is None else check.function("is_failure", is_failure)
         self.key = None if key is None else check.function("key", key)
         self.max_keys = check.count("max_keys", max_keys)
-        self.lock = Lock()
+        self._mutex = Mutex()
+        survives_fork(self)
         self.model = BreakerModel(self.settings)
         self._keyed: OrderedDict[Hashable, BreakerModel] = OrderedDict()
 
@@ -113,12 +114,12 @@ class Breaker(GatePolicy):
         """Return the breakers by key; one under None if it is not keyed."""
         if self.key is None:
             return {None: self.model}
-        with self.lock:
+        with self._mutex:
             return dict(self._keyed)
 
-    def model_for(self, key: Hashable) -> BreakerModel:
+    def _model_for(self, key: Hashable) -> BreakerModel:
         """Return the breaker of `key`, made if it is new."""
-        with self.lock:
+        with self._mutex:
             model = self._keyed.get(key)
             if model is None:
                 model = self._add_key(key)
@@ -144,25 +145,28 @@ class Breaker(GatePolicy):
     def _command(self, key: Hashable, command: str) -> None:
         if (key is None) != (self.key is None):
             raise TypeError(f"{command}(): give the key of a keyed breaker, and only of such a one")
-        model = self.model if self.key is None else self.model_for(key)
-        with self.lock:
+        model = self.model if self.key is None else self._model_for(key)
+        with self._mutex:
             getattr(model, command)(self._now())
-        self.report(model, key)
+        self._report(model, key)
 
-    def report(self, model: BreakerModel, key: Hashable) -> None:
+    def _report(self, model: BreakerModel, key: Hashable) -> None:
         """Tell of changes of state, to the guards that share this breaker."""
-        with self.lock:
+        with self._mutex:
             changes, model.changes = model.changes, []
         for change in changes:
+            fields = {
+                "before": change.before.value,
+                "after": change.after.value,
+                "cause": change.cause.value,
+                "key": key,
+            }
             for bound in list(self.bindings):
-                event = BreakerChanged(
-                    bound.host.name,
-                    before=change.before.value,
-                    after=change.after.value,
-                    cause=change.cause.value,
-                    key=key,
-                )
-                emit(event)
+                emit(BreakerChanged, bound.host.name, **fields)
+
+    def after_fork(self) -> None:
+        """Be usable in a child process; probes of threads that are gone time out."""
+        self._mutex = Mutex()
 
     def _bind(self, host: Host) -> GateBound:
         return _BreakerGate(self, host) if self.key is None else _KeyedBreakerGate(self, host)
@@ -177,7 +181,7 @@ class Breaker(GatePolicy):
         settings = self.settings.replace(**rest)
         now = self._now()
         models = [self.model, *self.models().values()]
-        with self.lock:
+        with self._mutex:
             self.mode, self.settings = mode, settings
             for model in models:
                 model.update(settings, now)
@@ -211,8 +215,19 @@ class _BreakerGate(GateBound):
     def __init__(self, policy: Breaker, host: Host) -> None:
         super().__init__(policy, host)
         self._model = policy.model
-        if not LOCK_FREE or policy.is_failure is not None:
+        if policy.key is None and (not LOCK_FREE or policy.is_failure is not None):
             self.leave = self._leave_slow  # type: ignore[method-assign]
+        elif policy.key is None:
+            self.inline = Inline(
+                names={"model": policy.model},
+                enter=("{ticket} = {model}.generation if {model}.calm else {enter}(now_)",),
+                leave=(
+                    "if {ticket} == {model}.generation:",
+                    "    {model}.success(end_)",
+                    "else:",
+                    "    {leave}({ticket}, OK_, value_, end_)",
+                ),
+            )
 
     def enter(self, now: float, /) -> object:
         """Let the call through, or refuse it."""
@@ -234,10 +249,10 @@ class _BreakerGate(GateBound):
 
     def ask(self, model: BreakerModel, key: Hashable, now: float) -> object:
         """Ask the model, under the lock."""
-        with self.policy.lock:
+        with self.policy._mutex:
             answer = model.admit(now)
         if model.changes:
-            self.policy.report(model, key)
+            self.policy._report(model, key)
         if not isinstance(answer, Refusal):
             return answer
         what = f"circuit of {key!r}" if self.policy.key is not None else "circuit"
@@ -265,10 +280,9 @@ class _BreakerGate(GateBound):
         if ticket is _UNCOUNTED:
             return
         verdict = self._verdict(outcome, detail)
-        with self.policy.lock:
-            model.settle(ticket, verdict, now)
+        self.policy._mutex.do(lambda: model.settle(ticket, verdict, now))
         if model.changes:
-            self.policy.report(model, key)
+            self.policy._report(model, key)
 
     def _verdict(self, outcome: Outcome, detail: Any) -> Verdict:
         if outcome is not OK and outcome is not FAILED:
@@ -290,7 +304,7 @@ class _BreakerGate(GateBound):
         return Verdict.FAILURE if failed else Verdict.SUCCESS
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        with self.policy.lock:
+        with self.policy._mutex:
             return {**super().snapshot(now), **self._model.snapshot(now)}
 
 
@@ -302,7 +316,7 @@ class _KeyedBreakerGate(_BreakerGate):
     def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
         """Let the call through, or refuse it, by the breaker of its key."""
         key = self.policy.key(*args, **kwargs)  # type: ignore[misc]
-        model = self.policy.model_for(key)
+        model = self.policy._model_for(key)
         if model.calm:
             return model, key, model.generation
         return model, key, self.ask(model, key, now)
@@ -314,6 +328,6 @@ class _KeyedBreakerGate(_BreakerGate):
 
     def snapshot(self, now: float) -> dict[str, Any]:
         models = self.policy.models()
-        with self.policy.lock:
+        with self.policy._mutex:
             keys = {str(key): model.snapshot(now) for key, model in models.items()}
         return {**GateBound.snapshot(self, now), "state": self.policy.state, "keys": keys}

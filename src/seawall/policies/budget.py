@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Lock
 
 from seawall.models.budget import Budget, SuccessDeposit
+from seawall.runtime.mutex import Mutex, survives_fork
 
 
 class RetryBudget:
@@ -22,22 +22,27 @@ class RetryBudget:
                 f"RetryBudget({rule!r}): write SuccessDeposit(), RequestRatio() or InFlightRatio()"
             )
         self.rule: Budget = SuccessDeposit() if rule is None else rule
-        self._lock = Lock()
+        self._mutex = Mutex()
+        survives_fork(self)
 
     def __repr__(self) -> str:
         return f"RetryBudget({self.rule!r})"
 
     def tell(self, note: Callable[[float], None], now: float) -> None:
-        """Note something with the rule, under the lock."""
-        with self._lock:
-            note(now)
+        """Note something with the rule, one at a time."""
+        self._mutex.do(lambda: note(now))
 
     def try_retry(self, now: float) -> bool:
         """Take the permission for one retry."""
-        with self._lock:
+        with self._mutex:
             return self.rule.try_retry(now)
 
     def snapshot(self) -> dict[str, float]:
         """Return the state of the rule."""
-        with self._lock:
+        with self._mutex:
             return self.rule.snapshot()
+
+    def after_fork(self) -> None:
+        """Be usable in a child process, where nothing is in flight."""
+        self._mutex = Mutex()
+        self.rule.forget_in_flight()

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from threading import Lock
 from typing import Any, ClassVar
 
 from seawall import _checks as check
 from seawall.context import current_criticality, deadline_var
 from seawall.errors import BulkheadFull, DeadlineExceeded
 from seawall.models.waiting import ORDERS, Order, WaitQueue
-from seawall.runtime.layers import Host, Outcome, Wait
+from seawall.runtime.layers import Host, Inline, Outcome, Wait
+from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
 
 _BEYOND = object()
@@ -47,7 +47,8 @@ class Bulkhead(GatePolicy):
         self.max_wait = check.seconds("max_wait", max_wait, zero=True, infinite=True)
         room = self.limit if max_waiting is None else check.count("max_waiting", max_waiting)
         self._queue: WaitQueue[_SlotWaiter] = WaitQueue(check.choice("order", order, ORDERS), room)
-        self._lock = Lock()
+        self._mutex = Mutex()
+        survives_fork(self)
         # Free slots are the items of a deque: its pop and append are atomic, with or without a
         # global interpreter lock, so the success path needs no lock of its own.
         self._free: deque[None] = deque([None] * self.limit)
@@ -70,7 +71,7 @@ class Bulkhead(GatePolicy):
 
     def queue_wait(self, now: float) -> float:
         """Return for how long the longest waiting has waited by now."""
-        with self._lock:
+        with self._mutex:
             return max((now - waiter.since for waiter in self._queue.oldest()), default=0.0)
 
     def _bind(self, host: Host) -> _BulkheadGate:
@@ -84,7 +85,7 @@ class Bulkhead(GatePolicy):
             max_waiting=changes.get("max_waiting", self._queue.limit),
             mode=changes.get("mode", self.mode),
         )
-        with self._lock:
+        with self._mutex:
             self.mode, self.max_wait = fresh.mode, fresh.max_wait
             self._queue.limit = fresh._queue.limit
             self._excess += self.limit - fresh.limit
@@ -93,6 +94,14 @@ class Bulkhead(GatePolicy):
                 self._excess += 1
                 self._free.append(None)
             self._serve()
+
+    def after_fork(self) -> None:
+        """Be usable in a child process: slots of threads that are gone are free again."""
+        self._mutex = Mutex()
+        self._queue = WaitQueue(self._queue.order, self._queue.limit)
+        self._excess = 0
+        self._attention = True
+        self._free.extend([None] * (self.limit - len(self._free)))
 
     def _take(self) -> bool:
         try:
@@ -103,22 +112,26 @@ class Bulkhead(GatePolicy):
 
     def _give_back(self) -> None:
         self._free.append(None)
-        # In this order: a waiter sets the flag first and looks at the free slots after.
+        # In this order: who joins the queue sets the flag first and looks at the slots after.
         if self._attention:
-            with self._lock:
-                self._serve()
+            self._attend()
+
+    def _attend(self) -> None:
+        self._mutex.do(self._serve)
 
     def _serve(self) -> None:
         """Withdraw slots that are too many, then hand free ones to who waits. Under the lock."""
         while self._excess > 0 and self._take():
             self._excess -= 1
+        while len(self._free) > self.limit:  # a call that a fork took along gave its slot back
+            self._take()
         while self._queue and self._take():
             if not self._queue.pop().grant():
                 self._free.append(None)
         self._attention = bool(self._queue) or self._excess > 0
 
     def _join(self, waiter: _SlotWaiter, rank: int) -> None:
-        with self._lock:
+        with self._mutex:
             self._attention = True
             turned_away = self._queue.push(waiter, rank)
             if turned_away is not None:
@@ -135,23 +148,36 @@ class _BulkheadGate(GateBound):
     def __init__(self, policy: Bulkhead, host: Host) -> None:
         super().__init__(policy, host)
         self._free = policy._free
+        self.inline = Inline(
+            names={"free": policy._free, "policy": policy},
+            enter=(
+                "try:",
+                "    {ticket} = {free}.pop()",
+                "except IndexError_:",
+                "    pass",
+                "if {ticket} is ABSENT_:",
+                "    {ticket} = {enter}(now_)",
+            ),
+            leave=(
+                "if {ticket} is None:",
+                "    {free}.append(None)",
+                "    if {policy}._attention:",
+                "        {policy}._attend()",
+            ),
+        )
 
     def enter(self, now: float) -> object:
-        """Take a free slot, unless others wait for it."""
-        if not self.policy._attention:
-            try:
-                return self._free.pop()
-            except IndexError:
-                pass
+        """Take a free slot. While others wait there is none: it goes from hand to hand."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            pass
         return self._enter_busy(now)
 
     def leave(self, ticket: object, outcome: Outcome, detail: object, now: float) -> None:
         """Give the slot back, to whoever is next."""
         if ticket is None:
-            self._free.append(None)
-            if self.policy._attention:
-                with self.policy._lock:
-                    self.policy._serve()
+            self.policy._give_back()
 
     def _enter_busy(self, now: float) -> object:
         policy = self.policy
@@ -218,7 +244,7 @@ class _SlotWaiter:
 
     def claim(self) -> object:
         policy = self._gate.policy
-        with policy._lock:
+        with policy._mutex:
             state = self._leave_queue()
         if state == "granted":
             return None
@@ -234,11 +260,12 @@ class _SlotWaiter:
         return _BEYOND
 
     def abandon(self) -> None:
-        policy = self._gate.policy
-        with policy._lock:
-            granted = self._leave_queue() == "granted"
-        if granted:
-            policy._give_back()
+        self._gate.policy._mutex.do(self._give_up)
+
+    def _give_up(self) -> None:
+        if self._leave_queue() == "granted":
+            self._gate.policy._free.append(None)
+            self._gate.policy._serve()
 
     def _leave_queue(self) -> str:
         if self._state == "waiting":

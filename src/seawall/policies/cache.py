@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from threading import Lock
 from types import TracebackType
 from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
 from seawall.clock import Clock, current_clock
-from seawall.context import deadline_var
+from seawall.context import deadline_var, reset
 from seawall.errors import CacheMiss, DeadlineExceeded, reason_of
 from seawall.runtime.call import Trace, current_trace, trace_var
-from seawall.runtime.events import FallbackUsed, emit, wanted
-from seawall.runtime.interpreter import reset
+from seawall.runtime.events import FallbackUsed, emit
+from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Driver, Host, Kind
+from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.policy import Bound, Policy
 from seawall.runtime.runners import wait_async, wait_sync
 
@@ -63,7 +63,8 @@ class Cache(Policy):
         self.max_entries = check.count("max_entries", max_entries)
         self.key = None if key is None else check.function("key", key)
         self._function: object = None
-        self._lock = Lock()
+        self._mutex = Mutex()
+        survives_fork(self)
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._flights: dict[Hashable, _Flight] = {}
         self._clock: Clock | None = None
@@ -79,7 +80,7 @@ class Cache(Policy):
 
         Raises `CacheMiss` if there is nothing, or it is too old even for a failure.
         """
-        entry = self._entries.get(self.key_of(args, kwargs))
+        entry = self._entries.get(self._key_of(args, kwargs))
         now = (self._clock or current_clock()).now()
         if entry is None or now >= entry.stale_until:
             raise CacheMiss("nothing kept for these arguments")
@@ -87,24 +88,26 @@ class Cache(Policy):
 
     def clear(self) -> None:
         """Forget all answers; calls under way go on, and are not kept."""
-        with self._lock:
+        with self._mutex:
             self._entries.clear()
             self._flights.clear()
 
-    def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         """Return what tells this call's answer from others'."""
         if self.key is not None:
-            return self.key(*args, **kwargs)
-        key = (args, tuple(sorted(kwargs.items()))) if kwargs else args
+            key = self.key(*args, **kwargs)
+        else:
+            key = (args, tuple(sorted(kwargs.items())))
         try:
             hash(key)
         except TypeError as error:
             raise TypeError(
                 f"Cache: {error}; give Cache(..., key=...), a function of the call's arguments"
+                " that returns something hashable"
             ) from None
         return key
 
-    def serve(self, function: object) -> None:
+    def _serve(self, function: object) -> None:
         """Take on `function`; refuse a second one whose answers could be taken for the first's."""
         if self.key is None and self._function not in (None, function):
             raise TypeError(
@@ -113,10 +116,10 @@ class Cache(Policy):
             )
         self._function = function
 
-    def find(self, key: Hashable, host: Host) -> _Entry | _Lead | _Follower:
+    def _find(self, key: Hashable, host: Host) -> _Entry | _Lead | _Follower:
         """Return a fresh entry, or the duty to fetch it, or somebody who does to wait for."""
         now = host.clock.now()
-        with self._lock:
+        with self._mutex:
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)
@@ -128,33 +131,43 @@ class Cache(Policy):
             flight = self._flights[key] = _Flight(entry)
             return _Lead(self, key, flight, host)
 
-    def land(self, key: Hashable, flight: _Flight, entry: _Entry | None) -> None:
+    def _land(self, key: Hashable, flight: _Flight, entry: _Entry | None) -> None:
         """End a flight; keep its entry if it has one."""
-        with self._lock:
-            if self._flights.get(key) is flight:
-                del self._flights[key]
-                if entry is not None:
-                    self._entries[key] = entry
-                    self._entries.move_to_end(key)
-                    if len(self._entries) > self.max_entries:
-                        self._entries.popitem(last=False)
-            wakers, flight.wakers = flight.wakers, None
+        self._mutex.do(lambda: self._landed(key, flight, entry))
+
+    def _landed(self, key: Hashable, flight: _Flight, entry: _Entry | None) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+            if entry is not None:
+                self._entries[key] = entry
+                self._entries.move_to_end(key)
+                while len(self._entries) > self.max_entries:
+                    self._entries.popitem(last=False)
+        wakers, flight.wakers = flight.wakers, None
         for wake in wakers or ():
             wake()
 
-    def follow(self, flight: _Flight, wake: Callable[[], bool]) -> None:
+    def after_fork(self) -> None:
+        """Be usable in a child process: flights of threads that are gone never land."""
+        self._mutex = Mutex()
+        self._flights.clear()
+
+    def _follow(self, flight: _Flight, wake: Callable[[], bool]) -> None:
         """Be woken when `flight` has ended; at once if it has."""
-        with self._lock:
+        with self._mutex:
             if flight.wakers is not None:
                 flight.wakers.append(wake)
                 return
         wake()
 
-    def leave(self, flight: _Flight, wake: Callable[[], bool]) -> None:
+    def _leave(self, flight: _Flight, wake: Callable[[], bool]) -> None:
         """Be woken no more."""
-        with self._lock:
+
+        def forget() -> None:
             if flight.wakers is not None and wake in flight.wakers:
                 flight.wakers.remove(wake)
+
+        self._mutex.do(forget)
 
     def _bind(self, host: Host) -> _CacheBound:
         self._clock = host.clock
@@ -233,7 +246,7 @@ class _Lead:
                 flight.value = self.answer = flight.stale.value
                 flight.level, flight.reason = 1, reason_of(error)
                 served_less(self._host, flight)
-        cache.land(self._key, flight, entry)
+        cache._land(self._key, flight, entry)
         return error is not None and flight.error is None and flight.value is not _AGAIN
 
     def _tell_outside(self) -> None:
@@ -258,12 +271,13 @@ class _Follower:
 
     def publish(self, wake: Callable[[], bool]) -> None:
         self._wake = wake
-        self._cache.follow(self._flight, wake)
+        self._cache._follow(self._flight, wake)
 
     def claim(self) -> Any:
         flight = self._flight
         if flight.wakers is not None:
             self.abandon()
+            count_refusal(self._host, "cache", DeadlineExceeded.reason)
             raise DeadlineExceeded(
                 f"guard {self._host.name!r}: the deadline passed while another call fetched it",
                 guard=self._host.name,
@@ -277,7 +291,7 @@ class _Follower:
         return flight.value
 
     def abandon(self) -> None:
-        self._cache.leave(self._flight, self._wake)
+        self._cache._leave(self._flight, self._wake)
 
 
 def served_less(host: Host, flight: _Flight) -> None:
@@ -286,8 +300,7 @@ def served_less(host: Host, flight: _Flight) -> None:
     if trace is not None:
         trace.level, trace.reason = flight.level, flight.reason
     host.stats.degraded += 1
-    if wanted(FallbackUsed):
-        emit(FallbackUsed(host.name, level=flight.level, reason=flight.reason or ""))
+    emit(FallbackUsed, host.name, level=flight.level, reason=flight.reason)
 
 
 class _CacheBound(Bound):
@@ -322,7 +335,7 @@ class _CacheDriver(Driver):
 
     def _look(self, key: Hashable) -> _Entry | _Lead | _Follower:
         bound = self._bound
-        found = bound.policy.find(key, bound.host)
+        found = bound.policy._find(key, bound.host)
         if isinstance(found, _Entry):
             bound.hits += 1
         elif isinstance(found, _Lead):
@@ -333,39 +346,45 @@ class _CacheDriver(Driver):
 
     def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
         """Return a function that answers from memory or runs `inner`."""
-        self._bound.policy.serve(function)
+        self._bound.policy._serve(function)
         return self._wrap_async(inner) if kind == "async" else self._wrap_sync(inner)
 
     def _wrap_sync(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         def cached(*args: Any, **kwargs: Any) -> Any:
-            key = self._bound.policy.key_of(args, kwargs)
+            key = self._bound.policy._key_of(args, kwargs)
             while True:
                 found = self._look(key)
                 if isinstance(found, _Entry):
                     return found.value
-                if isinstance(found, _Lead):
-                    with found:
-                        return found.keep(inner(*args, **kwargs))
-                    return found.answer
-                answer = wait_sync(found, self._bound.host.clock)
-                if answer is not _AGAIN:
-                    return answer
+                try:
+                    if isinstance(found, _Lead):
+                        with found:
+                            return found.keep(inner(*args, **kwargs))
+                        return found.answer
+                    answer = wait_sync(found, self._bound.host.clock)
+                    if answer is not _AGAIN:
+                        return answer
+                finally:
+                    del found  # it leads to the error, which would keep itself alive
 
         return cached
 
     def _wrap_async(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         async def cached(*args: Any, **kwargs: Any) -> Any:
-            key = self._bound.policy.key_of(args, kwargs)
+            key = self._bound.policy._key_of(args, kwargs)
             while True:
                 found = self._look(key)
                 if isinstance(found, _Entry):
                     return found.value
-                if isinstance(found, _Lead):
-                    with found:
-                        return found.keep(await inner(*args, **kwargs))
-                    return found.answer
-                answer = await wait_async(found, self._bound.host.clock)
-                if answer is not _AGAIN:
-                    return answer
+                try:
+                    if isinstance(found, _Lead):
+                        with found:
+                            return found.keep(await inner(*args, **kwargs))
+                        return found.answer
+                    answer = await wait_async(found, self._bound.host.clock)
+                    if answer is not _AGAIN:
+                        return answer
+                finally:
+                    del found  # it leads to the error, which would keep itself alive
 
         return cached

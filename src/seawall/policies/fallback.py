@@ -9,11 +9,12 @@ cached as a real value.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from seawall.errors import CacheMiss, add_note, reason_of
 from seawall.runtime.call import reason_var
-from seawall.runtime.events import FallbackUsed, emit, wanted
+from seawall.runtime.events import FallbackUsed, emit
 from seawall.runtime.layers import Flow, Host, Kind, Next
 from seawall.runtime.policy import Bound, Policy
 
@@ -65,7 +66,7 @@ class Fallback(Policy):
         for level in levels:
             if not callable(level):
                 raise TypeError(f"Fallback({level!r}): write static({level!r}) to return a value")
-        types = (on,) if isinstance(on, type) else tuple(on)
+        types = (on,) if isinstance(on, type) or not isinstance(on, Iterable) else tuple(on)
         if not types or not all(isinstance(t, type) and issubclass(t, Exception) for t in types):
             raise TypeError(f"on={on!r}: write exception types, such as on=ConnectionError")
         self.levels = tuple(_with_arguments(level) for level in levels)
@@ -98,7 +99,8 @@ class _FallbackBound(Bound):
         return self._layer
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        return {"levels": dict(zip(self.policy.names, self.used, strict=True))}
+        levels = zip(self.policy.names, self.used, strict=True)
+        return {"levels": [{"name": name, "used": used} for name, used in levels]}
 
 
 class _Memory:
@@ -142,9 +144,7 @@ class _FallbackFlow(Flow):
         call.reason = reason_of(memory.error)
         call.host.stats.degraded += 1
         self._bound.used[memory.level - 1] += 1
-        if wanted(FallbackUsed):
-            name = call.host.name
-            emit(FallbackUsed(name, level=memory.level, reason=call.reason))
+        emit(FallbackUsed, call.host.name, level=memory.level, reason=call.reason)
 
     def _give_up(self, call: Call, memory: _Memory) -> None:
         """Raise what the real call raised; the last level's own trouble is in its notes."""
@@ -167,4 +167,5 @@ def _with_arguments(level: Level) -> Level:
     def without_arguments(*_args: Any, **_kwargs: Any) -> Any:
         return level()
 
+    update_wrapper(without_arguments, level)
     return without_arguments

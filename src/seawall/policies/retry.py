@@ -18,7 +18,7 @@ from seawall.models.backoff import Backoff, as_backoff
 from seawall.models.budget import SuccessDeposit
 from seawall.models.pressure import Pressure
 from seawall.policies.budget import RetryBudget
-from seawall.runtime.events import CallRetried, RetryStopped, emit, wanted
+from seawall.runtime.events import CallRetried, RetryStopped, emit
 from seawall.runtime.layers import OK, Flow, Host, Kind, Next, Outcome
 from seawall.runtime.policy import Bound, Policy
 
@@ -102,7 +102,8 @@ class Retry(Policy):
         if budget is not None and not isinstance(budget, RetryBudget):
             raise TypeError(f"budget={budget!r}: write budget=RetryBudget(), or leave it out")
         self.budget = budget
-        self.retry_after = check.function("retry_after", retry_after or _own_retry_after)
+        reader = _own_retry_after if retry_after is None else retry_after
+        self.retry_after = check.function("retry_after", reader)
         self.max_retry_after = check.seconds("max_retry_after", max_retry_after, zero=True)
 
     def __repr__(self) -> str:
@@ -270,15 +271,13 @@ class _RetryFlow(Flow):
         if cause is not None:
             stopped = self._bound.stopped
             stopped[cause] = stopped.get(cause, 0) + 1
-            if wanted(RetryStopped):
-                emit(RetryStopped(name, attempt=memory.tries, cause=cause))
+            emit(RetryStopped, name, attempt=memory.tries, cause=cause)
             return None
         memory.retrying = True
         self._bound.retries += 1
         call.host.stats.retries += 1
-        if wanted(CallRetried):
-            reason = "value" if call.error is None else reason_of(call.error)
-            emit(CallRetried(name, attempt=memory.tries, delay=delay, reason=reason))
+        reason = "value" if call.error is None else reason_of(call.error)
+        emit(CallRetried, name, attempt=memory.tries, delay=delay, reason=reason)
         return Next(delay=delay)
 
     def _decide(self, call: Call, memory: _Memory, now: float) -> tuple[str | None, float]:
@@ -294,9 +293,11 @@ class _RetryFlow(Flow):
         asked = _server_asks(policy.retry_after, call.error)
         if asked is not None and not asked >= 0:  # negative or NaN
             return "server said no", 0.0
-        delay = 0.0 if switch.instant else next(memory.delays)
-        if asked is not None and delay < asked:
-            delay = min(asked, policy.max_retry_after)
+        delay = next(memory.delays)
+        if asked is not None:
+            delay = max(delay, min(asked, policy.max_retry_after))
+        if switch.instant:
+            delay = 0.0
         until = call.until()
         if until is not None:
             # The typical call must still fit in after the pause.

@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from seawall import _checks as check
-from seawall.context import deadline_var
+from seawall.context import deadline_var, reset
 from seawall.errors import BulkheadFull, DeadlineExceeded, TimedOut
 from seawall.runtime.events import CallTimedOut, emit
-from seawall.runtime.interpreter import reset
-from seawall.runtime.layers import Driver, Flow, Host, Kind, Layer, Outcome
+from seawall.runtime.layers import Driver, Flow, Host, Inline, Kind, Layer, Outcome
 from seawall.runtime.policy import Bound, Policy
 from seawall.runtime.threads import ThreadDriver
 from seawall.runtime.workers import WorkerPool
@@ -77,14 +76,14 @@ class Timeout(Policy):
         seconds: float | AdaptiveSeconds,
         *,
         sync: Sync | None = None,
-        max_threads: int = 32,
+        max_threads: int | None = None,
     ) -> None:
         """Limit calls to `seconds`, a number or `adaptive(...)`.
 
         `sync` is for plain functions, and needed there: "cooperative" sets the deadline that
         guards and clients inside obey, and costs next to nothing; "thread" runs the function in
-        one of `max_threads` worker threads and stops waiting for it: the thread itself goes on,
-        and is counted, until the function returns.
+        one of `max_threads` worker threads (32) and stops waiting for it: the thread itself goes
+        on, and is counted, until the function returns.
         """
         super().__init__()
         if not isinstance(seconds, AdaptiveSeconds):
@@ -95,7 +94,10 @@ class Timeout(Policy):
         self.sync = sync
         self.pool: WorkerPool | None = None
         if sync == "thread":
-            self.pool = WorkerPool(check.count("max_threads", max_threads), 0, "timeout")
+            threads = 32 if max_threads is None else check.count("max_threads", max_threads)
+            self.pool = WorkerPool(threads, 0, "timeout")
+        elif max_threads is not None:
+            raise TypeError("max_threads is for sync='thread': write both, or leave it out")
 
     def __repr__(self) -> str:
         sync = f", sync={self.sync!r}" if self.sync else ""
@@ -164,7 +166,7 @@ class TimeoutBound(Bound):
         """Count a call that ran out of time."""
         self.timed_out += 1
         self.host.stats.timed_out += 1
-        emit(CallTimedOut(self.host.name, seconds=seconds))
+        emit(CallTimedOut, self.host.name, seconds=seconds)
 
     def error(self, seconds: float, *, began: bool) -> TimedOut | DeadlineExceeded:
         """Return what to raise: it ran out of time, or its time was over before it began."""
@@ -202,21 +204,35 @@ class _Cooperative(Flow):
         self._clock = bound.host.clock
         self.refresh()
         bound.watchers.append(self.refresh)
+        self.inline = Inline(
+            names={
+                "clock": self._clock,
+                "flow": self,
+                "reset": deadline_var.reset,
+                "set": deadline_var.set,
+            },
+            # Not by `held_`: a timeout further out may have set a deadline since that was read.
+            enter=(
+                "if {flow}.constant and deadline_() is None:",
+                "    {ticket} = {set}((now_ + {flow}.constant, {clock}))",
+                "else:",
+                "    {ticket} = {enter}(now_)",
+            ),
+            leave=("{reset}({ticket})",),
+        )
 
     def refresh(self) -> None:
         """Take up changed settings."""
         wanted = self._bound.policy.seconds
-        self._constant = None if isinstance(wanted, AdaptiveSeconds) else wanted
+        self.constant = None if isinstance(wanted, AdaptiveSeconds) else wanted
 
     def enter(self, now: float) -> Token[tuple[float, Clock] | None]:
         """Set the deadline, or again the one that stands if it is nearer."""
-        seconds = self._constant or self._bound.seconds(now)
+        seconds = self._bound.seconds(now)
         outer = deadline_var.get()
         if outer is not None and outer[0] - outer[1].now() <= seconds:
             return deadline_var.set(outer)
         return deadline_var.set((now + seconds, self._clock))
-
-    passed = deadline_var.reset
 
     def leave(
         self,

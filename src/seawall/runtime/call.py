@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from threading import Lock
+from threading import RLock
 from typing import Any, Final, Protocol
 
 from seawall.context import deadline_var
@@ -44,7 +44,7 @@ class Abandoned:
 
     def __init__(self) -> None:
         """Begin as running."""
-        self._lock = Lock()
+        self._lock = RLock()
         self._running = True
         self.counted = False
         """Whether its failure has been counted, by the first who noticed."""

@@ -167,18 +167,19 @@ def subscribe(listener: Listener, *types: type[Event]) -> Callable[[], None]:
     return unsubscribe
 
 
-def wanted(kind: type[Event]) -> bool:
-    """Tell whether anybody listens to `kind`: ask before building an event."""
-    return any(issubclass(kind, types) for _, types in _listeners)
+def emit(kind: type[Event], guard: str, **fields: Any) -> None:
+    """Tell all who subscribed; with nobody listening nothing is built.
 
+    A listener that fails is logged and does no harm to the call.
+    """
+    listeners = [listener for listener, types in _listeners if issubclass(kind, types)]
+    if not listeners:
+        return
+    event = kind(guard, **fields)
+    for listener in listeners:
+        try:
+            listener(event)
+        except Exception:
+            import logging
 
-def emit(event: Event) -> None:
-    """Tell all who subscribed. A listener that fails is logged and does no harm to the call."""
-    for listener, types in _listeners:
-        if isinstance(event, types):
-            try:
-                listener(event)
-            except Exception:
-                import logging
-
-                logging.getLogger("seawall").exception("a listener failed on %s", event.name)
+            logging.getLogger("seawall").exception("a listener failed on %s", event.name)

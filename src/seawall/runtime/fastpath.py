@@ -1,7 +1,8 @@
 """The success path, as straight-line code made for each stack of layers.
 
 Calling layers in a loop, with a list of tickets, costs more than the layers themselves. So for
-each guard a function is assembled from the fixed lines below, numbered by layer; no name, setting
+each guard a function is assembled from fixed lines, those below and each layer's own (`Inline`),
+numbered by layer; no name, setting
 or other data of the user becomes part of the text. It handles one case only: everything is
 admitted at once and the function returns. Whatever else happens, it hands its tickets over to the
 interpreter, which knows all the rules. The names of the function's parameters appear in it, checked
@@ -14,13 +15,14 @@ For a gate, a retry that looks at values and a timeout around an `async def` it 
         t0_ = t2_ = ABSENT_
         reached_ = False
         try:
-            if deadline_() is not None:
+            held_ = deadline_()
+            if held_ is not None:
                 refuse_expired_(host_)
             t0_ = enter0_(now_)
             t2_ = enter2_(now_)
             reached_ = True
             value_ = await function_(prompt, size)
-        except BaseException as error_:
+        except BaseException_ as error_:
             failure_ = error_
         else:
             if again1_(value_):
@@ -71,6 +73,18 @@ _COUNT: Final = (
 )
 
 
+class _Text:
+    """Shows generated text to whoever prints a traceback."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def get_source(self, _name: str) -> str:
+        return self._text
+
+
 class FastPath:
     """The compiled success path of one stack of layers, for one kind of function."""
 
@@ -88,7 +102,10 @@ class FastPath:
         self._kind = kind
         self._names: dict[str, Any] = {
             "ABSENT_": ABSENT,
+            "BaseException_": BaseException,
             "CoroutineType_": CoroutineType,
+            "IndexError_": IndexError,
+            "KeyError_": KeyError,
             "OK_": OK,
             "clock_": host.clock.now,
             "deadline_": deadline_var.get,
@@ -99,12 +116,15 @@ class FastPath:
             "refuse_expired_": refuse_expired,
             "sample_": self._sample_wanted if in_thread else host.stats.samples.append,
             "stats_": host.stats,
+            "tuple_": tuple,
         }
         for number, layer in enumerate(layers):
             self._names[f"enter{number}_"] = layer.enter
             self._names[f"leave{number}_"] = layer.leave
-            self._names[f"passed{number}_"] = layer.passed
             self._names[f"again{number}_"] = layer.again
+            if layer.inline is not None:
+                for name, value in layer.inline.names.items():
+                    self._names[f"{name}{number}_"] = value
         self._binders: dict[str, Binder] = {}
 
     def interpreted(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,17 +160,12 @@ class FastPath:
 
     def _compile(self, parameters: Parameters) -> Binder:
         text = source(self._layers, self._kind, parameters, counts=self._counts)
-        filename = f"<seawall fast path {next(_numbers)}>"
-        exec(compile(text, filename, "exec"), self._names)  # noqa: S102 - fixed lines, see above
-        self._show_in_tracebacks(filename, text)
-        binder: Binder = self._names.pop("bind_")
+        filename = f"seawall fast path {next(_numbers)}"
+        # Through the loader a traceback finds the text, without a map of texts that only grows.
+        names = {**self._names, "__name__": filename, "__loader__": _Text(text)}
+        exec(compile(text, filename, "exec"), names)  # noqa: S102 - fixed lines, see above
+        binder: Binder = names["bind_"]
         return binder
-
-    @staticmethod
-    def _show_in_tracebacks(filename: str, text: str) -> None:
-        import linecache
-
-        linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 
     def _call(
         self,
@@ -214,42 +229,39 @@ class FastPath:
 def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, counts: bool) -> str:
     """Return the text of the success path through `layers`."""
     wait = "await " if kind == "async" else ""
-    enters = [number for number, layer in enumerate(layers) if layer.enter is not None]
-    leaves = [number for number, layer in enumerate(layers) if layer.leave is not None]
-    agains = [number for number, layer in enumerate(layers) if layer.again is not None]
-    tickets = "".join(f"{_ticket(number, layer)}, " for number, layer in enumerate(layers))
+    pieces = [_Piece(number, layer, parameters) for number, layer in enumerate(layers)]
+    tickets = "".join(f"{piece.ticket}, " for piece in pieces)
     state = f"function_, {parameters.args}, {parameters.kwargs}, now_, ({tickets})"
+    absent = "".join(f"{piece.ticket} = " for piece in pieces if piece.enter)
     lines = [
         "def bind_(function_, defaults_):",
         f"    {'async ' if wait else ''}def guarded_({parameters.declared}):",
         "        now_ = clock_()",
-        *([f"        {' = '.join(f't{n}_' for n in enters)} = ABSENT_"] if enters else []),
+        *([f"        {absent}ABSENT_"] if absent else []),
         "        reached_ = False",
         "        try:",
-        "            if deadline_() is not None:",
+        "            held_ = deadline_()",
+        "            if held_ is not None:",
         "                refuse_expired_(host_)",
-        *(
-            f"            t{n}_ = enter{n}_(now_"
-            + (f", {parameters.passed})" if layers[n].takes_arguments else ")")
-            for n in enters
-        ),
+        *(f"            {line}" for piece in pieces for line in piece.enter),
         "            reached_ = True",
         f"            value_ = {wait}function_({parameters.passed})",
         *([] if wait else ["            if value_.__class__ is CoroutineType_:"]),
         *([] if wait else ["                refuse_coroutine_(value_, function_)"]),
-        "        except BaseException as error_:",
+        "        except BaseException_ as error_:",
         "            failure_ = error_",
         "        else:",
         *(
             line
-            for n in agains
+            for number, layer in enumerate(layers)
+            if layer.again is not None
             for line in (
-                f"            if again{n}_(value_):",
+                f"            if again{number}_(value_):",
                 f"                return {wait}on_value_({state}, value_)",
             )
         ),
         "            end_ = clock_()",
-        *(f"            {_leave(n, layers[n])}" for n in reversed(leaves)),
+        *(f"            {line}" for piece in reversed(pieces) for line in piece.leave),
         *(_COUNT if counts else ()),
         "            return value_",
         "        try:",
@@ -261,12 +273,24 @@ def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, count
     return "\n".join(lines) + "\n"
 
 
-def _ticket(number: int, layer: Layer) -> str:
-    return f"t{number}_" if layer.enter is not None else "None"
+class _Piece:
+    """The lines of one layer."""
 
+    def __init__(self, number: int, layer: Layer, parameters: Parameters) -> None:
+        self._number = number
+        self.ticket = f"t{number}_" if layer.enter is not None else "None"
+        enter: tuple[str, ...] = ()
+        leave: tuple[str, ...] = ()
+        if layer.inline is not None:
+            enter, leave = layer.inline.enter, layer.inline.leave
+        else:
+            if layer.enter is not None:
+                arguments = f", {parameters.passed}" if layer.takes_arguments else ""
+                enter = (f"{{ticket}} = {{enter}}(now_{arguments})",)
+            if layer.leave is not None:
+                leave = ("{leave}({ticket}, OK_, value_, end_)",)
+        self.enter = [line.format_map(self) for line in enter]
+        self.leave = [line.format_map(self) for line in leave]
 
-def _leave(number: int, layer: Layer) -> str:
-    ticket = _ticket(number, layer)
-    if layer.passed is not None:
-        return f"passed{number}_({ticket})"
-    return f"leave{number}_({ticket}, OK_, value_, end_)"
+    def __getitem__(self, name: str) -> str:
+        return self.ticket if name == "ticket" else f"{name}{self._number}_"

@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from contextlib import contextmanager
 from typing import Any
 
-from seawall.context import attempt_var
+from seawall.context import attempt_var, reset
 from seawall.runtime.call import Call, reason_var
-from seawall.runtime.interpreter import release, reset
+from seawall.runtime.interpreter import release
 from seawall.runtime.layers import Host, Layer
 from seawall.runtime.runners import run_async, run_sync
 

@@ -9,10 +9,10 @@ every layer that was entered is left exactly once, whatever happens.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextvars import ContextVar, Token
+from contextvars import Token
 from typing import Any
 
-from seawall.context import attempt_var, deadline_var
+from seawall.context import attempt_var, deadline_var, reset
 from seawall.errors import DeadlineExceeded, Rejected, TimedOut
 from seawall.runtime.call import (
     STREAMED,
@@ -23,7 +23,7 @@ from seawall.runtime.call import (
     reason_var,
     trace_var,
 )
-from seawall.runtime.events import CallRejected, emit, wanted
+from seawall.runtime.events import CallRejected, emit
 from seawall.runtime.layers import CANCELLED, FAILED, OK, Flow, Host, Next, Wait, Waiter
 
 
@@ -108,6 +108,9 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
     call.own_abandoned = len(call.abandoned)
     now = clock.now()
     if waiter is None:
+        # Flows further out that have nothing to enter see this refusal too.
+        while len(tickets) < len(call.layers) and call.layers[len(tickets)].enter is None:
+            tickets.append(None)
         refuse_expired(call.host)
     while len(tickets) < len(call.layers):
         layer = call.layers[len(tickets)]
@@ -120,6 +123,7 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
             tickets.append((yield waiter))
             waiter = None
             now = clock.now()
+            refuse_expired(call.host)
     call.attempt_began = now
     call.reached = True
     call.attempts += 1
@@ -198,8 +202,7 @@ def refuse_expired(host: Host) -> None:
 def count_refusal(host: Host, policy: str, reason: str) -> None:
     """Count and tell that a call was refused by something that is not a gate."""
     host.stats.rejected += 1
-    if wanted(CallRejected):
-        emit(CallRejected(host.name, policy=policy, reason=reason, enforced=True))
+    emit(CallRejected, host.name, policy=policy, reason=reason, enforced=True)
 
 
 def _count(call: Call) -> None:
@@ -232,14 +235,6 @@ def _count_attempt(call: Call) -> None:
     elif outcome is FAILED:
         stats.failed += 1
         if isinstance(call.error, TimedOut) or not isinstance(call.error, Exception):
-            stats.cut_off(now - call.attempt_began, now)
+            stats.cut_off(now - call.attempt_began)
     elif outcome is CANCELLED:
         stats.cancelled += 1
-
-
-def reset(var: ContextVar[Any], token: Token[Any]) -> None:
-    """Undo `set`, also where a dying coroutine is closed from a context that is not its own."""
-    try:
-        var.reset(token)
-    except ValueError:
-        pass  # the context that held the value is gone with its task

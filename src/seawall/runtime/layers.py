@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from random import Random
@@ -56,6 +56,20 @@ class Host(Protocol):
         """Return how hard the dependency is pressed now."""
 
 
+class Inline(NamedTuple):
+    """A layer's part of the generated success path, as fixed lines of program text.
+
+    They do what `enter` and `leave` do, for the common case only, and call these for the rest: a
+    frame saved on each. `{ticket}`, `{enter}` and `{leave}` stand for the layer's own; every other
+    `{name}` is one of `names`, or a variable of the layer's. The text's own variables are `now_`,
+    `end_`, `value_` and `held_` (the deadline); see `seawall.runtime.fastpath`.
+    """
+
+    names: dict[str, Any]
+    enter: tuple[str, ...]
+    leave: tuple[str, ...]
+
+
 class Layer:
     """The part that gates and flows share.
 
@@ -77,8 +91,8 @@ class Layer:
     `detail` is the value, or the error. It never raises.
     """
 
-    passed: Callable[[Any], object] | None = None
-    """`passed(ticket)`: what to do instead of `leave` on the success path, where less will do."""
+    inline: Inline | None = None
+    """What to write into the success path instead of calls of `enter` and `leave`."""
 
     again: Callable[[Any], bool] | None = None
     """`again(value)`: whether a flow wants to act on a value that was returned (rare)."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, ClassVar, Literal, TypeVar
 from weakref import WeakSet
 
 from seawall import _checks as check
 from seawall.errors import Rejected
-from seawall.runtime.events import CallRejected, SettingsChanged, emit, wanted
+from seawall.runtime.events import CallRejected, SettingsChanged, emit
 from seawall.runtime.layers import Driver, Host, Kind, Layer
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,16 +40,14 @@ class Policy:
     kind: ClassVar[str] = ""
     """The policy's name in errors, events and metrics."""
 
-    alone: ClassVar[Callable[[Policy, Any], Any]]
-    """Makes a guard of one policy around a function; set where guards are defined."""
-
     def __init__(self) -> None:
         """Be bound to no guard yet."""
         self.bindings: WeakSet[Bound] = WeakSet()
 
     def __call__(self, function: F) -> F:
         """Use this policy alone as a decorator."""
-        guarded: F = Policy.alone(self, function)
+        # By name: a guard is made of policies, so policies cannot import it.
+        guarded: F = import_module("seawall.guard").Guard.alone(self, function)
         return guarded
 
     def bind(self, host: Host) -> Bound:
@@ -65,9 +64,8 @@ class Policy:
         if not changes:
             raise TypeError(f"{type(self).__name__}.update(): name what to change")
         self._update(changes)
-        if wanted(SettingsChanged):
-            for bound in list(self.bindings):
-                emit(SettingsChanged(bound.host.name, policy=self.kind, changes=changes))
+        for bound in list(self.bindings):
+            emit(SettingsChanged, bound.host.name, policy=self.kind, changes=changes)
 
     def _bind(self, host: Host) -> Bound:
         raise NotImplementedError
@@ -112,11 +110,8 @@ class GateBound(Layer, Bound):
         if mode == "off":
             return
         enforced = mode == "enforce"
-        if wanted(CallRejected):
-            event = CallRejected(
-                self.host.name, policy=self.policy.kind, reason=error.reason, enforced=enforced
-            )
-            emit(event)
+        fields = {"policy": self.policy.kind, "reason": error.reason, "enforced": enforced}
+        emit(CallRejected, self.host.name, **fields)
         if not enforced:
             self.would_refuse += 1
             return
@@ -124,7 +119,10 @@ class GateBound(Layer, Bound):
         self.host.stats.rejected += 1
         error.guard = self.host.name
         error.policy = self.policy.kind
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # or its own frame would keep it alive
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the mode and how many calls of this guard were, or would have been, refused."""

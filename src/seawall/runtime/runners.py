@@ -8,7 +8,7 @@ from typing import Any
 
 from seawall.clock import Clock
 from seawall.runtime.call import Call
-from seawall.runtime.interpreter import Run, interpret
+from seawall.runtime.interpreter import Request, Run, interpret
 from seawall.runtime.layers import Waiter
 
 
@@ -16,6 +16,7 @@ def run_sync(call: Call, *, waiter: Waiter | None = None, upwards: bool = False)
     """Carry `call` to its end in this thread; return its value or raise its error."""
     steps = interpret(call, waiter=waiter, upwards=upwards)
     clock = call.host.clock
+    request: Request | None = None
     try:
         request = next(steps)
         while True:
@@ -23,7 +24,7 @@ def run_sync(call: Call, *, waiter: Waiter | None = None, upwards: bool = False)
                 if isinstance(request, Run):
                     result = request.function(*call.args, **call.kwargs)
                     if result.__class__ is CoroutineType:
-                        refuse_coroutine(result, request.function)
+                        refuse_coroutine(result, request.function, level=request.substitute)
                     if request.substitute and call.adapt is not None:
                         result = call.adapt(result)
                 elif isinstance(request, float):
@@ -36,13 +37,16 @@ def run_sync(call: Call, *, waiter: Waiter | None = None, upwards: bool = False)
             else:
                 request = steps.send(result)
     except StopIteration:
-        return _result(call)
+        pass
+    del request  # it may lead to the error, and so would keep itself alive
+    return _result(call)
 
 
 async def run_async(call: Call, *, waiter: Waiter | None = None, upwards: bool = False) -> Any:
     """Carry `call` to its end in this task; return its value or raise its error."""
     steps = interpret(call, waiter=waiter, upwards=upwards)
     clock = call.host.clock
+    request: Request | None = None
     try:
         request = next(steps)
         while True:
@@ -63,7 +67,9 @@ async def run_async(call: Call, *, waiter: Waiter | None = None, upwards: bool =
             else:
                 request = steps.send(result)
     except StopIteration:
-        return _result(call)
+        pass
+    del request  # it may lead to the error, and so would keep itself alive
+    return _result(call)
 
 
 def _result(call: Call) -> Any:
@@ -78,11 +84,14 @@ def _result(call: Call) -> Any:
         del error
 
 
-def refuse_coroutine(coroutine: Any, function: Any) -> None:
+def refuse_coroutine(coroutine: Any, function: Any, *, level: bool = False) -> None:
     """Raise: what a plain function handed out here would run, and fail, where nobody looks."""
     coroutine.close()
+    name = getattr(function, "__qualname__", repr(function))
+    if level:
+        raise TypeError(f"fallback {name} is async: a plain call needs a plain function")
     raise TypeError(
-        f"{function!r} returned a coroutine to a sync call: make it an `async def` itself, and use"
+        f"{name} returned a coroutine to a sync call: make it an `async def` itself, and use"
         " guard.acall() for a lambda"
     )
 
@@ -124,11 +133,11 @@ async def wait_async(waiter: Waiter, clock: Clock) -> Any:
             bell.set_result(None)
 
     def wake() -> bool:
-        if get_ident() == here:
-            ring()
-            return True
         try:
-            loop.call_soon_threadsafe(ring)
+            if get_ident() == here:
+                ring()
+            else:
+                loop.call_soon_threadsafe(ring)
         except RuntimeError:
             return False  # the loop is closed: nobody will claim what is granted
         return True

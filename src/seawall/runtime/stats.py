@@ -6,6 +6,7 @@ from threading import Lock
 from typing import Final
 
 from seawall.models.histogram import LatencyWindow
+from seawall.runtime.mutex import survives_fork
 
 FOLD_EVERY: Final = 0.25
 """Seconds between two foldings of raw samples into the histogram."""
@@ -25,6 +26,7 @@ class Stats:
 
     def __init__(self, now: float) -> None:
         """Start counting at `now`."""
+        survives_fork(self)
         self.samples: list[float] = []
         self.due = now + FOLD_EVERY
         self.latency = LatencyWindow()
@@ -38,22 +40,32 @@ class Stats:
         self.abandoned = 0
         """Worker threads whose caller gave up and which still run."""
         self._lock = Lock()
+        self._cut_off: list[float] = []
         self._rate_since = now
         self._rate_base = (0, 0)
         self._rate_previous = (0, 0)
 
     def fold(self, now: float) -> None:
-        """Move the samples so far into the histogram and the counts; safe from any thread."""
-        with self._lock:
-            samples = self.samples
-            batch = samples[:]
-            del samples[: len(batch)]
-            self.due = now + FOLD_EVERY
-            self.succeeded += len(batch)
-            stride = -(-len(batch) // FOLD_AT_MOST) or 1
-            self.latency.add_all(batch[::stride], now, stride)
-            if now - self._rate_since >= RATE_SPAN:
-                self._rotate(now)
+        """Move the samples so far into the histogram and the counts; safe from any thread.
+
+        If somebody is at it already (another thread, or this one, interrupted by the garbage
+        collector) there is nothing left to do.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                self._fold(now)
+            finally:
+                self._lock.release()
+
+    def _fold(self, now: float) -> None:
+        self.due = now + FOLD_EVERY
+        batch = _take(self.samples)
+        self.succeeded += len(batch)
+        stride = -(-len(batch) // FOLD_AT_MOST) or 1
+        self.latency.add_all(batch[::stride], now, stride)
+        self.latency.add_all(_take(self._cut_off), now)
+        if now - self._rate_since >= RATE_SPAN:
+            self._rotate(now)
 
     def _rotate(self, now: float) -> None:
         ended = (self.succeeded, self.failed)
@@ -62,15 +74,14 @@ class Stats:
         self._rate_base = ended
         self._rate_since = now
 
-    def cut_off(self, elapsed: float, now: float) -> None:
+    def cut_off(self, elapsed: float) -> None:
         """Note an attempt that ran out of time: it took at least this long."""
-        with self._lock:
-            self.latency.add_all([elapsed], now)
+        self._cut_off.append(elapsed)
 
     def quantile(self, p: float, now: float) -> float | None:
         """Return the latency that a share `p` of recent calls stayed below, or None."""
-        self.fold(now)
         with self._lock:
+            self._fold(now)
             return self.latency.quantile(p, now)
 
     def error_rate(self, now: float) -> float:
@@ -97,3 +108,15 @@ class Stats:
             "p95": self.quantile(0.95, now),
             "p99": self.quantile(0.99, now),
         }
+
+    def after_fork(self) -> None:
+        """Be usable in a child process, and know of no thread there."""
+        self._lock = Lock()
+        self.abandoned = 0
+
+
+def _take(samples: list[float]) -> list[float]:
+    """Empty a list that other threads append to at the same time."""
+    taken = samples[:]
+    del samples[: len(taken)]
+    return taken

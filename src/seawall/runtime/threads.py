@@ -7,7 +7,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from seawall.context import deadline_var
-from seawall.errors import BulkheadFull
+from seawall.errors import BulkheadFull, Rejected
 from seawall.runtime.call import Abandoned
 from seawall.runtime.events import ThreadAbandoned, emit
 from seawall.runtime.interpreter import count_refusal
@@ -134,8 +134,13 @@ class ThreadDriver(Driver):
         if left is True:
             return
         error = self.late(seconds, began=left is not False)
+        if isinstance(error, Rejected):
+            count_refusal(self.host, self.policy, error.reason)
         self._left_running(left, error)
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # or its own frame would keep it alive
 
     def _give_up(self, job: Job, error: BaseException) -> None:
         self._left_running(self.pool.give_up(job), error)
@@ -145,7 +150,7 @@ class ThreadDriver(Driver):
             return
         stats = self.host.stats
         stats.abandoned += 1
-        emit(ThreadAbandoned(self.host.name, running=self.pool.abandoned))
+        emit(ThreadAbandoned, self.host.name, running=self.pool.abandoned)
 
         def came_back() -> None:
             stats.abandoned -= 1

@@ -6,15 +6,15 @@ would keep the process alive; and it queues without bound. This one does neither
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import RLock, Thread
 from typing import Any
-from weakref import WeakSet, finalize
+from weakref import finalize
 
 from seawall.runtime.call import Abandoned, job_var
+from seawall.runtime.mutex import survives_fork
 
 
 class Job:
@@ -50,7 +50,7 @@ class Job:
         self._args = args
         self._kwargs = kwargs
         self._done = done
-        self._lock = Lock()
+        self._lock = RLock()
         self._state = "queued"
         self._value: Any = None
         self._error: BaseException | None = None
@@ -107,80 +107,93 @@ class Job:
             del error
 
 
+class _Counts:
+    """What a pool and its threads share; the threads must not keep the pool alive."""
+
+    def __init__(self) -> None:
+        # Reentrant: a coroutine that the collector closes may give up on its job at any moment.
+        self.lock = RLock()
+        self.taken = 0
+        self.threads = 0
+        self.abandoned = 0
+
+    def freed(self) -> None:
+        with self.lock:
+            self.taken -= 1
+
+    def came_back(self) -> None:
+        with self.lock:
+            self.abandoned -= 1
+
+
 class WorkerPool:
     """At most `size` threads, and at most `queue` jobs that wait for one."""
 
     def __init__(self, size: int, queue: int, name: str) -> None:
-        """Start no thread yet: they come as they are needed."""
+        """Start no thread yet: they come as they are needed, and end with the pool."""
         self.size = size
         self.queue = queue
-        self.abandoned = 0
         self._name = name
-        self._lock = Lock()
-        self._taken = 0
-        self._threads = 0
+        self._begin()
+        survives_fork(self)
+
+    def _begin(self) -> None:
+        self._counts = _Counts()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._finalizer = finalize(self, _stop, self._jobs, size)
+        self._finalizer = finalize(self, _stop, self._jobs, self.size)
         self._finalizer.atexit = False
-        _pools.add(self)
 
     @property
     def in_use(self) -> int:
         """How many threads work now, for somebody or abandoned."""
-        return min(self._taken, self.size)
+        return min(self._counts.taken, self.size)
 
     @property
     def queued(self) -> int:
         """How many jobs wait for a thread now."""
-        return max(0, self._taken - self.size)
+        return max(0, self._counts.taken - self.size)
+
+    @property
+    def abandoned(self) -> int:
+        """How many threads work though nobody waits for them."""
+        return self._counts.abandoned
 
     def submit(self, job: Job) -> bool:
         """Take the job, or return False at once if all threads and places are taken."""
-        with self._lock:
-            if self._taken >= self.size + self.queue:
+        counts = self._counts
+        with counts.lock:
+            if counts.taken >= self.size + self.queue:
                 return False
-            self._taken += 1
-            grow = self._threads < min(self.size, self._taken)
-            self._threads += grow
+            counts.taken += 1
+            grow = counts.threads < min(self.size, counts.taken)
+            counts.threads += grow
+            name = f"seawall-{self._name}-{counts.threads}"
         self._jobs.put(job)
         if grow:
-            name = f"seawall-{self._name}-{self._threads}"
-            Thread(target=_work, args=(self._jobs, self._freed), name=name, daemon=True).start()
+            Thread(target=_work, args=(self._jobs, counts), name=name, daemon=True).start()
         return True
 
     def give_up(self, job: Job) -> Abandoned | bool:
         """Stop waiting for `job`: as `Job.give_up`, and count what runs on."""
         left = job.give_up()
         if left is False:
-            self._freed()
+            self._counts.freed()
         elif isinstance(left, Abandoned):
-            with self._lock:
-                self.abandoned += 1
-            left.when_stopped(self._came_back)
+            with self._counts.lock:
+                self._counts.abandoned += 1
+            left.when_stopped(self._counts.came_back)
         return left
-
-    def _freed(self) -> None:
-        with self._lock:
-            self._taken -= 1
-
-    def _came_back(self) -> None:
-        with self._lock:
-            self.abandoned -= 1
 
     def after_fork(self) -> None:
         """Begin anew in a child process: threads do not survive a fork, nor their jobs."""
         self._finalizer.detach()
-        self._lock = Lock()
-        self._taken = self._threads = self.abandoned = 0
-        self._jobs = SimpleQueue()
-        self._finalizer = finalize(self, _stop, self._jobs, self.size)
-        self._finalizer.atexit = False
+        self._begin()
 
 
-def _work(jobs: SimpleQueue[Job | None], freed: Callable[[], None]) -> None:
+def _work(jobs: SimpleQueue[Job | None], counts: _Counts) -> None:
     while (job := jobs.get()) is not None:
         if job.run():
-            freed()
+            counts.freed()
             job.finished()
         del job
 
@@ -188,15 +201,3 @@ def _work(jobs: SimpleQueue[Job | None], freed: Callable[[], None]) -> None:
 def _stop(jobs: SimpleQueue[Job | None], size: int) -> None:
     for _ in range(size):
         jobs.put(None)
-
-
-_pools: WeakSet[WorkerPool] = WeakSet()
-
-
-def _after_fork() -> None:
-    for pool in list(_pools):
-        pool.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
