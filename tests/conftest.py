@@ -1,12 +1,15 @@
-"""Chance is reproducible, and nothing is left out in continuous integration."""
+"""Chance is reproducible, names are free, and nothing is left out in continuous integration."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from random import Random
 
 import pytest
 from hypothesis import settings
+
+from seawall import guards
 
 SEED = int(os.environ.get("SEAWALL_SEED", "20261115"))
 PROFILE = os.environ.get("SEAWALL_PROFILE", "default")
@@ -57,6 +60,14 @@ def pytest_terminal_summary(
     if skips:
         terminalreporter.section("skipped tests are failures when CI=true", red=True)
         terminalreporter.line(f"{skips} skipped: make them run, or remove them")
+
+
+@pytest.fixture(autouse=True)
+def _free_names() -> Iterator[None]:
+    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
+    yield
+    for guard in guards():
+        guard.close()
 
 
 @pytest.fixture

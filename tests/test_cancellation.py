@@ -148,7 +148,7 @@ class World:
                 self.told_after.append((bound.policy.kind, outcome))
             leave(ticket, outcome, detail, now)
 
-        bound.enter, bound.leave, bound.passed = watched_enter, watched_leave, None
+        bound.enter, bound.leave, bound.inline = watched_enter, watched_leave, None
 
     def of(self, kind: type) -> list[Any]:
         return [policy for policy in self.guard.policies if isinstance(policy, kind)]
@@ -572,7 +572,7 @@ ABLATIONS: dict[str, tuple[Any, str, Any, str]] = {
     "outer layers are not left": (interpreter, "_up", leave_the_innermost_only, "two queues"),
     "a cancelled call is a success": (Call, "outcome", blind, "probe"),
     "a cancelled call is a failure": (Call, "outcome", strict, "breaker"),
-    "flights do not land": (cache_module.Cache, "land", forget, "cache"),
+    "flights do not land": (cache_module.Cache, "_land", forget, "cache"),
     "context is not restored": (interpreter, "reset", forget, "retry"),
     "timers are not stopped": (AsyncTimeout, "settle", forget, "timeout"),
 }

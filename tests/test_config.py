@@ -21,15 +21,6 @@ from seawall import (
 )
 from seawall.testing import ScriptedService, fail
 
-
-@pytest.fixture(autouse=True)
-def _free_names():
-    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
-    yield
-    for guard in guards():
-        guard.close()
-
-
 EVERYTHING = """
     [guards.vendor]
     idempotent = false

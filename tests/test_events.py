@@ -26,20 +26,10 @@ from seawall import (
     Timeout,
     constant,
     deadline,
-    guards,
     static,
     subscribe,
 )
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
-
-
-@pytest.fixture(autouse=True)
-def _free_names():
-    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
-    yield
-    for guard in guards():
-        guard.close()
-
 
 _BROKEN = ScriptedService(fail(ConnectionError)).call
 

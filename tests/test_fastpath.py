@@ -36,6 +36,7 @@ from seawall import (
     n_of_m,
     ramp,
 )
+from seawall.runtime import fastpath
 from seawall.runtime.call import Call
 from seawall.runtime.runners import run_async, run_sync
 from seawall.testing import run_virtual, virtual_time
@@ -291,15 +292,16 @@ HOSTILE = "x'\"\\\n'''; raise SystemExit #{}%s"
 
 
 def texts() -> list[str]:
-    return [
-        "".join(lines)
-        for name, (_, _, lines, _) in list(linecache.cache.items())
-        if name.startswith("<seawall fast path")
-    ]
+    return [name for name in list(linecache.cache) if name.startswith("seawall fast path")]
 
 
-def test_no_data_of_the_user_becomes_program_text():
+def test_no_data_of_the_user_becomes_program_text(monkeypatch):
     """Names, keys, messages and defaults of the user appear nowhere in the generated text."""
+    made = []
+    source = fastpath.source
+    monkeypatch.setattr(
+        fastpath, "source", lambda *args, **kwargs: made.append(source(*args, **kwargs)) or made[-1]
+    )
     with virtual_time():
         key = Breaker(key=lambda *_args, **_kwargs: HOSTILE)
         guard = Guard(HOSTILE, Fallback(lambda: HOSTILE), key)
@@ -311,7 +313,8 @@ def test_no_data_of_the_user_becomes_program_text():
         assert guard(function)() == HOSTILE * 2
         assert guard(function)("a", other="b") == "ab"
         assert guard.call(function) == HOSTILE * 2
-    assert not any("SystemExit" in text or "'''" in text for text in texts())
+    assert made
+    assert not any("SystemExit" in text or "'''" in text for text in made)
 
 
 def odd_names(now, clock, value, error, failure, host, enter0, function, args, kwargs):  # noqa: PLR0917
@@ -413,7 +416,7 @@ def test_tracebacks_show_the_lines_of_the_fast_path():
             guard.call(broken)
         except ValueError:
             shown = traceback.format_exc()
-    assert "<seawall fast path" in shown
+    assert "seawall fast path" in shown
     assert "function_(*args, **kwargs)" in shown
 
 
@@ -426,13 +429,10 @@ def test_dropped_guards_leave_no_text_behind():
             guard.close()
             guard.call(lambda: None)
 
-        use()
-        gc.collect()
-        before = len(texts())
+        before = texts()
         for _ in range(50):
             use()
-        gc.collect()
-        assert len(texts()) <= before + 2
+        assert texts() == before
 
 
 class Witness:

@@ -19,18 +19,9 @@ from seawall import (
     current_attempt,
     current_deadline,
     fallback_reason,
-    guards,
     static,
 )
 from seawall.testing import ScriptedService, hang, run_virtual, slow, virtual_time
-
-
-@pytest.fixture(autouse=True)
-def _free_names():
-    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
-    yield
-    for guard in guards():
-        guard.close()
 
 
 def _retry(**settings):

@@ -28,21 +28,12 @@ from seawall import (
     Timeout,
     current_attempt,
     get_guard,
-    guards,
     idempotency_key,
     static,
     subscribe,
 )
 from seawall.runtime.events import BreakerChanged
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
-
-
-@pytest.fixture(autouse=True)
-def _free_names():
-    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
-    yield
-    for guard in guards():
-        guard.close()
 
 
 def _retry(**settings):

@@ -17,14 +17,6 @@ from seawall import (
 
 
 @pytest.fixture(autouse=True)
-def _free_names():
-    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
-    yield
-    for guard in guards():
-        guard.close()
-
-
-@pytest.fixture(autouse=True)
 def _no_garbage():
     """Let no guard of another test, dead but not collected, be listed here."""
     gc.collect()

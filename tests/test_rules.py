@@ -16,18 +16,9 @@ from seawall import (
     Timeout,
     adaptive,
     constant,
-    guards,
     static,
 )
 from seawall.testing import ScriptedService, fail
-
-
-@pytest.fixture(autouse=True)
-def _free_names():
-    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
-    yield
-    for guard in guards():
-        guard.close()
 
 
 def _retry(attempts=3, backoff=0.1):

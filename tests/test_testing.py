@@ -16,7 +16,6 @@ from seawall import (
     Timeout,
     VirtualClock,
     constant,
-    guards,
 )
 from seawall.testing import (
     ScriptedService,
@@ -30,15 +29,6 @@ from seawall.testing import (
     slow,
     virtual_time,
 )
-
-
-@pytest.fixture(autouse=True)
-def _free_names():
-    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
-    yield
-    for guard in guards():
-        guard.close()
-
 
 # --- Time ---
 

@@ -405,9 +405,10 @@ from seawall import *
 faulthandler.dump_traceback_later(3.0, exit=True)   # stuck
 
 class Untidy:
-    def __init__(self, lock): self.lock = lock
-    def __enter__(self): self.lock.acquire(); gc.collect()
-    def __exit__(self, *error): self.lock.release()
+    def __init__(self, mutex): self.mutex = mutex
+    def __enter__(self): self.mutex.__enter__(); gc.collect()
+    def __exit__(self, *error): self.mutex.__exit__(*error)
+    def do(self, work): self.mutex.do(lambda: (gc.collect(), work()))
 
 bulkhead, breaker, cache = Bulkhead(1, max_wait=0.05), Breaker(), Cache(60.0, key=lambda: "key")
 gc.disable()
@@ -438,7 +439,7 @@ MOMENTS = {
     dying = garbage(items())
     next(dying[0])
     del dying
-    breaker.lock = Untidy(breaker.lock)
+    breaker._mutex = Untidy(breaker._mutex)
     try: guard.call({}.pop, "missing")
     except KeyError: pass
     """,
@@ -453,7 +454,7 @@ MOMENTS = {
     loop.run_forever()
     del dying
     loop._ready.clear()
-    cache._lock = Untidy(cache._lock)
+    cache._mutex = Untidy(cache._mutex)
     cache.clear()
     assert guard.call(int) == 0
     """,
@@ -566,8 +567,9 @@ sys.exit(code)
     "locks held by threads that are gone": """
 breaker, bulkhead = guard.policies[1], guard.policies[2]
 from seawall import registry
-locks = [breaker.lock, bulkhead._lock, guard.policies[0].budget._lock, guard.stats._lock,
-         cached.policies[0]._lock, registry._lock]
+mutexes = [breaker._mutex, bulkhead._mutex, guard.policies[0].budget._mutex,
+           cached.policies[0]._mutex]
+locks = [*(mutex._lock for mutex in mutexes), guard.stats._lock, registry._lock]
 ready, release = threading.Event(), threading.Event()
 def hold():
     for lock in locks: lock.acquire()

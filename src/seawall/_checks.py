@@ -42,9 +42,9 @@ def ratio(name: str, value: object, *, zero: bool = False) -> float:
 
 def at_least(name: str, value: object, minimum: float) -> float:
     """Return `value` as a finite number of at least `minimum`, or raise."""
-    number = _number(name, value, "a number")
+    least = "" if minimum == float("-inf") else f" of at least {minimum:g}"
+    number = _number(name, value, f"a number{least}")
     if not isfinite(number) or number < minimum:
-        least = "" if minimum == float("-inf") else f" of at least {minimum:g}"
         raise ValueError(f"{name}={value!r}: write a finite number{least}")
     return number
 

@@ -161,7 +161,8 @@ def _listed(key: str, value: Any) -> list[Any]:
     if isinstance(value, str | Mapping):
         return [value]
     if not isinstance(value, list):
-        raise TypeError(f"{key}={value!r}: write a name, or a list of names")
+        what = "an exception" if key == "on" else "a function"
+        raise TypeError(f"{key}={value!r}: write the name of {what}, or a list of names")
     return value
 
 

@@ -56,7 +56,7 @@ class Deadline:
 
     def __init__(self, at: float, clock: Clock) -> None:
         """Hold the instant `at` of `clock`."""
-        self.at = check.at_least("at", at, float("-inf"))
+        self.at = check.at_least("instant", at, float("-inf"))
         self.clock = check_clock(clock)
 
     def __repr__(self) -> str:

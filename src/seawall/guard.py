@@ -111,7 +111,7 @@ class Guard:
         backoff: float = 0.1,
         total_timeout: float | None = None,
         limit: int | None = None,
-        max_wait: float | None = None,
+        max_wait: float = 0.0,
         fallback: Callable[..., Any] | Iterable[Callable[..., Any]] | None = None,
         sync: Sync = "cooperative",
         idempotent: bool = True,
@@ -142,9 +142,9 @@ class Guard:
             stack += [total, retry]
         stack.append(Breaker())
         if limit is not None:
-            stack.append(Bulkhead(limit, max_wait=0.0 if max_wait is None else max_wait))
-        elif max_wait is not None:
-            raise TypeError("max_wait is how long to wait for one of `limit` slots: write limit=")
+            stack.append(Bulkhead(limit, max_wait=max_wait))
+        elif check.seconds("max_wait", max_wait, zero=True):
+            raise ValueError("max_wait is how long to wait for one of `limit` slots: write limit=")
         stack.append(attempt)
         return cls(name, *stack, idempotent=idempotent, clock=clock, rng=rng)
 

@@ -96,7 +96,7 @@ def answer(value: Any = None, *, times: int | None = 1) -> Step:
 def fail(error: Exception | Callable[[], Exception], *, times: int | None = 1) -> Step:
     """Raise `error`, or what `error()` makes: a type makes a new one each time."""
     if not isinstance(error, Exception) and not callable(error):
-        raise TypeError(f"fail({error!r}): pass an exception, its type, or a function making one")
+        raise TypeError(f"fail({error!r}): pass an error, its type, or a function that makes one")
     return Step(error=error, times=times)
 
 

@@ -246,7 +246,7 @@ def _push_without_bound(queue: WaitQueue[Any], item: Any, rank: int = 0) -> None
 
 def _grow_only(bulkhead: Bulkhead, changes: dict[str, Any]) -> None:
     """Change the limit and forget to withdraw slots."""
-    with bulkhead._lock:
+    with bulkhead._mutex:
         more = changes.get("limit", bulkhead.limit) - bulkhead.limit
         bulkhead.limit += more
         bulkhead._free.extend([None] * max(0, more))
@@ -401,7 +401,7 @@ def test_without_the_second_look_the_wake_up_is_lost(monkeypatch: pytest.MonkeyP
     """Join without looking again, and the call waits in vain beside a free slot."""
 
     def join(bulkhead: Bulkhead, waiter: Any, rank: int) -> None:
-        with bulkhead._lock:
+        with bulkhead._mutex:
             bulkhead._attention = True
             bulkhead._queue.push(waiter, rank)
 

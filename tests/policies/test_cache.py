@@ -15,19 +15,9 @@ from seawall import (
     Guard,
     Retry,
     deadline,
-    guards,
     static,
 )
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow, virtual_time
-
-
-@pytest.fixture(autouse=True)
-def _free_names():
-    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
-    yield
-    for guard in guards():
-        guard.close()
-
 
 WAIT = 30
 

@@ -13,19 +13,9 @@ from seawall import (
     Retry,
     TimedOut,
     fallback_reason,
-    guards,
     static,
 )
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
-
-
-@pytest.fixture(autouse=True)
-def _free_names():
-    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
-    yield
-    for guard in guards():
-        guard.close()
-
 
 _BROKEN = ScriptedService(fail(ConnectionError)).call
 

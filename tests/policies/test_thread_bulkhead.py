@@ -15,18 +15,8 @@ from seawall import (
     TimedOut,
     current_deadline,
     deadline,
-    guards,
 )
 from seawall.testing import ScriptedService, answer, fail, run_virtual, virtual_time
-
-
-@pytest.fixture(autouse=True)
-def _free_names():
-    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
-    yield
-    for guard in guards():
-        guard.close()
-
 
 WAIT = 30
 

@@ -550,7 +550,7 @@ def test_time_that_is_over_before_a_thread_begins_is_a_refusal(
     submit = policy.pool.submit
 
     def never_run(job: Job) -> bool:
-        policy.pool._taken += 1
+        policy.pool._counts.taken += 1
         jobs.append(job)
         return True
 

@@ -58,10 +58,13 @@ class Growing:
         return f"growing({self.base:g}, factor={self.factor:g}, cap={self.cap:g})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Growing) and repr(self) == repr(other)
+        return isinstance(other, Growing) and self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash(repr(self))
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[float, float, float]:
+        return self.base, self.factor, self.cap
 
     def __call__(self, opens: int) -> float:
         """Return the break after so many opens without a recovery, 1 for the first."""

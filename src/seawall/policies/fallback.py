@@ -70,7 +70,7 @@ class Fallback(Policy):
         if not types or not all(isinstance(t, type) and issubclass(t, Exception) for t in types):
             raise TypeError(f"on={on!r}: write exception types, such as on=ConnectionError")
         self.levels = tuple(_with_arguments(level) for level in levels)
-        self.names = tuple(getattr(level, "__qualname__", repr(level)) for level in levels)
+        self.names = _names(levels)
         self.on = types
 
     def __repr__(self) -> str:
@@ -99,8 +99,7 @@ class _FallbackBound(Bound):
         return self._layer
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        levels = zip(self.policy.names, self.used, strict=True)
-        return {"levels": [{"name": name, "used": used} for name, used in levels]}
+        return {"levels": dict(zip(self.policy.names, self.used, strict=True))}
 
 
 class _Memory:
@@ -152,6 +151,15 @@ class _FallbackFlow(Flow):
         if last is not call.error and not isinstance(last, CacheMiss):
             note = f"seawall: the last fallback failed too: {last!r}"
             add_note(memory.error, note, "seawall: the last fallback")
+
+
+def _names(levels: tuple[Level, ...]) -> tuple[str, ...]:
+    """Return what to call the levels: their own names, numbered where two are alike."""
+    plain = [getattr(level, "__qualname__", repr(level)) for level in levels]
+    return tuple(
+        f"{name} ({position})" if plain.count(name) > 1 else name
+        for position, name in enumerate(plain, 1)
+    )
 
 
 def _with_arguments(level: Level) -> Level:

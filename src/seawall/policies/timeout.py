@@ -76,7 +76,7 @@ class Timeout(Policy):
         seconds: float | AdaptiveSeconds,
         *,
         sync: Sync | None = None,
-        max_threads: int | None = None,
+        max_threads: int = 32,
     ) -> None:
         """Limit calls to `seconds`, a number or `adaptive(...)`.
 
@@ -93,11 +93,9 @@ class Timeout(Policy):
         self.seconds = seconds
         self.sync = sync
         self.pool: WorkerPool | None = None
+        check.count("max_threads", max_threads)
         if sync == "thread":
-            threads = 32 if max_threads is None else check.count("max_threads", max_threads)
-            self.pool = WorkerPool(threads, 0, "timeout")
-        elif max_threads is not None:
-            raise TypeError("max_threads is for sync='thread': write both, or leave it out")
+            self.pool = WorkerPool(max_threads, 0, "timeout")
 
     def __repr__(self) -> str:
         sync = f", sync={self.sync!r}" if self.sync else ""

@@ -89,7 +89,7 @@ def refuse_coroutine(coroutine: Any, function: Any, *, level: bool = False) -> N
     coroutine.close()
     name = getattr(function, "__qualname__", repr(function))
     if level:
-        raise TypeError(f"fallback {name} is async: a plain call needs a plain function")
+        raise TypeError(f"fallback {name} is async, the call is not: pass a plain function")
     raise TypeError(
         f"{name} returned a coroutine to a sync call: make it an `async def` itself, and use"
         " guard.acall() for a lambda"
