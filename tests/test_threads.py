@@ -351,7 +351,7 @@ def test_a_waiter_of_a_closed_loop_takes_no_slot():
 
 def test_many_short_lived_loops_leave_nothing_behind():
     """Hundreds of loops come and go: at most the last of them is remembered."""
-    guard = Guard("loops", Timeout(5.0), Bulkhead(1, max_wait=1.0), Timeout(2.0))
+    guard = Guard("loops", Timeout(5.0), Bulkhead(1, max_wait=4.0, max_waiting=8), Timeout(2.0))
     loops: list[weakref.ref[Any]] = []
 
     async def coroutine() -> None:
