@@ -126,6 +126,13 @@ def stack(function):
     return _four()(function)
 
 
+def stack_untimed(function):
+    """Guard by the same four without the timeout, which few libraries have for plain functions."""
+    return Guard(_name(), Bulkhead(SLOTS), Breaker(), Retry(on=ValueError, attempts=ATTEMPTS))(
+        function
+    )
+
+
 def stack_in_thread(function):
     """Guard by the same four, with a timeout that gives up on a plain function."""
     return Guard(
@@ -170,6 +177,7 @@ ROWS = (
     Row("timeout", "async", {BARE: bare, OURS: timeout}),
     Row("stack", "sync", {BARE: bare, OURS: stack}),
     Row("stack", "async", {BARE: bare, OURS: stack}),
+    Row("stack without its timeout", "sync", {BARE: bare, OURS: stack_untimed}),
     Row("stack with a timeout by thread", "sync", {BARE: bare, OURS: stack_in_thread}),
     Row(
         "others",

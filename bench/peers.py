@@ -308,7 +308,11 @@ PEERS: dict[str, dict[str, Make]] = {
         HYX: hyx_timeout,
         PYRESILIENCE: pyresilience_timeout,
     },
+    # The same four policies. Its timeout for plain functions is a thread, ours need not be.
     "stack, sync": {
+        PYRESILIENCE: pyresilience_stack,
+    },
+    "stack without its timeout, sync": {
         UNTIMED: pyresilience_stack_untimed,
         DRAWER: drawer_stack,
     },

@@ -11,7 +11,7 @@ import pytest
 from bench import __main__ as command
 from bench import imports, measure, report, threads
 from bench.cases import BARE, OURS, ROWS, Row, bare, retry, work
-from bench.peers import PEERS, UNTIMED
+from bench.peers import PEERS, PYRESILIENCE
 from bench.targets import IMPORTS, TARGETS, THREADS, at_least, at_most
 from seawall.testing import retries
 
@@ -251,11 +251,11 @@ def test_target_is_met_up_to_its_limit(target, value: float, met: bool):  # noqa
 
 def test_calls_are_judged_by_cost_and_by_advantage():
     """Our line is judged by its multiple of the bare call, another's by its multiple of ours."""
-    samples = {"stack, sync": {BARE: [1.0] * 3, OURS: [30.0] * 3, UNTIMED: [150.0] * 3}}
+    samples = {"stack, sync": {BARE: [1.0] * 3, OURS: [30.0] * 3, PYRESILIENCE: [150.0] * 3}}
     (table,), verdicts = report.of_calls(samples)
     assert [(verdict.line, verdict.value, verdict.met) for verdict in verdicts] == [
         (OURS, 30.0, True),
-        (UNTIMED, 5.0, False),
+        (PYRESILIENCE, 5.0, False),
     ]
     assert [line[3:] for line in table.lines] == [
         ["1", "", ""],
@@ -313,7 +313,7 @@ def one_sample(monkeypatch: pytest.MonkeyPatch):
     """Measure nothing: the stack costs 40 bare calls, which is too much."""
 
     async def measured(rows, _plan, _progress):
-        return {row.name: {BARE: [1.0], OURS: [40.0], UNTIMED: [400.0]} for row in rows}
+        return {row.name: {BARE: [1.0], OURS: [40.0], PYRESILIENCE: [400.0]} for row in rows}
 
     monkeypatch.setattr(measure, "measure", measured)
 
