@@ -18,6 +18,7 @@ from seawall.context import deadline_var, reset
 from seawall.errors import CacheMiss, DeadlineExceeded, reason_of
 from seawall.runtime.call import Trace, current_trace, trace_var
 from seawall.runtime.events import FallbackUsed, emit
+from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.mutex import Mutex, survives_fork
@@ -119,6 +120,14 @@ class Cache(Policy):
     def _find(self, key: Hashable, host: Host) -> _Entry | _Lead | _Follower:
         """Return a fresh entry, or the duty to fetch it, or somebody who does to wait for."""
         now = host.clock.now()
+        if LOCK_FREE:
+            entry = self._entries.get(key)
+            if entry is not None and now < entry.fresh_until:
+                try:
+                    self._entries.move_to_end(key)
+                except KeyError:
+                    pass  # just evicted, by another thread
+                return entry
         with self._mutex:
             entry = self._entries.get(key)
             if entry is not None:

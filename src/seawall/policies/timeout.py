@@ -125,6 +125,7 @@ class TimeoutBound(Bound):
         super().__init__(policy, host)
         self.timed_out = 0
         self.watchers: list[Callable[[], None]] = []
+        self._layers: dict[Kind, Layer | Driver] = {}
         self._stale_at = float("-inf")
         self._seconds = 0.0
 
@@ -146,6 +147,12 @@ class TimeoutBound(Bound):
 
     def layer(self, kind: Kind) -> Layer | Driver:
         """Return the way in which a call of that kind can be stopped; raises if there is none."""
+        layer = self._layers.get(kind)
+        if layer is None:
+            layer = self._layers[kind] = self._new_layer(kind)
+        return layer
+
+    def _new_layer(self, kind: Kind) -> Layer | Driver:
         if kind == "async":
             from seawall.policies._async_timeout import AsyncTimeout
 

@@ -152,11 +152,14 @@ class FastPath:
         self, function: Callable[..., Any], parameters: Parameters = ANY
     ) -> Callable[..., Any]:
         """Return `function` with the layers around it, taking `parameters`."""
+        return self.binder(parameters)(function, parameters.defaults)
+
+    def binder(self, parameters: Parameters) -> Binder:
+        """Return what makes guarded functions that take `parameters`."""
         binder = self._binders.get(parameters.declared)
         if binder is None:
-            binder = self._compile(parameters)
-            self._binders[parameters.declared] = binder
-        return binder(function, parameters.defaults)
+            binder = self._binders[parameters.declared] = self._compile(parameters)
+        return binder
 
     def _compile(self, parameters: Parameters) -> Binder:
         text = source(self._layers, self._kind, parameters, counts=self._counts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from seawall.runtime.fastpath import FastPath
+from seawall.runtime.fastpath import Binder, FastPath
 from seawall.runtime.layers import Driver, Host, Kind, Layer
 from seawall.runtime.parameters import ANY, Parameters
 from seawall.runtime.policy import Bound
@@ -22,11 +22,17 @@ class Plan:
         self._host = host
         self._bounds = bounds
         self._segments: dict[tuple[int, Kind, bool], _Segment] = {}
+        self._binders: dict[Kind, Binder] = {}
+        """Where no driver is in the way, what makes a guarded function of any other."""
 
     def bind(self, function: Function, kind: Kind, parameters: Parameters = ANY) -> Function:
         """Return `function` with all layers around it, taking `parameters`."""
+        binder = self._binders.get(kind)
+        if binder is not None and parameters is ANY:  # guard.call(): at each call
+            return binder(function, ())
         segment = self._segment(0, kind, in_thread=False)
         if segment.driver is None:
+            self._binders[kind] = segment.path.binder(ANY)
             return segment.path.bind(function, parameters)
         inner = self._inside(segment, function, kind, interpreted=False)
         return segment.path.bind(inner, parameters)
