@@ -36,7 +36,7 @@ from seawall import (
 from seawall._expiry import is_expiry
 from seawall.context import attempt_var, deadline_var
 from seawall.policies import bulkhead as bulkhead_module
-from seawall.policies import cache as cache_module
+from seawall.policies._answers import Answers
 from seawall.policies._async_timeout import AsyncTimeout, _Lane
 from seawall.runtime import interpreter
 from seawall.runtime.call import Call, trace_var
@@ -307,7 +307,7 @@ async def stopped_at(  # noqa: C901 - a list of what must hold
         if "active" in state:
             assert state["retries"] == 0
     for cache in world.of(Cache):
-        assert not cache._flights
+        assert not cache._answers._flights
     for layer in world.timeouts():
         assert not any(lane.pending for lane in layer._lanes.values())
     for timer in loop._scheduled:
@@ -572,7 +572,7 @@ ABLATIONS: dict[str, tuple[Any, str, Any, str]] = {
     "outer layers are not left": (interpreter, "_up", leave_the_innermost_only, "two queues"),
     "a cancelled call is a success": (Call, "outcome", blind, "probe"),
     "a cancelled call is a failure": (Call, "outcome", strict, "breaker"),
-    "flights do not land": (cache_module.Cache, "_land", forget, "cache"),
+    "flights do not land": (Answers, "land", forget, "cache"),
     "context is not restored": (interpreter, "reset", forget, "retry"),
     "timers are not stopped": (AsyncTimeout, "settle", forget, "timeout"),
 }

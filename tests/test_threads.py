@@ -454,7 +454,7 @@ MOMENTS = {
     loop.run_forever()
     del dying
     loop._ready.clear()
-    cache._mutex = Untidy(cache._mutex)
+    cache._answers._mutex = Untidy(cache._answers._mutex)
     cache.clear()
     assert guard.call(int) == 0
     """,
@@ -568,7 +568,7 @@ sys.exit(code)
 breaker, bulkhead = guard.policies[1], guard.policies[2]
 from seawall import registry
 mutexes = [breaker._mutex, bulkhead._mutex, guard.policies[0].budget._mutex,
-           cached.policies[0]._mutex]
+           cached.policies[0]._answers._mutex]
 locks = [*(mutex._lock for mutex in mutexes), guard.stats._lock, registry._lock]
 ready, release = threading.Event(), threading.Event()
 def hold():

@@ -158,7 +158,7 @@ class _Blocked:
 
 
 def _followers(cache):
-    return sum(len(flight.wakers or ()) for flight in cache._flights.values())
+    return sum(len(flight.wakers or ()) for flight in cache._answers._flights.values())
 
 
 def test_threads_share_one_call():

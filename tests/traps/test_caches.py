@@ -95,7 +95,7 @@ def test_a_cancelled_leader_fails_no_follower():
         assert await asyncio.gather(*followers) == ["fetched"] * 5
         assert leader.cancelled()
         assert service.calls == 2
-        assert not guard.policies[0]._flights
+        assert not guard.policies[0]._answers._flights
 
     run_virtual(main())
 

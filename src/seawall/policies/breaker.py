@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Final
 from seawall import _checks as check
 from seawall.clock import current_clock
 from seawall.errors import CircuitOpen
-from seawall.models.breaker import BreakerModel, BreakerSettings, Refusal, State
+from seawall.models.breaker import BreakerModel, Refusal, State
+from seawall.models.breaker_settings import BreakerSettings
 from seawall.models.probes import Probes, Verdict
 from seawall.runtime.call import STREAMED
 from seawall.runtime.events import BreakerChanged, emit
@@ -164,7 +165,7 @@ class Breaker(GatePolicy):
             for bound in list(self.bindings):
                 emit(BreakerChanged, bound.host.name, **fields)
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Be usable in a child process; probes of threads that are gone time out."""
         self._mutex = Mutex()
 

@@ -42,7 +42,7 @@ class RetryBudget:
         with self._mutex:
             return self.rule.snapshot()
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Be usable in a child process, where nothing is in flight."""
         self._mutex = Mutex()
         self.rule.forget_in_flight()

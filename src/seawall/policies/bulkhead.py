@@ -95,7 +95,7 @@ class Bulkhead(GatePolicy):
                 self._free.append(None)
             self._serve()
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Be usable in a child process: slots of threads that are gone are free again."""
         self._mutex = Mutex()
         self._queue = WaitQueue(self._queue.order, self._queue.limit)

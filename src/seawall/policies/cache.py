@@ -7,37 +7,16 @@ fallback; the map is bounded, least recently used first out.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from types import TracebackType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from seawall import _checks as check
 from seawall.clock import Clock, current_clock
-from seawall.context import deadline_var, reset
-from seawall.errors import CacheMiss, DeadlineExceeded, reason_of
-from seawall.runtime.call import Trace, current_trace, trace_var
-from seawall.runtime.events import FallbackUsed, emit
-from seawall.runtime.gil import LOCK_FREE
-from seawall.runtime.interpreter import count_refusal
+from seawall.errors import CacheMiss
+from seawall.policies._answers import AGAIN, Answers, Entry, Follower, Lead
 from seawall.runtime.layers import Driver, Host, Kind
-from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.policy import Bound, Policy
 from seawall.runtime.runners import wait_async, wait_sync
-
-_AGAIN: Final = object()
-"""What a follower gets when its leader was cancelled: look again."""
-
-
-class _Entry:
-    """A real answer and how long it may be used."""
-
-    __slots__ = ("fresh_until", "stale_until", "value")
-
-    def __init__(self, value: Any, fresh_until: float, stale_until: float) -> None:
-        self.value = value
-        self.fresh_until = fresh_until
-        self.stale_until = stale_until
 
 
 class Cache(Policy):
@@ -64,24 +43,21 @@ class Cache(Policy):
         self.max_entries = check.count("max_entries", max_entries)
         self.key = None if key is None else check.function("key", key)
         self._function: object = None
-        self._mutex = Mutex()
-        survives_fork(self)
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
-        self._flights: dict[Hashable, _Flight] = {}
+        self._answers = Answers(self)
         self._clock: Clock | None = None
 
     def __repr__(self) -> str:
         return f"Cache({self.ttl:g}, stale_if_error={self.stale_if_error:g})"
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._answers)
 
     def stale(self, *args: Any, **kwargs: Any) -> Any:
         """Return what is kept for these arguments, fresh or stale: a level for `Fallback`.
 
         Raises `CacheMiss` if there is nothing, or it is too old even for a failure.
         """
-        entry = self._entries.get(self._key_of(args, kwargs))
+        entry = self._answers.get(self._key_of(args, kwargs))
         now = (self._clock or current_clock()).now()
         if entry is None or now >= entry.stale_until:
             raise CacheMiss("nothing kept for these arguments")
@@ -89,9 +65,7 @@ class Cache(Policy):
 
     def clear(self) -> None:
         """Forget all answers; calls under way go on, and are not kept."""
-        with self._mutex:
-            self._entries.clear()
-            self._flights.clear()
+        self._answers.clear()
 
     def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         """Return what tells this call's answer from others'."""
@@ -117,67 +91,6 @@ class Cache(Policy):
             )
         self._function = function
 
-    def _find(self, key: Hashable, host: Host) -> _Entry | _Lead | _Follower:
-        """Return a fresh entry, or the duty to fetch it, or somebody who does to wait for."""
-        now = host.clock.now()
-        if LOCK_FREE:
-            entry = self._entries.get(key)
-            if entry is not None and now < entry.fresh_until:
-                try:
-                    self._entries.move_to_end(key)
-                except KeyError:
-                    pass  # just evicted, by another thread
-                return entry
-        with self._mutex:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._entries.move_to_end(key)
-                if now < entry.fresh_until:
-                    return entry
-            flight = self._flights.get(key)
-            if flight is not None:
-                return _Follower(self, flight, host)
-            flight = self._flights[key] = _Flight(entry)
-            return _Lead(self, key, flight, host)
-
-    def _land(self, key: Hashable, flight: _Flight, entry: _Entry | None) -> None:
-        """End a flight; keep its entry if it has one."""
-        self._mutex.do(lambda: self._landed(key, flight, entry))
-
-    def _landed(self, key: Hashable, flight: _Flight, entry: _Entry | None) -> None:
-        if self._flights.get(key) is flight:
-            del self._flights[key]
-            if entry is not None:
-                self._entries[key] = entry
-                self._entries.move_to_end(key)
-                while len(self._entries) > self.max_entries:
-                    self._entries.popitem(last=False)
-        wakers, flight.wakers = flight.wakers, None
-        for wake in wakers or ():
-            wake()
-
-    def after_fork(self) -> None:
-        """Be usable in a child process: flights of threads that are gone never land."""
-        self._mutex = Mutex()
-        self._flights.clear()
-
-    def _follow(self, flight: _Flight, wake: Callable[[], bool]) -> None:
-        """Be woken when `flight` has ended; at once if it has."""
-        with self._mutex:
-            if flight.wakers is not None:
-                flight.wakers.append(wake)
-                return
-        wake()
-
-    def _leave(self, flight: _Flight, wake: Callable[[], bool]) -> None:
-        """Be woken no more."""
-
-        def forget() -> None:
-            if flight.wakers is not None and wake in flight.wakers:
-                flight.wakers.remove(wake)
-
-        self._mutex.do(forget)
-
     def _bind(self, host: Host) -> _CacheBound:
         self._clock = host.clock
         return _CacheBound(self, host)
@@ -191,125 +104,6 @@ class Cache(Policy):
         )
         self.ttl, self.stale_if_error = fresh.ttl, fresh.stale_if_error
         self.max_entries = fresh.max_entries
-
-
-class _Flight:
-    """One call that several may wait for, and what came of it."""
-
-    __slots__ = ("error", "level", "reason", "stale", "traceback", "value", "wakers")
-
-    def __init__(self, stale: _Entry | None) -> None:
-        self.stale = stale
-        self.wakers: list[Callable[[], bool]] | None = []
-        self.value: Any = _AGAIN
-        self.error: Exception | None = None
-        self.traceback: TracebackType | None = None
-        self.level = 0
-        self.reason: str | None = None
-
-
-class _Lead:
-    """The duty to fetch: a block around the real call.
-
-    After an error that a stale answer can replace it ends quietly, with that in `answer`.
-    """
-
-    __slots__ = ("_cache", "_flight", "_host", "_key", "_token", "_trace", "answer")
-
-    def __init__(self, cache: Cache, key: Hashable, flight: _Flight, host: Host) -> None:
-        self._cache = cache
-        self._key = key
-        self._flight = flight
-        self._host = host
-        self.answer: Any = None
-
-    def __enter__(self) -> None:
-        self._trace = Trace(self._host.name)
-        self._token = trace_var.set(self._trace)
-
-    def keep(self, value: Any) -> Any:
-        """Take the real answer in."""
-        self._flight.value = value
-        return value
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        reset(trace_var, self._token)
-        self._tell_outside()
-        flight, cache = self._flight, self._cache
-        now = self._host.clock.now()
-        entry = None
-        if error is None:
-            flight.level, flight.reason = self._trace.level, self._trace.reason
-            if not flight.level:
-                fresh_until = now + cache.ttl
-                entry = _Entry(flight.value, fresh_until, fresh_until + cache.stale_if_error)
-        elif isinstance(error, Exception):
-            flight.error, flight.traceback = error, traceback
-            if flight.stale is not None and now < flight.stale.stale_until:
-                flight.error = flight.traceback = None
-                flight.value = self.answer = flight.stale.value
-                flight.level, flight.reason = 1, reason_of(error)
-                served_less(self._host, flight)
-        cache._land(self._key, flight, entry)
-        return error is not None and flight.error is None and flight.value is not _AGAIN
-
-    def _tell_outside(self) -> None:
-        """Hand on what the inside told, to whoever asked outside."""
-        outside = current_trace(self._host.name)
-        if outside is not None:
-            outside.attempts += self._trace.attempts
-            outside.level, outside.reason = self._trace.level, self._trace.reason
-
-
-class _Follower:
-    """Somebody who waits for another's call."""
-
-    __slots__ = ("_cache", "_flight", "_host", "_wake", "until")
-
-    def __init__(self, cache: Cache, flight: _Flight, host: Host) -> None:
-        self._cache = cache
-        self._flight = flight
-        self._host = host
-        held = deadline_var.get()
-        self.until = None if held is None else host.clock.now() + held[0] - held[1].now()
-
-    def publish(self, wake: Callable[[], bool]) -> None:
-        self._wake = wake
-        self._cache._follow(self._flight, wake)
-
-    def claim(self) -> Any:
-        flight = self._flight
-        if flight.wakers is not None:
-            self.abandon()
-            count_refusal(self._host, "cache", DeadlineExceeded.reason)
-            raise DeadlineExceeded(
-                f"guard {self._host.name!r}: the deadline passed while another call fetched it",
-                guard=self._host.name,
-                policy="cache",
-            )
-        if flight.error is not None:
-            # From the leader's traceback each time, so that it does not grow with the followers.
-            raise flight.error.with_traceback(flight.traceback)
-        if flight.level:
-            served_less(self._host, flight)
-        return flight.value
-
-    def abandon(self) -> None:
-        self._cache._leave(self._flight, self._wake)
-
-
-def served_less(host: Host, flight: _Flight) -> None:
-    """Tell that a call was answered by something less than the real thing."""
-    trace = current_trace(host.name)
-    if trace is not None:
-        trace.level, trace.reason = flight.level, flight.reason
-    host.stats.degraded += 1
-    emit(FallbackUsed, host.name, level=flight.level, reason=flight.reason)
 
 
 class _CacheBound(Bound):
@@ -342,12 +136,12 @@ class _CacheDriver(Driver):
     def __init__(self, bound: _CacheBound) -> None:
         self._bound = bound
 
-    def _look(self, key: Hashable) -> _Entry | _Lead | _Follower:
+    def _look(self, key: Hashable) -> Entry | Lead | Follower:
         bound = self._bound
-        found = bound.policy._find(key, bound.host)
-        if isinstance(found, _Entry):
+        found = bound.policy._answers.find(key, bound.host)
+        if isinstance(found, Entry):
             bound.hits += 1
-        elif isinstance(found, _Lead):
+        elif isinstance(found, Lead):
             bound.misses += 1
         else:
             bound.shared += 1
@@ -363,15 +157,15 @@ class _CacheDriver(Driver):
             key = self._bound.policy._key_of(args, kwargs)
             while True:
                 found = self._look(key)
-                if isinstance(found, _Entry):
+                if isinstance(found, Entry):
                     return found.value
                 try:
-                    if isinstance(found, _Lead):
+                    if isinstance(found, Lead):
                         with found:
                             return found.keep(inner(*args, **kwargs))
                         return found.answer
                     answer = wait_sync(found, self._bound.host.clock)
-                    if answer is not _AGAIN:
+                    if answer is not AGAIN:
                         return answer
                 finally:
                     del found  # it leads to the error, which would keep itself alive
@@ -383,15 +177,15 @@ class _CacheDriver(Driver):
             key = self._bound.policy._key_of(args, kwargs)
             while True:
                 found = self._look(key)
-                if isinstance(found, _Entry):
+                if isinstance(found, Entry):
                     return found.value
                 try:
-                    if isinstance(found, _Lead):
+                    if isinstance(found, Lead):
                         with found:
                             return found.keep(await inner(*args, **kwargs))
                         return found.answer
                     answer = await wait_async(found, self._bound.host.clock)
-                    if answer is not _AGAIN:
+                    if answer is not AGAIN:
                         return answer
                 finally:
                     del found  # it leads to the error, which would keep itself alive

@@ -52,7 +52,7 @@ class Mutex:
 class Forkable(Protocol):
     """Something that has to be put right in a child process."""
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Forget the threads that did not come along, and the locks they held."""
 
 
@@ -60,13 +60,13 @@ _forkable: WeakSet[Forkable] = WeakSet()
 
 
 def survives_fork(thing: Forkable) -> None:
-    """Call `thing.after_fork()` in child processes, for as long as it lives."""
+    """Call `thing._after_fork()` in child processes, for as long as it lives."""
     _forkable.add(thing)
 
 
 def _after_fork() -> None:
     for thing in list(_forkable):
-        thing.after_fork()
+        thing._after_fork()  # noqa: SLF001 - nothing for users
 
 
 if hasattr(os, "register_at_fork"):

@@ -109,7 +109,7 @@ class Stats:
             "p99": self.quantile(0.99, now),
         }
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Be usable in a child process, and know of no thread there."""
         self._lock = Lock()
         self.abandoned = 0

@@ -184,7 +184,7 @@ class WorkerPool:
             left.when_stopped(self._counts.came_back)
         return left
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Begin anew in a child process: threads do not survive a fork, nor their jobs."""
         self._finalizer.detach()
         self._begin()

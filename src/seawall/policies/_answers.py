@@ -1,0 +1,248 @@
+"""The answers that a cache keeps, and the calls under way that will bring more."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+from seawall.context import deadline_var, reset
+from seawall.errors import DeadlineExceeded, reason_of
+from seawall.runtime.call import Trace, current_trace, trace_var
+from seawall.runtime.events import FallbackUsed, emit
+from seawall.runtime.gil import LOCK_FREE
+from seawall.runtime.interpreter import count_refusal
+from seawall.runtime.layers import Host
+from seawall.runtime.mutex import Mutex, survives_fork
+
+AGAIN: Final = object()
+"""What a follower gets when its leader was cancelled: look again."""
+
+
+class Entry:
+    """A real answer and how long it may be used."""
+
+    __slots__ = ("fresh_until", "stale_until", "value")
+
+    def __init__(self, value: Any, fresh_until: float, stale_until: float) -> None:
+        self.value = value
+        self.fresh_until = fresh_until
+        self.stale_until = stale_until
+
+
+class Settings(Protocol):
+    """What a cache is told."""
+
+    ttl: float
+    stale_if_error: float
+    max_entries: int
+
+
+class Answers:
+    """A bounded map of answers, with one call under way for each key at most."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Begin empty; `settings` may change."""
+        self._settings = settings
+        self._mutex = Mutex()
+        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._flights: dict[Hashable, Flight] = {}
+        survives_fork(self)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Hashable) -> Entry | None:
+        """Return what is kept for `key`, however old."""
+        return self._entries.get(key)
+
+    def entry(self, value: Any, now: float) -> Entry:
+        """Return a new entry, fresh from now on."""
+        fresh_until = now + self._settings.ttl
+        return Entry(value, fresh_until, fresh_until + self._settings.stale_if_error)
+
+    def clear(self) -> None:
+        """Forget all answers; calls under way go on, and are not kept."""
+        with self._mutex:
+            self._entries.clear()
+            self._flights.clear()
+
+    def find(self, key: Hashable, host: Host) -> Entry | Lead | Follower:
+        """Return a fresh entry, or the duty to fetch it, or somebody who does to wait for."""
+        now = host.clock.now()
+        if LOCK_FREE:
+            entry = self._entries.get(key)
+            if entry is not None and now < entry.fresh_until:
+                try:
+                    self._entries.move_to_end(key)
+                except KeyError:
+                    pass  # just evicted, by another thread
+                return entry
+        with self._mutex:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+                if now < entry.fresh_until:
+                    return entry
+            flight = self._flights.get(key)
+            if flight is not None:
+                return Follower(self, flight, host)
+            flight = self._flights[key] = Flight(entry)
+            return Lead(self, key, flight, host)
+
+    def land(self, key: Hashable, flight: Flight, entry: Entry | None) -> None:
+        """End a flight; keep its entry if it has one."""
+        self._mutex.do(lambda: self._landed(key, flight, entry))
+
+    def _landed(self, key: Hashable, flight: Flight, entry: Entry | None) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+            if entry is not None:
+                self._entries[key] = entry
+                self._entries.move_to_end(key)
+                while len(self._entries) > self._settings.max_entries:
+                    self._entries.popitem(last=False)
+        wakers, flight.wakers = flight.wakers, None
+        for wake in wakers or ():
+            wake()
+
+    def _after_fork(self) -> None:
+        """Be usable in a child process: flights of threads that are gone never land."""
+        self._mutex = Mutex()
+        self._flights.clear()
+
+    def follow(self, flight: Flight, wake: Callable[[], bool]) -> None:
+        """Be woken when `flight` has ended; at once if it has."""
+        with self._mutex:
+            if flight.wakers is not None:
+                flight.wakers.append(wake)
+                return
+        wake()
+
+    def leave(self, flight: Flight, wake: Callable[[], bool]) -> None:
+        """Be woken no more."""
+
+        def forget() -> None:
+            if flight.wakers is not None and wake in flight.wakers:
+                flight.wakers.remove(wake)
+
+        self._mutex.do(forget)
+
+
+class Flight:
+    """One call that several may wait for, and what came of it."""
+
+    __slots__ = ("error", "level", "reason", "stale", "traceback", "value", "wakers")
+
+    def __init__(self, stale: Entry | None) -> None:
+        self.stale = stale
+        self.wakers: list[Callable[[], bool]] | None = []
+        self.value: Any = AGAIN
+        self.error: Exception | None = None
+        self.traceback: TracebackType | None = None
+        self.level = 0
+        self.reason: str | None = None
+
+
+class Lead:
+    """The duty to fetch: a block around the real call.
+
+    After an error that a stale answer can replace it ends quietly, with that in `answer`.
+    """
+
+    __slots__ = ("_answers", "_flight", "_host", "_key", "_token", "_trace", "answer")
+
+    def __init__(self, answers: Answers, key: Hashable, flight: Flight, host: Host) -> None:
+        self._answers = answers
+        self._key = key
+        self._flight = flight
+        self._host = host
+        self.answer: Any = None
+
+    def __enter__(self) -> None:
+        self._trace = Trace(self._host.name)
+        self._token = trace_var.set(self._trace)
+
+    def keep(self, value: Any) -> Any:
+        """Take the real answer in."""
+        self._flight.value = value
+        return value
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        reset(trace_var, self._token)
+        self._tell_outside()
+        flight = self._flight
+        now = self._host.clock.now()
+        entry = None
+        if error is None:
+            flight.level, flight.reason = self._trace.level, self._trace.reason
+            if not flight.level:
+                entry = self._answers.entry(flight.value, now)
+        elif isinstance(error, Exception):
+            flight.error, flight.traceback = error, traceback
+            if flight.stale is not None and now < flight.stale.stale_until:
+                flight.error = flight.traceback = None
+                flight.value = self.answer = flight.stale.value
+                flight.level, flight.reason = 1, reason_of(error)
+                _served_less(self._host, flight)
+        self._answers.land(self._key, flight, entry)
+        return error is not None and flight.error is None and flight.value is not AGAIN
+
+    def _tell_outside(self) -> None:
+        """Hand on what the inside told, to whoever asked outside."""
+        outside = current_trace(self._host.name)
+        if outside is not None:
+            outside.attempts += self._trace.attempts
+            outside.level, outside.reason = self._trace.level, self._trace.reason
+
+
+class Follower:
+    """Somebody who waits for another's call."""
+
+    __slots__ = ("_answers", "_flight", "_host", "_wake", "until")
+
+    def __init__(self, answers: Answers, flight: Flight, host: Host) -> None:
+        self._answers = answers
+        self._flight = flight
+        self._host = host
+        held = deadline_var.get()
+        self.until = None if held is None else host.clock.now() + held[0] - held[1].now()
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        self._wake = wake
+        self._answers.follow(self._flight, wake)
+
+    def claim(self) -> Any:
+        flight = self._flight
+        if flight.wakers is not None:
+            self.abandon()
+            count_refusal(self._host, "cache", DeadlineExceeded.reason)
+            raise DeadlineExceeded(
+                f"guard {self._host.name!r}: the deadline passed while another call fetched it",
+                guard=self._host.name,
+                policy="cache",
+            )
+        if flight.error is not None:
+            # From the leader's traceback each time, so that it does not grow with the followers.
+            raise flight.error.with_traceback(flight.traceback)
+        if flight.level:
+            _served_less(self._host, flight)
+        return flight.value
+
+    def abandon(self) -> None:
+        self._answers.leave(self._flight, self._wake)
+
+
+def _served_less(host: Host, flight: Flight) -> None:
+    """Tell that a call was answered by something less than the real thing."""
+    trace = current_trace(host.name)
+    if trace is not None:
+        trace.level, trace.reason = flight.level, flight.reason
+    host.stats.degraded += 1
+    emit(FallbackUsed, host.name, level=flight.level, reason=flight.reason)
