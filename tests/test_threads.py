@@ -230,7 +230,7 @@ def test_probes_of_threads_never_exceed_those_configured(probes: int):
                             all_tried.release()  # noqa: B023
 
             together(*[thread] * 12)
-            assert gauge.total == gauge.most == probes
+            assert gauge.most <= gauge.total == probes
             assert len(refused) == 12 - probes
             assert breaker.state == "closed"
 
