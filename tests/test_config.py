@@ -161,6 +161,7 @@ def test_the_recommended_stack_from_a_table():
         on = ["ConnectionError"]
         timeout = 2.0
         limit = 5
+        sync = "cooperative"
         fallback = ["cached", { static = "later" }]
     """
     vendor = guards_from_toml(text, names={"cached": lambda: {}["missing"]})["vendor"]

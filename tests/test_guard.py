@@ -751,28 +751,50 @@ def test_a_marked_function_shares_all_state():
 def test_standard_builds_the_recommended_stack():
     """A few numbers make the recommended order."""
     guard = Guard.standard(
-        "vendor", on=ConnectionError, timeout=2.0, limit=5, fallback=static("later")
+        "vendor",
+        on=(ConnectionError, TimeoutError),
+        timeout=2.0,
+        limit=5,
+        max_wait=0.5,
+        fallback=static("later"),
     )
     assert repr(guard) == (
         "<Guard 'vendor': Fallback > Timeout > Retry > Breaker > Bulkhead > Timeout>"
     )
     total, attempt = (p for p in guard.policies if isinstance(p, Timeout))
     assert attempt.longest == 2.0
-    assert total.longest == pytest.approx(3 * 2.0 + 0.1 + 0.2)
+    assert total.longest == pytest.approx(3 * (2.0 + 0.5) + 0.1 + 0.2)
     assert "take care" not in guard.explain()
 
 
 def test_standard_with_one_attempt_has_no_retry():
-    """Where nothing is retried there is neither Retry nor a total timeout."""
+    """Where nothing is retried there is no Retry, and a total timeout only if it is asked for."""
     guard = Guard.standard("vendor", on=ConnectionError, timeout=2.0, attempts=1)
     assert repr(guard) == "<Guard 'vendor': Breaker > Timeout>"
+    guard.close()
+    guard = Guard.standard("vendor", on=ConnectionError, timeout=2.0, attempts=1, total_timeout=3.0)
+    assert repr(guard) == "<Guard 'vendor': Timeout > Breaker > Timeout>"
+
+
+def test_standard_takes_a_breaker_and_asks_how_to_time_plain_functions():
+    """The breaker can be one's own; a plain function needs `sync`, as with Timeout itself."""
+    breaker = Breaker(consecutive=1)
+    guard = Guard.standard("vendor", on=ConnectionError, timeout=2.0, breaker=breaker)
+    assert breaker in guard.policies
+    with pytest.raises(TypeError, match="sync='cooperative'"):
+        guard(len)
 
 
 def test_standard_takes_several_fallbacks():
     """A list of levels is tried in order."""
     first = ScriptedService(fail(LookupError))
     guard = Guard.standard(
-        "vendor", on=ConnectionError, timeout=2.0, backoff=0.0, fallback=[first.call, static("b")]
+        "vendor",
+        on=ConnectionError,
+        timeout=2.0,
+        backoff=0.0,
+        fallback=[first.call, static("b")],
+        sync="cooperative",
     )
     assert guard.attempt(ScriptedService(fail(ConnectionError)).call).level == 2
 

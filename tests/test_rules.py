@@ -22,7 +22,8 @@ from seawall.testing import ScriptedService, fail
 
 
 def _retry(attempts=3, backoff=0.1):
-    return Retry(on=ConnectionError, attempts=attempts, backoff=backoff, budget=RetryBudget())
+    on = (ConnectionError, TimeoutError)
+    return Retry(on=on, attempts=attempts, backoff=backoff, budget=RetryBudget())
 
 
 def _dangers(*policies, **settings):
@@ -199,3 +200,12 @@ def test_a_refused_stack_takes_no_name():
         Guard("vendor", policy, policy)
     Guard("vendor", policy)
     assert len(policy.bindings) == 1
+
+
+def test_an_attempt_that_times_out_and_is_not_retried_is_explained():
+    """A timeout inside a retry that does not name it ends the call at the first attempt."""
+    retry = Retry(on=ConnectionError, budget=RetryBudget())
+    assert _dangers(retry, Timeout(2.0)) == [
+        "an attempt that times out is not retried: add TimeoutError to on=, if it may be"
+    ]
+    assert not _dangers(Timeout(20.0), retry)

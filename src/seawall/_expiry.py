@@ -6,6 +6,7 @@ Only imported where asyncio is in use already.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from threading import get_ident
 from typing import Any, Final
@@ -28,23 +29,23 @@ def is_expiry(error: BaseException) -> bool:
 class Expiry:
     """A timer that cancels one task, and the bookkeeping to tell its cancellation from others'."""
 
-    __slots__ = ("_cancelling", "_fired", "_handle", "_task")
+    __slots__ = ("_cancelling", "_fired", "_handle", "task")
 
     def __init__(self, task: asyncio.Task[Any], delay: float) -> None:
         """Arm: cancel `task` after `delay` seconds of its loop's time."""
-        self._task = task
+        self.task = task
         self._cancelling = task.cancelling()
         self._fired = False
         self._handle = task.get_loop().call_later(max(delay, 0.0), self._fire)
 
     def _fire(self) -> None:
         self._fired = True
-        self._task.cancel(EXPIRED)
+        self.task.cancel(EXPIRED)
 
     def disarm(self, error: BaseException | None) -> bool:
         """Stop the timer; tell whether `error` is its own cancellation, and so a timeout."""
         self._handle.cancel()
-        return self._fired and take_back(self._task, self._cancelling, error)
+        return self._fired and take_back(self.task, self._cancelling, error)
 
 
 def take_back(task: asyncio.Task[Any], cancelling: int, error: BaseException | None) -> bool:
@@ -76,6 +77,8 @@ else:
     from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
 
     _loops: dict[int, Any] = {}
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_loops.clear)
 
     def current_task() -> asyncio.Task[Any] | None:
         """Return the task that runs now, in this thread; None outside of any."""

@@ -27,7 +27,14 @@ from typing import Any, Final
 
 from seawall import errors
 from seawall.guard import Guard
-from seawall.models.backoff import constant, decorrelated_jitter, exponential, full_jitter, linear
+from seawall.models.backoff import (
+    constant,
+    decorrelated_jitter,
+    exponential,
+    full_jitter,
+    linear,
+    plus_minus,
+)
 from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
 from seawall.models.probes import growing, n_of_m, ramp, single
 from seawall.policies.breaker import Breaker
@@ -149,8 +156,8 @@ def _argument(key: str, value: Any, names: Names) -> Any:
             else _given(key, item, names)
             for item in _listed(key, value)
         )
-    if key == "budget" and value is True:
-        return RetryBudget()
+    if key == "budget" and isinstance(value, bool):
+        return RetryBudget() if value else None
     if key in _BUILDERS and isinstance(value, Mapping):
         built = _build(key, value)
         return RetryBudget(built) if key == "budget" else built
@@ -171,7 +178,11 @@ def _build(key: str, value: Table) -> Any:
     kind = value.get("kind")
     if kind not in builders:
         raise ValueError(f"{key}: kind={kind!r}: write one of {', '.join(sorted(builders))}")
-    return builders[kind](**{name: value[name] for name in value if name != "kind"})
+    arguments = {name: value[name] for name in value if name != "kind"}
+    jitter = arguments.get("jitter")
+    if isinstance(jitter, Mapping) and set(jitter) == {"plus_minus"}:
+        arguments["jitter"] = plus_minus(jitter["plus_minus"])
+    return builders[kind](**arguments)
 
 
 def _exception(name: Any, names: Names) -> Any:

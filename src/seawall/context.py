@@ -102,16 +102,20 @@ class Deadline:
 class _DeadlineScope:
     """`with` sets the deadline for what runs inside; `async with` also cancels at that instant."""
 
-    __slots__ = ("_clock", "_expiry", "_seconds", "_token")
+    __slots__ = ("_clock", "_entered", "_expiry", "_seconds", "_token")
 
     _token: Token[tuple[float, Clock] | None]
 
     def __init__(self, seconds: float | Deadline, clock: Clock | None) -> None:
         self._seconds = seconds
         self._clock = clock
+        self._entered = False
         self._expiry: Any = None
 
     def __enter__(self) -> Deadline:
+        if self._entered:
+            raise RuntimeError("this deadline(...) is in use: write deadline(...) for each block")
+        self._entered = True
         outer = deadline_var.get()
         if isinstance(self._seconds, Deadline):
             wanted = self._seconds
@@ -135,6 +139,7 @@ class _DeadlineScope:
         traceback: TracebackType | None,
     ) -> None:
         reset(deadline_var, self._token)
+        self._entered = False
 
     async def __aenter__(self) -> Deadline:
         from seawall._expiry import Expiry, running_task

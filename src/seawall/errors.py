@@ -83,10 +83,27 @@ def reason_of(error: BaseException) -> str:
     return error.reason if isinstance(error, SeawallError) else type(error).__name__
 
 
-def add_note(error: BaseException, note: str, prefix: str) -> None:
-    """Add `note`, in place of an older one that begins with `prefix`.
+def matches(error: BaseException, types: tuple[type[Exception], ...]) -> bool:
+    """Tell whether `error` is one of `types`; a group is, if it is named or all its leaves are."""
+    if isinstance(error, types):
+        return True
+    return isinstance(error, BaseExceptionGroup) and all(
+        matches(leaf, types) for leaf in error.exceptions
+    )
 
-    An error object that is raised again and again must not collect notes without end.
+
+def add_note(error: BaseException, note: str, mark: str) -> None:
+    """Add "seawall: " and `note`, in place of an older note of ours that holds `mark`.
+
+    An error object that is raised again and again must not collect notes without end; and one that
+    takes no notes (a frozen one, say) is left as it is.
     """
-    kept = (old for old in getattr(error, "__notes__", ()) if not old.startswith(prefix))
-    error.__notes__ = [*kept, note]
+    try:
+        kept = [
+            old
+            for old in getattr(error, "__notes__", ())
+            if not (old.startswith("seawall: ") and mark in old)
+        ]
+        error.__notes__ = [*kept, f"seawall: {note}"]
+    except Exception:  # noqa: BLE001, S110 - a note is not worth an error
+        pass

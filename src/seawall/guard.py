@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
+from weakref import ref
 
 from seawall import _checks as check
 from seawall import registry, rules
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import reset
 from seawall.errors import reason_of
+from seawall.models.backoff import Backoff
 from seawall.models.pressure import Pressure
 from seawall.policies.breaker import Breaker
 from seawall.policies.budget import RetryBudget
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.fallback import Fallback
-from seawall.policies.retry import On, Retry
-from seawall.policies.timeout import Sync, Timeout
+from seawall.policies.retry import AdaptiveAttempts, On, Retry
+from seawall.policies.timeout import AdaptiveSeconds, Sync, Timeout
 from seawall.runtime.call import Trace, trace_var
 from seawall.runtime.functions import is_generator, kind_of
 from seawall.runtime.hold import Hold
 from seawall.runtime.layers import Layer
+from seawall.runtime.mutex import survives_fork
 from seawall.runtime.parameters import parameters_of
 from seawall.runtime.plan import Plan
 from seawall.runtime.policy import GateBound, Policy
@@ -65,9 +68,9 @@ class Guard:
             check_clock(clock)
         if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
             raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
-        self.name = name
-        registry.add(self)
-        self._set_up(name, policies, idempotent=idempotent, clock=clock, rng=rng)
+        with registry.reserved(name):
+            self._set_up(name, policies, idempotent=idempotent, clock=clock, rng=rng)
+            registry.add(self)
 
     def _set_up(
         self,
@@ -83,7 +86,9 @@ class Guard:
         self.idempotent = idempotent
         self.clock: Clock = clock or current_clock()
         self._rng = rng
+        self._own_rng = rng is None
         self.stats = Stats(self.clock.now())
+        survives_fork(self)
         self.bounds = [policy.bind(self) for policy in policies]
         self._plan = Plan(self, self.bounds)
 
@@ -106,23 +111,25 @@ class Guard:
         name: str,
         *,
         on: On,
-        timeout: float,
-        attempts: int = 3,
-        backoff: float = 0.1,
+        timeout: float | AdaptiveSeconds,
+        attempts: int | AdaptiveAttempts = 3,
+        backoff: float | Backoff = 0.1,
         total_timeout: float | None = None,
         limit: int | None = None,
         max_wait: float = 0.0,
         fallback: Callable[..., Any] | Iterable[Callable[..., Any]] | None = None,
-        sync: Sync = "cooperative",
+        breaker: Breaker | None = None,
+        sync: Sync | None = None,
         idempotent: bool = True,
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> Guard:
         """Build the recommended stack from a few numbers.
 
-        `timeout` is for each attempt, `total_timeout` for all together with the pauses (by default
-        what `attempts` of them can take). `limit` is the most calls at once; none if not given.
-        Breaker and retry budget have their defaults.
+        `timeout` is for each attempt, `total_timeout` for all together (by default what `attempts`
+        of them can take with their pauses and waits). `limit` is the most calls at once; none if
+        not given. Plain functions need `sync`, as in `Timeout`. Breaker and retry budget have
+        their defaults, unless a `breaker` is given.
         """
         stack: list[Policy] = []
         if fallback is not None:
@@ -132,15 +139,18 @@ class Guard:
                 stack.append(Fallback(fallback))
         retry = Retry(on=on, attempts=attempts, backoff=backoff, budget=RetryBudget())
         attempt = Timeout(timeout, sync=sync)
-        if total_timeout is None:
+        # Around threads of its own, a second thread would be one too many.
+        around: Sync | None = None if sync is None else "cooperative"
+        if total_timeout is not None:
+            stack.append(Timeout(total_timeout, sync=around))
+        elif retry.most_attempts > 1:
             delays = retry.backoff.delays(lambda: 1.0)
             pauses = sum(next(delays) for _ in range(retry.most_attempts - 1))
-            total_timeout = attempt.longest * retry.most_attempts + pauses
-        # Around threads of its own, a second thread would be one too many.
-        total = Timeout(total_timeout, sync="cooperative")
+            each = attempt.longest + check.seconds("max_wait", max_wait, zero=True)
+            stack.append(Timeout(each * retry.most_attempts + pauses, sync=around))
         if retry.most_attempts > 1:
-            stack += [total, retry]
-        stack.append(Breaker())
+            stack.append(retry)
+        stack.append(Breaker() if breaker is None else breaker)
         if limit is not None:
             stack.append(Bulkhead(limit, max_wait=max_wait))
         elif check.seconds("max_wait", max_wait, zero=True):
@@ -185,7 +195,8 @@ class Guard:
             self._plan.check(kind)
             guarded = self._plan.bind(function, kind, parameters_of(function))
         update_wrapper(guarded, function)
-        guarded.__seawall_guard__ = self.name
+        # By identity: another decorator that copies attributes must not be taken for this one.
+        guarded.__seawall__ = (self, ref(guarded))
         wrapped: F = guarded
         return wrapped
 
@@ -194,45 +205,62 @@ class Guard:
 
     def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a plain function under this guard."""
-        value: T = self._plan.bind(self._bare(function), "sync")(*args, **kwargs)
+        plan, bare = self._plan_for(function)
+        value: T = plan.bind(bare, "sync")(*args, **kwargs)
         return value
 
+    @overload
     async def acall(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    ) -> T: ...
+    @overload
+    async def acall(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def acall(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call an async function under this guard; with a ThreadBulkhead, a plain one."""
-        value: T = await self._plan.bind(self._bare(function), "async")(*args, **kwargs)
-        return value
+        plan, bare = self._plan_for(function)
+        return await plan.bind(bare, "async")(*args, **kwargs)
 
     def attempt(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Result[T]:
         """Call a plain function and return how it went; only cancellation and exits are raised."""
-        guarded = self._plan.bind_interpreted(self._bare(function), "sync")
+        plan, bare = self._plan_for(function)
+        guarded = plan.bind_interpreted(bare, "sync")
         with _Attempt(self) as attempt:
             attempt.value = guarded(*args, **kwargs)
         return attempt.result()
 
+    @overload
     async def aattempt(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Result[T]:
+    ) -> Result[T]: ...
+    @overload
+    async def aattempt(
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Result[T]: ...
+    async def aattempt(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call an async function and return how it went; only cancellation and exits are raised."""
-        guarded = self._plan.bind_interpreted(self._bare(function), "async")
+        plan, bare = self._plan_for(function)
+        guarded = plan.bind_interpreted(bare, "async")
         with _Attempt(self) as attempt:
             attempt.value = await guarded(*args, **kwargs)
         return attempt.result()
 
-    def _bare(self, function: Any) -> Any:
-        """Return the function itself, if it was decorated by this very guard: once is enough."""
+    def _plan_for(self, function: Any) -> tuple[Plan, Any]:
+        """Return how to call `function`: once is enough if this very guard has decorated it."""
+        mark = getattr(function, "__seawall__", None)
+        if mark is not None:
+            host, guarded = mark
+            if host.bounds is self.bounds and guarded() is getattr(function, "__func__", function):
+                owner = getattr(function, "__self__", None)
+                bare = function.__wrapped__
+                bare = bare if owner is None else bare.__get__(owner)
+                return host._plan, bare  # noqa: SLF001 - this guard's own, or a marked one's
         code = getattr(function, "__code__", None)
         if code is not None and is_generator(code):
             raise TypeError(
                 f"{function!r} is a generator, which runs when it is iterated over:"
                 " decorate it with the guard instead"
             )
-        if getattr(function, "__seawall_guard__", None) != self.name:
-            return function
-        bare = function.__wrapped__
-        owner = getattr(function, "__self__", None)
-        return bare if owner is None else bare.__get__(owner)
+        return self._plan, function
 
     def hold(self, *args: Any, **kwargs: Any) -> Hold:
         """Enter the gates (breaker, bulkhead) for a `with` or `async with` block, nothing else.
@@ -242,13 +270,16 @@ class Guard:
         gates = [bound for bound in self.bounds if isinstance(bound, GateBound)]
         return Hold(self, gates, args, kwargs)
 
-    def pressure(self) -> Pressure:
-        """Return how hard the dependency is pressed at this moment, as this guard sees it."""
+    def pressure(self, *args: Any, **kwargs: Any) -> Pressure:
+        """Return how hard the dependency is pressed at this moment, as this guard sees it.
+
+        With a call's arguments, a keyed breaker is asked for that call's key; without, for any.
+        """
         now = self.clock.now()
         breakers = [policy for policy in self.policies if isinstance(policy, Breaker)]
         bulkheads = [policy for policy in self.policies if isinstance(policy, Bulkhead)]
         return Pressure(
-            breaker_open=any(breaker.state in ("open", "isolated") for breaker in breakers),
+            breaker_open=any(breaker.is_open(now, *args, **kwargs) for breaker in breakers),
             queue_wait=max((bulkhead.queue_wait(now) for bulkhead in bulkheads), default=0.0),
             saturation=max((b.in_flight / b.limit for b in bulkheads), default=0.0),
             error_rate=self.stats.error_rate(now),
@@ -274,6 +305,11 @@ class Guard:
             lines += ["take care:", *(f"  - {danger}" for danger in found)]
             lines.append(f"recommended order: {rules.RECOMMENDED}")
         return "\n".join(lines)
+
+    def _after_fork(self) -> None:
+        """Draw other numbers in a child process than its parent and siblings do."""
+        if self._own_rng:
+            self._rng = None
 
     def close(self) -> None:
         """Free the name for another guard; calls under way and decorated functions go on."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
@@ -18,19 +20,25 @@ _lock = RLock()
 _guards: Final[WeakValueDictionary[str, Guard]] = WeakValueDictionary()
 
 
-def add(guard: Guard) -> None:
-    """Enter `guard` under its name; raises if another live guard has it."""
-    if guard.name in _guards:
+@contextmanager
+def reserved(name: str) -> Iterator[None]:
+    """Keep `name` for the guard made in the block; raises if another live guard has it."""
+    if name in _guards:
         # It may be only waiting for the garbage collector, whose finalisers may want the lock.
         gc.collect()
     with _lock:
-        known = _guards.get(guard.name)
+        known = _guards.get(name)
         if known is not None:
             raise ValueError(
-                f"a guard named {guard.name!r} is alive already: {known!r}. Use that one"
-                f" (get_guard({guard.name!r})), close() it, or choose another name"
+                f"a guard named {name!r} is alive already: {known!r}. Use that one"
+                f" (get_guard({name!r})), close() it, or choose another name"
             )
-        _guards[guard.name] = guard
+        yield
+
+
+def add(guard: Guard) -> None:
+    """Enter `guard` under its name, which is reserved."""
+    _guards[guard.name] = guard
 
 
 def remove(guard: Guard) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from seawall.errors import TimedOut
 from seawall.policies.breaker import Breaker
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.cache import Cache
@@ -79,6 +80,12 @@ def _between(outer: Policy, inner: Policy) -> Iterator[str]:
         yield from _around_retry(outer, inner)
     if isinstance(outer, Timeout):
         yield from _inside_timeout(outer, inner)
+    if (
+        isinstance(outer, Retry)
+        and isinstance(inner, Timeout)
+        and not outer.wants(TimedOut(), None)
+    ):
+        yield "an attempt that times out is not retried: add TimeoutError to on=, if it may be"
     if isinstance(outer, Bulkhead) and isinstance(inner, Breaker):
         yield "Bulkhead stands around Breaker: calls queue for a slot only to be refused"
     if isinstance(outer, (Retry, Breaker, Bulkhead)) and isinstance(inner, Cache):

@@ -16,16 +16,33 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from seawall import _checks as check
-from seawall.clock import VirtualClock, check_clock, reset_current_clock, set_current_clock
-from seawall.policies.bulkhead import Bulkhead
+from seawall.clock import (
+    VirtualClock,
+    check_clock,
+    current_clock,
+    reset_current_clock,
+    set_current_clock,
+)
+from seawall.policies.bulkhead import live_bulkheads
 from seawall.policies.retry import switch
-from seawall.registry import guards
+from seawall.runtime.workers import live_pools
 
-if TYPE_CHECKING:
-    from seawall.guard import Guard
+__all__ = [
+    "ScriptedService",
+    "Step",
+    "answer",
+    "fail",
+    "hang",
+    "held_permits",
+    "no_leaked_permits",
+    "retries",
+    "run_virtual",
+    "slow",
+    "virtual_time",
+]
 
 T = TypeVar("T")
 
@@ -43,17 +60,22 @@ def virtual_time(clock: VirtualClock | None = None) -> Iterator[VirtualClock]:
 
 
 def run_virtual(
-    main: Coroutine[Any, Any, T], *, clock: VirtualClock | None = None, seed: int | None = None
+    main: Coroutine[Any, Any, T],
+    *,
+    clock: VirtualClock | None = None,
+    seed: int | None = None,
+    patience: float = 5.0,
 ) -> T:
     """Run `main` as `asyncio.run` does, on a loop whose time jumps to the next timer.
 
     With `seed`, what is ready at the same moment runs in an order drawn from it: the same seed
-    gives the same order, another seed another one.
+    gives the same order, another seed another one. When nothing can ever wake the loop again, a
+    RuntimeError says who waits where, after `patience` real seconds (a thread might still come).
     """
     from seawall.runtime.virtual import run
 
     with virtual_time(clock) as current:
-        return run(main, clock=current, seed=seed)
+        return run(main, clock=current, seed=seed, patience=patience)
 
 
 @contextmanager
@@ -135,12 +157,13 @@ class ScriptedService:
         step = self._begin()
         try:
             if step.delay:
-                if self._clock is None or step.delay == float("inf"):
+                clock = self._clock or current_clock()
+                if not isinstance(clock, VirtualClock) or step.delay == float("inf"):
                     raise RuntimeError(
-                        "a plain call cannot wait here: give ScriptedService a VirtualClock for"
-                        " slow(...), and use acall for hang()"
+                        "a plain call cannot wait here: use slow(...) in virtual_time(), or give"
+                        " ScriptedService a VirtualClock, and use acall for hang()"
                     )
-                self._clock.sleep(step.delay)
+                clock.sleep(step.delay)
             return _end(step)
         finally:
             self._ended()
@@ -185,19 +208,27 @@ def _end(step: Step) -> Any:
     raise step.error if isinstance(step.error, Exception) else step.error()
 
 
-def held_permits(among: list[Guard] | None = None) -> dict[str, int]:
-    """Return how many slots of bulkheads are taken, by guard; those with none are left out."""
+def held_permits() -> dict[str, int]:
+    """Return how many slots of bulkheads and threads of pools are taken; those with none left out.
+
+    By the names of the guards they are in, whether these are registered or not.
+    """
     held: dict[str, int] = {}
-    for guard in guards() if among is None else among:
-        taken = sum(p.in_flight for p in guard.policies if isinstance(p, Bulkhead))
-        if taken:
-            held[guard.name] = taken
+    for bulkhead in list(live_bulkheads):
+        if bulkhead.in_flight:
+            names = sorted({bound.host.name for bound in bulkhead.bindings})
+            name = " and ".join(names) or repr(bulkhead)
+            held[name] = held.get(name, 0) + bulkhead.in_flight
+    for pool in list(live_pools):
+        if pool.in_use:
+            name = f"{pool.name} threads"
+            held[name] = held.get(name, 0) + pool.in_use
     return held
 
 
 @contextmanager
 def no_leaked_permits() -> Iterator[None]:
-    """Fail if the block leaves a slot of any guard's bulkhead taken that was free before."""
+    """Fail if the block leaves a slot of a bulkhead, or a worker thread, taken."""
     before = held_permits()
     yield
     leaked = {

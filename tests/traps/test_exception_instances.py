@@ -123,7 +123,7 @@ def refusals(kind: str) -> list[Rejected]:
         else:
             guard = Guard("refuse-threads", ThreadBulkhead(1, max_queue=0))
             assert guard.policies[0].pool.submit is not None
-            guard.policies[0].pool._counts.taken = 1
+            guard.policies[0].pool._shared.taken = 1
             reject(guard)
     return caught
 

@@ -160,7 +160,7 @@ def test_retried_refusals_count_as_attempts(inner: str):
         if inner == "bulkhead":
             policy._free.clear()
         else:
-            policy.pool._counts.taken = 1
+            policy.pool._shared.taken = 1
         unsubscribe = subscribe(stop, CallRetried)
         try:
             with pytest.raises(BulkheadFull):

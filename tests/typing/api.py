@@ -177,8 +177,9 @@ async def check_async_calls() -> None:
     result = await vendor.aattempt(_asize, "a")
     assert_type(result, Result[int])
     assert_type(result.unwrap(), int)
-    await vendor.acall(_asize, 5)  # type: ignore[arg-type]
-    await vendor.aattempt(_asize)  # type: ignore[call-arg]
+    await vendor.acall(_asize, 5)  # type: ignore[call-overload]
+    await vendor.aattempt(_asize)  # type: ignore[call-overload]
+    assert_type(await vendor.acall(_size, "a"), int)  # in a thread, by a ThreadBulkhead
     async with vendor.hold():
         pass
     async with deadline(2.0) as given:
@@ -238,7 +239,7 @@ def check_the_rest() -> None:
     assert_type(current_deadline(), Deadline | None)
     assert_type(vendor.snapshot(), dict[str, Any])
     assert_type(subscribe(_listen, BreakerChanged), Callable[[], None])
-    subscribe(_listen, int)  # type: ignore[arg-type]
+    subscribe(_listen, int)  # type: ignore[type-var,arg-type]
     assert_type(run_virtual(_asize("a")), int)
     run_virtual(_size("a"))  # type: ignore[arg-type]
     ScriptedService(answer(5), 5)  # type: ignore[arg-type]

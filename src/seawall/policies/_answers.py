@@ -190,8 +190,12 @@ class Lead:
                 flight.error = flight.traceback = None
                 flight.value = self.answer = flight.stale.value
                 flight.level, flight.reason = 1, reason_of(error)
-                _served_less(self._host, flight)
+            elif _own_deadline_passed():
+                # Others may have more time: one of them tries again.
+                flight.error = flight.traceback = None
         self._answers.land(self._key, flight, entry)
+        if error is not None and flight.level:
+            _served_less(self._host, flight)
         return error is not None and flight.error is None and flight.value is not AGAIN
 
     def _tell_outside(self) -> None:
@@ -237,6 +241,11 @@ class Follower:
 
     def abandon(self) -> None:
         self._answers.leave(self._flight, self._wake)
+
+
+def _own_deadline_passed() -> bool:
+    held = deadline_var.get()
+    return held is not None and held[1].now() >= held[0]
 
 
 def _served_less(host: Host, flight: Flight) -> None:

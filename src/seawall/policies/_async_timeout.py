@@ -16,8 +16,10 @@ from seawall._expiry import EXPIRED, Expiry, current_task, running_task, take_ba
 from seawall.context import deadline_var
 from seawall.errors import DeadlineExceeded, TimedOut
 from seawall.policies.timeout import AdaptiveSeconds
+from seawall.runtime.call import Abandoned
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Flow, Inline, Outcome
+from seawall.runtime.mutex import survives_fork
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
@@ -30,7 +32,7 @@ Task = asyncio.Task[Any]
 class _Lane:
     """The calls of one policy under way in one loop, oldest first, and the timer for them."""
 
-    __slots__ = ("_clock", "loop", "pending", "seconds", "timer")
+    __slots__ = ("_armed_for", "_clock", "loop", "pending", "seconds", "timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, seconds: float) -> None:
         self.loop = loop
@@ -40,11 +42,13 @@ class _Lane:
         self.timer: asyncio.TimerHandle | None = None
 
     def arm(self, at: float) -> None:
+        self._armed_for = at
         self.timer = self.loop.call_later(max(0.0, at - self._clock.now()), self._fire)
 
     def _fire(self) -> None:
         self.timer = None
-        now = self._clock.now()
+        # The loop says that the time has come, even if the guard's clock is another.
+        now = max(self._clock.now(), self._armed_for)
         expired = []
         for task, at in self.pending.items():
             if at > now:
@@ -107,6 +111,7 @@ class AsyncTimeout(Flow):
         self._clock = bound.host.clock
         self.refresh()
         bound.watchers.append(self.refresh)
+        survives_fork(self)
         self.inline = Inline(
             names={"flow": self, **_TASKS},
             enter=(
@@ -131,9 +136,14 @@ class AsyncTimeout(Flow):
         wanted = self._bound.policy.seconds
         self._constant = None if isinstance(wanted, AdaptiveSeconds) else wanted
         self._lanes: dict[asyncio.AbstractEventLoop, _Lane] = {}
+        self._own: dict[Task, float] = {}
         nowhere: Any = _NoLoop
         self.lane = _Lane(nowhere, self._clock, 0.0)
         """The one that was used last: most services have one loop."""
+
+    def _after_fork(self) -> None:
+        """Forget the loops of the parent process."""
+        self.refresh()
 
     def enter(self, now: float) -> Ticket:
         """Start the time of a call."""
@@ -142,23 +152,33 @@ class AsyncTimeout(Flow):
         held = deadline_var.get()
         left = seconds if held is None else held[0] - held[1].now()
         if self._constant is None or left < seconds:
-            return _OwnTimer(task, min(left, seconds), now)
+            return self._own_timer(task, min(left, seconds), now)
         lane = self._lanes.get(task.get_loop())
         if lane is None or lane.seconds != seconds:
             lane = self._new_lane(task.get_loop(), seconds)
         if lane.pending.setdefault(task, at := now + seconds) is not at:
-            return _OwnTimer(task, seconds, now)  # the guarded function calls itself
+            return self._own_timer(task, seconds, now)  # the guarded function calls itself
         if lane.timer is None:
             lane.arm(at)
         if hasattr(lane.loop, "_thread_id"):
             self.lane = lane
         return task, task.cancelling(), lane
 
+    def until_of(self, task: Task) -> float | None:
+        """Return the instant at which `task` will be cancelled from here, if it is under way."""
+        lane = self._lanes.get(task.get_loop())
+        return self._own.get(task) if lane is None else lane.pending.get(task, self._own.get(task))
+
     def _new_lane(self, loop: asyncio.AbstractEventLoop, seconds: float) -> _Lane:
         for other in [known for known in list(self._lanes) if known.is_closed()]:
             self._lanes.pop(other, None)
         lane = self._lanes[loop] = _Lane(loop, self._clock, seconds)
         return lane
+
+    def _own_timer(self, task: Task, seconds: float, now: float) -> _OwnTimer:
+        timer = _OwnTimer(task, seconds, now)
+        self._own[task] = timer.at
+        return timer
 
     def leave(self, ticket: Ticket, outcome: Outcome, detail: object, now: float) -> None:
         """Stop the time of a call that returned."""
@@ -177,6 +197,9 @@ class AsyncTimeout(Flow):
         seconds = ticket.seconds if isinstance(ticket, _OwnTimer) else ticket[2].seconds
         error: TimedOut | DeadlineExceeded = self._bound.error(seconds, began=call.reached)
         error.__cause__ = call.error
+        left_running = None if call.error is None else Abandoned.of(call.error)
+        if left_running is not None:
+            left_running.attach(error)
         call.error = error
         if call.reached:
             self._bound.expired(seconds)
@@ -186,6 +209,7 @@ class AsyncTimeout(Flow):
     def _stop(self, ticket: Ticket, error: BaseException | None) -> bool:
         """Stop the time; tell whether `error` is the cancellation that it ended with."""
         if isinstance(ticket, _OwnTimer):
+            self._own.pop(ticket.task, None)
             return ticket.disarm(error)
         task, cancelling, lane = ticket
         return lane.pending.pop(task, None) is None and take_back(task, cancelling, error)

@@ -103,6 +103,17 @@ class Breaker(GatePolicy):
         worst = (State.ISOLATED, State.OPEN, State.HALF_OPEN, State.CLOSED)
         return next((state.value for state in worst if state in states), State.CLOSED.value)
 
+    def is_open(self, now: float, *args: Any, **kwargs: Any) -> bool:
+        """Tell whether calls are refused at this moment: of the key of these arguments, or any."""
+        models = self.models()
+        if self.key is not None and (args or kwargs):
+            key = self.key(*args, **kwargs)
+            models = {key: models[key]} if key in models else {}
+        return any(
+            model.state is State.ISOLATED or bool(model.retry_after(now))
+            for model in models.values()
+        )
+
     def isolate(self, key: Hashable = None) -> None:
         """Refuse all calls (of `key`, if keyed) until `close`."""
         self._command(key, "isolate")
@@ -130,23 +141,37 @@ class Breaker(GatePolicy):
 
     def _add_key(self, key: Hashable) -> BreakerModel:
         if len(self._keyed) >= self.max_keys:
-            # Only a closed one may go: else a flood of keys would reset an open breaker.
-            calm = (kept for kept, model in self._keyed.items() if model.state is State.CLOSED)
-            evicted = next(calm, None)
+            evicted = self._evictable()
             if evicted is None:
                 return self.model  # shared by all keys that find no room
             del self._keyed[evicted]
         model = self._keyed[key] = BreakerModel(self.settings)
         return model
 
+    def _evictable(self) -> Hashable | None:
+        """Return the key that was longest unused and is in no trouble.
+
+        An open one may go once its break is over: else a flood of keys could reset it.
+        """
+        now = self._now()
+        for key, model in self._keyed.items():
+            broken = model.state is State.OPEN and not model.retry_after(now)
+            if model.state is State.CLOSED or broken:
+                return key
+        return None
+
     def _now(self) -> float:
-        clocks = (bound.host.clock for bound in list(self.bindings))
+        clocks = (bound.host.clock for bound in self.bindings)
         return next(clocks, current_clock()).now()
 
     def _command(self, key: Hashable, command: str) -> None:
         if (key is None) != (self.key is None):
             raise TypeError(f"{command}(): give the key of a keyed breaker, and only of such a one")
         model = self.model if self.key is None else self._model_for(key)
+        if self.key is not None and model is self.model:
+            raise RuntimeError(
+                f"{command}({key!r}): all {self.max_keys} keys are in use and broken"
+            )
         with self._mutex:
             getattr(model, command)(self._now())
         self._report(model, key)
@@ -162,7 +187,7 @@ class Breaker(GatePolicy):
                 "cause": change.cause.value,
                 "key": key,
             }
-            for bound in list(self.bindings):
+            for bound in self.bindings:
                 emit(BreakerChanged, bound.host.name, **fields)
 
     def _after_fork(self) -> None:
@@ -331,4 +356,6 @@ class _KeyedBreakerGate(_BreakerGate):
         models = self.policy.models()
         with self.policy._mutex:
             keys = {str(key): model.snapshot(now) for key, model in models.items()}
+            if self._model.generation > 1 or self._model.snapshot(now)["calls"]:
+                keys["(others)"] = self._model.snapshot(now)
         return {**GateBound.snapshot(self, now), "state": self.policy.state, "keys": keys}

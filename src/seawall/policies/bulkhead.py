@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+from weakref import WeakSet
 
 from seawall import _checks as check
 from seawall.context import current_criticality, deadline_var
@@ -21,6 +22,10 @@ from seawall.runtime.policy import GateBound, GatePolicy, Mode
 
 _BEYOND = object()
 """The ticket of a call let in beyond the limit, where the bulkhead is not enforced."""
+
+
+live_bulkheads: Final[WeakSet[Bulkhead]] = WeakSet()
+"""All there are, for those who look for slots that nobody gave back."""
 
 
 class Bulkhead(GatePolicy):
@@ -45,16 +50,20 @@ class Bulkhead(GatePolicy):
         super().__init__(mode)
         self.limit = check.count("limit", limit)
         self.max_wait = check.seconds("max_wait", max_wait, zero=True, infinite=True)
-        room = self.limit if max_waiting is None else check.count("max_waiting", max_waiting)
+        self._room = None if max_waiting is None else check.count("max_waiting", max_waiting)
+        room = self.limit if self._room is None else self._room
         self._queue: WaitQueue[_SlotWaiter] = WaitQueue(check.choice("order", order, ORDERS), room)
         self._mutex = Mutex()
         survives_fork(self)
+        live_bulkheads.add(self)
         # Free slots are the items of a deque: its pop and append are atomic, with or without a
         # global interpreter lock, so the success path needs no lock of its own.
         self._free: deque[None] = deque([None] * self.limit)
         self._excess = 0
         # True while someone waits or slots are to be withdrawn: then leaving takes the slow way.
         self._attention = False
+        # True in a child process: a call that came along by the fork may give back a slot too many.
+        self._forked = False
 
     def __repr__(self) -> str:
         return f"Bulkhead({self.limit}, max_wait={self.max_wait:g}, order={self._queue.order!r})"
@@ -62,7 +71,7 @@ class Bulkhead(GatePolicy):
     @property
     def in_flight(self) -> int:
         """How many calls hold a slot now."""
-        return self.limit + self._excess - len(self._free)
+        return max(0, self.limit + self._excess - len(self._free))
 
     @property
     def waiting(self) -> int:
@@ -72,7 +81,8 @@ class Bulkhead(GatePolicy):
     def queue_wait(self, now: float) -> float:
         """Return for how long the longest waiting has waited by now."""
         with self._mutex:
-            return max((now - waiter.since for waiter in self._queue.oldest()), default=0.0)
+            oldest = min((waiter.since for waiter in self._queue.oldest()), default=now)
+            return max(0.0, now - oldest)
 
     def _bind(self, host: Host) -> _BulkheadGate:
         return _BulkheadGate(self, host)
@@ -82,12 +92,12 @@ class Bulkhead(GatePolicy):
         fresh = Bulkhead(
             changes.get("limit", self.limit),
             max_wait=changes.get("max_wait", self.max_wait),
-            max_waiting=changes.get("max_waiting", self._queue.limit),
+            max_waiting=changes.get("max_waiting", self._room),
             mode=changes.get("mode", self.mode),
         )
         with self._mutex:
             self.mode, self.max_wait = fresh.mode, fresh.max_wait
-            self._queue.limit = fresh._queue.limit
+            self._room, self._queue.limit = fresh._room, fresh._queue.limit
             self._excess += self.limit - fresh.limit
             self.limit = fresh.limit
             while self._excess < 0:
@@ -100,7 +110,7 @@ class Bulkhead(GatePolicy):
         self._mutex = Mutex()
         self._queue = WaitQueue(self._queue.order, self._queue.limit)
         self._excess = 0
-        self._attention = True
+        self._forked = self._attention = True
         self._free.extend([None] * (self.limit - len(self._free)))
 
     def _take(self) -> bool:
@@ -128,7 +138,7 @@ class Bulkhead(GatePolicy):
         while self._queue and self._take():
             if not self._queue.pop().grant():
                 self._free.append(None)
-        self._attention = bool(self._queue) or self._excess > 0
+        self._attention = bool(self._queue) or self._excess > 0 or self._forked
 
     def _join(self, waiter: _SlotWaiter, rank: int) -> None:
         with self._mutex:

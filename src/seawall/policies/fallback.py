@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from seawall.errors import CacheMiss, add_note, reason_of
+from seawall.errors import CacheMiss, add_note, matches, reason_of
 from seawall.runtime.call import reason_var
 from seawall.runtime.events import FallbackUsed, emit
 from seawall.runtime.layers import Flow, Host, Kind, Next
@@ -27,8 +27,8 @@ def fallback_reason() -> BaseException | None:
     return reason_var.get()
 
 
-class static:  # noqa: N801 - reads as a word in a stack: Fallback(cached, static("try later"))
-    """A level that always answers with the same value."""
+class Static:
+    """A level that always answers with the same value. Make it with `static(...)`."""
 
     __slots__ = ("value",)
 
@@ -42,6 +42,11 @@ class static:  # noqa: N801 - reads as a word in a stack: Fallback(cached, stati
 
     def __repr__(self) -> str:
         return f"static({self.value!r})"
+
+
+def static(value: Any) -> Static:
+    """Answer with `value` itself, whatever the call was."""
+    return Static(value)
 
 
 Level = Callable[..., Any]
@@ -124,7 +129,7 @@ class _FallbackFlow(Flow):
         memory: _Memory | None = call.memory.get(self)
         error = call.error
         if memory is None:
-            if not isinstance(error, self._policy.on):
+            if not isinstance(error, Exception) or not matches(error, self._policy.on):
                 return None
             memory = call.memory[self] = _Memory(error)
         if isinstance(error, Exception) and memory.level < len(self._policy.levels):
@@ -149,8 +154,7 @@ class _FallbackFlow(Flow):
         """Raise what the real call raised; the last level's own trouble is in its notes."""
         last, call.error = call.error, memory.error
         if last is not call.error and not isinstance(last, CacheMiss):
-            note = f"seawall: the last fallback failed too: {last!r}"
-            add_note(memory.error, note, "seawall: the last fallback")
+            add_note(memory.error, f"the last fallback failed too: {last!r}", "the last fallback")
 
 
 def _names(levels: tuple[Level, ...]) -> tuple[str, ...]:

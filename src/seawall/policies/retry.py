@@ -100,7 +100,9 @@ class Retry(Policy):
         self.attempts = attempts
         self.backoff = as_backoff(backoff)
         if budget is not None and not isinstance(budget, RetryBudget):
-            raise TypeError(f"budget={budget!r}: write budget=RetryBudget(), or leave it out")
+            raise TypeError(
+                f"budget={budget!r}: write budget=RetryBudget(), or RetryBudget(RequestRatio())"
+            )
         self.budget = budget
         reader = _own_retry_after if retry_after is None else retry_after
         self.retry_after = check.function("retry_after", reader)
@@ -128,7 +130,7 @@ class Retry(Policy):
         """Tell whether a call that ended so is worth another attempt."""
         if error is None:
             return any(predicate(None, value) for predicate in self._predicates)
-        if isinstance(error, ExceptionGroup):
+        if isinstance(error, ExceptionGroup) and not isinstance(error, self._types):
             return all(self.wants(leaf, None) for leaf in error.exceptions)
         if not isinstance(error, Exception):
             return False
@@ -186,10 +188,12 @@ class _Memory:
     A try is not always an attempt: it may have been refused before the function was started.
     """
 
-    __slots__ = ("delays", "retrying", "tries")
+    __slots__ = ("delays", "failure", "retrying", "tries")
 
     def __init__(self, delays: Iterator[float]) -> None:
         self.delays = delays
+        self.failure: BaseException | None = None
+        """What the latest attempt that was really made raised."""
         self.tries = 0
         self.retrying = False
 
@@ -216,7 +220,7 @@ class _RetryFlow(Flow):
     def _wants_value(self, value: Any) -> bool:
         try:
             return self._policy.wants(None, value)
-        except Exception:  # noqa: BLE001 - it will raise again in settle, where it can be handled
+        except BaseException:  # noqa: BLE001 - it will raise again in settle, and is handled there
             return True
 
     def _started(self, now: float) -> None:
@@ -245,14 +249,23 @@ class _RetryFlow(Flow):
             self._note("retry_ended", now)
         try:
             todo = self._next(call, memory, now) if self._worth_another(call) else None
-        except Exception as error:  # noqa: BLE001 - a user's own function (on, backoff...) failed
-            todo, call.error = None, error
+        except BaseException as error:  # noqa: BLE001 - a user's own function (on, backoff...) failed
+            todo, call.value, call.error = None, None, error
         if todo is None:
             call.memory.pop(self, None)
+            if memory is not None and memory.failure is not None:
+                self._prefer_real(call, memory.failure)
             self._give_note(call, now)
             if self.leave is not None:
                 self.leave(ticket, call.outcome(), None, now)
         return todo
+
+    def _prefer_real(self, call: Call, failure: BaseException) -> None:
+        """Raise what an attempt raised, not that the next one was refused: something was sent."""
+        refusal = call.error
+        if isinstance(refusal, Rejected) and not call.reached:
+            call.error = failure
+            add_note(failure, f"the next attempt was refused: {refusal}", "was refused: ")
 
     def _worth_another(self, call: Call) -> bool:
         if call.error is None:
@@ -266,6 +279,8 @@ class _RetryFlow(Flow):
             delays = self._policy.backoff.delays(call.host.rng.random)
             memory = call.memory[self] = _Memory(delays)
         memory.tries += 1
+        if call.reached:
+            memory.failure = call.error
         cause, delay = self._decide(call, memory, now)
         name = call.host.name
         if cause is not None:
@@ -285,7 +300,7 @@ class _RetryFlow(Flow):
         policy = self._policy
         attempts = policy.attempts
         if isinstance(attempts, AdaptiveAttempts):
-            attempts = attempts.allowed(call.host.pressure())
+            attempts = attempts.allowed(call.host.pressure(*call.args, **call.kwargs))
         if memory.tries >= attempts or switch.off:
             return "attempts", 0.0
         if not call.host.idempotent and current_idempotency_key() is None:
@@ -314,9 +329,8 @@ class _RetryFlow(Flow):
         error = call.error
         if error is None or call.attempts < 2:  # noqa: PLR2004 - one attempt needs no note
             return
-        add_note(
-            error, f"seawall: {call.attempts} attempts in {now - call.began:.3f} s", "seawall: "
-        )
+        seconds = now - call.began
+        add_note(error, f"{call.attempts} attempts in {seconds:.3f} s", " attempts in ")
 
 
 def _read_on(on: Any) -> tuple[tuple[type[Exception], ...], tuple[Predicate, ...]]:
@@ -354,4 +368,7 @@ def _server_asks(read: RetryAfter, error: BaseException | None) -> float | None:
     asked = read(error)
     if asked is None:
         return None
-    return float(asked) if isinstance(asked, (int, float)) else -1.0
+    try:
+        return float(asked)
+    except (TypeError, ValueError):
+        return -1.0  # not to be understood, so it does not say that we may

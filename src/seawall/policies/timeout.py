@@ -99,7 +99,9 @@ class Timeout(Policy):
 
     def __repr__(self) -> str:
         sync = f", sync={self.sync!r}" if self.sync else ""
-        return f"Timeout({self.seconds!r}{sync})"
+        limit = self.seconds
+        shown = round(limit, 6) if isinstance(limit, float) else limit
+        return f"Timeout({shown!r}{sync})"
 
     @property
     def longest(self) -> float:
@@ -112,7 +114,7 @@ class Timeout(Policy):
     def _update(self, changes: dict[str, Any]) -> None:
         self._reject_unknown(changes, ("seconds",))
         self.seconds = Timeout(changes["seconds"]).seconds
-        for bound in list(self.bindings):
+        for bound in self.bindings:
             bound.refresh()  # type: ignore[attr-defined]
 
 

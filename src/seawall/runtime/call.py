@@ -66,6 +66,10 @@ class Abandoned:
         for callback in callbacks:
             callback()
 
+    def __reduce__(self) -> tuple[Callable[[], Abandoned], tuple[()]]:
+        # In another process, or a copy, nothing is known of it: as if it had stopped.
+        return _stopped, ()
+
     @staticmethod
     def of(error: BaseException) -> Abandoned | None:
         """Return the work that was still running when `error` was raised, if any."""
@@ -74,6 +78,12 @@ class Abandoned:
     def attach(self, error: BaseException) -> None:
         """Let `error` tell on its way out that this work is still running."""
         error.abandoned_work = self  # type: ignore[attr-defined]
+
+
+def _stopped() -> Abandoned:
+    work = Abandoned()
+    work.stopped()
+    return work
 
 
 class Call:
@@ -191,7 +201,7 @@ class Call:
         """Write what happened into the trace of whoever asked for one."""
         trace = current_trace(self.host.name)
         if trace is not None:
-            if self.counts:
+            if self.counts and not given_up(self.host.name):
                 trace.attempts += self.attempts
             if self.level:
                 trace.level = self.level
@@ -205,15 +215,20 @@ job_var: Final[ContextVar[Abandonable | None]] = ContextVar("seawall_job", defau
 class Abandonable(Protocol):
     """Work that its caller may have given up on."""
 
+    guard: str
+
     @property
     def given_up(self) -> bool:
         """Whether nobody waits for it any more."""
 
 
-def given_up() -> bool:
-    """Tell whether this runs in a worker thread and nobody waits for it: then it counts no more."""
+def given_up(guard: str) -> bool:
+    """Tell whether this runs in a worker thread of `guard` and nobody waits for it any more.
+
+    Then it counts no more: its end was counted when it was given up.
+    """
     job = job_var.get()
-    return job is not None and job.given_up
+    return job is not None and job.given_up and job.guard == guard
 
 
 def _when_all_stopped(running: list[Abandoned], callback: Callable[[], None]) -> None:

@@ -5,9 +5,14 @@ Transitions and troubles only; a success makes no event. With no subscriber noth
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from threading import Lock
-from typing import Any, Final
+from threading import RLock
+from typing import Any, TypeVar, overload
+
+from seawall.runtime.functions import kind_of
+
+E = TypeVar("E", bound="Event")
 
 
 class Event:
@@ -139,18 +144,22 @@ class SettingsChanged(Event):
 
 Listener = Callable[[Any], object]
 
-_lock: Final = Lock()
+_lock = RLock()
 _listeners: tuple[tuple[Listener, tuple[type[Event], ...]], ...] = ()
 
 
-def subscribe(listener: Listener, *types: type[Event]) -> Callable[[], None]:
+@overload
+def subscribe(listener: Callable[[Event], object], /) -> Callable[[], None]: ...
+@overload
+def subscribe(listener: Callable[[E], object], /, *types: type[E]) -> Callable[[], None]: ...
+def subscribe(listener: Listener, /, *types: type[Event]) -> Callable[[], None]:
     """Call `listener(event)` for each event of `types` (of any type, if none is given).
 
     It is called at once, in the thread where it happened, so it must be quick. Returns a
     function that ends the subscription.
     """
-    if not callable(listener):
-        raise TypeError(f"subscribe({listener!r}): pass a function that takes one event")
+    if not callable(listener) or kind_of(listener) != "sync":
+        raise TypeError(f"subscribe({listener!r}): pass a plain function that takes one event")
     for kind in types:
         if not (isinstance(kind, type) and issubclass(kind, Event)):
             raise TypeError(f"subscribe(..., {kind!r}): name event types, such as BreakerChanged")
@@ -183,3 +192,12 @@ def emit(kind: type[Event], guard: str, **fields: Any) -> None:
             import logging
 
             logging.getLogger("seawall").exception("a listener failed on %s", event.name)
+
+
+def _after_fork() -> None:
+    global _lock  # noqa: PLW0603 - the old one may be held by a thread that is gone
+    _lock = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -105,7 +105,6 @@ class FastPath:
             "BaseException_": BaseException,
             "CoroutineType_": CoroutineType,
             "IndexError_": IndexError,
-            "KeyError_": KeyError,
             "OK_": OK,
             "clock_": host.clock.now,
             "deadline_": deadline_var.get,
@@ -117,6 +116,7 @@ class FastPath:
             "sample_": self._sample_wanted if in_thread else host.stats.samples.append,
             "stats_": host.stats,
             "tuple_": tuple,
+            "type_": type,
         }
         for number, layer in enumerate(layers):
             self._names[f"enter{number}_"] = layer.enter
@@ -145,7 +145,7 @@ class FastPath:
         return run_in_task if self._kind == "async" else run_in_thread
 
     def _sample_wanted(self, elapsed: float) -> None:
-        if not given_up():
+        if not given_up(self._host.name):
             self._host.stats.samples.append(elapsed)
 
     def bind(
@@ -249,7 +249,7 @@ def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, count
         *(f"            {line}" for piece in pieces for line in piece.enter),
         "            reached_ = True",
         f"            value_ = {wait}function_({parameters.passed})",
-        *([] if wait else ["            if value_.__class__ is CoroutineType_:"]),
+        *([] if wait else ["            if type_(value_) is CoroutineType_:"]),
         *([] if wait else ["                refuse_coroutine_(value_, function_)"]),
         "        except BaseException_ as error_:",
         "            failure_ = error_",

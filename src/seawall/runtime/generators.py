@@ -1,8 +1,9 @@
 """Guarded generators: the stack stands around the first item, the gates stay until the end.
 
 Timeout and Retry reach as far as the first item: after it something was given away already. Gates
-are held until the generator ends or is closed, and left once. Context variables are set for each
-step and taken back after it, since between two steps the caller's own code runs.
+are held until the generator ends or is closed, and left once; a consumer that has enough and closes
+it is a success like one that reads to the end. Context variables are set for each step and taken
+back after it, since between two steps the caller's own code runs.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ def guard_generator(
     def guarded(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         call = _call(host, layers, first, _first_of, (args, kwargs))
         error: BaseException | None = None
+        enough = False
         try:
             flow = run_sync(call)
             while not flow.ended:
@@ -101,13 +103,14 @@ def guard_generator(
                     sent = yield flow.item
                 except GeneratorExit:
                     flow.close()
+                    enough = True
                     raise
                 except BaseException as thrown:  # noqa: BLE001 - the source decides what it means
                     flow.step(flow.source.throw, thrown)
                 else:
                     flow.step(flow.source.send, sent)
         except BaseException as raised:
-            error = raised
+            error = None if enough else raised
             raise
         else:
             return flow.item
@@ -142,6 +145,7 @@ def guard_async_generator(
     async def guarded(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         call = _call(host, layers, first, _afirst_of, (args, kwargs))
         error: BaseException | None = None
+        enough = False
         try:
             flow = await run_async(call)
             while not flow.ended:
@@ -149,13 +153,14 @@ def guard_async_generator(
                     sent = yield flow.item
                 except GeneratorExit:
                     await flow.aclose()
+                    enough = True
                     raise
                 except BaseException as thrown:  # noqa: BLE001 - the source decides what it means
                     await flow.astep(flow.source.athrow, thrown)
                 else:
                     await flow.astep(flow.source.asend, sent)
         except BaseException as raised:
-            error = raised
+            error = None if enough else raised
             raise
         finally:
             release(call, error)

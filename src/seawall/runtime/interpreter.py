@@ -72,7 +72,6 @@ def interpret(
                         later = attempt_var.set(call.attempts + 1)
                         token = token or later
                     yield from _down(call, waiter)
-                call.error = None
             except BaseException as error:  # noqa: BLE001 - handed on upwards, never swallowed
                 call.value = None
                 call.error = error
@@ -89,10 +88,14 @@ def _instead(
 ) -> Generator[Request, Any, None]:
     """Run a substitute, which can learn why."""
     token = reason_var.set(reason)
+    traced = trace_var.set(None)
     try:
         call.value = yield Run(substitute, substitute=True)
-    finally:
-        reset(reason_var, token)
+        call.error = None
+    except BaseException as error:  # noqa: BLE001 - not raised here: StopIteration could not be
+        call.value, call.error = None, error
+    reset(trace_var, traced)
+    reset(reason_var, token)
 
 
 def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
@@ -132,13 +135,11 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
     try:
         call.value = yield Run(call.function)
         call.error = None
-    except BaseException as error:
-        call.error = error
-        raise
-    finally:
-        if token is not None:
-            reset(trace_var, token)
-        _count(call)
+    except BaseException as error:  # noqa: BLE001 - not raised here: StopIteration could not be
+        call.value, call.error = None, error
+    if token is not None:
+        reset(trace_var, token)
+    _count(call)
 
 
 def enter(layer: Any, now: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -154,16 +155,21 @@ def _up(call: Call) -> Next | None:
     while call.tickets:
         layer = call.layers[len(call.tickets) - 1]
         ticket = call.tickets[-1]
-        if isinstance(layer, Flow):
-            todo = layer.settle(call, ticket)
-            if todo is not None:
-                return todo
-            call.crossed_flow()
-        elif call.streaming and call.error is None:
-            call.held.append((layer, ticket))
-        else:
-            call.leave(layer, ticket, now)
+        todo = None
+        try:
+            if isinstance(layer, Flow):
+                todo = layer.settle(call, ticket)
+            elif call.streaming and call.error is None:
+                call.held.append((layer, ticket))
+            else:
+                call.leave(layer, ticket, now)
+        except BaseException as error:  # noqa: BLE001 - whatever fails here, the rest is left too
+            call.value, call.error = None, error
+        if todo is not None:
+            return todo
         call.tickets.pop()
+        if isinstance(layer, Flow):
+            call.crossed_flow()
     return None
 
 
@@ -196,6 +202,7 @@ def refuse_expired(host: Host) -> None:
         raise DeadlineExceeded(
             f"guard {host.name!r}: the deadline passed {late:.3f} s before the call began",
             guard=host.name,
+            policy="deadline",
         )
 
 
@@ -211,17 +218,20 @@ def _count(call: Call) -> None:
     left_running = None if error is None else Abandoned.of(error)
     if left_running is not None:
         call.abandoned.append(left_running)
-    if isinstance(error, Rejected) and error.guard == call.host.name:
+    if not call.counts and isinstance(error, Rejected) and error.guard == call.host.name:
         # Refused by this guard's own inner part, which a driver runs: the function never ran.
         call.reached = False
         call.attempts -= 1
     elif call.counts:
-        if not given_up():
+        if not given_up(call.host.name):
             _count_attempt(call)
     elif left_running is not None and not left_running.counted:
         # The function still runs, where its end will not be counted any more.
         left_running.counted = True
         _count_attempt(call)
+        trace = current_trace(call.host.name)
+        if trace is not None:
+            trace.attempts += 1
 
 
 def _count_attempt(call: Call) -> None:

@@ -7,7 +7,7 @@ slot, a pause before the next attempt, the function itself) is asked of the runn
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
@@ -52,7 +52,7 @@ class Host(Protocol):
     def rng(self) -> Random:
         """The source of chance."""
 
-    def pressure(self) -> Pressure:
+    def pressure(self, *args: Any, **kwargs: Any) -> Pressure:
         """Return how hard the dependency is pressed now."""
 
 
@@ -97,6 +97,10 @@ class Layer:
     again: Callable[[Any], bool] | None = None
     """`again(value)`: whether a flow wants to act on a value that was returned (rare)."""
 
+    def until_of(self, task: Any) -> float | None:
+        """Return the instant at which this layer will cancel `task`, if it will."""
+        return None
+
     def until(self, ticket: Any) -> float | None:
         """Return the instant at which this layer will stop the call, if it will."""
         return None
@@ -115,7 +119,10 @@ class Flow(Layer):
 
 
 class Driver:
-    """A layer that carries out everything inside it: in a thread, from a cache, several times."""
+    """A layer that carries out everything inside it: in a thread, or from memory."""
+
+    outside: Sequence[Layer] = ()
+    """The layers around it, of the same segment."""
 
     def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
         """Return a function that runs `inner`; for "async" one that returns an awaitable.

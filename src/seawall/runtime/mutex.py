@@ -19,30 +19,34 @@ from weakref import WeakSet
 class Mutex:
     """`with mutex:` for a section; `mutex.do(work)` for what may come from the collector."""
 
-    __slots__ = ("_inside", "_later", "_lock")
+    __slots__ = ("_depth", "_later", "_lock")
 
     def __init__(self) -> None:
         """Begin unlocked."""
         self._lock = RLock()
-        self._inside = False
+        self._depth = 0
         self._later: deque[Callable[[], None]] = deque()
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        self._inside = True
+        self._depth += 1
 
     def __exit__(self, *_exc: object) -> None:
-        self._inside = False
-        while self._later:
-            self._inside = True
-            self._later.popleft()()
-            self._inside = False
-        self._lock.release()
+        try:
+            # While it counts as inside, what comes from the collector joins the queue.
+            while self._depth == 1 and self._later:
+                self._later.popleft()()
+        finally:
+            self._depth -= 1
+            if self._later and not self._depth:  # it came after the last look
+                with self:
+                    pass
+            self._lock.release()
 
     def do(self, work: Callable[[], Any]) -> None:
         """Do `work` in a section of its own, or at the end of the one that this thread is in."""
         with self._lock:
-            if self._inside:
+            if self._depth:
                 self._later.append(work)
             else:
                 with self:

@@ -90,6 +90,7 @@ class Plan:
             layer = bound.layer(kind)
             if isinstance(layer, Driver):
                 driver = layer
+                driver.outside = layers
                 break
             layers.append(layer)
             end += 1

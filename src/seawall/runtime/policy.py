@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, ClassVar, Literal, TypeVar
-from weakref import WeakSet
+from weakref import ref
 
 from seawall import _checks as check
 from seawall.errors import Rejected
@@ -42,7 +42,7 @@ class Policy:
 
     def __init__(self) -> None:
         """Be bound to no guard yet."""
-        self.bindings: WeakSet[Bound] = WeakSet()
+        self._bindings: list[ref[Bound]] = []
 
     def __call__(self, function: F) -> F:
         """Use this policy alone as a decorator."""
@@ -53,8 +53,14 @@ class Policy:
     def bind(self, host: Host) -> Bound:
         """Become part of `host`."""
         bound = self._bind(host)
-        self.bindings.add(bound)
+        kept = [known for known in self._bindings if known() is not None]
+        self._bindings = [*kept, ref(bound)]  # swapped whole: others read it meanwhile
         return bound
+
+    @property
+    def bindings(self) -> list[Bound]:
+        """What binds this policy to the guards that it is part of."""
+        return [bound for known in self._bindings if (bound := known()) is not None]
 
     def update(self, **changes: Any) -> None:
         """Change settings at run time; state and calls in flight are kept.
@@ -64,7 +70,7 @@ class Policy:
         if not changes:
             raise TypeError(f"{type(self).__name__}.update(): name what to change")
         self._update(changes)
-        for bound in list(self.bindings):
+        for bound in self.bindings:
             emit(SettingsChanged, bound.host.name, policy=self.kind, changes=changes)
 
     def _bind(self, host: Host) -> Bound:

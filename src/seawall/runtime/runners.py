@@ -8,6 +8,7 @@ from typing import Any
 
 from seawall.clock import Clock
 from seawall.runtime.call import Call
+from seawall.runtime.functions import kind_of
 from seawall.runtime.interpreter import Request, Run, interpret
 from seawall.runtime.layers import Waiter
 
@@ -23,7 +24,7 @@ def run_sync(call: Call, *, waiter: Waiter | None = None, upwards: bool = False)
             try:
                 if isinstance(request, Run):
                     result = request.function(*call.args, **call.kwargs)
-                    if result.__class__ is CoroutineType:
+                    if type(result) is CoroutineType:
                         refuse_coroutine(result, request.function, level=request.substitute)
                     if request.substitute and call.adapt is not None:
                         result = call.adapt(result)
@@ -90,9 +91,11 @@ def refuse_coroutine(coroutine: Any, function: Any, *, level: bool = False) -> N
     name = getattr(function, "__qualname__", repr(function))
     if level:
         raise TypeError(f"fallback {name} is async, the call is not: pass a plain function")
+    if kind_of(function) == "async":
+        raise TypeError(f"{name} is async: write `await guard.acall({name}, ...)`")
     raise TypeError(
-        f"{name} returned a coroutine to a sync call: make it an `async def` itself, and use"
-        " guard.acall() for a lambda"
+        f"{name} returned a coroutine to a sync call: make it an `async def` itself, or use"
+        " `await guard.acall(...)`"
     )
 
 

@@ -41,6 +41,7 @@ class Stats:
         """Worker threads whose caller gave up and which still run."""
         self._lock = Lock()
         self._cut_off: list[float] = []
+        self._quantiles: dict[float, float | None] = {}
         self._rate_since = now
         self._rate_base = (0, 0)
         self._rate_previous = (0, 0)
@@ -80,9 +81,14 @@ class Stats:
 
     def quantile(self, p: float, now: float) -> float | None:
         """Return the latency that a share `p` of recent calls stayed below, or None."""
-        with self._lock:
-            self._fold(now)
-            return self.latency.quantile(p, now)
+        # Who asks in the middle of a fold (a signal handler, a finaliser) is told what was known.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._fold(now)
+                self._quantiles[p] = self.latency.quantile(p, now)
+            finally:
+                self._lock.release()
+        return self._quantiles.get(p)
 
     def error_rate(self, now: float) -> float:
         """Return the share of recent attempts that failed."""

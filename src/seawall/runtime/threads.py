@@ -17,6 +17,8 @@ from seawall.runtime.workers import Job, WorkerPool
 if TYPE_CHECKING:
     from asyncio import Future
 
+    from seawall.clock import Clock
+
 
 class ThreadDriver(Driver):
     """Carries what is inside it to a worker thread, with deadline and context variables."""
@@ -67,16 +69,34 @@ class ThreadDriver(Driver):
             limit = left if limit is None else min(limit, left)
         return limit
 
-    def _submit(
-        self, inner: Callable[..., Any], args: Any, kwargs: Any, done: Callable[[], object]
-    ) -> tuple[Job, float | None]:
+    def _deadline(self, seconds: float | None, *, in_task: bool) -> tuple[float, Clock] | None:
+        """Return until when the work is waited for, by us or by an async timeout around us."""
         clock = self.host.clock
+        ends = [] if seconds is None else [clock.now() + seconds]
+        if in_task:
+            from seawall._expiry import running_task
+
+            task = running_task()
+            limits = (layer.until_of(task) for layer in self.outside)
+            ends += [limit for limit in limits if limit is not None]
+        return (min(ends), clock) if ends else None
+
+    def _submit(
+        self,
+        inner: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        done: Callable[[], object],
+        *,
+        in_task: bool,
+    ) -> tuple[Job, float | None]:
         seconds = self._seconds()
-        if seconds is None:
-            job = Job(inner, args, kwargs, done)
+        known = self._deadline(seconds, in_task=in_task)
+        if known is None:
+            job = Job(inner, args, kwargs, done, self.host.name)
         else:
-            token = deadline_var.set((clock.now() + seconds, clock))
-            job = Job(inner, args, kwargs, done)
+            token = deadline_var.set(known)
+            job = Job(inner, args, kwargs, done, self.host.name)
             deadline_var.reset(token)
         if not self.pool.submit(job):
             self.refused += 1
@@ -88,7 +108,7 @@ class ThreadDriver(Driver):
     def _run_sync(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         bell = Lock()
         bell.acquire()
-        job, seconds = self._submit(inner, args, kwargs, bell.release)
+        job, seconds = self._submit(inner, args, kwargs, bell.release, in_task=False)
         try:
             rang = self.host.clock.wait(bell, seconds)
         except BaseException as error:
@@ -114,7 +134,7 @@ class ThreadDriver(Driver):
             except RuntimeError:
                 pass  # the loop is closed: nobody waits any more
 
-        job, seconds = self._submit(inner, args, kwargs, done)
+        job, seconds = self._submit(inner, args, kwargs, done, in_task=True)
         timer = None if seconds is None else loop.call_later(max(0.0, seconds), ring, False)  # noqa: FBT003
         try:
             rang = await bell

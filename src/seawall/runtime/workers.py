@@ -6,12 +6,12 @@ would keep the process alive; and it queues without bound. This one does neither
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from queue import SimpleQueue
-from threading import RLock, Thread
-from typing import Any
-from weakref import finalize
+from threading import Condition, RLock, Thread
+from typing import Any, Final
+from weakref import WeakSet, finalize
 
 from seawall.runtime.call import Abandoned, job_var
 from seawall.runtime.mutex import survives_fork
@@ -31,6 +31,7 @@ class Job:
         "_lock",
         "_state",
         "_value",
+        "guard",
     )
 
     def __init__(
@@ -39,11 +40,13 @@ class Job:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         done: Callable[[], object],
+        guard: str = "",
     ) -> None:
         """Wrap `function(*args, **kwargs)`, with a copy of the caller's context variables.
 
-        `done()` is called from the worker thread when it has ended.
+        `done()` is called from the worker thread when it has ended. `guard` is whose call it is.
         """
+        self.guard = guard
         self._context: Context = copy_context()
         self._context.run(job_var.set, self)
         self._function = function
@@ -67,13 +70,16 @@ class Job:
         except BaseException as error:  # noqa: BLE001 - raised again in the caller
             self._error = error
         with self._lock:
-            wanted = self._state == "running"
+            if self._state != "running":
+                self._value = self._error = None  # nobody will ask
             self._state = "done"
-        return True if wanted else self._forget()
-
-    def _forget(self) -> bool:
-        self._value = self._error = None
+            self._forget()
         return True
+
+    def _forget(self) -> None:
+        """Let go of what the work was: the context knows the job, and would keep it alive."""
+        self._context = Context()
+        self._function, self._args, self._kwargs = _nothing, (), {}
 
     @property
     def given_up(self) -> bool:
@@ -90,6 +96,7 @@ class Job:
         with self._lock:
             if self._state == "queued":
                 self._state = "withdrawn"
+                self._forget()
                 return False
             if self._state == "running":
                 self._state = "abandoned"
@@ -100,22 +107,50 @@ class Job:
         """Return the value or raise the error of work that is done."""
         error, self._error = self._error, None
         if error is None:
-            return self._value
+            value, self._value = self._value, None
+            return value
         try:
             raise error
         finally:
             del error
 
 
-class _Counts:
+def _nothing() -> None:
+    pass
+
+
+class _Shared:
     """What a pool and its threads share; the threads must not keep the pool alive."""
 
     def __init__(self) -> None:
         # Reentrant: a coroutine that the collector closes may give up on its job at any moment.
         self.lock = RLock()
+        self.ready = Condition(self.lock)
+        self.jobs: deque[Job] = deque()
+        self.stopping = False
         self.taken = 0
         self.threads = 0
         self.abandoned = 0
+
+    def put(self, job: Job) -> None:
+        with self.ready:
+            self.jobs.append(job)
+            self.ready.notify()
+
+    def get(self) -> Job | None:
+        """Wait for a job; None when the pool is gone."""
+        with self.ready:
+            while not self.jobs:
+                if self.stopping:
+                    return None
+                self.ready.wait()
+            return self.jobs.popleft()
+
+    def withdraw(self, job: Job) -> None:
+        with self.lock:
+            self.taken -= 1
+            if job in self.jobs:
+                self.jobs.remove(job)
 
     def freed(self) -> None:
         with self.lock:
@@ -125,6 +160,15 @@ class _Counts:
         with self.lock:
             self.abandoned -= 1
 
+    def stop(self) -> None:
+        with self.ready:
+            self.stopping = True
+            self.ready.notify_all()
+
+
+live_pools: Final[WeakSet[WorkerPool]] = WeakSet()
+"""All there are, for those who look for threads that never came back."""
+
 
 class WorkerPool:
     """At most `size` threads, and at most `queue` jobs that wait for one."""
@@ -133,55 +177,61 @@ class WorkerPool:
         """Start no thread yet: they come as they are needed, and end with the pool."""
         self.size = size
         self.queue = queue
-        self._name = name
+        self.name = name
         self._begin()
         survives_fork(self)
+        live_pools.add(self)
 
     def _begin(self) -> None:
-        self._counts = _Counts()
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._finalizer = finalize(self, _stop, self._jobs, self.size)
+        self._shared = _Shared()
+        self._finalizer = finalize(self, self._shared.stop)
         self._finalizer.atexit = False
 
     @property
     def in_use(self) -> int:
         """How many threads work now, for somebody or abandoned."""
-        return min(self._counts.taken, self.size)
+        return min(self._shared.taken, self.size)
 
     @property
     def queued(self) -> int:
         """How many jobs wait for a thread now."""
-        return max(0, self._counts.taken - self.size)
+        return max(0, self._shared.taken - self.size)
 
     @property
     def abandoned(self) -> int:
         """How many threads work though nobody waits for them."""
-        return self._counts.abandoned
+        return self._shared.abandoned
 
     def submit(self, job: Job) -> bool:
         """Take the job, or return False at once if all threads and places are taken."""
-        counts = self._counts
-        with counts.lock:
-            if counts.taken >= self.size + self.queue:
+        shared = self._shared
+        with shared.lock:
+            if shared.taken >= self.size + self.queue:
                 return False
-            counts.taken += 1
-            grow = counts.threads < min(self.size, counts.taken)
-            counts.threads += grow
-            name = f"seawall-{self._name}-{counts.threads}"
-        self._jobs.put(job)
+            shared.taken += 1
+            grow = shared.threads < min(self.size, shared.taken)
+            shared.threads += grow
+            name = f"seawall-{self.name}-{shared.threads}"
         if grow:
-            Thread(target=_work, args=(self._jobs, counts), name=name, daemon=True).start()
+            try:
+                Thread(target=_work, args=(shared,), name=name, daemon=True).start()
+            except BaseException:
+                with shared.lock:  # the system has no more threads to give
+                    shared.taken -= 1
+                    shared.threads -= 1
+                raise
+        shared.put(job)
         return True
 
     def give_up(self, job: Job) -> Abandoned | bool:
         """Stop waiting for `job`: as `Job.give_up`, and count what runs on."""
         left = job.give_up()
         if left is False:
-            self._counts.freed()
+            self._shared.withdraw(job)
         elif isinstance(left, Abandoned):
-            with self._counts.lock:
-                self._counts.abandoned += 1
-            left.when_stopped(self._counts.came_back)
+            with self._shared.lock:
+                self._shared.abandoned += 1
+            left.when_stopped(self._shared.came_back)
         return left
 
     def _after_fork(self) -> None:
@@ -190,14 +240,9 @@ class WorkerPool:
         self._begin()
 
 
-def _work(jobs: SimpleQueue[Job | None], counts: _Counts) -> None:
-    while (job := jobs.get()) is not None:
+def _work(shared: _Shared) -> None:
+    while (job := shared.get()) is not None:
         if job.run():
-            counts.freed()
+            shared.freed()
             job.finished()
         del job
-
-
-def _stop(jobs: SimpleQueue[Job | None], size: int) -> None:
-    for _ in range(size):
-        jobs.put(None)
