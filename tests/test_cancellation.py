@@ -533,7 +533,7 @@ def test_a_stopped_caller_of_a_thread_leaves_only_the_thread(how: str, kind: str
                 break
             threading.Event().wait(0.01)
         assert (slots.in_flight, pool.pool.in_use, pool.pool.abandoned) == (0, 0, 0)
-        assert world.guard.snapshot()["abandoned_threads"] == 0
+        assert world.guard.snapshot()["abandoned"] == 0
         with asyncio.get_running_loop().hold_time():
             assert await world.guard.acall(work) == "answer"
 

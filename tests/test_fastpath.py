@@ -78,7 +78,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "adaptive": lambda: Timeout(adaptive(floor=1.0, cap=3.0), sync="cooperative"),
 }
 
-ERRORS = {"refused": ConnectionError, "missing": KeyError, "poor": Poor, "bug": ZeroDivisionError}
+ERRORS = {"rejected": ConnectionError, "missing": KeyError, "poor": Poor, "bug": ZeroDivisionError}
 WHATS = ["answer", "again", "slow", "very slow", *ERRORS]
 SECONDS = {"slow": 1.2, "very slow": 5.0}
 

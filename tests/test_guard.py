@@ -924,7 +924,7 @@ def test_a_shared_policy_shares_state_not_statistics():
     for _ in range(2):
         assert second.attempt(lambda: 1).reason == "circuit_open"
     one, two = first.snapshot(), second.snapshot()
-    assert (one["policies"][0]["refused"], two["policies"][0]["refused"]) == (0, 2)
+    assert (one["policies"][0]["rejected"], two["policies"][0]["rejected"]) == (0, 2)
     assert (one["failed"], two["failed"]) == (1, 0)
     assert one["policies"][0]["state"] == two["policies"][0]["state"] == "open"
     with pytest.raises(CircuitOpen, match="second") as refused:

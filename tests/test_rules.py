@@ -36,7 +36,7 @@ def test_explain_prints_the_stack_outermost_first():
     guard = Guard("vendor", _retry(), Breaker(), Timeout(2.0))
     lines = guard.explain().splitlines()
     assert lines[0] == "guard 'vendor', outermost first:"
-    assert lines[1].startswith("  Retry(on=ConnectionError, attempts=3")
+    assert lines[1].startswith("  Retry(on=(ConnectionError, TimeoutError), attempts=3")
     assert lines[2].startswith("    Breaker(")
     assert lines[3] == "      Timeout(2.0)"
 

@@ -527,7 +527,7 @@ try: short.call(hang)
 except TimedOut: pass
 def check():
     assert short.call(work) == "answer"
-    assert short.snapshot()["policies"][0]["threads_abandoned"] == 0
+    assert short.snapshot()["policies"][0]["abandoned"] == 0
 code = in_child(check)
 release.set()
 sys.exit(code)

@@ -75,7 +75,7 @@ def test_calls_beyond_the_limit_are_refused_at_once() -> None:
         assert (refusal.guard, refusal.policy) == (guard.name, "bulkhead")
         assert results[2] is not results[3]
         assert guard.snapshot()["rejected"] == 2
-        assert guard.snapshot()["policies"][0]["refused"] == 2
+        assert guard.snapshot()["policies"][0]["rejected"] == 2
 
     run_virtual(main())
 
@@ -573,7 +573,7 @@ def test_shadow_mode_counts_and_admits() -> None:
         assert bulkhead.in_flight == 1
     unsubscribe()
     shown = guard.snapshot()["policies"][0]
-    assert (shown["mode"], shown["refused"], shown["would_refuse"]) == ("shadow", 0, 1)
+    assert (shown["mode"], shown["rejected"], shown["would_reject"]) == ("shadow", 0, 1)
     assert [(event.guard, event.enforced) for event in seen] == [(guard.name, False)]
     assert bulkhead.in_flight == 0
 
@@ -585,7 +585,7 @@ def test_off_neither_counts_nor_refuses() -> None:
     with guard.hold(), guard.hold(), guard.hold():
         pass
     shown = guard.snapshot()["policies"][0]
-    assert (shown["refused"], shown["would_refuse"], shown["in_flight"]) == (0, 0, 0)
+    assert (shown["rejected"], shown["would_reject"], shown["in_flight"]) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("mode", ["shadow", "off"])
@@ -629,8 +629,8 @@ def test_a_bulkhead_in_two_guards_is_one_bulkhead() -> None:
     with one.hold(), pytest.raises(BulkheadFull) as caught:
         two.call(lambda: None)
     assert caught.value.guard == two.name
-    assert one.snapshot()["policies"][0]["refused"] == 0
-    assert two.snapshot()["policies"][0]["refused"] == 1
+    assert one.snapshot()["policies"][0]["rejected"] == 0
+    assert two.snapshot()["policies"][0]["rejected"] == 1
 
 
 def test_the_slot_is_not_held_while_a_timed_out_call_is_gone() -> None:

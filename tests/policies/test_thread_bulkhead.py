@@ -88,10 +88,10 @@ def test_beyond_workers_and_queue_calls_are_refused(blocked):
     assert snapshot["policies"][0] == {
         "policy": "thread_bulkhead",
         "workers": 2,
-        "in_use": 2,
-        "queued": 1,
+        "in_flight": 2,
+        "waiting": 1,
         "abandoned": 0,
-        "refused": 1,
+        "rejected": 1,
     }
     blocked.go_on.set()
     for thread in [*threads, queued]:
@@ -125,9 +125,9 @@ def test_an_abandoned_call_keeps_its_worker_until_it_ends(blocked):
 
     assert asyncio.run(main()) == (True, "bulkhead_full")
     assert (pool.abandoned, pool.in_use) == (1, 1)
-    assert guard.snapshot()["abandoned_threads"] == 1
+    assert guard.snapshot()["abandoned"] == 1
     blocked.go_on.set()
-    while pool.abandoned or pool.in_use or guard.snapshot()["abandoned_threads"]:
+    while pool.abandoned or pool.in_use or guard.snapshot()["abandoned"]:
         assert threading.active_count() > 1
     assert guard.call(lambda: "free") == "free"
 

@@ -88,6 +88,7 @@ def test_the_traceback_of_one_retried_object_grows_no_more_than_the_attempts():
     with virtual_time():
         guard = Guard("growth", Retry(on=ConnectionError, attempts=40, backoff=constant(0.1)))
         BROKEN.__traceback__ = None
+        BROKEN.__notes__ = []
         with pytest.raises(ConnectionError) as caught:
             guard.call(broken)
     frames, notes = size(caught.value)

@@ -166,10 +166,10 @@ def test_hung_calls_do_not_make_an_instant_call_time_out():
         with pytest.raises(BulkheadFull, match="2 of them with calls that nobody waits for"):
             guard.call(lambda: "instant")
         assert clock.now() == before
-        assert guard.snapshot()["abandoned_threads"] == 2
+        assert guard.snapshot()["abandoned"] == 2
         release.set()
         for _ in range(500):
-            if not guard.snapshot()["abandoned_threads"]:
+            if not guard.snapshot()["abandoned"]:
                 break
             threading.Event().wait(0.01)
         assert guard.call(lambda: "instant") == "instant"

@@ -89,6 +89,7 @@ class Breaker(GatePolicy):
         survives_fork(self)
         self.model = BreakerModel(self.settings)
         self._keyed: OrderedDict[Hashable, BreakerModel] = OrderedDict()
+        self._overflowed = False
 
     def __repr__(self) -> str:
         given = {
@@ -143,6 +144,7 @@ class Breaker(GatePolicy):
         if len(self._keyed) >= self.max_keys:
             evicted = self._evictable()
             if evicted is None:
+                self._overflowed = True
                 return self.model  # shared by all keys that find no room
             del self._keyed[evicted]
         model = self._keyed[key] = BreakerModel(self.settings)
@@ -356,6 +358,6 @@ class _KeyedBreakerGate(_BreakerGate):
         models = self.policy.models()
         with self.policy._mutex:
             keys = {str(key): model.snapshot(now) for key, model in models.items()}
-            if self._model.generation > 1 or self._model.snapshot(now)["calls"]:
+            if self.policy._overflowed:
                 keys["(others)"] = self._model.snapshot(now)
         return {**GateBound.snapshot(self, now), "state": self.policy.state, "keys": keys}

@@ -253,19 +253,20 @@ class _RetryFlow(Flow):
             todo, call.value, call.error = None, None, error
         if todo is None:
             call.memory.pop(self, None)
-            if memory is not None and memory.failure is not None:
-                self._prefer_real(call, memory.failure)
-            self._give_note(call, now)
             if self.leave is not None:
                 self.leave(ticket, call.outcome(), None, now)
+            failure = None if memory is None else memory.failure
+            refused = "" if failure is None else self._prefer_real(call, failure)
+            self._give_note(call, now, refused)
         return todo
 
-    def _prefer_real(self, call: Call, failure: BaseException) -> None:
+    def _prefer_real(self, call: Call, failure: BaseException) -> str:
         """Raise what an attempt raised, not that the next one was refused: something was sent."""
         refusal = call.error
-        if isinstance(refusal, Rejected) and not call.reached:
-            call.error = failure
-            add_note(failure, f"the next attempt was refused: {refusal}", "was refused: ")
+        if not isinstance(refusal, Rejected) or call.reached:
+            return ""
+        call.error = failure
+        return f", the next was refused: {refusal}"
 
     def _worth_another(self, call: Call) -> bool:
         if call.error is None:
@@ -325,12 +326,13 @@ class _RetryFlow(Flow):
             return "budget", 0.0
         return None, delay
 
-    def _give_note(self, call: Call, now: float) -> None:
+    def _give_note(self, call: Call, now: float, refused: str) -> None:
         error = call.error
-        if error is None or call.attempts < 2:  # noqa: PLR2004 - one attempt needs no note
+        if error is None or (call.attempts < 2 and not refused):  # noqa: PLR2004
             return
-        seconds = now - call.began
-        add_note(error, f"{call.attempts} attempts in {seconds:.3f} s", " attempts in ")
+        plural = "" if call.attempts == 1 else "s"
+        made = f"{call.attempts} attempt{plural} in {now - call.began:.3f} s"
+        add_note(error, f"{made}{refused}", " attempt")
 
 
 def _read_on(on: Any) -> tuple[tuple[type[Exception], ...], tuple[Predicate, ...]]:

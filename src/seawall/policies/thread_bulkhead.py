@@ -56,10 +56,10 @@ class _ThreadBulkheadBound(Bound):
         pool = self.policy.pool
         return {
             "workers": pool.size,
-            "in_use": pool.in_use,
-            "queued": pool.queued,
+            "in_flight": pool.in_use,
+            "waiting": pool.queued,
             "abandoned": pool.abandoned,
-            "refused": self._driver.refused,
+            "rejected": self._driver.refused,
         }
 
 

@@ -196,8 +196,8 @@ class TimeoutBound(Bound):
             if pool is None
             else {
                 "threads": pool.size,
-                "threads_in_use": pool.in_use,
-                "threads_abandoned": pool.abandoned,
+                "in_flight": pool.in_use,
+                "abandoned": pool.abandoned,
             }
         )
         return {"seconds": self.seconds(now), "timed_out": self.timed_out, **threads}

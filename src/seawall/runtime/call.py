@@ -80,6 +80,16 @@ class Abandoned:
         error.abandoned_work = self  # type: ignore[attr-defined]
 
 
+def mark_withdrawn(error: BaseException) -> None:
+    """Let `error` tell that the work was withdrawn from its queue: it never began."""
+    error.work_withdrawn = True  # type: ignore[attr-defined]
+
+
+def was_withdrawn(error: BaseException) -> bool:
+    """Tell whether `error` ended a call whose work was still waiting for a thread."""
+    return getattr(error, "work_withdrawn", False)
+
+
 def _stopped() -> Abandoned:
     work = Abandoned()
     work.stopped()

@@ -22,6 +22,7 @@ from seawall.runtime.call import (
     given_up,
     reason_var,
     trace_var,
+    was_withdrawn,
 )
 from seawall.runtime.events import CallRejected, emit
 from seawall.runtime.layers import CANCELLED, FAILED, OK, Flow, Host, Next, Wait, Waiter
@@ -218,8 +219,8 @@ def _count(call: Call) -> None:
     left_running = None if error is None else Abandoned.of(error)
     if left_running is not None:
         call.abandoned.append(left_running)
-    if not call.counts and isinstance(error, Rejected) and error.guard == call.host.name:
-        # Refused by this guard's own inner part, which a driver runs: the function never ran.
+    if not call.counts and error is not None and _never_ran(call.host, error):
+        # This guard's own inner part, which a driver runs, refused it or never got to it.
         call.reached = False
         call.attempts -= 1
     elif call.counts:
@@ -232,6 +233,11 @@ def _count(call: Call) -> None:
         trace = current_trace(call.host.name)
         if trace is not None:
             trace.attempts += 1
+
+
+def _never_ran(host: Host, error: BaseException) -> bool:
+    refused = isinstance(error, Rejected) and error.guard == host.name
+    return refused or was_withdrawn(error)
 
 
 def _count_attempt(call: Call) -> None:

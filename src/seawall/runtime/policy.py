@@ -134,6 +134,6 @@ class GateBound(Layer, Bound):
         """Return the mode and how many calls of this guard were, or would have been, refused."""
         return {
             "mode": self.policy.mode,
-            "refused": self.refused,
-            "would_refuse": self.would_refuse,
+            "rejected": self.refused,
+            "would_reject": self.would_refuse,
         }

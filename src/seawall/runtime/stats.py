@@ -108,7 +108,7 @@ class Stats:
             "timed_out": self.timed_out,
             "retries": self.retries,
             "degraded": self.degraded,
-            "abandoned_threads": self.abandoned,
+            "abandoned": self.abandoned,
             "error_rate": self.error_rate(now),
             "p50": self.quantile(0.5, now),
             "p95": self.quantile(0.95, now),

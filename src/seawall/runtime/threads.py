@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from seawall.context import deadline_var
 from seawall.errors import BulkheadFull, Rejected
-from seawall.runtime.call import Abandoned
+from seawall.runtime.call import Abandoned, mark_withdrawn
 from seawall.runtime.events import ThreadAbandoned, emit
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Driver, Host, Kind
@@ -166,6 +166,8 @@ class ThreadDriver(Driver):
         self._left_running(self.pool.give_up(job), error)
 
     def _left_running(self, left: object, error: BaseException) -> None:
+        if left is False:
+            mark_withdrawn(error)
         if not isinstance(left, Abandoned):
             return
         stats = self.host.stats
