@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from contextvars import copy_context
-from itertools import count
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import (
@@ -18,7 +16,6 @@ from seawall import (
     Criticality,
     Deadline,
     DeadlineExceeded,
-    Guard,
     Retry,
     TimedOut,
     Timeout,
@@ -36,41 +33,9 @@ from seawall.context import _DeadlineScope, deadline_var
 from seawall.policies.timeout import _Cooperative
 from seawall.runtime import fastpath, interpreter
 from seawall.testing import ScriptedService, answer, run_virtual, virtual_time
+from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
 
-_serial = count()
-SEEDS = st.integers(0, 2**32 - 1)
-QUARTERS = st.integers(0, 16).map(lambda n: n / 4)
-"""Instants that floats hold exactly, and that coincide often."""
-
-
-def _guard(*policies: Any, **options: Any) -> Guard:
-    return Guard(f"deadline-{next(_serial)}", *policies, **options)
-
-
-def _falsified(check: Callable[[Any], None], cases: st.SearchStrategy[Any]) -> bool:
-    """Tell whether some case breaks the property: it must, where its safeguard is missing."""
-
-    @settings(phases=[Phase.generate], report_multiple_bugs=False, max_examples=300)
-    @given(cases)
-    def search(case: Any) -> None:
-        check(case)
-
-    try:
-        search()
-    except AssertionError:
-        return True
-    return False
-
-
-async def _pass(seconds: float) -> None:
-    """Let virtual time pass."""
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-    timer = loop.call_later(seconds, lambda: over.done() or over.set_result(None))
-    try:
-        await over
-    finally:
-        timer.cancel()
+QUARTERS = quarters(16)
 
 
 # The instant
@@ -225,14 +190,14 @@ def test_async_with_also_enforces_it() -> None:
         with pytest.raises(TimedOut) as caught:  # noqa: PT012 - the block is the subject
             async with deadline(2.0) as held:
                 assert held.at == 2.0
-                await _pass(9.0)
+                await let_pass(9.0)
         assert isinstance(caught.value.__cause__, asyncio.CancelledError)
         assert loop.time() == 2.0
         assert asyncio.current_task().cancelling() == 0
         assert current_deadline() is None
         async with deadline(2.0):
-            await _pass(1.0)
-        await _pass(5.0)  # nothing fires later
+            await let_pass(1.0)
+        await let_pass(5.0)  # nothing fires later
         with pytest.raises(KeyError):
             async with deadline(2.0):
                 raise KeyError
@@ -247,7 +212,7 @@ def test_async_with_keeps_an_earlier_deadline_and_enforces_that() -> None:
     async def main() -> None:
         with deadline(1.0), pytest.raises(TimedOut):
             async with deadline(5.0):
-                await _pass(9.0)
+                await let_pass(9.0)
         assert asyncio.get_running_loop().time() == 1.0
 
     run_virtual(main())
@@ -261,7 +226,7 @@ def test_async_with_leaves_a_cancellation_from_elsewhere_alone() -> None:
 
         async def work() -> None:
             async with deadline(1.0):
-                await _pass(9.0)
+                await let_pass(9.0)
 
         task = loop.create_task(work())
         loop.call_later(1.0, task.cancel)
@@ -292,7 +257,7 @@ def test_every_task_sees_its_own() -> None:
 
         async def one(name: str, seconds: float, level: Criticality) -> None:
             with deadline(seconds), criticality(level), idempotency_key(name):
-                await _pass(0.5)
+                await let_pass(0.5)
                 seen[name] = (
                     current_deadline().at,
                     current_criticality(),
@@ -424,9 +389,9 @@ class Downstream:
             self.down(rest, left - pause)
 
         if how == "timeout":
-            _guard(Timeout(seconds, sync="cooperative")).attempt(inside, seconds)
+            new_guard(Timeout(seconds, sync="cooperative")).attempt(inside, seconds)
         elif how in ("retry", "task"):
-            _guard(Retry(on=KeyError)).attempt(inside, None)
+            new_guard(Retry(on=KeyError)).attempt(inside, None)
         elif how == "object":
             with deadline(Deadline(self.clock.now() + seconds, self.clock)):
                 inside(seconds)
@@ -444,11 +409,11 @@ class Downstream:
 
         async def inside(wanted: float | None) -> None:
             left = self.look(before, wanted)
-            await _pass(pause)
+            await let_pass(pause)
             await self.adown(rest, left - pause)
 
         if how in ("timeout", "retry"):
-            await _guard(Timeout(seconds)).aattempt(inside, None)
+            await new_guard(Timeout(seconds)).aattempt(inside, None)
         elif how == "task":
             await asyncio.get_running_loop().create_task(inside(None))
         elif how == "async with":
@@ -503,7 +468,7 @@ def test_without_keeping_the_earlier_one_time_grows(
 ) -> None:
     """Let a scope or a guard set what it wants, and the property is falsified."""
     monkeypatch.setattr(owner, name, naive)
-    assert _falsified(_check_descent, DESCENTS)
+    assert falsified(_check_descent, DESCENTS)
 
 
 # Invariant: expired work never starts
@@ -534,7 +499,7 @@ def _check_late(case: Late) -> None:
     begun: list[float] = []
     with virtual_time() as clock:
         bulkhead = Bulkhead(1, max_wait=8.0)
-        guard = _guard(
+        guard = new_guard(
             *{
                 "retry": [Retry(on=KeyError)],
                 "bulkhead": [bulkhead],
@@ -562,7 +527,7 @@ def _check_late(case: Late) -> None:
 
         async def main() -> Any:
             with deadline(case.limit):
-                await _pass(case.arrival)
+                await let_pass(case.arrival)
                 if case.stack == "waiting":
                     hold = guard.hold()
                     await hold.__aenter__()
@@ -571,7 +536,7 @@ def _check_late(case: Late) -> None:
                     left = case.limit - case.arrival
                     loop.call_later(left, hold.__exit__, None, None, None)
                 result = await guard.aattempt(afunction)
-                await _pass(3.0)
+                await let_pass(3.0)
                 return result.error
 
         try:
@@ -599,7 +564,7 @@ def test_without_the_look_at_the_beginning_expired_work_starts(
     """Do not refuse what is expired, and the property is falsified."""
     monkeypatch.setattr(fastpath, "refuse_expired", lambda _: None)
     monkeypatch.setattr(interpreter, "refuse_expired", lambda _: None)
-    assert _falsified(_check_late, LATE)
+    assert falsified(_check_late, LATE)
 
 
 def test_a_slot_granted_at_the_very_deadline_is_given_back() -> None:
@@ -607,14 +572,14 @@ def test_a_slot_granted_at_the_very_deadline_is_given_back() -> None:
 
     async def main() -> None:
         bulkhead = Bulkhead(1, max_wait=8.0)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         service = ScriptedService(answer())
         hold = guard.hold()
         await hold.__aenter__()
         asyncio.get_running_loop().call_later(1.0, hold.__exit__, None, None, None)
         with deadline(1.0):
             result = await guard.aattempt(service.acall)
-        await _pass(1.0)
+        await let_pass(1.0)
         assert isinstance(result.error, DeadlineExceeded)
         assert service.calls == 0
         assert (bulkhead.in_flight, bulkhead.waiting) == (0, 0)
@@ -629,7 +594,7 @@ def test_a_slot_granted_in_time_but_noticed_too_late_is_given_back() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         bulkhead = Bulkhead(1, max_wait=8.0)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         service = ScriptedService(answer())
         hold = guard.hold()
         await hold.__aenter__()

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         plus_minus,
     )
     from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
+    from seawall.models.pressure import Pressure
     from seawall.models.probes import growing, n_of_m, ramp, single
     from seawall.models.sizing import pool_size, timeout_for
     from seawall.policies.breaker import Breaker
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
         ThreadAbandoned,
         subscribe,
     )
+    from seawall.runtime.policy import Policy
     from seawall.runtime.result import Result
 
 __all__ = [
@@ -90,6 +92,8 @@ __all__ = [
     "FallbackUsed",
     "Guard",
     "InFlightRatio",
+    "Policy",
+    "Pressure",
     "Rejected",
     "RequestRatio",
     "Result",
@@ -158,6 +162,8 @@ _HOMES = {
     "FallbackUsed": "runtime.events",
     "Guard": "guard",
     "InFlightRatio": "models.budget",
+    "Policy": "runtime.policy",
+    "Pressure": "models.pressure",
     "Rejected": "errors",
     "RequestRatio": "models.budget",
     "Result": "runtime.result",

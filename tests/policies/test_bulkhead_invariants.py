@@ -6,12 +6,11 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from itertools import count
 from types import coroutine
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall import (
@@ -19,7 +18,6 @@ from seawall import (
     BulkheadFull,
     Criticality,
     DeadlineExceeded,
-    Guard,
     Retry,
     TimedOut,
     Timeout,
@@ -31,41 +29,9 @@ from seawall.models.waiting import WaitQueue
 from seawall.policies.bulkhead import _BulkheadGate, _SlotWaiter
 from seawall.runtime.call import Abandoned
 from seawall.testing import run_virtual
+from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
 
-_serial = count()
-SEEDS = st.integers(0, 2**32 - 1)
-QUARTERS = st.integers(0, 8).map(lambda n: n / 4)
-"""Instants that floats hold exactly, and that coincide often."""
-
-
-def _guard(*policies: Any, **options: Any) -> Guard:
-    return Guard(f"bulkhead-invariants-{next(_serial)}", *policies, **options)
-
-
-def _falsified(check: Callable[[Any], None], cases: st.SearchStrategy[Any]) -> bool:
-    """Tell whether some case breaks the property: it must, where its safeguard is missing."""
-
-    @settings(phases=[Phase.generate], report_multiple_bugs=False, max_examples=500)
-    @given(cases)
-    def search(case: Any) -> None:
-        check(case)
-
-    try:
-        search()
-    except AssertionError:
-        return True
-    return False
-
-
-async def _pass(seconds: float) -> None:
-    """Let virtual time pass."""
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-    timer = loop.call_later(seconds, lambda: over.done() or over.set_result(None))
-    try:
-        await over
-    finally:
-        timer.cancel()
+QUARTERS = quarters(8)
 
 
 @coroutine
@@ -165,8 +131,8 @@ class Visitors:
     def __init__(self, watch: Watch) -> None:
         bulkhead = watch.bulkhead
         self.watch = watch
-        self.guards = [_guard(bulkhead), _guard(bulkhead)]
-        self.timed = _guard(Timeout(1.0), bulkhead)
+        self.guards = [new_guard(bulkhead), new_guard(bulkhead)]
+        self.timed = new_guard(Timeout(1.0), bulkhead)
         self.tasks: list[asyncio.Task[None]] = []
 
     def begin(self, number: int, script: Visit) -> None:
@@ -198,7 +164,7 @@ class Visitors:
     async def work(self, duration: float) -> None:
         self.watch.enter()
         try:
-            await _pass(duration)
+            await let_pass(duration)
         finally:
             self.watch.leave()
 
@@ -217,7 +183,7 @@ def _check_day(case: Day) -> None:
             loop.call_later(at, watch.update, changes)
         for n in range(60):
             loop.call_later(n / 4 + 0.125, watch.look)
-        await _pass(60.0)
+        await let_pass(60.0)
         assert not watch.broken
         assert all(task.done() for task in visitors.tasks)
         assert all(task.cancelled() or task.exception() is None for task in visitors.tasks)
@@ -268,7 +234,7 @@ def test_without_its_safeguards_the_bulkhead_leaks_or_overflows(
 ) -> None:
     """Take one safeguard away, and the property is falsified."""
     monkeypatch.setattr(*ABLATIONS[missing])
-    assert _falsified(_check_day, DAYS)
+    assert falsified(_check_day, DAYS)
 
 
 # Order and bounds of the waiting room
@@ -320,11 +286,11 @@ def _check_room(case: Room) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         bulkhead = Bulkhead(1, max_wait=60.0, max_waiting=case.max_waiting, order=case.order)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
 
         async def function(number: int) -> None:
             served.append(number)
-            await _pass(1.0)
+            await let_pass(1.0)
 
         async def one(number: int) -> None:
             with criticality(case.ranks[number]):
@@ -337,7 +303,7 @@ def _check_room(case: Room) -> None:
         async with guard.hold():
             for number in range(len(case.ranks)):
                 tasks.append(loop.create_task(one(number)))
-                await _pass(1.0)
+                await let_pass(1.0)
                 assert bulkhead.waiting <= case.max_waiting
         await asyncio.wait(tasks)
 
@@ -363,7 +329,7 @@ def test_without_its_bound_the_waiting_room_overflows(
 ) -> None:
     """Let everybody wait, or tell nobody that he was displaced, and the property is falsified."""
     monkeypatch.setattr(owner, name, broken)
-    assert _falsified(_check_room, ROOMS)
+    assert falsified(_check_room, ROOMS)
 
 
 # A slot that is freed while a waiter is about to join
@@ -375,7 +341,7 @@ def _wait_beside_a_free_slot() -> float:
     async def main() -> float:
         loop = asyncio.get_running_loop()
         bulkhead = Bulkhead(1, max_wait=7.0)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         gate = guard.bounds[0]
         ticket = gate.enter(0.0)
         join = Bulkhead._join
@@ -386,7 +352,7 @@ def _wait_beside_a_free_slot() -> float:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Bulkhead, "_join", late_join)
-            await guard.aattempt(_pass, 0.0)
+            await guard.aattempt(let_pass, 0.0)
         return loop.time()
 
     return run_virtual(main())
@@ -434,7 +400,7 @@ def _slots_taken_while_work_runs_on(
     """Return the slots taken while so many abandoned threads run, and each time one has ended."""
     clock = ImpatientClock()
     bulkhead = Bulkhead(1)
-    guard = _guard(*policies(bulkhead), clock=clock)
+    guard = new_guard(*policies(bulkhead), clock=clock)
     gates: list[threading.Event] = []
 
     def function() -> None:
@@ -501,7 +467,7 @@ def test_threads_and_tasks_of_several_loops_share_the_slots() -> None:
     """The limit holds for all of them together, and each wakes the others."""
     limit, callers, calls = 3, 4, 25
     bulkhead = Bulkhead(limit, max_wait=60.0, max_waiting=1000)
-    guard = _guard(bulkhead)
+    guard = new_guard(bulkhead)
     counting = threading.Lock()
     inside = most = done = 0
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import (
@@ -36,11 +35,9 @@ from seawall.policies import retry
 from seawall.policies.retry import _RetryFlow
 from seawall.runtime.call import Call
 from seawall.testing import run_virtual, virtual_time
+from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
 
-_serial = count()
-SEEDS = st.integers(0, 2**32 - 1)
-QUARTERS = st.integers(0, 16).map(lambda n: n / 4)
-"""Instants that floats hold exactly, and that coincide often."""
+QUARTERS = quarters(16)
 
 
 class Broken(Exception):
@@ -49,25 +46,6 @@ class Broken(Exception):
 
 class Bug(Exception):
     """What is not."""
-
-
-def _guard(*policies: Any, **options: Any) -> Guard:
-    return Guard(f"retry-invariants-{next(_serial)}", *policies, **options)
-
-
-def _falsified(check: Callable[[Any], None], cases: st.SearchStrategy[Any]) -> bool:
-    """Tell whether some case breaks the property: it must, where its safeguard is missing."""
-
-    @settings(phases=[Phase.generate], report_multiple_bugs=False, max_examples=300)
-    @given(cases)
-    def search(case: Any) -> None:
-        check(case)
-
-    try:
-        search()
-    except AssertionError:
-        return True
-    return False
 
 
 # Attempts are bounded
@@ -120,7 +98,7 @@ def _check_attempts(case: Script) -> None:
         backoff=case.pauses,
     )
     with virtual_time() as clock:
-        guard = _guard(policy)
+        guard = new_guard(policy)
         if case.kind == "sync":
             result = guard.attempt(function)
         else:
@@ -145,7 +123,7 @@ def test_without_the_limit_of_attempts_there_are_more(monkeypatch: pytest.Monkey
         return ("attempts", 0.0) if call.attempts >= 20 else (None, next(memory.delays))
 
     monkeypatch.setattr(_RetryFlow, "_decide", decide)
-    assert _falsified(_check_attempts, SCRIPTS)
+    assert falsified(_check_attempts, SCRIPTS)
 
 
 @given(st.integers(1, 4), SEEDS)
@@ -153,7 +131,7 @@ def test_refusals_of_the_guard_itself_count_as_attempts(attempts: int, seed: int
     """A call that is refused further in again and again gives up after `attempts` tries."""
 
     async def main() -> int:
-        guard = _guard(Retry(on=BulkheadFull, attempts=attempts, backoff=[1.0]), Bulkhead(1))
+        guard = new_guard(Retry(on=BulkheadFull, attempts=attempts, backoff=[1.0]), Bulkhead(1))
         async with guard.hold():
             with deadline(50.0), pytest.raises(BulkheadFull):
                 await guard.acall(_nothing)
@@ -214,7 +192,7 @@ def _check_total_time(case: Race) -> None:
     policy = Retry(on=Broken, attempts=case.attempts, backoff=case.pauses)
     with virtual_time() as clock:
         if case.by == "sync":
-            guard = _guard(Timeout(case.limit, sync="cooperative"), policy)
+            guard = new_guard(Timeout(case.limit, sync="cooperative"), policy)
 
             def plain() -> None:
                 began = clock.now()
@@ -228,7 +206,7 @@ def _check_total_time(case: Race) -> None:
                 "timeout": [Timeout(case.limit)],
                 "adaptive": [Timeout(adaptive(floor=case.limit, cap=case.limit))],
             }
-            guard = _guard(*outer.get(case.by, []), policy)
+            guard = new_guard(*outer.get(case.by, []), policy)
 
             async def main() -> Exception | None:
                 if case.by == "enforced deadline":
@@ -260,7 +238,7 @@ def test_without_a_look_at_the_clock_pauses_run_into_the_deadline(
 ) -> None:
     """Hide the limits from Retry, and the property is falsified."""
     monkeypatch.setattr(Call, "until", lambda _: None)
-    assert _falsified(_check_total_time, RACES)
+    assert falsified(_check_total_time, RACES)
 
 
 # The budget holds at every prefix
@@ -307,7 +285,7 @@ class Ledger:
         async def function() -> None:
             pause, good = next(steps, (0.25, True))
             try:
-                await _pass(pause)
+                await let_pass(pause)
                 if not good:
                     raise Broken
             finally:
@@ -364,7 +342,7 @@ def _check_budget(case: Traffic) -> None:
         loop = asyncio.get_running_loop()
         retry = Retry(on=Broken, attempts=4, backoff=[0.25, 0.5], budget=budget)
         other = Retry(on=Broken, attempts=3, backoff=[0.5], budget=budget)
-        guards = [_guard(retry), _guard(other)]
+        guards = [new_guard(retry), new_guard(other)]
         tasks: list[asyncio.Task[None]] = []
 
         def begin(guard: Guard, script: list[tuple[float, bool]], cut: float | None) -> None:
@@ -375,7 +353,7 @@ def _check_budget(case: Traffic) -> None:
 
         for at, which, script, cut in case.calls:
             loop.call_later(at, begin, guards[which], script, cut)
-        await _pass(60.0)
+        await let_pass(60.0)
         assert all(task.done() for task in tasks)
         assert all(task.cancelled() or task.exception() is None for task in tasks)
 
@@ -387,17 +365,6 @@ def _check_budget(case: Traffic) -> None:
     assert not ledger.broken
     if isinstance(budget.rule, InFlightRatio):
         assert (budget.rule.active, budget.rule.retries) == (0, 0)
-
-
-async def _pass(seconds: float) -> None:
-    """Let virtual time pass."""
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-    timer = loop.call_later(seconds, lambda: over.done() or over.set_result(None))
-    try:
-        await over
-    finally:
-        timer.cancel()
 
 
 @given(TRAFFIC)
@@ -412,7 +379,7 @@ def test_without_asking_the_budget_it_is_overspent(
 ) -> None:
     """Permit every retry, and the property is falsified, whatever the rule."""
     monkeypatch.setattr(RetryBudget, "try_retry", lambda *_: True)
-    assert _falsified(_check_budget, TRAFFIC.map(lambda case: case._replace(rule=rule)))
+    assert falsified(_check_budget, TRAFFIC.map(lambda case: case._replace(rule=rule)))
 
 
 @pytest.mark.parametrize(
@@ -430,7 +397,7 @@ def test_without_being_told_the_budget_is_wrong(
             tell(self, what, now)
 
     monkeypatch.setattr(_RetryFlow, "_note", forgetful)
-    assert _falsified(_check_budget, TRAFFIC.map(lambda case: case._replace(rule=rule)))
+    assert falsified(_check_budget, TRAFFIC.map(lambda case: case._replace(rule=rule)))
 
 
 # Cancellation and exits
@@ -481,7 +448,7 @@ def _check_exits(case: Exit) -> None:
         "predicate": lambda *_: True,
         "both": [Exception, lambda *_: True],
     }[case.on]
-    guard = _guard(Retry(on=on, attempts=6, backoff=[0.0]))
+    guard = new_guard(Retry(on=on, attempts=6, backoff=[0.0]))
     raised: BaseException | None = None
     try:
         if case.kind == "sync":
@@ -504,7 +471,7 @@ def test_cancellation_and_exits_are_never_swallowed_nor_retried(case: Exit) -> N
 def test_if_retry_wanted_every_error_it_would_retry_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Retry want whatever was raised, and the property is falsified."""
     monkeypatch.setattr(Retry, "wants", lambda _, error, __: error is not None)
-    assert _falsified(_check_exits, EXITS)
+    assert falsified(_check_exits, EXITS)
 
 
 class Cut(NamedTuple):
@@ -528,14 +495,14 @@ CUTS = st.builds(
 def _check_cut(case: Cut) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        guard = _guard(Retry(on=lambda *_: True, attempts=50, backoff=case.pauses))
+        guard = new_guard(Retry(on=lambda *_: True, attempts=50, backoff=case.pauses))
         begun = 0
         accepted: list[tuple[bool, int]] = []
 
         async def function() -> None:
             nonlocal begun
             begun += 1
-            await _pass(case.durations[begun % len(case.durations)] + 0.25)
+            await let_pass(case.durations[begun % len(case.durations)] + 0.25)
             raise Broken
 
         task = loop.create_task(guard.acall(function))
@@ -561,7 +528,7 @@ def test_if_retry_wanted_cancellations_attempts_would_follow_them(
 ) -> None:
     """Let Retry want cancellations too, and the property is falsified."""
     monkeypatch.setattr(Retry, "wants", lambda _, error, __: error is not None)
-    assert _falsified(_check_cut, CUTS)
+    assert falsified(_check_cut, CUTS)
 
 
 # No retry of a call that is not idempotent without a key
@@ -601,7 +568,7 @@ def _check_effects(case: Effect) -> None:
 
     target: Any = function if case.kind == "sync" else afunction
     with virtual_time() as clock:
-        guard = _guard(Retry(on=Broken, attempts=3, backoff=[1.0]), idempotent=case.guard)
+        guard = new_guard(Retry(on=Broken, attempts=3, backoff=[1.0]), idempotent=case.guard)
         marked = guard if case.function is None else guard(idempotent=case.function)
         guarded = marked(target)
         with idempotency_key("order 7") if case.key else nullcontext():
@@ -625,7 +592,7 @@ def test_a_call_that_is_not_idempotent_is_repeated_only_with_a_key(case: Effect)
 def test_without_looking_for_the_key_effects_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that there is always a key, and the property is falsified."""
     monkeypatch.setattr(retry, "current_idempotency_key", lambda: "always")
-    assert _falsified(_check_effects, EFFECTS)
+    assert falsified(_check_effects, EFFECTS)
 
 
 # Schedules, and the number of the attempt
@@ -651,7 +618,7 @@ def _check_crowd(case: Crowd) -> None:
     policy = Retry(on=Broken, attempts=4, backoff=case.pauses)
 
     async def one(guard: Guard, start: float, failures: int) -> None:
-        await _pass(start)
+        await let_pass(start)
         loop = asyncio.get_running_loop()
         begun: list[float] = []
 
@@ -667,7 +634,7 @@ def _check_crowd(case: Crowd) -> None:
         assert pauses == (case.pauses + case.pauses[-1:] * 2)[:failures]
 
     async def main() -> None:
-        guards = [_guard(policy), _guard(policy)]
+        guards = [new_guard(policy), new_guard(policy)]
         calls = [one(guards[n % 2], *start) for n, start in enumerate(case.starts)]
         await asyncio.gather(*calls)
 
@@ -689,4 +656,4 @@ def test_a_schedule_shared_by_calls_is_noticed(monkeypatch: pytest.MonkeyPatch) 
         return kept.setdefault(self, delays(self, rng))
 
     monkeypatch.setattr(Backoff, "delays", shared)
-    assert _falsified(_check_crowd, CROWDS)
+    assert falsified(_check_crowd, CROWDS)

@@ -6,18 +6,16 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from itertools import count
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall import (
     Bulkhead,
     CallTimedOut,
     DeadlineExceeded,
-    Guard,
     Retry,
     TimedOut,
     Timeout,
@@ -29,43 +27,11 @@ from seawall import (
 )
 from seawall.policies import _async_timeout
 from seawall.testing import ScriptedService, answer, hang, run_virtual, slow
+from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
 
-_serial = count()
-SEEDS = st.integers(0, 2**32 - 1)
-QUARTERS = st.integers(1, 8).map(lambda n: n / 4)
-"""Instants that floats hold exactly, and that coincide often."""
+QUARTERS = quarters(8, least=1)
 
 Run = Callable[[], Awaitable[Any]]
-
-
-def _guard(*policies: Any, **options: Any) -> Guard:
-    return Guard(f"timeout-{next(_serial)}", *policies, **options)
-
-
-def _falsified(check: Callable[[Any], None], cases: st.SearchStrategy[Any]) -> bool:
-    """Tell whether some case breaks the property: it must, where its safeguard is missing."""
-
-    @settings(phases=[Phase.generate], report_multiple_bugs=False, max_examples=500)
-    @given(cases)
-    def search(case: Any) -> None:
-        check(case)
-
-    try:
-        search()
-    except AssertionError:
-        return True
-    return False
-
-
-async def _pass(seconds: float) -> None:
-    """Let virtual time pass."""
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-    timer = loop.call_later(seconds, lambda: over.done() or over.set_result(None))
-    try:
-        await over
-    finally:
-        timer.cancel()
 
 
 # The same programs under asyncio.timeout and under Timeout
@@ -130,7 +96,7 @@ class Machine:
             if isinstance(step, Scope):
                 await self.scope(step)
             elif isinstance(step, float):
-                await _pass(step)
+                await let_pass(step)
                 self.note("passed", step)
             elif step == "raise CancelledError":
                 raise asyncio.CancelledError
@@ -156,7 +122,7 @@ class Machine:
         except asyncio.CancelledError:
             self.note("cancelled")
             if scope.inside == "clean up":
-                await _pass(0.25)
+                await let_pass(0.25)
             elif scope.inside == "translate":
                 raise ValueError("translated") from None
             if scope.inside != "swallow":
@@ -169,11 +135,11 @@ async def _asyncio_limit(seconds: float, run: Run) -> Any:
 
 
 async def _our_limit(seconds: float, run: Run) -> Any:
-    return await _guard(Timeout(seconds)).acall(run)
+    return await new_guard(Timeout(seconds)).acall(run)
 
 
 async def _own_timer_limit(seconds: float, run: Run) -> Any:
-    return await _guard(Timeout(adaptive(floor=seconds, cap=seconds))).acall(run)
+    return await new_guard(Timeout(adaptive(floor=seconds, cap=seconds))).acall(run)
 
 
 async def _deadline_limit(seconds: float, run: Run) -> Any:
@@ -235,7 +201,7 @@ def test_without_its_bookkeeping_a_timeout_differs(
     """Every part of `take_back` matters: drop one, and some program runs otherwise."""
     monkeypatch.setattr(_expiry, "take_back", broken)
     monkeypatch.setattr(_async_timeout, "take_back", broken)
-    assert _falsified(_check_like_asyncio, PROGRAMS)
+    assert falsified(_check_like_asyncio, PROGRAMS)
 
 
 def _plain(steps: list[Any]) -> list[Any]:
@@ -274,7 +240,7 @@ def test_without_the_count_cancellations_get_lost(monkeypatch: pytest.MonkeyPatc
     """Believe that every cancellation is one's own, and the property is falsified."""
     monkeypatch.setattr(_expiry, "take_back", _forget_the_count)
     monkeypatch.setattr(_async_timeout, "take_back", _forget_the_count)
-    assert _falsified(_check_cancellation_wins, SEEDED)
+    assert falsified(_check_cancellation_wins, SEEDED)
 
 
 # What comes out
@@ -284,7 +250,7 @@ def test_a_call_that_takes_too_long_is_cancelled_in_time() -> None:
     """TimedOut comes at the very instant, knows guard and seconds, and is a TimeoutError."""
 
     async def main() -> None:
-        guard = _guard(Timeout(1.5))
+        guard = new_guard(Timeout(1.5))
         service = ScriptedService(hang())
         with pytest.raises(TimedOut, match=r"timed out after 1\.500 s") as caught:
             await guard.acall(service.acall)
@@ -307,9 +273,9 @@ def test_a_call_in_time_is_left_alone() -> None:
     """It returns its value, no timer fires later, and nothing is counted."""
 
     async def main() -> None:
-        guard = _guard(Timeout(1.0))
+        guard = new_guard(Timeout(1.0))
         assert await guard.acall(ScriptedService(slow(0.75, "here")).acall) == "here"
-        await _pass(5.0)
+        await let_pass(5.0)
         assert asyncio.current_task().cancelling() == 0
         assert guard.snapshot()["timed_out"] == 0
 
@@ -321,7 +287,7 @@ def test_the_functions_own_timeout_error_passes_through(error: TimeoutError) -> 
     """It is not relabelled, and not counted as a timeout of this guard."""
 
     async def main() -> None:
-        guard = _guard(Timeout(1.0))
+        guard = new_guard(Timeout(1.0))
 
         async def function() -> None:
             raise error
@@ -338,18 +304,18 @@ def test_a_function_that_returns_in_spite_of_it_has_returned() -> None:
     """As with asyncio.timeout a swallowed cancellation leaves the value, and no trace behind."""
 
     async def main() -> None:
-        guard = _guard(Timeout(1.0))
+        guard = new_guard(Timeout(1.0))
 
         async def function() -> str:
             try:
-                await _pass(9.0)
+                await let_pass(9.0)
             except asyncio.CancelledError:
                 return "nevertheless"
             return "never"
 
         assert await guard.acall(function) == "nevertheless"
         assert asyncio.current_task().cancelling() == 0
-        await _pass(1.0)
+        await let_pass(1.0)
 
     run_virtual(main())
 
@@ -359,8 +325,8 @@ def test_time_that_passes_before_the_function_begins_is_a_refusal() -> None:
 
     async def main() -> None:
         bulkhead = Bulkhead(1, max_wait=10.0)
-        guard = _guard(Timeout(1.0), bulkhead)
-        other = _guard(bulkhead)
+        guard = new_guard(Timeout(1.0), bulkhead)
+        other = new_guard(bulkhead)
         async with other.hold():
             service = ScriptedService(answer())
             with pytest.raises(DeadlineExceeded, match="before the call began"):
@@ -376,7 +342,7 @@ def test_two_timeouts_of_one_guard_that_expire_together_are_one() -> None:
     """The outer one reports; the task is left without a trace of either."""
 
     async def main(seconds: float) -> None:
-        guard = _guard(Timeout(1.0), Timeout(seconds))
+        guard = new_guard(Timeout(1.0), Timeout(seconds))
         with pytest.raises(TimedOut):
             await guard.acall(ScriptedService(hang()).acall)
         assert asyncio.get_running_loop().time() == min(1.0, seconds)
@@ -391,7 +357,7 @@ def test_an_inner_timeout_is_a_failure_for_the_outer_layers() -> None:
     """Only the innermost expiry that is due is reported, and the outer one goes on."""
 
     async def main() -> None:
-        guard = _guard(Timeout(5.0), Retry(on=TimedOut, attempts=9, backoff=0), Timeout(2.0))
+        guard = new_guard(Timeout(5.0), Retry(on=TimedOut, attempts=9, backoff=0), Timeout(2.0))
         with pytest.raises(TimedOut) as caught:
             await guard.acall(ScriptedService(hang()).acall)
         assert asyncio.get_running_loop().time() == 5.0
@@ -407,7 +373,7 @@ def test_every_timeout_is_an_event() -> None:
     async def main() -> None:
         seen: list[CallTimedOut] = []
         unsubscribe = subscribe(seen.append, CallTimedOut)
-        guard = _guard(Timeout(2.0))
+        guard = new_guard(Timeout(2.0))
         await guard.aattempt(ScriptedService(hang()).acall)
         unsubscribe()
         assert [(event.guard, event.seconds) for event in seen] == [(guard.name, 2.0)]
@@ -434,7 +400,7 @@ def test_settings_are_checked_where_they_are_written() -> None:
 def test_outside_of_a_task_it_says_what_is_missing() -> None:
     """There must be a task to cancel."""
     with pytest.raises(RuntimeError, match=r"needs a task to cancel|no running event loop"):
-        _guard(Timeout(1.0)).acall(ScriptedService(answer()).acall).send(None)
+        new_guard(Timeout(1.0)).acall(ScriptedService(answer()).acall).send(None)
 
 
 # Recursion, loops and threads
@@ -446,11 +412,11 @@ def test_a_guarded_function_may_call_itself() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
-        @_guard(Timeout(1.0))
+        @new_guard(Timeout(1.0))
         async def function(depth: int) -> list[float]:
             if not depth:
-                await _pass(9.0)
-            await _pass(0.25)
+                await let_pass(9.0)
+            await let_pass(0.25)
             try:
                 return await function(depth - 1)
             except TimedOut:
@@ -462,20 +428,20 @@ def test_a_guarded_function_may_call_itself() -> None:
         assert loop.time() == 1.0
         assert asyncio.current_task().cancelling() == 0
 
-        @_guard(Timeout(1.0))
+        @new_guard(Timeout(1.0))
         async def quick(depth: int) -> int:
-            await _pass(0.25)
+            await let_pass(0.25)
             return depth and await quick(depth - 1)
 
         assert await quick(2) == 0
-        await _pass(5.0)
+        await let_pass(5.0)
 
     run_virtual(main())
 
 
 def test_one_guard_serves_two_loops_in_two_threads() -> None:
     """Each loop has a lane of its own; both expire, and a third loop sweeps the closed ones."""
-    guard = _guard(Timeout(0.02))
+    guard = new_guard(Timeout(0.02))
     both = threading.Barrier(2)
     ended: list[str] = []
 
@@ -506,7 +472,7 @@ def test_one_guard_serves_two_loops_in_two_threads() -> None:
 
 def test_loops_one_after_another_in_one_thread() -> None:
     """A closed loop's task is never taken for the current one."""
-    guard = _guard(Timeout(60.0))
+    guard = new_guard(Timeout(60.0))
 
     async def main() -> None:
         assert _expiry.current_task() is asyncio.current_task()
@@ -539,14 +505,14 @@ def test_a_thousand_calls_at_once_need_one_timer(monkeypatch: pytest.MonkeyPatch
     async def main() -> None:
         loop = asyncio.get_running_loop()
         timers = _count_timers(loop, monkeypatch)
-        guard = _guard(Timeout(2.0))
+        guard = new_guard(Timeout(2.0))
         go = asyncio.Event()
         calls = [loop.create_task(guard.acall(go.wait)) for _ in range(1000)]
-        await _pass(1.0)
+        await let_pass(1.0)
         go.set()
         await asyncio.gather(*calls)
-        assert len(timers) == 2  # ours, and the one of _pass
-        await _pass(5.0)
+        assert len(timers) == 2  # ours, and the one of let_pass
+        await let_pass(5.0)
         assert len(timers) == 3  # nothing is armed when nobody is under way
 
     run_virtual(main())
@@ -560,7 +526,7 @@ def test_a_thousand_calls_that_expire_together_need_one_timer(
     async def main() -> None:
         loop = asyncio.get_running_loop()
         timers = _count_timers(loop, monkeypatch)
-        guard = _guard(Timeout(2.0))
+        guard = new_guard(Timeout(2.0))
         never = asyncio.Event()
         results = await asyncio.gather(*[guard.aattempt(never.wait) for _ in range(1000)])
         assert all(isinstance(result.error, TimedOut) for result in results)
@@ -592,12 +558,12 @@ def _check_stream(case: Stream) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         policy = Timeout(case.limits[0])
-        guard = _guard(policy)
+        guard = new_guard(policy)
 
         async def one(number: int) -> None:
             limit, began = policy.seconds, loop.time()
             wanted = case.durations[number % len(case.durations)]
-            result = await guard.aattempt(_pass, wanted)
+            result = await guard.aattempt(let_pass, wanted)
             if wanted < limit:
                 assert result.ok
                 assert loop.time() == began + wanted
@@ -609,7 +575,7 @@ def _check_stream(case: Stream) -> None:
         tasks = []
         for number, gap in enumerate(case.gaps):
             if gap:
-                await _pass(gap)
+                await let_pass(gap)
             limit = case.limits[number % len(case.limits)]
             if limit != policy.seconds:
                 policy.update(seconds=limit)
@@ -640,7 +606,7 @@ def test_without_arming_again_later_calls_never_expire(monkeypatch: pytest.Monke
             and [lane.pending.pop(task) for task in list(lane.pending)[:1]]
         ),
     )
-    assert _falsified(_check_stream, STREAMS)
+    assert falsified(_check_stream, STREAMS)
 
 
 def test_without_new_lanes_a_changed_limit_is_out_of_order(
@@ -652,7 +618,7 @@ def test_without_new_lanes_a_changed_limit_is_out_of_order(
         self._constant = self._bound.policy.seconds
 
     monkeypatch.setattr(_async_timeout.AsyncTimeout, "refresh", refresh)
-    assert _falsified(_check_stream, STREAMS)
+    assert falsified(_check_stream, STREAMS)
 
 
 def test_update_is_for_calls_that_begin_later() -> None:
@@ -661,9 +627,9 @@ def test_update_is_for_calls_that_begin_later() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         policy = Timeout(5.0)
-        guard = _guard(policy)
+        guard = new_guard(policy)
         first = loop.create_task(guard.aattempt(ScriptedService(hang()).acall))
-        await _pass(1.0)
+        await let_pass(1.0)
         policy.update(seconds=1.0)
         with pytest.raises(ValueError, match="seconds"):
             policy.update(seconds=0)
@@ -688,11 +654,11 @@ def test_the_time_is_bounded_by_the_deadline(seconds: float, left: float, seed: 
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        guard = _guard(Timeout(seconds))
+        guard = new_guard(Timeout(seconds))
 
         async def function() -> None:
             assert current_deadline().remaining() <= left
-            await _pass(60.0)
+            await let_pass(60.0)
 
         with deadline(left), pytest.raises(TimedOut):
             await guard.acall(function)
@@ -707,7 +673,7 @@ def test_a_deadline_that_has_passed_refuses_before_anything_begins() -> None:
     async def main() -> None:
         service = ScriptedService(answer())
         with deadline(0), pytest.raises(DeadlineExceeded):
-            await _guard(Timeout(1.0)).acall(service.acall)
+            await new_guard(Timeout(1.0)).acall(service.acall)
         assert service.calls == 0
 
     run_virtual(main())
@@ -717,22 +683,22 @@ def test_an_adaptive_limit_follows_the_latency() -> None:
     """The cap while little is known, then a multiple of what is usual, never under the floor."""
 
     async def main() -> None:
-        guard = _guard(Timeout(adaptive(p=0.5, factor=2.0, floor=0.5, cap=8.0)))
+        guard = new_guard(Timeout(adaptive(p=0.5, factor=2.0, floor=0.5, cap=8.0)))
         seconds = guard.bounds[0].seconds
         now = asyncio.get_running_loop().time
 
         async def calls(duration: float) -> None:
             for _ in range(100):
-                await guard.aattempt(_pass, duration)
+                await guard.aattempt(let_pass, duration)
 
         assert seconds(now()) == 8.0
         for _ in range(19):
-            await guard.acall(_pass, 1.0)
+            await guard.acall(let_pass, 1.0)
         assert seconds(now()) == 8.0
         await calls(1.0)
         assert seconds(now()) == pytest.approx(2.0, rel=0.1)
         began = now()
-        assert isinstance((await guard.aattempt(_pass, 60.0)).error, TimedOut)
+        assert isinstance((await guard.aattempt(let_pass, 60.0)).error, TimedOut)
         assert now() - began == pytest.approx(2.0, rel=0.1)
         # Calls that are cut off count with the time they had: so the limit can rise again.
         await calls(3.0)
@@ -742,9 +708,9 @@ def test_an_adaptive_limit_follows_the_latency() -> None:
         assert seconds(now()) == 8.0
         for _ in range(5):
             await calls(0.01)
-            await _pass(60.0)
+            await let_pass(60.0)
         await calls(0.01)
-        await _pass(1.0)
+        await let_pass(1.0)
         assert seconds(now()) == 0.5
 
     run_virtual(main())
@@ -756,7 +722,7 @@ def test_update_can_turn_a_constant_into_an_adaptive_limit_and_back() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         policy = Timeout(1.0)
-        guard = _guard(policy)
+        guard = new_guard(policy)
         for limit, expected in [(adaptive(floor=1.0, cap=3.0), 3.0), (2.0, 2.0)]:
             policy.update(seconds=limit)
             assert policy.longest == expected
@@ -772,7 +738,7 @@ def test_an_enforced_deadline_and_a_timeout_at_the_same_instant(enforced: bool) 
     """One TimedOut comes out, and the task is as before."""
 
     async def main() -> None:
-        guard = _guard(Timeout(1.0))
+        guard = new_guard(Timeout(1.0))
         with pytest.raises(TimedOut):
             async with deadline(1.0) if enforced else nullcontext():
                 await guard.acall(ScriptedService(hang()).acall)

@@ -57,21 +57,3 @@ class Pressure:
             f"Pressure(breaker_open={self.breaker_open}, queue_wait={self.queue_wait:g}, "
             f"saturation={self.saturation:g}, error_rate={self.error_rate:g})"
         )
-
-
-def allowed_retries(
-    maximum: int,
-    *,
-    breaker_open: bool = False,
-    queue_wait: float = 0.0,
-    saturation: float = 0.0,
-    error_rate: float = 0.0,
-) -> int:
-    """Return how many retries a call may make under this pressure, at most `maximum`."""
-    pressure = Pressure(
-        breaker_open=breaker_open,
-        queue_wait=queue_wait,
-        saturation=saturation,
-        error_rate=error_rate,
-    )
-    return pressure.allowed_retries(maximum)

@@ -1,0 +1,53 @@
+"""What several test files need: properties that must fail without a safeguard, and time to pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from seawall import Guard
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+_serial = count()
+
+
+def quarters(most: int, least: int = 0) -> st.SearchStrategy[float]:
+    """Return instants that floats hold exactly, and that coincide often: up to `most` quarters."""
+    return st.integers(least, most).map(lambda n: n / 4)
+
+
+def new_guard(*policies: Any, **options: Any) -> Guard:
+    """Make a guard whose name no other test has."""
+    return Guard(f"guard-{next(_serial)}", *policies, **options)
+
+
+def falsified(check: Callable[[Any], None], cases: st.SearchStrategy[Any]) -> bool:
+    """Tell whether some case breaks the property: it must, where its safeguard is missing."""
+
+    @settings(phases=[Phase.generate], report_multiple_bugs=False, max_examples=500)
+    @given(cases)
+    def search(case: Any) -> None:
+        check(case)
+
+    try:
+        search()
+    except AssertionError:
+        return True
+    return False
+
+
+async def let_pass(seconds: float) -> None:
+    """Let virtual time pass."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    timer = loop.call_later(seconds, lambda: over.done() or over.set_result(None))
+    try:
+        await over
+    finally:
+        timer.cancel()
