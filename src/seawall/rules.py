@@ -12,7 +12,7 @@ from seawall.policies.cache import Cache
 from seawall.policies.fallback import Fallback
 from seawall.policies.retry import Retry
 from seawall.policies.thread_bulkhead import ThreadBulkhead
-from seawall.policies.timeout import Timeout
+from seawall.policies.timeout import AdaptiveSeconds, Timeout
 from seawall.runtime.policy import Policy
 
 RECOMMENDED = "Fallback > Cache > total Timeout > Retry > Breaker > Bulkhead > attempt Timeout"
@@ -97,6 +97,11 @@ def _inside_timeout(outer: Timeout, inner: Policy) -> Iterator[str]:
         yield (
             f"the inner Timeout ({inner.longest:g} s) is not below the outer one"
             f" ({outer.longest:g} s): it never acts"
+        )
+    if isinstance(inner, Retry) and isinstance(outer.seconds, AdaptiveSeconds):
+        yield (
+            "an adaptive Timeout around Retry follows the latency of one attempt, and leaves no"
+            " time for another: give the total a constant"
         )
     if isinstance(inner, Bulkhead) and inner.max_wait >= outer.longest:
         yield (

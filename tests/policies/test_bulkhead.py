@@ -140,9 +140,9 @@ def test_held_slots_can_be_seen_and_leaks_fail_a_test() -> None:
     bulkhead = Bulkhead(2)
     guard = _guard(bulkhead)
     with guard.hold():
-        assert held_permits() == {guard.name: 1}
+        assert held_permits()[guard.name] == 1
         assert bulkhead.in_flight == 1
-    assert held_permits() == {}
+    assert guard.name not in held_permits()
     held = guard.hold()
     with pytest.raises(AssertionError, match=guard.name), no_leaked_permits():
         held.__enter__()

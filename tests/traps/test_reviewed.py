@@ -20,6 +20,7 @@ from seawall import (
     Breaker,
     BreakerChanged,
     Bulkhead,
+    BulkheadFull,
     Cache,
     CircuitOpen,
     DeadlineExceeded,
@@ -31,6 +32,7 @@ from seawall import (
     ThreadBulkhead,
     TimedOut,
     Timeout,
+    adaptive,
     adaptive_attempts,
     current_deadline,
     deadline,
@@ -295,6 +297,24 @@ def test_withdrawn_work_leaves_nothing_in_the_queue():
     assert not policy.pool._shared.jobs
     release.set()
     worker.join()
+
+
+def test_a_nested_call_of_a_full_pool_is_refused_instead_of_waiting_for_itself():
+    """The thread that would have to serve it is the one that asks."""
+    guard = Guard("itself", ThreadBulkhead(1))
+
+    def outer() -> None:
+        guard.call(int)
+
+    with pytest.raises(BulkheadFull):
+        guard.call(outer)
+    assert guard.call(int) == 0
+
+
+def test_an_adaptive_total_is_explained():
+    """A total limit that follows attempts never has room for a second one."""
+    guard = Guard("adaptive", Timeout(adaptive(floor=1, cap=9)), Retry(on=OSError, backoff=0.0))
+    assert "an adaptive Timeout around Retry" in guard.explain()
 
 
 def test_a_thread_that_cannot_be_started_costs_no_place(monkeypatch: pytest.MonkeyPatch):

@@ -160,7 +160,7 @@ class AsyncTimeout(Flow):
             return self._own_timer(task, seconds, now)  # the guarded function calls itself
         if lane.timer is None:
             lane.arm(at)
-        if hasattr(lane.loop, "_thread_id"):
+        if sys.version_info >= (3, 12) or hasattr(lane.loop, "_thread_id"):
             self.lane = lane
         return task, task.cancelling(), lane
 

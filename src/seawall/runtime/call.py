@@ -225,7 +225,13 @@ job_var: Final[ContextVar[Abandonable | None]] = ContextVar("seawall_job", defau
 class Abandonable(Protocol):
     """Work that its caller may have given up on."""
 
-    guard: str
+    @property
+    def guard(self) -> str:
+        """Whose call it is."""
+
+    @property
+    def pool(self) -> object:
+        """Whose thread it runs in."""
 
     @property
     def given_up(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from seawall.context import deadline_var
 from seawall.errors import BulkheadFull, Rejected
-from seawall.runtime.call import Abandoned, mark_withdrawn
+from seawall.runtime.call import Abandoned, job_var, mark_withdrawn
 from seawall.runtime.events import ThreadAbandoned, emit
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Driver, Host, Kind
@@ -69,6 +69,13 @@ class ThreadDriver(Driver):
             limit = left if limit is None else min(limit, left)
         return limit
 
+    def _nested(self) -> bool:
+        """Tell whether to queue would be to wait for oneself: inside a thread of a full pool."""
+        inside = job_var.get()
+        return (
+            inside is not None and inside.pool is self.pool and self.pool.in_use >= self.pool.size
+        )
+
     def _deadline(self, seconds: float | None, *, in_task: bool) -> tuple[float, Clock] | None:
         """Return until when the work is waited for, by us or by an async timeout around us."""
         clock = self.host.clock
@@ -93,12 +100,12 @@ class ThreadDriver(Driver):
         seconds = self._seconds()
         known = self._deadline(seconds, in_task=in_task)
         if known is None:
-            job = Job(inner, args, kwargs, done, self.host.name)
+            job = Job(inner, args, kwargs, done, self.host.name, self.pool)
         else:
             token = deadline_var.set(known)
-            job = Job(inner, args, kwargs, done, self.host.name)
+            job = Job(inner, args, kwargs, done, self.host.name, self.pool)
             deadline_var.reset(token)
-        if not self.pool.submit(job):
+        if self._nested() or not self.pool.submit(job):
             self.refused += 1
             error = self.full()
             count_refusal(self.host, self.policy, error.reason)

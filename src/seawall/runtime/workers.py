@@ -32,6 +32,7 @@ class Job:
         "_state",
         "_value",
         "guard",
+        "pool",
     )
 
     def __init__(
@@ -41,12 +42,15 @@ class Job:
         kwargs: dict[str, Any],
         done: Callable[[], object],
         guard: str = "",
+        pool: WorkerPool | None = None,
     ) -> None:
         """Wrap `function(*args, **kwargs)`, with a copy of the caller's context variables.
 
-        `done()` is called from the worker thread when it has ended. `guard` is whose call it is.
+        `done()` is called from the worker thread when it has ended. `guard` is whose call it is,
+        `pool` whose thread.
         """
         self.guard = guard
+        self.pool = pool
         self._context: Context = copy_context()
         self._context.run(job_var.set, self)
         self._function = function
