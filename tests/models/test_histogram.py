@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections import deque
-from fractions import Fraction
 from math import ceil, inf, nan
 
 import pytest
@@ -103,26 +102,6 @@ def test_merging_is_counting_both(some, others):
     histogram.merge(other)
     assert histogram._counts == filled(some + others)._counts
     assert other._counts == filled(others)._counts
-
-
-@given(st.lists(IN_RANGE, min_size=1), SHARES, st.integers(1, 60))
-def test_decay_halves_counts_and_keeps_quantiles(values, p, times):
-    """Old samples fade evenly, however often."""
-    histogram = filled(values)
-    before = histogram.quantile(p)
-    for _ in range(times):
-        histogram.decay()
-    assert histogram.quantile(p) == before
-    assert histogram.count == Fraction(len(values), 2**times)
-
-
-def test_after_decay_new_samples_prevail():
-    """Decay is what lets a histogram follow a change."""
-    histogram = filled([1.0] * 1000)
-    for _ in range(10):
-        histogram.decay()
-    histogram.add_all([0.01] * 10)
-    assert histogram.quantile(0.5) == pytest.approx(0.01, rel=PRECISION)
 
 
 def test_an_empty_histogram_knows_nothing():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from itertools import count
 from typing import Any
 
 import pytest
@@ -33,23 +32,7 @@ from seawall.testing import (
     slow,
     virtual_time,
 )
-
-_serial = count()
-
-
-def _guard(*policies: Any, **options: Any) -> Guard:
-    return Guard(f"bulkhead-{next(_serial)}", *policies, **options)
-
-
-async def _pass(seconds: float) -> None:
-    """Let virtual time pass."""
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-    timer = loop.call_later(seconds, lambda: over.done() or over.set_result(None))
-    try:
-        await over
-    finally:
-        timer.cancel()
+from tests.support import let_pass, new_guard
 
 
 async def _all(*calls: Any) -> list[Any]:
@@ -65,7 +48,7 @@ def test_calls_beyond_the_limit_are_refused_at_once() -> None:
 
     async def main() -> None:
         bulkhead = Bulkhead(2)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         service = ScriptedService(slow(1.0, "served"))
         results = await _all(*[guard.acall(service.acall) for _ in range(4)])
         assert results[:2] == ["served", "served"]
@@ -85,7 +68,7 @@ def test_a_refusal_tells_when_to_come_again() -> None:
 
     async def main() -> None:
         bulkhead = Bulkhead(1)
-        guard, other = _guard(bulkhead), _guard(bulkhead)
+        guard, other = new_guard(bulkhead), new_guard(bulkhead)
         service = ScriptedService(slow(2.0))
         async with other.hold():
             with pytest.raises(BulkheadFull) as caught:
@@ -105,7 +88,7 @@ def test_a_slot_comes_back_however_the_call_ends(step: Any) -> None:
     """Success, error, and a refusal of the function itself: the slot is free again."""
     with virtual_time():
         bulkhead = Bulkhead(1)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         for _ in range(3):
             guard.attempt(ScriptedService(step).call)
         assert bulkhead.in_flight == 0
@@ -115,7 +98,7 @@ def test_a_slot_comes_back_however_the_call_ends(step: Any) -> None:
 def test_a_slot_comes_back_when_the_process_is_about_to_end(error: type[BaseException]) -> None:
     """Exits pass through and leave the slot free."""
     bulkhead = Bulkhead(1)
-    guard = _guard(bulkhead)
+    guard = new_guard(bulkhead)
 
     def function() -> None:
         raise error
@@ -129,7 +112,7 @@ def test_a_slot_comes_back_when_an_inner_policy_refuses() -> None:
     """Two bulkheads in one guard: the outer one's slot is not lost to the inner one's refusal."""
     with virtual_time():
         outer, inner = Bulkhead(2), Bulkhead(1)
-        guard, other = _guard(outer, inner), _guard(inner)
+        guard, other = new_guard(outer, inner), new_guard(inner)
         with other.hold(), pytest.raises(BulkheadFull):
             guard.call(lambda: None)
         assert (outer.in_flight, inner.in_flight) == (0, 0)
@@ -138,7 +121,7 @@ def test_a_slot_comes_back_when_an_inner_policy_refuses() -> None:
 def test_held_slots_can_be_seen_and_leaks_fail_a_test() -> None:
     """The helpers for tests know what is taken, by guard."""
     bulkhead = Bulkhead(2)
-    guard = _guard(bulkhead)
+    guard = new_guard(bulkhead)
     with guard.hold():
         assert held_permits()[guard.name] == 1
         assert bulkhead.in_flight == 1
@@ -158,10 +141,10 @@ def test_a_waiter_gets_the_slot_the_moment_it_is_free() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         bulkhead = Bulkhead(1, max_wait=5.0)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         service = ScriptedService(slow(1.0))
         calls = [loop.create_task(guard.acall(service.acall)) for _ in range(2)]
-        await _pass(0.5)
+        await let_pass(0.5)
         assert (bulkhead.in_flight, bulkhead.waiting) == (1, 1)
         assert bulkhead.queue_wait(loop.time()) == 0.5
         shown = guard.snapshot()["policies"][0]
@@ -178,7 +161,7 @@ def test_who_waits_too_long_is_refused_in_time() -> None:
 
     async def main() -> None:
         bulkhead = Bulkhead(1, max_wait=1.5)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         async with guard.hold():
             with pytest.raises(BulkheadFull, match=r"waited 1\.5 s"):
                 await guard.acall(ScriptedService(answer()).acall)
@@ -192,7 +175,7 @@ def test_a_plain_call_waits_too() -> None:
     """The sync runner blocks its thread for as long, on its clock."""
     with virtual_time() as clock:
         bulkhead = Bulkhead(1, max_wait=1.5)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         with guard.hold():
             with pytest.raises(BulkheadFull):
                 guard.call(lambda: None)
@@ -205,7 +188,7 @@ def test_the_deadline_ends_the_waiting_with_its_own_error() -> None:
 
     async def main() -> None:
         bulkhead = Bulkhead(1, max_wait=5.0)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         service = ScriptedService(answer())
         async with guard.hold():
             with deadline(2.0), pytest.raises(DeadlineExceeded, match="waiting for a slot"):
@@ -225,7 +208,7 @@ def test_a_deadline_on_another_clock_ends_the_waiting_too() -> None:
     """What is left of it is what counts."""
     other = VirtualClock(1000.0)
     with virtual_time() as clock:
-        guard = _guard(Bulkhead(1, max_wait=5.0))
+        guard = new_guard(Bulkhead(1, max_wait=5.0))
         with guard.hold(), deadline(2.0, clock=other), pytest.raises(DeadlineExceeded):
             guard.call(lambda: None)
         assert clock.now() == 2.0
@@ -235,8 +218,8 @@ def test_waiting_without_end() -> None:
     """`max_wait=inf` waits as long as it takes."""
 
     async def main() -> None:
-        guard = _guard(Bulkhead(1, max_wait=float("inf")))
-        results = await _all(*[guard.acall(_pass, 1e6) for _ in range(2)])
+        guard = new_guard(Bulkhead(1, max_wait=float("inf")))
+        results = await _all(*[guard.acall(let_pass, 1e6) for _ in range(2)])
         assert results == [None, None]
         assert asyncio.get_running_loop().time() == 2e6
 
@@ -247,17 +230,17 @@ def test_a_newcomer_does_not_overtake_who_waits() -> None:
     """A slot that is free for a moment belongs to the one who waits for it."""
 
     async def main() -> None:
-        guard = _guard(Bulkhead(1, max_wait=5.0))
+        guard = new_guard(Bulkhead(1, max_wait=5.0))
         loop = asyncio.get_running_loop()
         order: list[str] = []
 
         async def function(name: str) -> None:
             order.append(name)
-            await _pass(1.0)
+            await let_pass(1.0)
 
         async with guard.hold():
             waiter = loop.create_task(guard.acall(function, "waiter"))
-            await _pass(1.0)
+            await let_pass(1.0)
         # The slot was handed over already, though the waiter's task has not run yet.
         newcomer = loop.create_task(guard.acall(function, "newcomer"))
         await _all(waiter, newcomer)
@@ -270,7 +253,7 @@ def test_the_room_is_as_large_as_the_limit_unless_given() -> None:
     """A longer queue only adds latency."""
 
     async def main() -> None:
-        guard = _guard(Bulkhead(2, max_wait=9.0))
+        guard = new_guard(Bulkhead(2, max_wait=9.0))
         service = ScriptedService(slow(1.0, "served"))
         results = await _all(*[guard.acall(service.acall) for _ in range(6)])
         assert results[:4] == ["served"] * 4
@@ -284,11 +267,11 @@ def test_lifo_displaces_the_oldest() -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        guard = _guard(Bulkhead(1, max_wait=9.0, max_waiting=1, order="lifo"))
+        guard = new_guard(Bulkhead(1, max_wait=9.0, max_waiting=1, order="lifo"))
         async with guard.hold():
-            first = loop.create_task(guard.aattempt(_pass, 0.0))
-            await _pass(1.0)
-            second = loop.create_task(guard.aattempt(_pass, 0.0))
+            first = loop.create_task(guard.aattempt(let_pass, 0.0))
+            await let_pass(1.0)
+            second = loop.create_task(guard.aattempt(let_pass, 0.0))
             assert isinstance((await first).error, BulkheadFull)
             assert loop.time() == 1.0
         assert (await second).ok
@@ -301,15 +284,15 @@ def test_criticality_displaces_only_the_less_critical() -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        guard = _guard(Bulkhead(1, max_wait=9.0, max_waiting=1, order="criticality"))
+        guard = new_guard(Bulkhead(1, max_wait=9.0, max_waiting=1, order="criticality"))
 
         async def call(rank: Criticality) -> Any:
             with criticality(rank):
-                return await guard.aattempt(_pass, 0.0)
+                return await guard.aattempt(let_pass, 0.0)
 
         async with guard.hold():
             low = loop.create_task(call(Criticality.SHEDDABLE))
-            await _pass(1.0)
+            await let_pass(1.0)
             assert isinstance((await call(Criticality.SHEDDABLE)).error, BulkheadFull)
             high = loop.create_task(call(Criticality.CRITICAL))
             assert isinstance((await low).error, BulkheadFull)
@@ -325,11 +308,11 @@ def test_a_cancelled_waiter_passes_the_slot_on() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         bulkhead = Bulkhead(1, max_wait=9.0, max_waiting=5)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         async with guard.hold():
-            first = loop.create_task(guard.acall(_pass, 0.0))
-            second = loop.create_task(guard.acall(_pass, 0.0))
-            await _pass(1.0)
+            first = loop.create_task(guard.acall(let_pass, 0.0))
+            second = loop.create_task(guard.acall(let_pass, 0.0))
+            await let_pass(1.0)
         assert bulkhead.waiting == 1  # the first has been granted the slot
         first.cancel()
         await second
@@ -348,7 +331,7 @@ def test_an_interrupted_thread_leaves_the_queue() -> None:
             raise KeyboardInterrupt
 
     bulkhead = Bulkhead(1, max_wait=9.0)
-    guard = _guard(bulkhead, clock=Interrupting())
+    guard = new_guard(bulkhead, clock=Interrupting())
     with guard.hold():
         with pytest.raises(KeyboardInterrupt):
             guard.call(lambda: None)
@@ -364,7 +347,7 @@ def _leave_a_waiter_behind(guard: Guard) -> tuple[asyncio.AbstractEventLoop, Any
     loop = asyncio.new_event_loop()
     # What asyncio says of tasks that die with their loop is not our subject.
     loop.set_exception_handler(lambda *_: None)
-    task = loop.create_task(guard.acall(_pass, 0.0))
+    task = loop.create_task(guard.acall(let_pass, 0.0))
     for _ in range(3):
         loop.call_soon(loop.stop)
         loop.run_forever()
@@ -376,7 +359,7 @@ def _leave_a_waiter_behind(guard: Guard) -> tuple[asyncio.AbstractEventLoop, Any
 def test_a_waiter_of_a_closed_loop_does_not_swallow_a_slot(where: str) -> None:
     """What is granted to nobody goes to the next, or stays free; leaving never raises."""
     bulkhead = Bulkhead(1, max_wait=60.0, max_waiting=5)
-    guard = _guard(bulkhead)
+    guard = new_guard(bulkhead)
     kept: list[Any] = []
     with guard.hold():
         if where == "the same thread":
@@ -393,7 +376,7 @@ def test_a_waiter_of_a_closed_loop_does_not_swallow_a_slot(where: str) -> None:
 def test_a_waiter_behind_one_of_a_closed_loop_is_served() -> None:
     """The slot that nobody can use any more is handed on to who waits next."""
     bulkhead = Bulkhead(1, max_wait=60.0, max_waiting=5)
-    guard = _guard(bulkhead)
+    guard = new_guard(bulkhead)
     kept: list[Any] = []
     joined = threading.Event()
     served: list[str] = []
@@ -424,9 +407,9 @@ def test_a_waiting_task_that_is_thrown_away_gives_its_place_back() -> None:
 
     async def main() -> None:
         bulkhead = Bulkhead(1, max_wait=60.0)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         async with guard.hold():
-            waiting = guard.acall(_pass, 0.0)
+            waiting = guard.acall(let_pass, 0.0)
             waiting.send(None)
             assert bulkhead.waiting == 1
             waiting.close()
@@ -439,7 +422,7 @@ def test_a_waiting_task_that_is_thrown_away_gives_its_place_back() -> None:
 def test_a_thread_wakes_a_task_and_a_task_wakes_a_thread() -> None:
     """Slots go from one kind of caller to the other."""
     bulkhead = Bulkhead(1, max_wait=60.0)
-    guard = _guard(bulkhead)
+    guard = new_guard(bulkhead)
     held, release = threading.Event(), threading.Event()
 
     def hold_in_thread() -> None:
@@ -488,13 +471,13 @@ def test_a_raised_limit_lets_waiters_in_at_once() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         bulkhead = Bulkhead(1, max_wait=9.0, max_waiting=9)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         service = ScriptedService(hang())
         tasks = [loop.create_task(guard.acall(service.acall)) for _ in range(4)]
-        await _pass(1.0)
+        await let_pass(1.0)
         assert (service.running, bulkhead.in_flight, bulkhead.waiting) == (1, 1, 3)
         bulkhead.update(limit=3)
-        await _pass(1.0)
+        await let_pass(1.0)
         assert (service.running, bulkhead.in_flight, bulkhead.waiting) == (3, 3, 1)
         for task in tasks:
             task.cancel()
@@ -510,19 +493,19 @@ def test_a_lowered_limit_lets_calls_in_flight_end_and_nobody_in_before() -> None
     async def main() -> None:
         loop = asyncio.get_running_loop()
         bulkhead = Bulkhead(3, max_wait=99.0, max_waiting=9)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         ends = [loop.create_future() for _ in range(4)]
 
         async def function(number: int) -> None:
             await ends[number]
 
         tasks = [loop.create_task(guard.acall(function, number)) for number in range(4)]
-        await _pass(1.0)
+        await let_pass(1.0)
         bulkhead.update(limit=1)
         assert (bulkhead.in_flight, bulkhead.waiting) == (3, 1)
         for number, in_flight, waiting in [(0, 2, 1), (1, 1, 1), (2, 1, 0), (3, 0, 0)]:
             ends[number].set_result(None)
-            await _pass(1.0)
+            await let_pass(1.0)
             assert (bulkhead.in_flight, bulkhead.waiting) == (in_flight, waiting)
         await _all(*tasks)
         assert len(bulkhead._free) == 1
@@ -535,7 +518,7 @@ def test_a_lowered_limit_lets_calls_in_flight_end_and_nobody_in_before() -> None
 def test_a_limit_lowered_and_raised_again_keeps_the_calls_in_flight() -> None:
     """Up and down with calls in flight: the slots come out right."""
     bulkhead = Bulkhead(3)
-    guard = _guard(bulkhead)
+    guard = new_guard(bulkhead)
     with guard.hold(), guard.hold(), guard.hold():
         for limit in (1, 2, 1, 5, 4):
             bulkhead.update(limit=limit)
@@ -547,7 +530,7 @@ def test_other_settings_change_too_and_bad_ones_change_nothing() -> None:
     """`update` takes the constructor's names, except for the order."""
     with virtual_time() as clock:
         bulkhead = Bulkhead(1)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         bulkhead.update(max_wait=2.0, max_waiting=7)
         with guard.hold(), pytest.raises(BulkheadFull):
             guard.call(lambda: None)
@@ -567,7 +550,7 @@ def test_shadow_mode_counts_and_admits() -> None:
     seen: list[CallRejected] = []
     unsubscribe = subscribe(seen.append, CallRejected)
     bulkhead = Bulkhead(1, mode="shadow")
-    guard = _guard(bulkhead)
+    guard = new_guard(bulkhead)
     with guard.hold():
         assert guard.call(lambda: "beyond") == "beyond"
         assert bulkhead.in_flight == 1
@@ -581,7 +564,7 @@ def test_shadow_mode_counts_and_admits() -> None:
 def test_off_neither_counts_nor_refuses() -> None:
     """Everybody is let in, nothing is told."""
     bulkhead = Bulkhead(1, max_wait=5.0, mode="off")
-    guard = _guard(bulkhead)
+    guard = new_guard(bulkhead)
     with guard.hold(), guard.hold(), guard.hold():
         pass
     shown = guard.snapshot()["policies"][0]
@@ -595,15 +578,15 @@ def test_modes_switch_at_run_time_with_calls_in_flight_and_waiting(mode: str) ->
     async def main() -> None:
         loop = asyncio.get_running_loop()
         bulkhead = Bulkhead(1, max_wait=5.0)
-        guard = _guard(bulkhead)
+        guard = new_guard(bulkhead)
         service = ScriptedService(slow(10.0, "served"))
         first = loop.create_task(guard.acall(service.acall))
         waiter = loop.create_task(guard.acall(service.acall))
-        await _pass(1.0)
+        await let_pass(1.0)
         assert (service.running, bulkhead.waiting) == (1, 1)
         bulkhead.update(mode=mode)
         beyond = loop.create_task(guard.acall(service.acall))
-        await _pass(1.0)
+        await let_pass(1.0)
         assert service.running >= 2
         bulkhead.update(mode="enforce", max_wait=0.0)
         with pytest.raises(BulkheadFull):
@@ -625,7 +608,7 @@ def test_modes_switch_at_run_time_with_calls_in_flight_and_waiting(mode: str) ->
 def test_a_bulkhead_in_two_guards_is_one_bulkhead() -> None:
     """State is shared, counts are each guard's own."""
     bulkhead = Bulkhead(1)
-    one, two = _guard(bulkhead), _guard(bulkhead)
+    one, two = new_guard(bulkhead), new_guard(bulkhead)
     with one.hold(), pytest.raises(BulkheadFull) as caught:
         two.call(lambda: None)
     assert caught.value.guard == two.name
@@ -638,7 +621,7 @@ def test_the_slot_is_not_held_while_a_timed_out_call_is_gone() -> None:
 
     async def main() -> None:
         bulkhead = Bulkhead(1)
-        guard = _guard(bulkhead, Timeout(1.0))
+        guard = new_guard(bulkhead, Timeout(1.0))
         service = ScriptedService(hang(times=1), answer("next"))
         assert not (await guard.aattempt(service.acall)).ok
         assert bulkhead.in_flight == 0

@@ -55,7 +55,7 @@ class Histogram:
 
     @property
     def count(self) -> float:
-        """How many samples count, by weight: a fraction can be left after `decay`."""
+        """How many samples count, by weight."""
         return sum(self._counts)
 
     @property
@@ -91,10 +91,6 @@ class Histogram:
             return None
         lowest = bisect_right(cumulative, 0)
         return _middle(_FIRST + max(lowest, bisect_left(cumulative, p * count)))
-
-    def decay(self) -> None:
-        """Halve every count, so that old samples fade while the quantiles stay."""
-        self._counts = [count / 2 for count in self._counts]
 
     def merge(self, other: Histogram) -> None:
         """Count the samples of another histogram too."""
