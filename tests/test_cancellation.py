@@ -35,13 +35,13 @@ from seawall import (
 )
 from seawall._expiry import is_expiry
 from seawall.context import attempt_var, deadline_var
-from seawall.policies import bulkhead as bulkhead_module
 from seawall.policies._answers import Answers
 from seawall.policies._async_timeout import AsyncTimeout, _Lane
 from seawall.runtime import interpreter
 from seawall.runtime.call import Call, trace_var
 from seawall.runtime.layers import FAILED, OK
 from seawall.runtime.policy import GateBound
+from seawall.runtime.slots import SlotWaiter
 from seawall.testing import run_virtual
 
 HOWS = ("now", "soon", "as it wakes", "closed", "closed elsewhere", "interrupted")
@@ -299,8 +299,8 @@ async def stopped_at(  # noqa: C901 - a list of what must hold
     assert world.entered == 0
     for bulkhead in world.of(Bulkhead):
         assert (bulkhead.in_flight, bulkhead.waiting) == (0, 0)
-        assert len(bulkhead._free) == bulkhead.limit
-        assert not bulkhead._attention
+        assert len(bulkhead.slots.free) == bulkhead.limit
+        assert not bulkhead.slots.attention
     for retry in world.of(Retry):
         state = retry.budget.snapshot() if retry.budget else {}
         assert state.get("active", 0) == 0
@@ -567,7 +567,7 @@ def strict(self: Call) -> Any:
 real_outcome = Call.outcome
 
 ABLATIONS: dict[str, tuple[Any, str, Any, str]] = {
-    "waiters are not withdrawn": (bulkhead_module._SlotWaiter, "abandon", forget, "queue"),
+    "waiters are not withdrawn": (SlotWaiter, "abandon", forget, "queue"),
     "gates are not left": (Call, "leave", forget, "bulkhead"),
     "the way up is not taken": (interpreter, "_up", forget, "queue"),
     "outer layers are not left": (interpreter, "_up", leave_the_innermost_only, "two queues"),

@@ -167,9 +167,9 @@ class SyncTwin:
                     with contextlib.suppress(Exception):
                         for bound in self.guard.bounds:
                             if isinstance(bound.policy, Bulkhead):
-                                slots = bound.policy
-                                slots._take()
-                                stack.callback(slots._give_back)
+                                slots = bound.policy.slots
+                                slots.take()
+                                stack.callback(slots.give_back)
                 elif how == "soon late":
                     stack.enter_context(deadline(1.0, clock=self.clock))
                 seen.append((self.call(function, words[0]), function.calls, self.clock.now()))
@@ -527,7 +527,7 @@ def test_a_refused_call_leaves_no_cycle():
                 guard.call(broken, witness)
             return weakref.ref(witness)
 
-        guard.policies[1]._take()
+        guard.policies[1].slots.take()
         with no_collector():
             assert refused()() is None
 

@@ -198,7 +198,7 @@ def test_a_limit_changed_under_way_is_kept():
 
     together(thread, thread, thread, change, thread, thread)
     assert gauge.most <= 4
-    assert (bulkhead.in_flight, bulkhead.waiting, len(bulkhead._free)) == (0, 0, 2)
+    assert (bulkhead.in_flight, bulkhead.waiting, len(bulkhead.slots.free)) == (0, 0, 2)
 
 
 @pytest.mark.parametrize("probes", [1, 3])
@@ -427,8 +427,8 @@ MOMENTS = {
     dying = garbage(items())
     next(dying[0])
     del dying
-    push = bulkhead._queue.push
-    bulkhead._queue.push = lambda *args: (gc.collect(), push(*args))[1]
+    push = bulkhead.slots.queue.push
+    bulkhead.slots.queue.push = lambda *args: (gc.collect(), push(*args))[1]
     assert guard.call(int) == 0
     assert bulkhead.in_flight == 0
     """,
@@ -567,7 +567,7 @@ sys.exit(code)
     "locks held by threads that are gone": """
 breaker, bulkhead = guard.policies[1], guard.policies[2]
 from seawall import registry
-mutexes = [breaker._mutex, bulkhead._mutex, guard.policies[0].budget._mutex,
+mutexes = [breaker._mutex, bulkhead.slots.mutex, guard.policies[0].budget._mutex,
            cached.policies[0]._answers._mutex]
 locks = [*(mutex._lock for mutex in mutexes), guard.stats._lock, registry._lock]
 ready, release = threading.Event(), threading.Event()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,9 +80,30 @@ def test_no_lower_rank_waits_while_a_higher_one_was_turned_away(ranks, limit):
 
 
 def test_an_empty_room_has_nobody_to_serve():
-    """Taking from an empty room raises instead of inventing somebody."""
-    with pytest.raises(IndexError):
-        WaitQueue("fifo", 1).pop()
+    """Taking from an empty room gives nobody."""
+    assert WaitQueue("fifo", 1).pop() is None
+
+
+def test_only_who_fits_is_served():
+    """Who does not fit is passed over and keeps the place; with nobody left nobody is served."""
+    queue: WaitQueue[int] = WaitQueue("fifo", 5)
+    for number in range(4):
+        queue.push(number)
+    assert queue.pop(fits=lambda number: number % 2 == 1) == 1
+    assert queue.pop(fits=lambda number: number % 2 == 1, newest=True) == 3
+    assert queue.pop(fits=lambda number: number > 3) is None
+    assert [queue.pop(newest=True), queue.pop(newest=True), len(queue)] == [2, 0, 0]
+
+
+def test_the_lowest_rank_is_the_one_to_go():
+    """The longest waiting of the lowest rank is taken out, never one of the rank in question."""
+    queue: WaitQueue[str] = WaitQueue("criticality", 5)
+    for item, rank in [("a", 2), ("b", 1), ("c", 1)]:
+        queue.push(item, rank)
+    assert [queue.pop_below(2), queue.pop_below(1), queue.pop_below(2)] == ["b", None, "c"]
+    assert queue.pop_below(2) is None
+    assert queue.pop() == "a"
+    assert queue.pop_below(9) is None
 
 
 def test_the_longest_waiting_of_each_rank_is_known():

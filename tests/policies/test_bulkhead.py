@@ -21,6 +21,7 @@ from seawall import (
     subscribe,
 )
 from seawall.clock import VirtualClock
+from seawall.runtime.slots import Slots
 from seawall.testing import (
     ScriptedService,
     answer,
@@ -381,10 +382,10 @@ def test_a_waiter_behind_one_of_a_closed_loop_is_served() -> None:
     joined = threading.Event()
     served: list[str] = []
 
-    join = Bulkhead._join
+    join = Slots.join
 
-    def telling(policy: Bulkhead, waiter: Any, rank: int) -> None:
-        join(policy, waiter, rank)
+    def telling(slots: Slots, waiter: Any) -> None:
+        join(slots, waiter)
         joined.set()
 
     thread = threading.Thread(target=lambda: kept.append(_leave_a_waiter_behind(guard)))
@@ -392,7 +393,7 @@ def test_a_waiter_behind_one_of_a_closed_loop_is_served() -> None:
         thread.start()
         thread.join(30)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Bulkhead, "_join", telling)
+            patch.setattr(Slots, "join", telling)
             behind = threading.Thread(target=lambda: served.append(guard.call(lambda: "served")))
             behind.start()
             assert joined.wait(30)
@@ -445,14 +446,14 @@ def test_a_thread_wakes_a_task_and_a_task_wakes_a_thread() -> None:
     async def other_way() -> str:
         loop = asyncio.get_running_loop()
         joined = asyncio.Event()
-        join = Bulkhead._join
+        join = Slots.join
 
-        def telling(policy: Bulkhead, waiter: Any, rank: int) -> None:
-            join(policy, waiter, rank)
+        def telling(slots: Slots, waiter: Any) -> None:
+            join(slots, waiter)
             loop.call_soon_threadsafe(joined.set)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Bulkhead, "_join", telling)
+            patch.setattr(Slots, "join", telling)
             async with guard.hold():
                 answered = loop.run_in_executor(None, guard.call, lambda: "a thread")
                 await joined.wait()
@@ -508,9 +509,9 @@ def test_a_lowered_limit_lets_calls_in_flight_end_and_nobody_in_before() -> None
             await let_pass(1.0)
             assert (bulkhead.in_flight, bulkhead.waiting) == (in_flight, waiting)
         await _all(*tasks)
-        assert len(bulkhead._free) == 1
+        assert len(bulkhead.slots.free) == 1
         bulkhead.update(limit=2)
-        assert len(bulkhead._free) == 2
+        assert len(bulkhead.slots.free) == 2
 
     run_virtual(main())
 
@@ -523,7 +524,7 @@ def test_a_limit_lowered_and_raised_again_keeps_the_calls_in_flight() -> None:
         for limit in (1, 2, 1, 5, 4):
             bulkhead.update(limit=limit)
             assert bulkhead.in_flight == 3
-    assert (bulkhead.in_flight, len(bulkhead._free)) == (0, 4)
+    assert (bulkhead.in_flight, len(bulkhead.slots.free)) == (0, 4)
 
 
 def test_other_settings_change_too_and_bad_ones_change_nothing() -> None:
@@ -594,7 +595,7 @@ def test_modes_switch_at_run_time_with_calls_in_flight_and_waiting(mode: str) ->
         results = await _all(first, waiter, beyond)
         assert [results[0], results[2]] == ["served", "served"]
         assert (bulkhead.in_flight, bulkhead.waiting) == (0, 0)
-        assert len(bulkhead._free) == 1
+        assert len(bulkhead.slots.free) == 1
         async with guard.hold():
             with pytest.raises(BulkheadFull):
                 await guard.acall(service.acall)

@@ -26,8 +26,9 @@ from seawall import (
 )
 from seawall.clock import VirtualClock
 from seawall.models.waiting import WaitQueue
-from seawall.policies.bulkhead import _BulkheadGate, _SlotWaiter
+from seawall.policies.bulkhead import _BulkheadGate
 from seawall.runtime.call import Abandoned
+from seawall.runtime.slots import Slots, SlotWaiter
 from seawall.testing import run_virtual
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
 
@@ -188,8 +189,8 @@ def _check_day(case: Day) -> None:
         assert all(task.done() for task in visitors.tasks)
         assert all(task.cancelled() or task.exception() is None for task in visitors.tasks)
         assert (watch.inside, bulkhead.in_flight, bulkhead.waiting) == (0, 0, 0)
-        assert len(bulkhead._free) == bulkhead.limit
-        assert not bulkhead._attention
+        assert len(bulkhead.slots.free) == bulkhead.limit
+        assert not bulkhead.slots.attention
 
     run_virtual(main(), seed=case.seed)
 
@@ -212,18 +213,19 @@ def _push_without_bound(queue: WaitQueue[Any], item: Any, rank: int = 0) -> None
 
 def _grow_only(bulkhead: Bulkhead, changes: dict[str, Any]) -> None:
     """Change the limit and forget to withdraw slots."""
-    with bulkhead._mutex:
+    with bulkhead.slots.mutex:
         more = changes.get("limit", bulkhead.limit) - bulkhead.limit
         bulkhead.limit += more
-        bulkhead._free.extend([None] * max(0, more))
-        bulkhead._serve()
+        bulkhead.slots.limit += more
+        bulkhead.slots.free.extend([None] * max(0, more))
+        bulkhead.slots.serve()
 
 
 ABLATIONS: dict[str, tuple[type, str, Any]] = {
-    "a cancelled waiter stays": (_SlotWaiter, "abandon", _do_nothing),
+    "a cancelled waiter stays": (SlotWaiter, "abandon", _do_nothing),
     "leaving gives nothing back": (_BulkheadGate, "leave", _do_nothing),
     "everybody is admitted": (_BulkheadGate, "enter", _do_nothing),
-    "a slot given back wakes nobody": (Bulkhead, "_serve", _do_nothing),
+    "a slot given back wakes nobody": (Slots, "serve", _do_nothing),
     "slots are not withdrawn": (Bulkhead, "_update", _grow_only),
 }
 
@@ -321,7 +323,7 @@ def test_the_waiting_room_is_bounded_and_keeps_its_order(case: Room) -> None:
     ("owner", "name", "broken"),
     [
         (WaitQueue, "push", _push_without_bound),
-        (_SlotWaiter, "turn_away", _do_nothing),
+        (SlotWaiter, "turn_away", _do_nothing),
     ],
 )
 def test_without_its_bound_the_waiting_room_overflows(
@@ -344,14 +346,14 @@ def _wait_beside_a_free_slot() -> float:
         guard = new_guard(bulkhead)
         gate = guard.bounds[0]
         ticket = gate.enter(0.0)
-        join = Bulkhead._join
+        join = Slots.join
 
-        def late_join(policy: Bulkhead, waiter: Any, rank: int) -> None:
+        def late_join(slots: Slots, waiter: Any) -> None:
             gate.leave(ticket, None, None, 0.0)  # so another thread would, at this very moment
-            join(policy, waiter, rank)
+            join(slots, waiter)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Bulkhead, "_join", late_join)
+            patch.setattr(Slots, "join", late_join)
             await guard.aattempt(let_pass, 0.0)
         return loop.time()
 
@@ -366,12 +368,12 @@ def test_a_slot_freed_just_before_a_waiter_joins_is_not_overlooked() -> None:
 def test_without_the_second_look_the_wake_up_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Join without looking again, and the call waits in vain beside a free slot."""
 
-    def join(bulkhead: Bulkhead, waiter: Any, rank: int) -> None:
-        with bulkhead._mutex:
-            bulkhead._attention = True
-            bulkhead._queue.push(waiter, rank)
+    def join(slots: Slots, waiter: Any) -> None:
+        with slots.mutex:
+            slots.attention = True
+            slots.queue.push(waiter, waiter.rank)
 
-    monkeypatch.setattr(Bulkhead, "_join", join)
+    monkeypatch.setattr(Slots, "join", join)
     assert _wait_beside_a_free_slot() == 7.0
 
 
@@ -507,4 +509,4 @@ def test_threads_and_tasks_of_several_loops_share_the_slots() -> None:
         worker.join(60)
     assert done == 2 * callers * calls
     assert most <= limit
-    assert (bulkhead.in_flight, bulkhead.waiting, bulkhead._attention) == (0, 0, False)
+    assert (bulkhead.in_flight, bulkhead.waiting, bulkhead.slots.attention) == (0, 0, False)

@@ -158,7 +158,7 @@ def test_retried_refusals_count_as_attempts(inner: str):
             policy,
         )
         if inner == "bulkhead":
-            policy._free.clear()
+            policy.slots.free.clear()
         else:
             policy.pool._shared.taken = 1
         unsubscribe = subscribe(stop, CallRetried)

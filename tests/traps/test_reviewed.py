@@ -543,7 +543,7 @@ def test_a_call_that_a_fork_took_along_gives_back_no_slot_too_many():
         child = guard.call(work)
         if child == 0:
             guard.call(int)
-            print(len(bulkhead._free), flush=True)
+            print(len(bulkhead.slots.free), flush=True)
             os._exit(0)
         os.waitpid(child, 0)
     """)
@@ -591,4 +591,4 @@ def test_a_bigger_bulkhead_has_a_bigger_waiting_room():
     """Where the room was not chosen it follows the limit."""
     bulkhead = Bulkhead(1, max_wait=1.0)
     bulkhead.update(limit=10)
-    assert bulkhead._queue.limit == 10
+    assert bulkhead.slots.queue.limit == 10

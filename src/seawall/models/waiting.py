@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, Literal, TypeVar
 
 T = TypeVar("T")
@@ -47,14 +48,32 @@ class WaitQueue(Generic[T]):
         self._size += 1
         return displaced
 
-    def pop(self) -> T:
-        """Take whom to serve next; raises IndexError when nobody waits."""
-        if not self._size:
-            raise IndexError("nobody waits")
-        highest = max(self._lanes)
-        lane = self._lanes[highest]
-        item = lane.pop() if self.order == "lifo" else lane.popleft()
-        self._shrunk(highest)
+    def pop(self, *, newest: bool = False, fits: Callable[[T], bool] | None = None) -> T | None:
+        """Take whom to serve next: None when nobody waits, or nobody whom `fits` accepts.
+
+        With `newest`, the newest of the highest rank goes first, as it always does in lifo order.
+        """
+        newest = newest or self.order == "lifo"
+        for rank in sorted(self._lanes, reverse=True):
+            lane = self._lanes[rank]
+            if fits is None:
+                item = lane.pop() if newest else lane.popleft()
+                self._shrunk(rank)
+                return item
+            for item in reversed(lane) if newest else lane:
+                if fits(item):
+                    lane.remove(item)
+                    self._shrunk(rank)
+                    return item
+        return None
+
+    def pop_below(self, rank: int) -> T | None:
+        """Take out the longest waiting of the lowest rank, if that is below `rank`."""
+        lowest = min(self._lanes, default=rank)
+        if lowest >= rank:
+            return None
+        item = self._lanes[lowest].popleft()
+        self._shrunk(lowest)
         return item
 
     def remove(self, item: T) -> bool:

@@ -118,16 +118,17 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
         refuse_expired(call.host)
     while len(tickets) < len(call.layers):
         layer = call.layers[len(tickets)]
-        if waiter is None:
-            try:
+        try:
+            if waiter is None:
                 tickets.append(enter(layer, now, call.args, call.kwargs))
-            except Wait as wait:
-                waiter = wait.waiter
-        if waiter is not None:
+                continue
             tickets.append((yield waiter))
-            waiter = None
-            now = clock.now()
-            refuse_expired(call.host)
+        except Wait as wait:
+            waiter = wait.waiter
+            continue
+        waiter = None
+        now = clock.now()
+        refuse_expired(call.host)
     call.attempt_began = now
     call.reached = True
     call.attempts += 1

@@ -168,7 +168,10 @@ class Waiter(Protocol):
         """Join the queue. `wake()` may be called from any thread; False: nobody listens there."""
 
     def claim(self) -> Any:
-        """Return the ticket, or raise the refusal; called once, after waking or `until`."""
+        """Return the ticket, or raise the refusal; called once, after waking or `until`.
+
+        May raise `Wait` once more: with another waiter, or with itself and another `until`.
+        """
 
     def abandon(self) -> None:
         """Leave the queue, and give back what was granted already; instead of `claim`."""

@@ -1,0 +1,263 @@
+"""A number of slots, and who waits for one: what bulkheads, adaptive limits and pools share.
+
+Promises: no more slots are out than `limit` (after it was lowered, than are still out); a slot goes
+from hand to hand while somebody waits, so nobody overtakes; a waiter that is cancelled or late
+takes nothing with it; threads and tasks of any loop share the slots and wake each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Literal, Protocol
+
+from seawall.clock import Clock
+from seawall.context import current_criticality, deadline_var
+from seawall.models.waiting import Order, WaitQueue
+from seawall.runtime.mutex import Mutex, survives_fork
+
+Refusal = Literal["no room", "too long", "deadline", "shed"]
+"""Why a waiter gets no slot: the queue is full, its time or deadline is over, or it was shed."""
+
+WAITING: Final = "waiting"
+GRANTED: Final = "granted"
+
+
+class Discipline(Protocol):
+    """What is decided each time somebody is to be served from the queue. It is called in turn."""
+
+    def newest_first(self, now: float) -> bool:
+        """Tell whether the newest is to be served next, not the one that waits longest."""
+
+    def sheds(self, sojourn: float, now: float) -> bool:
+        """Tell whether somebody has to go, now that the next to be served waited for `sojourn`."""
+
+    def emptied(self, now: float) -> None:
+        """Learn that nobody waits any more."""
+
+
+class Slots:
+    """`limit` slots, and a queue for them. Free slots are the items of a deque.
+
+    Its `pop` and `append` are atomic, with or without a global interpreter lock, so taking a slot
+    and giving it back need no lock while nobody waits: `free.pop()`, and `free.append(None)`
+    followed by `attend()` if `attention` is set, in this order.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        *,
+        order: Order = "fifo",
+        room: int | None = None,
+        discipline: Discipline | None = None,
+    ) -> None:
+        """Have `limit` free slots, and room for `room` to wait: `limit` of them if it is None."""
+        self.limit = limit
+        self.room = room
+        self.discipline = discipline
+        self.fits: Callable[[SlotWaiter], bool] | None = None
+        """Whether a waiter may have a free slot now; anyone may, if None. Asked under the lock."""
+        self.queue: WaitQueue[SlotWaiter] = WaitQueue(order, limit if room is None else room)
+        self.mutex = Mutex()
+        self.free: deque[None] = deque([None] * limit)
+        self.attention = False
+        """True while someone waits or slots are to be withdrawn: giving back takes the slow way."""
+        self._excess = 0
+        # True in a child process: a call that came along by the fork may give back a slot too many.
+        self._forked = False
+        survives_fork(self)
+
+    @property
+    def in_use(self) -> int:
+        """How many slots are out now."""
+        return max(0, self.limit + self._excess - len(self.free))
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a slot now."""
+        return len(self.queue)
+
+    def queue_wait(self, now: float) -> float:
+        """Return for how long the longest waiting has waited by now."""
+        with self.mutex:
+            oldest = min((waiter.since for waiter in self.queue.oldest()), default=now)
+            return max(0.0, now - oldest)
+
+    def take(self) -> bool:
+        """Take a free slot, if there is one. While others wait there is none."""
+        try:
+            self.free.pop()
+        except IndexError:
+            return False
+        return True
+
+    def give_back(self) -> None:
+        """Give a slot back, to whoever is next."""
+        self.free.append(None)
+        # In this order: who joins the queue sets the flag first and looks at the slots after.
+        if self.attention:
+            self.attend()
+
+    def attend(self) -> None:
+        """Look after withdrawn slots and waiters; safe at any moment."""
+        self.mutex.do(self.serve)
+
+    def resize(self, limit: int, room: int | None) -> None:
+        """Have `limit` slots from now on. What is out beyond it is withdrawn as it comes back."""
+        with self.mutex:
+            self.room, self.queue.limit = room, limit if room is None else room
+            self._excess += self.limit - limit
+            self.limit = limit
+            while self._excess < 0:
+                self._excess += 1
+                self.free.append(None)
+            self.serve()
+
+    def serve(self) -> None:
+        """Withdraw slots that are too many, then hand free ones to who waits. Under the lock."""
+        while self._excess > 0 and self.take():
+            self._excess -= 1
+        while len(self.free) > self.limit:  # a call that a fork took along gave its slot back
+            self.take()
+        while self.queue and self.take():
+            waiter = self._next()
+            if waiter is None:
+                self.free.append(None)
+                break
+            if not waiter.grant():
+                self.free.append(None)
+        self.attention = bool(self.queue) or self._excess > 0 or self._forked
+
+    def _next(self) -> SlotWaiter | None:
+        """Take out of the queue whom to serve: None if nobody who waits may have a slot now."""
+        discipline = self.discipline
+        if discipline is None:
+            return self.queue.pop(fits=self.fits)
+        while True:
+            now = self.queue.oldest()[0].clock.now()
+            waiter = self.queue.pop(fits=self.fits, newest=discipline.newest_first(now))
+            if waiter is None:
+                return None
+            shed = discipline.sheds(max(0.0, now - waiter.since), now)
+            if not self.queue:
+                discipline.emptied(now)
+            if not shed:
+                return waiter
+            # Of all who wait the least critical goes; only among equals the one whose turn it is.
+            victim = self.queue.pop_below(waiter.rank)
+            if victim is not None:
+                victim.turn_away("shed")
+                return waiter
+            waiter.turn_away("shed")
+            if not self.queue:
+                return None
+
+    def join(self, waiter: SlotWaiter) -> None:
+        """Let `waiter` wait, if there is room."""
+        with self.mutex:
+            self.attention = True
+            turned_away = self.queue.push(waiter, waiter.rank)
+            if turned_away is not None:
+                turned_away.turn_away("no room")
+            self.serve()
+
+    def leave_queue(self, waiter: SlotWaiter) -> None:
+        """Let `waiter` wait no more; whoever it held up is served. Under the lock."""
+        self.queue.remove(waiter)
+        self.serve()
+
+    def _after_fork(self) -> None:
+        """Be usable in a child process: slots of threads that are gone are free again."""
+        self.mutex = Mutex()
+        self.queue = WaitQueue(self.queue.order, self.queue.limit)
+        self._excess = 0
+        self._forked = self.attention = True
+        self.free.extend([None] * (self.limit - len(self.free)))
+
+
+class SlotWaiter:
+    """One call waiting for a slot. Its state changes under the lock of the slots only.
+
+    `ticket` is what it claims with a slot; without one, `refuse(why)` raises, or returns a ticket
+    where the limit is not enforced.
+    """
+
+    __slots__ = (
+        "_late",
+        "_refuse",
+        "_slots",
+        "_state",
+        "_wake",
+        "clock",
+        "rank",
+        "since",
+        "ticket",
+        "until",
+    )
+
+    def __init__(
+        self,
+        slots: Slots,
+        clock: Clock,
+        now: float,
+        max_wait: float,
+        refuse: Callable[[Refusal], Any],
+        ticket: Any = None,
+    ) -> None:
+        """Wait from `now` on, for `max_wait` seconds at most, and not beyond the deadline."""
+        self._slots = slots
+        self._refuse = refuse
+        self._state: str = WAITING
+        self._late: Refusal = "too long"
+        self.ticket = ticket
+        self.clock = clock
+        self.rank: int = current_criticality()
+        self.since = now
+        self.until: float | None = now + max_wait
+        held = deadline_var.get()
+        if held is not None:
+            limit = now + held[0] - held[1].now()
+            if limit < self.until:
+                self.until = limit
+                self._late = "deadline"
+        if self.until == float("inf"):
+            self.until = None
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Join the queue."""
+        self._wake = wake
+        self._slots.join(self)
+
+    def grant(self) -> bool:
+        """Receive a slot; False if nobody is there to use it."""
+        self._state = GRANTED
+        return self._wake()
+
+    def turn_away(self, why: Refusal) -> None:
+        """Learn that there will be no slot."""
+        self._state = why
+        self._wake()
+
+    def claim(self) -> Any:
+        """Return the ticket if there is a slot for it, or say why there is none."""
+        with self._slots.mutex:
+            state = self._leave_queue()
+        if state == GRANTED:
+            return self.ticket
+        why: Any = self._late if state == WAITING else state
+        return self._refuse(why)
+
+    def abandon(self) -> None:
+        """Wait no more, and give back what was granted."""
+        self._slots.mutex.do(self._give_up)
+
+    def _give_up(self) -> None:
+        if self._leave_queue() == GRANTED:
+            self._slots.free.append(None)
+            self._slots.serve()
+
+    def _leave_queue(self) -> str:
+        if self._state == WAITING:
+            self._slots.leave_queue(self)
+        return self._state
