@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Generator
 from types import coroutine
 from typing import Any, NamedTuple
@@ -207,7 +207,8 @@ def _do_nothing(*_: Any) -> None:
 
 
 def _push_without_bound(queue: WaitQueue[Any], item: Any, rank: int = 0) -> None:
-    queue._lanes.setdefault(rank if queue.order == "criticality" else 0, deque()).append(item)
+    lane = rank if queue.order == "criticality" else 0
+    queue._lanes.setdefault(lane, OrderedDict())[item] = None
     queue._size += 1
 
 

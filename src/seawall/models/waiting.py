@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, Literal, TypeVar
 
@@ -12,7 +12,7 @@ ORDERS: tuple[Order, ...] = ("fifo", "lifo", "criticality")
 
 
 class WaitQueue(Generic[T]):
-    """A bounded waiting room.
+    """A bounded waiting room for hashable items, each in it once.
 
     fifo: the longest wait is served first; a full room turns newcomers away.
     lifo: the newest is served first, and takes the place of the oldest in a full room, whose
@@ -25,7 +25,8 @@ class WaitQueue(Generic[T]):
         """Have room for `limit`."""
         self.order = order
         self.limit = limit
-        self._lanes: dict[int, deque[T]] = {}
+        # Ordered by arrival; whoever leaves from the middle costs no more than who is served.
+        self._lanes: dict[int, OrderedDict[T, None]] = {}
         self._size = 0
 
     def __len__(self) -> int:
@@ -42,9 +43,9 @@ class WaitQueue(Generic[T]):
             if self.order == "criticality" and lowest >= rank:
                 return item
             lane = self._lanes[lowest]
-            displaced = lane.popleft() if self.order == "lifo" else lane.pop()
+            displaced, _ = lane.popitem(last=self.order != "lifo")
             self._shrunk(lowest)
-        self._lanes.setdefault(rank, deque()).append(item)
+        self._lanes.setdefault(rank, OrderedDict())[item] = None
         self._size += 1
         return displaced
 
@@ -57,12 +58,12 @@ class WaitQueue(Generic[T]):
         for rank in sorted(self._lanes, reverse=True):
             lane = self._lanes[rank]
             if fits is None:
-                item = lane.pop() if newest else lane.popleft()
+                item, _ = lane.popitem(last=newest)
                 self._shrunk(rank)
                 return item
             for item in reversed(lane) if newest else lane:
                 if fits(item):
-                    lane.remove(item)
+                    del lane[item]
                     self._shrunk(rank)
                     return item
         return None
@@ -72,7 +73,7 @@ class WaitQueue(Generic[T]):
         lowest = min(self._lanes, default=rank)
         if lowest >= rank:
             return None
-        item = self._lanes[lowest].popleft()
+        item, _ = self._lanes[lowest].popitem(last=False)
         self._shrunk(lowest)
         return item
 
@@ -80,14 +81,14 @@ class WaitQueue(Generic[T]):
         """Take `item` out, wherever it is; tell whether it was there."""
         for rank, lane in self._lanes.items():
             if item in lane:
-                lane.remove(item)
+                del lane[item]
                 self._shrunk(rank)
                 return True
         return False
 
     def oldest(self) -> list[T]:
         """Return the longest waiting of each rank."""
-        return [lane[0] for lane in self._lanes.values()]
+        return [next(iter(lane)) for lane in self._lanes.values()]
 
     def _shrunk(self, rank: int) -> None:
         self._size -= 1
