@@ -10,8 +10,10 @@ TYPE_CHECKING = False  # type checkers take it for True; importing typing costs 
 if TYPE_CHECKING:
     from typing import Any
 
+    from seawall.channel import Channel
     from seawall.clock import Clock, SystemClock, VirtualClock
     from seawall.config import guard_from_table, guards_from_toml
+    from seawall.contention import Serializer, aupdate_optimistically, update_optimistically
     from seawall.context import (
         Criticality,
         Deadline,
@@ -21,19 +23,33 @@ if TYPE_CHECKING:
         current_criticality,
         current_deadline,
         current_idempotency_key,
+        current_tenant,
+        current_tier,
         deadline,
         idempotency_key,
+        tenant,
+        tier,
     )
     from seawall.errors import (
         BulkheadFull,
         CacheMiss,
+        ChannelClosed,
+        ChannelFull,
         CircuitOpen,
+        Contended,
         DeadlineExceeded,
+        Overloaded,
+        PoolExhausted,
+        RateLimited,
         Rejected,
         SeawallError,
         TimedOut,
+        WorkerDied,
     )
+    from seawall.executors import CpuPool, IoPool
     from seawall.guard import Guard
+    from seawall.ladder import Ladder
+    from seawall.models.adaptive import aimd, gradient2, vegas
     from seawall.models.backoff import (
         Backoff,
         constant,
@@ -44,34 +60,62 @@ if TYPE_CHECKING:
         plus_minus,
     )
     from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
+    from seawall.models.codel import QueueShed, adaptive_lifo, codel
+    from seawall.models.contention import Stripes
+    from seawall.models.ladder import ServiceLevel
     from seawall.models.pressure import Pressure
     from seawall.models.probes import growing, n_of_m, ramp, single
+    from seawall.models.shares import by_chance, by_fraction, by_latency
+    from seawall.models.shedding import (
+        ShedRule,
+        by_cost,
+        by_criticality,
+        by_deadline,
+        by_queue,
+        by_tier,
+    )
     from seawall.models.sizing import pool_size, timeout_for
+    from seawall.policies._rate_reservation import Quota, Reservation
+    from seawall.policies._rate_settings import Limit
+    from seawall.policies.adaptive_limit import AdaptiveLimit
     from seawall.policies.breaker import Breaker
     from seawall.policies.budget import RetryBudget
     from seawall.policies.bulkhead import Bulkhead
     from seawall.policies.cache import Cache
+    from seawall.policies.chaos import Chaos
     from seawall.policies.fallback import Fallback, fallback_reason, static
+    from seawall.policies.hedge import Hedge, quantile
+    from seawall.policies.rate_limit import RateLimit
     from seawall.policies.retry import Retry, adaptive_attempts
+    from seawall.policies.shed import Shed
     from seawall.policies.thread_bulkhead import ThreadBulkhead
+    from seawall.policies.throttle import Throttle
     from seawall.policies.timeout import Timeout, adaptive
+    from seawall.pools import Pool
     from seawall.registry import check_threads, get_guard, guards
     from seawall.runtime.events import (
         BreakerChanged,
+        CallHedged,
         CallRejected,
         CallRetried,
         CallTimedOut,
         Event,
         FallbackUsed,
+        LevelChanged,
+        LoopBlocked,
+        ResourceLeaked,
         RetryStopped,
         SettingsChanged,
         ThreadAbandoned,
+        WorkerReplaced,
         subscribe,
     )
     from seawall.runtime.policy import Policy
     from seawall.runtime.result import Result
+    from seawall.watchdog import LoopWatchdog
 
 __all__ = [
+    "AdaptiveLimit",
     "Backoff",
     "Breaker",
     "BreakerChanged",
@@ -79,11 +123,18 @@ __all__ = [
     "BulkheadFull",
     "Cache",
     "CacheMiss",
+    "CallHedged",
     "CallRejected",
     "CallRetried",
     "CallTimedOut",
+    "Channel",
+    "ChannelClosed",
+    "ChannelFull",
+    "Chaos",
     "CircuitOpen",
     "Clock",
+    "Contended",
+    "CpuPool",
     "Criticality",
     "Deadline",
     "DeadlineExceeded",
@@ -91,40 +142,79 @@ __all__ = [
     "Fallback",
     "FallbackUsed",
     "Guard",
+    "Hedge",
     "InFlightRatio",
+    "IoPool",
+    "Ladder",
+    "LevelChanged",
+    "Limit",
+    "LoopBlocked",
+    "LoopWatchdog",
+    "Overloaded",
     "Policy",
+    "Pool",
+    "PoolExhausted",
     "Pressure",
+    "QueueShed",
+    "Quota",
+    "RateLimit",
+    "RateLimited",
     "Rejected",
     "RequestRatio",
+    "Reservation",
+    "ResourceLeaked",
     "Result",
     "Retry",
     "RetryBudget",
     "RetryStopped",
     "SeawallError",
+    "Serializer",
+    "ServiceLevel",
     "SettingsChanged",
+    "Shed",
+    "ShedRule",
+    "Stripes",
     "SuccessDeposit",
     "SystemClock",
     "ThreadAbandoned",
     "ThreadBulkhead",
+    "Throttle",
     "TimedOut",
     "Timeout",
     "VirtualClock",
+    "WorkerDied",
+    "WorkerReplaced",
     "adaptive",
     "adaptive_attempts",
+    "adaptive_lifo",
+    "aimd",
+    "aupdate_optimistically",
+    "by_chance",
+    "by_cost",
+    "by_criticality",
+    "by_deadline",
+    "by_fraction",
+    "by_latency",
+    "by_queue",
+    "by_tier",
     "check_deadline",
     "check_threads",
+    "codel",
     "constant",
     "criticality",
     "current_attempt",
     "current_criticality",
     "current_deadline",
     "current_idempotency_key",
+    "current_tenant",
+    "current_tier",
     "deadline",
     "decorrelated_jitter",
     "exponential",
     "fallback_reason",
     "full_jitter",
     "get_guard",
+    "gradient2",
     "growing",
     "guard_from_table",
     "guards",
@@ -134,94 +224,88 @@ __all__ = [
     "n_of_m",
     "plus_minus",
     "pool_size",
+    "quantile",
     "ramp",
     "single",
     "static",
     "subscribe",
+    "tenant",
+    "tier",
     "timeout_for",
+    "update_optimistically",
+    "vegas",
 ]
 
 _HOMES = {
-    "Backoff": "models.backoff",
-    "Breaker": "policies.breaker",
-    "BreakerChanged": "runtime.events",
-    "Bulkhead": "policies.bulkhead",
-    "BulkheadFull": "errors",
-    "Cache": "policies.cache",
-    "CacheMiss": "errors",
-    "CallRejected": "runtime.events",
-    "CallRetried": "runtime.events",
-    "CallTimedOut": "runtime.events",
-    "CircuitOpen": "errors",
-    "Clock": "clock",
-    "Criticality": "context",
-    "Deadline": "context",
-    "DeadlineExceeded": "errors",
-    "Event": "runtime.events",
-    "Fallback": "policies.fallback",
-    "FallbackUsed": "runtime.events",
-    "Guard": "guard",
-    "InFlightRatio": "models.budget",
-    "Policy": "runtime.policy",
-    "Pressure": "models.pressure",
-    "Rejected": "errors",
-    "RequestRatio": "models.budget",
-    "Result": "runtime.result",
-    "Retry": "policies.retry",
-    "RetryBudget": "policies.budget",
-    "RetryStopped": "runtime.events",
-    "SeawallError": "errors",
-    "SettingsChanged": "runtime.events",
-    "SuccessDeposit": "models.budget",
-    "SystemClock": "clock",
-    "ThreadAbandoned": "runtime.events",
-    "ThreadBulkhead": "policies.thread_bulkhead",
-    "TimedOut": "errors",
-    "Timeout": "policies.timeout",
-    "VirtualClock": "clock",
-    "adaptive": "policies.timeout",
-    "adaptive_attempts": "policies.retry",
-    "check_deadline": "context",
-    "check_threads": "registry",
-    "constant": "models.backoff",
-    "criticality": "context",
-    "current_attempt": "context",
-    "current_criticality": "context",
-    "current_deadline": "context",
-    "current_idempotency_key": "context",
-    "deadline": "context",
-    "decorrelated_jitter": "models.backoff",
-    "exponential": "models.backoff",
-    "fallback_reason": "policies.fallback",
-    "full_jitter": "models.backoff",
-    "get_guard": "registry",
-    "growing": "models.probes",
-    "guard_from_table": "config",
-    "guards": "registry",
-    "guards_from_toml": "config",
-    "idempotency_key": "context",
-    "linear": "models.backoff",
-    "n_of_m": "models.probes",
-    "plus_minus": "models.backoff",
-    "pool_size": "models.sizing",
-    "ramp": "models.probes",
-    "single": "models.probes",
-    "static": "policies.fallback",
-    "subscribe": "runtime.events",
-    "timeout_for": "models.sizing",
+    "channel": "Channel",
+    "clock": "Clock SystemClock VirtualClock",
+    "config": "guard_from_table guards_from_toml",
+    "contention": "Serializer aupdate_optimistically update_optimistically",
+    "context": (
+        "Criticality Deadline check_deadline criticality current_attempt current_criticality "
+        "current_deadline current_idempotency_key current_tenant current_tier deadline "
+        "idempotency_key tenant tier"
+    ),
+    "errors": (
+        "BulkheadFull CacheMiss ChannelClosed ChannelFull CircuitOpen Contended "
+        "DeadlineExceeded Overloaded PoolExhausted RateLimited Rejected SeawallError "
+        "TimedOut WorkerDied"
+    ),
+    "executors": "CpuPool IoPool",
+    "guard": "Guard",
+    "ladder": "Ladder",
+    "models.adaptive": "aimd gradient2 vegas",
+    "models.backoff": (
+        "Backoff constant decorrelated_jitter exponential full_jitter linear plus_minus"
+    ),
+    "models.budget": "InFlightRatio RequestRatio SuccessDeposit",
+    "models.codel": "QueueShed adaptive_lifo codel",
+    "models.contention": "Stripes",
+    "models.ladder": "ServiceLevel",
+    "models.pressure": "Pressure",
+    "models.probes": "growing n_of_m ramp single",
+    "models.shares": "by_chance by_fraction by_latency",
+    "models.shedding": "ShedRule by_cost by_criticality by_deadline by_queue by_tier",
+    "models.sizing": "pool_size timeout_for",
+    "policies._rate_reservation": "Quota Reservation",
+    "policies._rate_settings": "Limit",
+    "policies.adaptive_limit": "AdaptiveLimit",
+    "policies.breaker": "Breaker",
+    "policies.budget": "RetryBudget",
+    "policies.bulkhead": "Bulkhead",
+    "policies.cache": "Cache",
+    "policies.chaos": "Chaos",
+    "policies.fallback": "Fallback fallback_reason static",
+    "policies.hedge": "Hedge quantile",
+    "policies.rate_limit": "RateLimit",
+    "policies.retry": "Retry adaptive_attempts",
+    "policies.shed": "Shed",
+    "policies.thread_bulkhead": "ThreadBulkhead",
+    "policies.throttle": "Throttle",
+    "policies.timeout": "Timeout adaptive",
+    "pools": "Pool",
+    "registry": "check_threads get_guard guards",
+    "runtime.events": (
+        "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut Event FallbackUsed "
+        "LevelChanged LoopBlocked ResourceLeaked RetryStopped SettingsChanged "
+        "ThreadAbandoned WorkerReplaced subscribe"
+    ),
+    "runtime.policy": "Policy",
+    "runtime.result": "Result",
+    "watchdog": "LoopWatchdog",
 }
-"""In which module each public name is at home."""
+"""The public names by the module in which they are at home."""
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'seawall' has no attribute {name!r}")
-    from importlib import import_module
+    for home, names in _HOMES.items():
+        if name in names.split():
+            from importlib import import_module
 
-    value = getattr(import_module(f"seawall.{home}"), name)
-    globals()[name] = value
-    return value
+            value = getattr(import_module(f"seawall.{home}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'seawall' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""What a call carries with it: deadline, criticality, attempt number, idempotency key.
+"""What a call carries with it: deadline, criticality, tenant, tier, attempt, idempotency key.
 
 Each lives in a context variable, so every task and every thread sees its own.
 """
@@ -39,6 +39,8 @@ _criticality: Final[ContextVar[Criticality]] = ContextVar(
 _idempotency_key: Final[ContextVar[str | None]] = ContextVar(
     "seawall_idempotency_key", default=None
 )
+_tenant: Final[ContextVar[str | None]] = ContextVar("seawall_tenant", default=None)
+_tier: Final[ContextVar[str | None]] = ContextVar("seawall_tier", default=None)
 
 
 def reset(var: ContextVar[Any], token: Token[Any]) -> None:
@@ -180,6 +182,19 @@ def current_deadline() -> Deadline | None:
     return None if held is None else Deadline(*held)
 
 
+def give_up_at(now: float, seconds: float) -> tuple[float | None, bool]:
+    """Return when a wait of up to `seconds` from `now` is over (None: never).
+
+    And whether that is the deadline's doing.
+    """
+    until = now + seconds
+    held = deadline_var.get()
+    limit = float("inf") if held is None else now + held[0] - held[1].now()
+    late = limit < until
+    until = limit if late else until
+    return (None if until == float("inf") else until), late
+
+
 def check_deadline() -> None:
     """Raise `TimedOut` if the deadline that applies here has passed; call it in long loops."""
     held = deadline_var.get()
@@ -238,3 +253,27 @@ def idempotency_key(key: str) -> _Scope[str | None]:
 def current_idempotency_key() -> str | None:
     """Return the key that names the effect of the current call, or None."""
     return _idempotency_key.get()
+
+
+def tenant(name: str) -> _Scope[str | None]:
+    """Say for whom the calls inside are made: a customer, an account, a team."""
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"tenant({name!r}): write a non-empty string, such as an account's id")
+    return _Scope(_tenant, name)
+
+
+def current_tenant() -> str | None:
+    """Return for whom the current call is made, or None."""
+    return _tenant.get()
+
+
+def tier(name: str) -> _Scope[str | None]:
+    """Say which tier of service the calls inside belong to, such as "free" or "premium"."""
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"tier({name!r}): write a non-empty string, such as 'free'")
+    return _Scope(_tier, name)
+
+
+def current_tier() -> str | None:
+    """Return the tier of service of the current call, or None."""
+    return _tier.get()

@@ -4,9 +4,16 @@
     ├── Rejected            never attempted; has retry_after, guard and policy
     │   ├── CircuitOpen         the breaker is open, isolated, or busy probing
     │   ├── BulkheadFull        no slot, and no place (or no time) to wait for one
+    │   ├── RateLimited         over a limit; `limit` names the first that was exceeded
+    │   ├── Overloaded          shed: more is asked for than can be done well
+    │   ├── PoolExhausted       no resource of the pool is free, and no place or time to wait
+    │   ├── ChannelFull         the channel has no room, and its policy is to refuse
     │   └── DeadlineExceeded    the deadline had passed before the work began
     ├── TimedOut            began, and ran out of time; also a TimeoutError
-    └── CacheMiss           nothing stored for that key; also a LookupError
+    ├── CacheMiss           nothing stored for that key; also a LookupError
+    ├── ChannelClosed       nothing can be put in (or taken out) any more
+    ├── Contended           others were faster, each time, as often as it was tried
+    └── WorkerDied          the process that did the work crashed; what it did is unknown
 
 A refusal is a new instance each time, so that tracebacks do not grow. What the guarded function
 itself raises passes through as it is.
@@ -54,6 +61,43 @@ class BulkheadFull(Rejected):
     reason = "bulkhead_full"
 
 
+class RateLimited(Rejected):
+    """The call is over a rate limit; `limit` is the name of the first that it exceeds."""
+
+    reason = "rate_limited"
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        limit: str = "",
+        retry_after: float | None = None,
+        guard: str = "",
+        policy: str = "",
+    ) -> None:
+        """Say which limit, and after how many seconds the same call will be admitted."""
+        super().__init__(message, retry_after=retry_after, guard=guard, policy=policy)
+        self.limit = limit
+
+
+class Overloaded(Rejected):
+    """The call was shed: more is asked for than can be done well."""
+
+    reason = "overloaded"
+
+
+class PoolExhausted(Rejected):
+    """All of the pool's resources are in use, and there is no place or time left to wait."""
+
+    reason = "pool_exhausted"
+
+
+class ChannelFull(Rejected):
+    """The channel has no room for another item, and is told to refuse."""
+
+    reason = "channel_full"
+
+
 class DeadlineExceeded(Rejected):
     """The deadline had passed, or leaves too little time, before the work began."""
 
@@ -76,6 +120,30 @@ class CacheMiss(SeawallError, LookupError):
     """The cache holds nothing usable for these arguments."""
 
     reason = "cache_miss"
+
+
+class ChannelClosed(SeawallError):
+    """Nothing can be put into the channel any more, or nothing is left in it."""
+
+    reason = "channel_closed"
+
+
+class Contended(SeawallError):
+    """Others changed the same thing first, as often as it was tried; nothing was changed."""
+
+    reason = "contended"
+
+
+class WorkerDied(SeawallError):
+    """The process that did the work crashed: whether it had an effect is unknown."""
+
+    reason = "worker_died"
+
+    def __init__(self, message: str = "", *, item: str = "", exit_code: int | None = None) -> None:
+        """Say what it was working on, and how the process ended, where known."""
+        super().__init__(message)
+        self.item = item
+        self.exit_code = exit_code
 
 
 def reason_of(error: BaseException) -> str:

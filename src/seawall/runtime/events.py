@@ -16,7 +16,10 @@ E = TypeVar("E", bound="Event")
 
 
 class Event:
-    """Something happened in the guard called `guard`; `name` is stable, for logs and metrics."""
+    """Something happened in the guard called `guard`; `name` is stable, for logs and metrics.
+
+    What belongs to no guard (a pool, an executor, a ladder) gives its own name there.
+    """
 
     __slots__ = ("guard",)
     name = "event"
@@ -142,6 +145,76 @@ class SettingsChanged(Event):
         self.changes = changes
 
 
+class CallHedged(Event):
+    """A call took so long that a second one was started beside it."""
+
+    __slots__ = ("delay", "number")
+    name = "call_hedged"
+
+    def __init__(self, guard: str, *, number: int, delay: float) -> None:
+        """Tell how many are under way with this one, and after how many seconds it came."""
+        super().__init__(guard)
+        self.number = number
+        self.delay = delay
+
+
+class LevelChanged(Event):
+    """A ladder went from one level of service to another."""
+
+    __slots__ = ("after", "before", "cause")
+    name = "level_changed"
+
+    def __init__(self, guard: str, *, before: str, after: str, cause: str) -> None:
+        """Tell the levels by name, and what moved it."""
+        super().__init__(guard)
+        self.before = before
+        self.after = after
+        self.cause = cause
+
+
+class ResourceLeaked(Event):
+    """A resource has been out of its pool for longer than borrowers are expected to need."""
+
+    __slots__ = ("borrowed_at", "seconds")
+    name = "resource_leaked"
+
+    def __init__(self, guard: str, *, borrowed_at: str, seconds: float) -> None:
+        """Tell the line of code that borrowed it, and for how long it has been out."""
+        super().__init__(guard)
+        self.borrowed_at = borrowed_at
+        self.seconds = seconds
+
+
+class WorkerReplaced(Event):
+    """A worker process died and another took its place."""
+
+    __slots__ = ("exit_code", "item")
+    name = "worker_replaced"
+
+    def __init__(self, guard: str, *, item: str, exit_code: int | None) -> None:
+        """Tell what it was working on, and how it ended."""
+        super().__init__(guard)
+        self.item = item
+        self.exit_code = exit_code
+
+
+class LoopBlocked(Event):
+    """An event loop has not come round for `seconds`; `stack` is what it is doing.
+
+    It comes when the block is noticed, and once more when it is `over`.
+    """
+
+    __slots__ = ("over", "seconds", "stack")
+    name = "loop_blocked"
+
+    def __init__(self, guard: str, *, seconds: float, stack: str, over: bool) -> None:
+        """Tell for how long, and where the loop's thread stands, or stood."""
+        super().__init__(guard)
+        self.seconds = seconds
+        self.stack = stack
+        self.over = over
+
+
 Listener = Callable[[Any], object]
 
 _lock = RLock()
@@ -174,6 +247,11 @@ def subscribe(listener: Listener, /, *types: type[Event]) -> Callable[[], None]:
             _listeners = tuple(kept for kept in _listeners if kept is not entry)
 
     return unsubscribe
+
+
+def listening() -> bool:
+    """Tell whether anybody subscribed: where not, what an event would say need not be built."""
+    return bool(_listeners)
 
 
 def emit(kind: type[Event], guard: str, **fields: Any) -> None:
