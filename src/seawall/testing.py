@@ -26,8 +26,9 @@ from seawall.clock import (
     reset_current_clock,
     set_current_clock,
 )
-from seawall.policies.bulkhead import live_bulkheads
 from seawall.policies.retry import switch
+from seawall.runtime.policy import Policy
+from seawall.runtime.slots import live_slots
 from seawall.runtime.workers import live_pools
 
 __all__ = [
@@ -209,21 +210,27 @@ def _end(step: Step) -> Any:
 
 
 def held_permits() -> dict[str, int]:
-    """Return how many slots of bulkheads and threads of pools are taken; those with none left out.
+    """Return how many slots (of bulkheads, limits, pools) and worker threads are taken.
 
-    By the names of the guards they are in, whether these are registered or not.
+    By the names of the guards they are in, whether these are registered or not, or of the pool;
+    those with none are left out.
     """
     held: dict[str, int] = {}
-    for bulkhead in list(live_bulkheads):
-        if bulkhead.in_flight:
-            names = sorted({bound.host.name for bound in bulkhead.bindings})
-            name = " and ".join(names) or repr(bulkhead)
-            held[name] = held.get(name, 0) + bulkhead.in_flight
+    for slots in list(live_slots):
+        if slots.in_use:
+            name = _owner(slots.owner())
+            held[name] = held.get(name, 0) + slots.in_use
     for pool in list(live_pools):
         if pool.in_use:
             name = f"{pool.name} threads"
             held[name] = held.get(name, 0) + pool.in_use
     return held
+
+
+def _owner(owner: object) -> str:
+    if isinstance(owner, Policy):
+        return " and ".join(sorted({bound.host.name for bound in owner.bindings})) or repr(owner)
+    return str(getattr(owner, "name", owner))
 
 
 @contextmanager

@@ -374,6 +374,19 @@ def test_a_waiter_of_a_closed_loop_does_not_swallow_a_slot(where: str) -> None:
     assert guard.call(lambda: "served") == "served"
 
 
+def test_a_waiter_of_a_closed_loop_gives_nothing_back_when_it_is_closed() -> None:
+    """The slot that it could not use is in other hands: closing the dead coroutine frees none."""
+    bulkhead = Bulkhead(1, max_wait=60.0)
+    guard = new_guard(bulkhead)
+    with guard.hold():
+        loop, task = _leave_a_waiter_behind(guard)
+    with guard.hold():
+        task.get_coro().close()
+        assert (bulkhead.in_flight, len(bulkhead.slots.free)) == (1, 0)
+    assert (bulkhead.in_flight, len(bulkhead.slots.free)) == (0, 1)
+    assert loop.is_closed()
+
+
 def test_a_waiter_behind_one_of_a_closed_loop_is_served() -> None:
     """The slot that nobody can use any more is handed on to who waits next."""
     bulkhead = Bulkhead(1, max_wait=60.0, max_waiting=5)

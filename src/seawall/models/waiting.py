@@ -68,11 +68,11 @@ class WaitQueue(Generic[T]):
                     return item
         return None
 
-    def pop_below(self, rank: int) -> T | None:
-        """Take out the longest waiting of the lowest rank, if that is below `rank`."""
-        lowest = min(self._lanes, default=rank)
-        if lowest >= rank:
+    def pop_lowest(self) -> T | None:
+        """Take out the longest waiting of the lowest rank; None when nobody waits."""
+        if not self._lanes:
             return None
+        lowest = min(self._lanes)
         item, _ = self._lanes[lowest].popitem(last=False)
         self._shrunk(lowest)
         return item

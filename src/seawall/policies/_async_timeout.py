@@ -105,6 +105,8 @@ else:
 class AsyncTimeout(Flow):
     """Cancels the task when its time is over, and says so as `TimedOut`."""
 
+    passes_refusals = True
+
     def __init__(self, bound: TimeoutBound) -> None:
         """Take the limit from `bound`."""
         self._bound = bound

@@ -30,6 +30,12 @@ Classifier = Callable[[Exception | None, Any], bool]
 
 BREAK_FOR: Final = 15.0
 
+_WHY: Final = {
+    "open": "open",
+    "probing": "being tried by others at the moment",
+    "isolated": "isolated by hand",
+}
+
 _UNCOUNTED = object()
 """The ticket of a call let through where the breaker is not enforced."""
 
@@ -284,11 +290,7 @@ class _BreakerGate(GateBound):
         if not isinstance(answer, Refusal):
             return answer
         what = f"circuit of {key!r}" if self.policy.key is not None else "circuit"
-        why = {
-            "open": "open",
-            "probing": "being tried by others at the moment",
-            "isolated": "isolated by hand",
-        }[answer.reason]
+        why = _WHY[answer.reason]
         after = answer.retry_after
         hint = "" if after is None else f", for another {after:.3f} s"
         message = f"guard {self.host.name!r}: the {what} is {why}{hint}"

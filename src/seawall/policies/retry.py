@@ -126,6 +126,11 @@ class Retry(Policy):
         """Whether a returned value can lead to a retry."""
         return bool(self._predicates)
 
+    @property
+    def retries_refusals(self) -> bool:
+        """Whether `on=` names a kind of `Rejected`."""
+        return any(issubclass(kind, Rejected) for kind in self._types)
+
     def wants(self, error: BaseException | None, value: Any) -> bool:
         """Tell whether a call that ended so is worth another attempt."""
         if error is None:
@@ -216,6 +221,7 @@ class _RetryFlow(Flow):
                 self.leave = self._ended
         if policy.looks_at_values:
             self.again = self._wants_value
+        self.passes_refusals = not policy.retries_refusals
 
     def _wants_value(self, value: Any) -> bool:
         try:

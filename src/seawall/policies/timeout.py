@@ -206,6 +206,8 @@ class TimeoutBound(Bound):
 class _Cooperative(Flow):
     """Sets the deadline for what runs inside; stops nothing by itself."""
 
+    passes_refusals = True
+
     def __init__(self, bound: TimeoutBound) -> None:
         self._bound = bound
         self._clock = bound.host.clock

@@ -52,9 +52,10 @@ from types import CoroutineType
 from typing import Any, Final
 
 from seawall.context import deadline_var
+from seawall.errors import Rejected
 from seawall.runtime.call import Call, given_up
 from seawall.runtime.interpreter import refuse_expired
-from seawall.runtime.layers import OK, Host, Kind, Layer, Wait
+from seawall.runtime.layers import OK, UNUSED, Flow, Host, Kind, Layer, Wait
 from seawall.runtime.parameters import ANY, Parameters
 from seawall.runtime.runners import refuse_coroutine, run_async, run_sync
 
@@ -204,14 +205,45 @@ class FastPath:
         call.attempts = int(reached)
         return call, {"upwards": True}
 
+    def _refused(self, tickets: tuple[Any, ...], error: BaseException) -> bool:
+        """Leave what was entered before a refusal, unless a flow further out has a say in it.
+
+        Refusals come in floods, when there is least time for them: they take this short way.
+        """
+        if not isinstance(error, Rejected):
+            return False
+        entered = []
+        for layer, ticket in zip(self._layers, tickets, strict=True):
+            if ticket is ABSENT:
+                break
+            if isinstance(layer, Flow) and not layer.passes_refusals:
+                return False
+            if layer.leave is not None:
+                entered.append((layer.leave, ticket))
+        if entered:
+            now = self._host.clock.now()
+            for leave, ticket in reversed(entered):
+                leave(ticket, UNUSED, error, now)
+        return True
+
     def _error_sync(self, *stopped: Any) -> Any:
-        call, state = self._stopped(*stopped)
-        del stopped
+        *_, tickets, reached, error = stopped
+        try:
+            if not reached and self._refused(tickets, error):
+                raise error
+            call, state = self._stopped(*stopped)
+        finally:
+            del stopped, error  # or an error would lead to itself
         return run_sync(call, **state)
 
     async def _error_async(self, *stopped: Any) -> Any:
-        call, state = self._stopped(*stopped)
-        del stopped
+        *_, tickets, reached, error = stopped
+        try:
+            if not reached and self._refused(tickets, error):
+                raise error
+            call, state = self._stopped(*stopped)
+        finally:
+            del stopped, error
         return await run_async(call, **state)
 
     def _returned(self, *returned: Any) -> Call:
@@ -281,6 +313,7 @@ class _Piece:
 
     def __init__(self, number: int, layer: Layer, parameters: Parameters) -> None:
         self._number = number
+        self._arguments = parameters.passed
         self.ticket = f"t{number}_" if layer.enter is not None else "None"
         enter: tuple[str, ...] = ()
         leave: tuple[str, ...] = ()
@@ -296,4 +329,6 @@ class _Piece:
         self.leave = [line.format_map(self) for line in leave]
 
     def __getitem__(self, name: str) -> str:
+        if name == "arguments":
+            return self._arguments
         return self.ticket if name == "ticket" else f"{name}{self._number}_"

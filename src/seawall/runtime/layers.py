@@ -60,9 +60,10 @@ class Inline(NamedTuple):
     """A layer's part of the generated success path, as fixed lines of program text.
 
     They do what `enter` and `leave` do, for the common case only, and call these for the rest: a
-    frame saved on each. `{ticket}`, `{enter}` and `{leave}` stand for the layer's own; every other
-    `{name}` is one of `names`, or a variable of the layer's. The text's own variables are `now_`,
-    `end_`, `value_` and `held_` (the deadline); see `seawall.runtime.fastpath`.
+    frame saved on each. `{ticket}`, `{enter}` and `{leave}` are the layer's own, `{arguments}`
+    those of the call; every other `{name}` is one of `names`, or a variable of the layer's. The
+    text's own variables are `now_`, `end_`, `value_` and `held_` (the deadline); see
+    `seawall.runtime.fastpath`.
     """
 
     names: dict[str, Any]
@@ -109,6 +110,9 @@ class Layer:
 class Flow(Layer):
     """A layer that decides what happens with the result of what is inside it."""
 
+    passes_refusals = False
+    """Whether it has no say in a refusal from further in: then `leave` is all that it needs."""
+
     def settle(self, call: Call, ticket: Any) -> Next | None:
         """Look at `call.value` or `call.error` on the way up; may replace them.
 
@@ -130,6 +134,12 @@ class Driver:
         `function` is the user's own, at the very inside.
         """
         raise NotImplementedError
+
+    def wrap_for(
+        self, host: Host, inner: Callable[..., Any], kind: Kind, function: object
+    ) -> Callable[..., Any]:
+        """Return `wrap(...)` for `host`: the guard, or the guard with calls marked otherwise."""
+        return self.wrap(inner, kind, function)
 
     def inner_kind(self, kind: Kind) -> Kind:
         """Return how what is inside runs, if this layer itself runs as `kind`."""

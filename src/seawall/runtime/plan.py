@@ -69,7 +69,7 @@ class Plan:
         in_thread = segment.in_thread or inner_kind != kind or isinstance(driver, ThreadDriver)
         inner = self._segment(segment.end + 1, inner_kind, in_thread=in_thread)
         inside = self._around(inner, function, inner_kind, interpreted=interpreted)
-        return driver.wrap(inside, kind, function)
+        return driver.wrap_for(self._host, inside, kind, function)
 
     def layers(self, kind: Kind, purpose: str) -> list[Layer]:
         """Return all layers, where none of them may be a driver: `purpose` is for the refusal."""

@@ -9,7 +9,7 @@ from weakref import ref
 
 from seawall import _checks as check
 from seawall.errors import Rejected
-from seawall.runtime.events import CallRejected, SettingsChanged, emit
+from seawall.runtime.events import CallRejected, SettingsChanged, emit, listening
 from seawall.runtime.layers import Driver, Host, Kind, Layer
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -116,8 +116,9 @@ class GateBound(Layer, Bound):
         if mode == "off":
             return
         enforced = mode == "enforce"
-        fields = {"policy": self.policy.kind, "reason": error.reason, "enforced": enforced}
-        emit(CallRejected, self.host.name, **fields)
+        if listening():
+            fields = {"policy": self.policy.kind, "reason": error.reason, "enforced": enforced}
+            emit(CallRejected, self.host.name, **fields)
         if not enforced:
             self.would_refuse += 1
             return

@@ -59,7 +59,7 @@ async def run_async(call: Call, *, waiter: Waiter | None = None, upwards: bool =
                     if request.substitute and call.adapt is not None:
                         result = await call.adapt(result)
                 elif isinstance(request, float):
-                    await _sleep_async(request)
+                    await sleep_async(request)
                     result = None
                 else:
                     result = await wait_async(request, clock)
@@ -117,7 +117,8 @@ def wait_sync(waiter: Waiter, clock: Clock) -> Any:
     return waiter.claim()
 
 
-async def _sleep_async(seconds: float) -> None:
+async def sleep_async(seconds: float) -> None:
+    """Suspend this task for `seconds`."""
     from asyncio import sleep
 
     await sleep(seconds)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Literal, Protocol
+from weakref import WeakSet, ref
 
 from seawall.clock import Clock
-from seawall.context import current_criticality, deadline_var
+from seawall.context import current_criticality, give_up_at
 from seawall.models.waiting import Order, WaitQueue
 from seawall.runtime.mutex import Mutex, survives_fork
 
@@ -23,6 +24,10 @@ WAITING: Final = "waiting"
 GRANTED: Final = "granted"
 
 
+live_slots: Final[WeakSet[Slots]] = WeakSet()
+"""All there are, for those who look for slots that nobody gave back."""
+
+
 class Discipline(Protocol):
     """What is decided each time somebody is to be served from the queue. It is called in turn."""
 
@@ -30,10 +35,10 @@ class Discipline(Protocol):
         """Tell whether the newest is to be served next, not the one that waits longest."""
 
     def sheds(self, sojourn: float, now: float) -> bool:
-        """Tell whether somebody has to go, now that the next to be served waited for `sojourn`."""
+        """Tell whether somebody has to go, when the longest waiting has waited for `sojourn`."""
 
     def emptied(self, now: float) -> None:
-        """Learn that nobody waits any more."""
+        """Learn that nobody waited any more."""
 
 
 class Slots:
@@ -51,8 +56,12 @@ class Slots:
         order: Order = "fifo",
         room: int | None = None,
         discipline: Discipline | None = None,
+        owner: object = None,
     ) -> None:
-        """Have `limit` free slots, and room for `room` to wait: `limit` of them if it is None."""
+        """Have `limit` free slots, and room for `room` to wait: `limit` of them if it is None.
+
+        `owner` is whose slots they are.
+        """
         self.limit = limit
         self.room = room
         self.discipline = discipline
@@ -66,7 +75,9 @@ class Slots:
         self._excess = 0
         # True in a child process: a call that came along by the fork may give back a slot too many.
         self._forked = False
+        self.owner: Callable[[], object] = (lambda: None) if owner is None else ref(owner)
         survives_fork(self)
+        live_slots.add(self)
 
     @property
     def in_use(self) -> int:
@@ -130,32 +141,36 @@ class Slots:
         self.attention = bool(self.queue) or self._excess > 0 or self._forked
 
     def _next(self) -> SlotWaiter | None:
-        """Take out of the queue whom to serve: None if nobody who waits may have a slot now."""
+        """Take out of the queue whom to serve: None if nobody who waits may have a slot now.
+
+        By its discipline it first sheds as many as have to go, the least critical first; never
+        the last one, for nobody would be served sooner for it.
+        """
         discipline = self.discipline
         if discipline is None:
             return self.queue.pop(fits=self.fits)
-        while True:
-            now = self.queue.oldest()[0].clock.now()
-            waiter = self.queue.pop(fits=self.fits, newest=discipline.newest_first(now))
-            if waiter is None:
-                return None
-            shed = discipline.sheds(max(0.0, now - waiter.since), now)
-            if not self.queue:
-                discipline.emptied(now)
-            if not shed:
-                return waiter
-            # Of all who wait the least critical goes; only among equals the one whose turn it is.
-            victim = self.queue.pop_below(waiter.rank)
+        now = self.queue.oldest()[0].clock.now()
+        while len(self.queue) > 1 and discipline.sheds(self._longest_wait(now), now):
+            victim = self.queue.pop_lowest()
             if victim is not None:
                 victim.turn_away("shed")
-                return waiter
-            waiter.turn_away("shed")
-            if not self.queue:
-                return None
+        # Where several classes wait it is the lowest that stands: the others keep their order.
+        alone = len(self.queue.oldest()) == 1
+        return self.queue.pop(fits=self.fits, newest=alone and discipline.newest_first(now))
+
+    def _longest_wait(self, now: float) -> float:
+        """Return how long the longest waiting of all has waited.
+
+        Where the most critical are served first, whoever is next has hardly waited, and where the
+        newest are, nobody has: by their wait no queue would ever be seen to stand.
+        """
+        return max(0.0, now - min(waiter.since for waiter in self.queue.oldest()))
 
     def join(self, waiter: SlotWaiter) -> None:
-        """Let `waiter` wait, if there is room."""
+        """Let `waiter` wait, if there is room. A queue begins anew with who finds it empty."""
         with self.mutex:
+            if self.discipline is not None and not self.queue:
+                self.discipline.emptied(waiter.since)
             self.attention = True
             turned_away = self.queue.push(waiter, waiter.rank)
             if turned_away is not None:
@@ -209,20 +224,12 @@ class SlotWaiter:
         self._slots = slots
         self._refuse = refuse
         self._state: str = WAITING
-        self._late: Refusal = "too long"
         self.ticket = ticket
         self.clock = clock
         self.rank: int = current_criticality()
         self.since = now
-        self.until: float | None = now + max_wait
-        held = deadline_var.get()
-        if held is not None:
-            limit = now + held[0] - held[1].now()
-            if limit < self.until:
-                self.until = limit
-                self._late = "deadline"
-        if self.until == float("inf"):
-            self.until = None
+        self.until, late = give_up_at(now, max_wait)
+        self._late: Refusal = "deadline" if late else "too long"
 
     def publish(self, wake: Callable[[], bool]) -> None:
         """Join the queue."""
@@ -230,9 +237,10 @@ class SlotWaiter:
         self._slots.join(self)
 
     def grant(self) -> bool:
-        """Receive a slot; False if nobody is there to use it."""
-        self._state = GRANTED
-        return self._wake()
+        """Receive a slot; False if nobody is there to use it, now or when it is abandoned."""
+        there = self._wake()
+        self._state = GRANTED if there else "gone"
+        return there
 
     def turn_away(self, why: Refusal) -> None:
         """Learn that there will be no slot."""

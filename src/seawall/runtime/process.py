@@ -1,0 +1,231 @@
+"""What can be told of this process: CPU time, memory, limits, collector, and event loops.
+
+Nothing here raises where a system is silent: the answer is then None, or a weaker one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextvars import Context
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary, finalize, ref
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+cpu_seconds: Final = time.process_time
+"""The CPU time that this process, all its threads together, has used so far."""
+
+LAG_PERIOD: Final = 0.05
+"""Seconds between two looks at an event loop."""
+
+LAG_IDLE: Final = 5.0
+"""Seconds after which a loop whose lag nobody asks for is no longer looked at."""
+
+_NO_LIMIT: Final = 1 << 60
+"""Version 1 control groups write a number near 2**63 where there is no limit."""
+
+
+def usable_cores(root: str = "/") -> float:
+    """Return how many cores this process may use: by affinity, and by its control group's quota."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = float(len(os.sched_getaffinity(0)))
+    else:
+        cores = float(os.cpu_count() or 1)
+    for folder in _groups(root, "cpu"):
+        quota = _read(folder, "cpu.max").split()
+        if not quota:
+            quota = [_read(folder, "cpu.cfs_quota_us"), _read(folder, "cpu.cfs_period_us")]
+        allowed, period = (_number(part) for part in [*quota, "", ""][:2])
+        if allowed and period:
+            cores = min(cores, allowed / period)
+    return cores
+
+
+def memory_bytes() -> int:
+    """Return the memory that this process has in RAM; where unknown, the most it ever had."""
+    resident = _read("/proc/self", "statm").split()[1:2]
+    if resident:
+        return int(resident[0]) * os.sysconf("SC_PAGE_SIZE")
+    try:
+        import resource
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def memory_limit(root: str = "/") -> int | None:
+    """Return the memory that this process may use: its control group's limit, or the machine's."""
+    limits = []
+    for folder in _groups(root, "memory"):
+        text = _read(folder, "memory.max") or _read(folder, "memory.limit_in_bytes")
+        limit = _number(text)
+        if limit and limit < _NO_LIMIT:
+            limits.append(int(limit))
+    try:
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        pass
+    return min((limit for limit in limits if limit > 0), default=None)
+
+
+def _groups(root: str, controller: str) -> Iterator[str]:
+    """Yield the folders of this process's control group and of those around it.
+
+    A container often sees its own group as the root, under whatever path it is told.
+    """
+    for line in _read(root, "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = os.path.join(root, "sys/fs/cgroup", controller if controllers else "")  # noqa: PTH118
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts), -1, -1):
+            yield os.path.join(mount, *parts[:depth])  # noqa: PTH118
+
+
+def _read(folder: str, name: str) -> str:
+    try:
+        with open(os.path.join(folder, name), encoding="ascii") as file:  # noqa: PTH118, PTH123
+            return file.read().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _number(text: str) -> float | None:
+    """Return a positive number; None for "max", -1 and whatever else means that there is none."""
+    return float(text) if text.isdecimal() else None
+
+
+class CollectorMeter:
+    """Measures the pauses of the garbage collector, for as long as the meter lives."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        """Measure from here on, in the time of `now`."""
+        import gc
+
+        self.now = now
+        self.pauses = 0
+        self.longest = 0.0
+        self._done = 0.0
+        self._began: float | None = None
+        watch = _watch(self)
+        gc.callbacks.append(watch)
+        finalize(self, _forget, watch).atexit = False
+
+    @property
+    def total(self) -> float:
+        """The seconds spent in the collector so far."""
+        return self._done
+
+    def note(self, phase: str) -> None:
+        """Take in that a collection begins ("start") or ends."""
+        if phase == "start":
+            self._began = self.now()
+        elif self._began is not None:
+            pause = max(0.0, self.now() - self._began)
+            self._began = None
+            self.pauses += 1
+            self._done += pause
+            self.longest = max(self.longest, pause)
+
+
+def _watch(meter: CollectorMeter) -> Callable[[str, dict[str, int]], None]:
+    """Return what the collector calls; it does not keep the meter alive."""
+    known = ref(meter)
+
+    def watch(phase: str, _info: dict[str, int]) -> None:
+        found = known()
+        if found is not None:
+            found.note(phase)
+
+    return watch
+
+
+def _forget(watch: Callable[[str, dict[str, int]], None]) -> None:
+    import gc
+
+    try:
+        gc.callbacks.remove(watch)
+    except ValueError:
+        pass  # somebody emptied the list
+
+
+class LagMonitor:
+    """Asks a loop again and again to call it at an instant, and sees how late it does.
+
+    It keeps neither the loop alive nor itself: the loop holds it, by a timer, while it is read.
+    """
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        """Belong to `loop`; not begun yet."""
+        self._loop = ref(loop)
+        self._expected: float | None = None
+        self._late = 0.0
+        self._read_at = 0.0
+
+    @classmethod
+    def of(cls, loop: AbstractEventLoop) -> LagMonitor:
+        """Return the one of `loop`, made if it is new; called inside the loop."""
+        monitor = _lag_monitors.get(loop)
+        if monitor is None:
+            monitor = _lag_monitors[loop] = cls(loop)
+        return monitor
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop is still there to be looked at."""
+        loop = self._loop()
+        return loop is not None and not loop.is_closed()
+
+    def start(self) -> None:
+        """Begin, if it has ended; called inside the loop."""
+        loop = self._loop()
+        if loop is not None and self._expected is None:
+            self._read_at = loop.time()
+            self._late = 0.0
+            self._wait(loop)
+
+    def lag(self) -> float:
+        """Return how late the loop was at the last look, or is by now if it has not come yet."""
+        loop = self._loop()
+        if loop is None or self._expected is None or not loop.is_running():
+            return 0.0
+        now = self._read_at = loop.time()
+        return max(self._late, now - self._expected)
+
+    def _wait(self, loop: AbstractEventLoop) -> None:
+        self._expected = loop.time() + LAG_PERIOD
+        # In a context of its own, or it would keep that of the first reader for ever.
+        loop.call_at(self._expected, self._look, context=Context())
+
+    def _look(self) -> None:
+        loop = self._loop()
+        if loop is None or self._expected is None:
+            return
+        now = loop.time()
+        self._late = max(0.0, now - self._expected)
+        self._expected = None
+        if now - self._read_at < LAG_IDLE:
+            self._wait(loop)
+
+
+_lag_monitors: Final[WeakKeyDictionary[AbstractEventLoop, LagMonitor]] = WeakKeyDictionary()
+"""One for each loop, whoever reads it."""
+
+
+def running_loop() -> AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, or None; loads no asyncio to find out."""
+    asyncio = sys.modules.get("asyncio")  # not loaded: then no loop runs
+    if asyncio is None:
+        return None
+    try:
+        loop: AbstractEventLoop = asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+    return loop
