@@ -1,0 +1,224 @@
+"""Windows: what was admitted in a stretch of time is counted, and no more than so much may be."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from seawall.models.rate_rule import Rule, check_exact
+from seawall.models.rates import Rate
+
+
+class FixedWindow(Rule[tuple[float, int]]):
+    """At most `limit` between two boundaries; so at most twice that in any stretch as long.
+
+    The state is the beginning of a window, and what was taken in it.
+    """
+
+    def __init__(self, rate: Rate) -> None:
+        """Begin anew at each multiple of the period."""
+        super().__init__(rate)
+        self.capacity: int = rate.limit
+        check_exact(rate, rate.period)
+
+    def _current(self, state: tuple[float, int], now: float) -> tuple[float, int]:
+        begin, _used = state
+        if now < begin + self.rate.period:
+            return state
+        return now - now % self.rate.period, 0
+
+    def fresh(self, now: float) -> tuple[float, int]:
+        """Have taken nothing."""
+        return now - now % self.rate.period, 0
+
+    def wait(self, state: tuple[float, int], now: float, cost: int, ahead: int = 0) -> float | None:
+        """Wait for the next boundary if there is no room."""
+        limit = self.rate.limit
+        if cost > limit:
+            return None
+        begin, used = self._current(state, now)
+        # What is ahead fills so many windows at least before there is room for this.
+        windows = -(-(used + ahead + cost - limit) // limit)
+        if windows <= 0:
+            return 0.0
+        return begin + windows * self.rate.period - now
+
+    def take(
+        self, state: tuple[float, int], now: float, cost: int
+    ) -> tuple[tuple[float, int], float]:
+        """Count in the current window."""
+        begin, used = self._current(state, now)
+        return (begin, used + cost), max(begin, now)
+
+    def give_back(
+        self, state: tuple[float, int], now: float, taken: int, used: int, mark: float
+    ) -> tuple[float, int]:
+        """Count less, if that window is not over."""
+        begin, total = self._current(state, now)
+        return (begin, max(0, total - taken + used)) if mark >= begin else (begin, total)
+
+    def left(self, state: tuple[float, int], now: float) -> int:
+        """Return the room in the current window."""
+        return max(0, self.rate.limit - self._current(state, now)[1])
+
+    def rest(self, state: tuple[float, int], now: float) -> float:
+        """Wait for the next boundary, if anything was taken."""
+        begin, used = self._current(state, now)
+        return begin + self.rate.period - now if used or now < begin else 0.0
+
+
+Counts = tuple[float, int, int]
+
+
+class SlidingCounter(Rule[Counts]):
+    """At most `limit` by an estimate: the window before counts in part, as if evenly filled.
+
+    The error: with `before` admitted in the window before, up to `before * elapsed / period` more
+    than `limit` may be admitted in a stretch as long as the period, so less than twice `limit`;
+    and a call is never refused while both windows together have room for it.
+
+    The state is the beginning of a window, what was taken in it, and in the one before.
+    """
+
+    def __init__(self, rate: Rate) -> None:
+        """Begin anew at each multiple of the period."""
+        super().__init__(rate)
+        self.capacity: int = rate.limit
+        check_exact(rate, 4 * rate.limit * rate.period)
+
+    def _current(self, state: Counts, now: float) -> Counts:
+        begin, used, _before = state
+        period = self.rate.period
+        if now < begin + period:
+            return state
+        if now < begin + 2 * period:
+            return begin + period, 0, used
+        return now - now % period, 0, 0
+
+    def fresh(self, now: float) -> Counts:
+        """Have taken nothing."""
+        return now - now % self.rate.period, 0, 0
+
+    def wait(self, state: Counts, now: float, cost: int, ahead: int = 0) -> float | None:
+        """Wait until enough of the window before has slid away."""
+        limit, period = self.rate
+        if cost > limit:
+            return None
+        begin, used, before = self._current(state, now)
+        cost = min(limit, ahead + cost)
+        elapsed = max(0.0, now - begin)
+        if before * (period - elapsed) + (used + cost) * period <= limit * period:
+            return 0.0
+        if used + cost <= limit:
+            return begin + period - (limit - used - cost) * period // before - now
+        # Not in this window: in the next one, this one is the one before.
+        return begin + 2 * period - (limit - cost) * period // used - now
+
+    def take(self, state: Counts, now: float, cost: int) -> tuple[Counts, float]:
+        """Count in the current window."""
+        begin, used, before = self._current(state, now)
+        return (begin, used + cost, before), max(begin, now)
+
+    def give_back(self, state: Counts, now: float, taken: int, used: int, mark: float) -> Counts:
+        """Count less, in the window in which it was taken."""
+        begin, total, before = self._current(state, now)
+        if mark >= begin:
+            total = max(0, total - taken + used)
+        elif mark >= begin - self.rate.period:
+            before = max(0, before - taken + used)
+        return begin, total, before
+
+    def left(self, state: Counts, now: float) -> int:
+        """Return the room by the estimate."""
+        limit, period = self.rate
+        begin, used, before = self._current(state, now)
+        elapsed = max(0.0, now - begin)
+        return max(0, int((limit * period - before * (period - elapsed)) // period) - used)
+
+    def rest(self, state: Counts, now: float) -> float:
+        """Wait until both windows are empty."""
+        begin, used, before = self._current(state, now)
+        windows = 2 if used else 1 if before or now < begin else 0
+        return begin + windows * self.rate.period - now if windows else 0.0
+
+
+class Log:
+    """The state of a sliding log: when how much was taken, oldest first."""
+
+    __slots__ = ("latest", "takings", "used")
+
+    def __init__(self, latest: float, takings: deque[tuple[float, int]], used: int) -> None:
+        """Hold `takings`, of which the costs add up to `used`, as of the instant `latest`."""
+        self.latest = latest
+        self.takings = takings
+        self.used = used
+
+
+class SlidingLog(Rule[Log]):
+    """At most `limit` in every stretch as long as the period: exact, at the price of memory."""
+
+    def __init__(self, rate: Rate) -> None:
+        """Remember each taking for one period."""
+        super().__init__(rate)
+        self.capacity: int = rate.limit
+        check_exact(rate, rate.period)
+
+    def _forget(self, log: Log, now: float) -> None:
+        """Drop what the window (now - period, now] has left behind."""
+        takings = log.takings
+        log.latest = max(log.latest, now)
+        while takings and takings[0][0] <= log.latest - self.rate.period:
+            log.used -= takings.popleft()[1]
+
+    def fresh(self, now: float) -> Log:
+        """Have taken nothing."""
+        return Log(now, deque(), 0)
+
+    def wait(self, state: Log, now: float, cost: int, ahead: int = 0) -> float | None:
+        """Wait until enough of the oldest takings are a period old."""
+        limit = self.rate.limit
+        if cost > limit:
+            return None
+        self._forget(state, now)
+        missing = state.used + min(limit, ahead + cost) - limit
+        for at, taken in state.takings:
+            if missing <= 0:
+                break
+            missing -= taken
+            if missing <= 0:
+                return at + self.rate.period - now
+        return 0.0
+
+    def take(self, state: Log, now: float, cost: int) -> tuple[Log, float]:
+        """Remember it. Takings of one microsecond are one, with the sum of their costs."""
+        takings = state.takings
+        at = state.latest = max(state.latest, now)
+        same = takings.pop()[1] if takings and takings[-1][0] == at else 0
+        takings.append((at, same + cost))
+        state.used += cost
+        return state, at
+
+    def give_back(self, state: Log, now: float, taken: int, used: int, mark: float) -> Log:
+        """Remember less of it, if it is still remembered."""
+        for place, (at, cost) in enumerate(state.takings):
+            if at == mark:
+                state.used -= taken - used
+                if cost > taken - used:
+                    state.takings[place] = at, cost - taken + used
+                else:
+                    del state.takings[place]
+                break
+        return state
+
+    def left(self, state: Log, now: float) -> int:
+        """Return the room in the window that ends now."""
+        self._forget(state, now)
+        return max(0, self.rate.limit - state.used)
+
+    def rest(self, state: Log, now: float) -> float:
+        """Wait until the latest taking is a period old."""
+        last = state.takings[-1][0] + self.rate.period if state.takings else state.latest
+        return max(0.0, last - now)
+
+    def copy(self, state: Log) -> Log:
+        """Return the same takings."""
+        return Log(state.latest, deque(state.takings), state.used)

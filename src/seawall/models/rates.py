@@ -1,0 +1,83 @@
+"""Rates as people write them, in whole numbers: so many in so many microseconds."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+MICROSECONDS: Final = 1_000_000
+
+EXACT: Final = 2**53
+"""Below it a float holds every whole number, so Python's and Lua's arithmetic are the same."""
+
+ROUND: Final = 6755399441055744.0
+"""1.5 * 2**52: added to a float and taken away again, it rounds that to a whole number."""
+
+_UNITS: Final[dict[str, int]] = {
+    "ms": 1_000,
+    "s": MICROSECONDS,
+    "m": 60 * MICROSECONDS,
+    "h": 3_600 * MICROSECONDS,
+    "d": 86_400 * MICROSECONDS,
+    "w": 604_800 * MICROSECONDS,
+}
+_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "ms": ("ms", "millisecond", "milliseconds"),
+    "s": ("s", "sec", "secs", "second", "seconds"),
+    "m": ("m", "min", "mins", "minute", "minutes"),
+    "h": ("h", "hr", "hrs", "hour", "hours"),
+    "d": ("d", "day", "days"),
+    "w": ("w", "week", "weeks"),
+}
+_LENGTHS: Final = {name: _UNITS[unit] for unit, names in _NAMES.items() for name in names}
+_TIMES: Final[dict[str, int]] = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000}
+_NUMBER: Final = r"(\d[\d_]{0,30}(?:\.\d{1,9})?)"
+_SPEC: Final = re.compile(
+    rf"\s{{0,9}}{_NUMBER} ?([kKM]?)(?: ?/ ?| per )(?:{_NUMBER} ?)?([A-Za-z]{{1,12}})\s{{0,9}}"
+)
+
+
+def whole_microseconds(seconds: float) -> float:
+    """Return an instant or a length of time in microseconds, rounded to a whole number.
+
+    It stays a float: these are quicker than integers of that size, and exact below 2**53.
+    """
+    return seconds * 1e6 + ROUND - ROUND
+
+
+class Rate(NamedTuple):
+    """At most `limit` in each `period` of whole microseconds."""
+
+    limit: int
+    period: int
+
+    @classmethod
+    def parse(cls, text: object) -> Rate:
+        """Read "60/s", "1000/min", "10k/day", "5 per second", "100/15min"; raise on anything else.
+
+        k is a thousand and M a million; units are ms, s, min, h, day and week, also written out.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"rate {text!r}: write text, such as '60/s' or '1000/min'")
+        match = _SPEC.fullmatch(text)
+        length = _LENGTHS.get(match[4].lower()) if match else None
+        if match is None or length is None:
+            raise ValueError(
+                f"rate {text!r}: write a number, a slash and a unit of time (ms, s, min, h, day,"
+                " week), such as '60/s', '10k/day' or '100/15min'"
+            )
+        limit = _scaled(text, match[1], _TIMES[match[2]])
+        return cls(limit, _scaled(text, match[3] or "1", length))
+
+
+def _scaled(text: str, number: str, by: int) -> int:
+    """Return `number` times `by`, which must be a whole number of at least 1."""
+    digits, _, decimals = number.replace("_", "").partition(".")
+    one: int = 10 ** len(decimals)
+    value, rest = divmod(int(digits + decimals) * by, one)
+    if rest or not 1 <= value < EXACT:
+        raise ValueError(
+            f"rate {text!r}: write whole numbers of at least 1, such as '1/2s' for one in two"
+            " seconds"
+        )
+    return value

@@ -1,0 +1,81 @@
+"""What is left of a limit, and what a call has taken from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from seawall import _checks as check
+from seawall.policies._rate_meters import Charge
+
+if TYPE_CHECKING:
+    from seawall.policies.rate_limit import RateLimit
+
+
+class Quota(NamedTuple):
+    """What a limit has left for a call."""
+
+    limit: str
+    """The limit's name."""
+    left: int
+    """How much may be taken at once now."""
+    retry_after: float | None
+    """Seconds until the call would be admitted; 0 if it is now, None if it never will be."""
+    reset_after: float
+    """Seconds until all that was taken is forgotten."""
+
+
+class Reservation:
+    """What a call has taken from the limits, until it is settled or given back: once."""
+
+    __slots__ = ("_held", "_policy")
+
+    def __init__(self, policy: RateLimit, charges: Sequence[Charge]) -> None:
+        """Hold what was taken."""
+        self._policy = policy
+        self._held = [charges]
+
+    def __repr__(self) -> str:
+        charges = [charge for charges in self._held for charge in charges]
+        held = ", ".join(f"{charge.cost} of {charge.meter.limit.name!r}" for charge in charges)
+        return f"<Reservation of {held or 'nothing'}>"
+
+    def settle(self, actual: int) -> None:
+        """Tell the actual cost, where an estimate was taken: less is given back, more is taken.
+
+        A second time raises.
+        """
+        check.count("actual", actual, minimum=0)
+        charges = self._end()
+        if charges is None:
+            raise RuntimeError("this reservation was settled or cancelled already")
+        self._policy._settle([(charge, actual) for charge in charges if charge.estimated])
+
+    def cancel(self) -> None:
+        """Give all back, as if it had never been taken; does nothing once it is settled."""
+        self._policy._settle([(charge, 0) for charge in self._end() or ()])
+
+    def _end(self) -> Sequence[Charge] | None:
+        try:
+            return self._held.pop()  # atomic: of two threads, one gets them
+        except IndexError:
+            return None
+
+    def _settle_by(self, value: Any, guard: str) -> None:
+        """Settle by what the call returned, each limit by its own `settle`."""
+        settled = []
+        for charge in self._end() or ():
+            settle = charge.meter.limit.settle
+            if settle is None:
+                continue
+            try:
+                actual = check.count("settle(...)", settle(value), minimum=0)
+            except Exception:
+                import logging
+
+                logging.getLogger("seawall").exception(
+                    "settle of guard %r failed; the estimate of %d stays", guard, charge.cost
+                )
+            else:
+                settled.append((charge, actual))
+        self._policy._settle(settled)

@@ -1,0 +1,137 @@
+"""What one limit is told: a rate, for whom, and what counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Final, Literal
+
+from seawall import _checks as check
+from seawall.models.rate_buckets import LeakyBucket, TokenBucket
+from seawall.models.rate_rule import Rule
+from seawall.models.rate_windows import FixedWindow, SlidingCounter, SlidingLog
+from seawall.models.rates import Rate
+
+Algorithm = Literal[
+    "token_bucket", "leaky_bucket", "fixed_window", "sliding_counter", "sliding_log"
+]
+Key = Callable[..., Hashable]
+Cost = int | Callable[..., int]
+Settle = Callable[[Any], int]
+
+_WITHOUT_BURST: Final[dict[str, Callable[[Rate], Rule[Any]]]] = {
+    "leaky_bucket": LeakyBucket,
+    "fixed_window": FixedWindow,
+    "sliding_counter": SlidingCounter,
+    "sliding_log": SlidingLog,
+}
+
+
+class Limit:
+    """One limit of several: a rate, for whom, and what counts."""
+
+    def __init__(
+        self,
+        rate: str,
+        *,
+        burst: int | None = None,
+        algorithm: Algorithm = "token_bucket",
+        key: Key | None = None,
+        cost: Cost = 1,
+        settle: Settle | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Admit `rate`, such as "60/s", "1000/min" or "10k/day"; a token bucket `burst` at once.
+
+        `burst` is the rate's own number unless given. `key` and `cost` are functions of the call's
+        arguments (or of none, such as `current_tenant`): each key has a limit of its own, and a
+        call takes `cost` of it. `settle` maps what the call returned to its actual cost. `name`
+        is what a refusal calls it; the rate itself unless given.
+        """
+        self.rate = Rate.parse(rate)
+        self.text = rate.strip()
+        self.algorithm = check.choice("algorithm", algorithm, ("token_bucket", *_WITHOUT_BURST))
+        if burst is not None and algorithm != "token_bucket":
+            raise ValueError(f"burst={burst!r}: only a token bucket has one; {algorithm} does not")
+        self.burst = None if burst is None else check.count("burst", burst)
+        self.key = None if key is None else check.function("key", key)
+        self.cost = cost if callable(cost) else check.count("cost", cost)
+        self.ask_key = None if key is None else _asked(key)
+        self._ask_cost = _asked(cost) if callable(cost) else None
+        self.settle = None if settle is None else check.function("settle", settle)
+        if name is not None and (not isinstance(name, str) or not name):
+            raise TypeError(f"name={name!r}: write text, such as name='user'")
+        self.name = name or self.text
+        most = self.rule().capacity
+        if isinstance(self.cost, int) and most is not None and self.cost > most:
+            raise ValueError(f"cost={cost!r}: {self.text} never admits more than {most} at once")
+
+    def __repr__(self) -> str:
+        given = {
+            "burst": (self.burst, None),
+            "algorithm": (self.algorithm, "token_bucket"),
+            "key": (self.key, None),
+            "cost": (self.cost, 1),
+            "settle": (self.settle, None),
+            "name": (self.name, self.text),
+        }
+        options = "".join(f", {name}={v!r}" for name, (v, usual) in given.items() if v != usual)
+        return f"Limit({self.text!r}{options})"
+
+    def rule(self) -> Rule[Any]:
+        """Return the algorithm with these settings."""
+        if self.algorithm == "token_bucket":
+            return TokenBucket(self.rate, self.burst or self.rate.limit)
+        return _WITHOUT_BURST[self.algorithm](self.rate)
+
+    @property
+    def wants_arguments(self) -> bool:
+        """Whether `key` or `cost` look at the call's arguments."""
+        return any(_wants_arguments(f) for f in (self.key, self.cost) if callable(f))
+
+    def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        """Return the key of a call; None if there is but one."""
+        return None if self.ask_key is None else self.check_key(self.ask_key(*args, **kwargs))
+
+    def check_key(self, key: Hashable) -> Hashable:
+        """Return `key` if it can be one, or raise."""
+        try:
+            hash(key)
+        except TypeError as error:
+            raise TypeError(
+                f"the key of limit {self.name!r}: {error}; return text, a number or a tuple"
+            ) from None
+        return key
+
+    def cost_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Return what a call costs."""
+        cost = self.cost if self._ask_cost is None else self._ask_cost(*args, **kwargs)
+        if type(cost) is int and cost >= 0:
+            return cost
+        return check.count(f"cost of limit {self.name!r}", cost, minimum=0)
+
+    def same_but_for_numbers(self, other: Limit) -> bool:
+        """Tell whether `other` counts the same things for the same keys by the same algorithm."""
+        functions = [f if callable(f) else None for f in (self.cost, other.cost)]
+        return (
+            self.algorithm == other.algorithm
+            and self.key is other.key
+            and self.settle is other.settle
+            and functions[0] is functions[1]
+        )
+
+
+def _asked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as one that takes a call's arguments, if only to ignore them."""
+    if _wants_arguments(function):
+        return function
+    return lambda *_args, **_kwargs: function()
+
+
+def _wants_arguments(function: Callable[..., Any]) -> bool:
+    """Tell whether `function` takes arguments; if it cannot be told, it does."""
+    plain = getattr(function, "__func__", function)
+    code = getattr(plain, "__code__", None)
+    if code is None:
+        return True
+    own = plain is not function  # a method's `self` is no argument of the call
+    return bool(code.co_argcount > own or code.co_kwonlyargcount or code.co_flags & 0x0C)

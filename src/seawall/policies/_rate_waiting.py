@@ -1,0 +1,167 @@
+"""One call that waits until a rate limit has room for it.
+
+Who waits for the same stands in one lane, in order. Only the first has a timer, for the instant at
+which its turn comes; when it goes, it wakes the next, which then learns its own instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from seawall.context import deadline_var
+from seawall.errors import Rejected
+from seawall.models.rates import whole_microseconds
+from seawall.policies._rate_meters import Blocked, Charge, Lane, Meters
+from seawall.runtime.layers import Wait
+
+if TYPE_CHECKING:
+    from seawall.policies._rate_gates import RateGate
+
+
+class RateWaiter:
+    """A call on its way into a guard. Its state changes under the lock of its meters only."""
+
+    __slots__ = (
+        "_charges",
+        "_gate",
+        "_give_up",
+        "_late",
+        "_meters",
+        "_poked",
+        "_state",
+        "_wake",
+        "charge",
+        "lane",
+        "number",
+        "until",
+        "wants",
+    )
+
+    def __init__(self, gate: RateGate, charges: Sequence[Charge], now: float) -> None:
+        """Want `charges` within the policy's `max_wait`, and before the deadline."""
+        self._gate = gate
+        self._meters: Meters = gate.policy._meters
+        self._charges = charges
+        self._state = "new"
+        self._poked = False
+        self._wake: Callable[[], bool] | None = None
+        self.lane: Lane | None = None
+        self.charge: Charge | None = None
+        self.number = 0
+        self.wants = 0
+        self.until: float | None = None
+        self._late = False
+        self._give_up = now + gate.policy.max_wait
+        held = deadline_var.get()
+        if held is not None:
+            limit = now + held[0] - held[1].now()
+            if limit < self._give_up:
+                self._give_up = limit
+                self._late = True
+
+    def hopeless(self, blocked: Blocked, now: float) -> Rejected | None:
+        """Return the refusal of a call whose turn cannot come in time; None if it can."""
+        if not self._in_time(blocked, whole_microseconds(now)):
+            return self._refusal(blocked, now, "it would have to wait too long")
+        return None
+
+    def _in_time(self, blocked: Blocked, now: float) -> bool:
+        give_up = whole_microseconds(self._give_up)
+        return blocked.wait is not None and now < give_up and now + blocked.wait <= give_up
+
+    def _refusal(self, blocked: Blocked, now: float, why: str) -> Rejected:
+        if self._late and blocked.wait is not None:
+            return self._gate.late(blocked)
+        return self._gate.over(blocked, now, why)
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Join the lane, or be woken at once: granted, or turned away."""
+        now = whole_microseconds(self._gate.host.clock.now())
+        with self._meters:
+            if self._state == "new":
+                self._begin(now)
+            if self._poked or self._state != "waiting":
+                self._poked = False
+                wake()
+            else:
+                self._wake = wake
+
+    def _begin(self, now: float) -> None:
+        """Look once more, since others came and went meanwhile, and wait if it is needed."""
+        self.number = next(self._meters.numbers)
+        blocked = self._meters.look(self._charges, now, self)
+        if blocked is None:
+            self._grant(now)
+        elif self._meters.waiting >= self._meters.max_waiting:
+            self._state = "turned away"
+        else:
+            self._state = "waiting"
+            self._stand(blocked, now)
+
+    def _grant(self, now: float) -> None:
+        self._meters.take(self._charges, now)
+        self._state = "granted"
+
+    def _stand(self, blocked: Blocked, now: float) -> None:
+        """Wait for what takes longest; the first in a lane until its turn, others to be woken."""
+        if self.charge is not blocked.longest:
+            self._meters.part(self)
+            self._meters.join(self, blocked.longest)
+        self.until = self._give_up
+        if self.lane is not None and self.lane.waiters[0] is self and blocked.wait is not None:
+            self.until = min(self.until, (now + blocked.wait) / 1e6)
+        if self.until == float("inf"):
+            self.until = None
+
+    def poke(self) -> bool:
+        """Be told to look again; False if nobody listens any more."""
+        wake, self._wake = self._wake, None
+        if wake is None:
+            self._poked = True
+            return True
+        return wake()
+
+    def claim(self) -> Any:
+        """Return the ticket, raise the refusal, or wait for another turn."""
+        now = self._gate.host.clock.now()
+        with self._meters:
+            self._wake, self._poked = None, False
+            blocked = self._look_again(whole_microseconds(now))
+        if blocked is None:
+            return self._gate.ticket(self._charges)
+        if self._state == "waiting":
+            raise Wait(self)
+        if self._state == "turned away":
+            why = "and no room to wait"
+        else:
+            why = f"waited {self._gate.policy.max_wait:g} s"
+        self._gate.refuse(self._refusal(blocked, now, why))
+        return None
+
+    def _look_again(self, now: float) -> Blocked | None:
+        """Take what is wanted (None), or return what is in the way; wait on only if it helps."""
+        if self._state == "granted":
+            return None
+        blocked = self._meters.look(self._charges, now, self)
+        if blocked is None:
+            self._grant(now)
+            self._meters.part(self)
+        elif self._state == "waiting" and self._in_time(blocked, now):
+            self._stand(blocked, now)
+        elif self._state == "waiting":
+            self._state = "given up"
+            self._meters.part(self)
+        return blocked
+
+    def abandon(self) -> None:
+        """Leave the lane, and give back what was granted already."""
+        self._meters.do(self._abandoned)
+
+    def _abandoned(self) -> None:
+        if self._state == "granted":
+            now = whole_microseconds(self._gate.host.clock.now())
+            for charge in self._charges:
+                self._meters.settle(charge, 0, now)
+        self._state = "given up"
+        self._meters.part(self)

@@ -1,0 +1,238 @@
+"""At most so many calls, or so much cost, in so much time.
+
+Promises: the bound of the algorithm holds in every stretch of time, for each key, whoever calls;
+several limits are taken together or not at all; a refusal burns nothing and says when to come
+again; who waits is served in order. What a call takes is given back if it was refused further in,
+and settled once if the actual cost is known at its end; a call that was sent keeps it. The rules
+are in `seawall.models.rate_buckets` and `seawall.models.rate_windows`, the gates in `_rate_gates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from seawall import _checks as check
+from seawall.clock import current_clock
+from seawall.errors import RateLimited
+from seawall.models.rates import whole_microseconds
+from seawall.policies._rate_gates import KeyedRateGate, RateGate
+from seawall.policies._rate_meters import Blocked, Charge, Meter, Meters
+from seawall.policies._rate_reservation import Quota, Reservation
+from seawall.policies._rate_settings import Algorithm, Cost, Key, Limit, Settle
+from seawall.runtime.gil import LOCK_FREE
+from seawall.runtime.layers import Host
+from seawall.runtime.policy import GatePolicy, Mode
+
+__all__ = ["Limit", "Quota", "RateLimit", "Reservation"]
+
+
+class RateLimit(GatePolicy):
+    """Admit calls at a limited rate."""
+
+    kind: ClassVar[str] = "rate_limit"
+
+    def __init__(
+        self,
+        *limits: str | Limit,
+        burst: int | None = None,
+        algorithm: Algorithm = "token_bucket",
+        key: Key | None = None,
+        cost: Cost = 1,
+        settle: Settle | None = None,
+        max_wait: float = 0.0,
+        max_waiting: int = 1024,
+        max_keys: int = 100_000,
+        mode: Mode = "enforce",
+    ) -> None:
+        """Admit what all `limits` admit, each a rate such as "60/s" or a `Limit`.
+
+        `burst`, `algorithm`, `key`, `cost` and `settle` are those of the limits given as text; see
+        `Limit`. Calls wait up to `max_wait` seconds for their turn, at most `max_waiting` of them.
+        Up to `max_keys` keys have a state of their own for each limit; if more are in use, the
+        rest share.
+        """
+        super().__init__(mode)
+        self._options = {
+            "burst": burst,
+            "algorithm": algorithm,
+            "key": key,
+            "cost": cost,
+            "settle": settle,
+        }
+        self._given = limits
+        self.limits = self._checked(limits)
+        self.max_wait = check.seconds("max_wait", max_wait, zero=True, infinite=True)
+        self.max_keys = check.count("max_keys", max_keys)
+        meters = [Meter(limit, self.max_keys) for limit in self.limits]
+        self._meters = Meters(meters, check.count("max_waiting", max_waiting))
+        for meter in meters:
+            if meter.limit.settle is not None:
+                meter.settles()
+
+    def _checked(self, limits: tuple[str | Limit, ...]) -> tuple[Limit, ...]:
+        if not limits:
+            raise TypeError("RateLimit(): give it a rate, such as RateLimit('60/s')")
+        texts = [limit for limit in limits if not isinstance(limit, Limit)]
+        options = self._options
+        usual = {"burst": None, "algorithm": "token_bucket", "key": None, "cost": 1, "settle": None}
+        if not texts and options != usual:
+            raise TypeError("RateLimit(Limit(...), ...): say it inside Limit(...), for each limit")
+        made = tuple(
+            limit if isinstance(limit, Limit) else Limit(limit, **options)  # type: ignore[arg-type]
+            for limit in limits
+        )
+        names = [limit.name for limit in made]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"two limits are called {name!r}: give them names, by Limit(name=)"
+                )
+        return made
+
+    def __repr__(self) -> str:
+        limits = ", ".join(map(repr, self.limits))
+        return f"RateLimit({limits}, max_wait={self.max_wait:g})"
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for their turn now."""
+        return self._meters.waiting
+
+    @property
+    def max_waiting(self) -> int:
+        """How many calls may wait at once."""
+        return self._meters.max_waiting
+
+    def reserve(self, *args: Any, cost: int | None = None, **kwargs: Any) -> Reservation:
+        """Take what a call with these arguments costs, or raise `RateLimited`; never waits.
+
+        For code outside of a guard, and where the actual cost is known only later. `cost` stands
+        in for the cost of those limits that have a `cost=` function, or of all if none has one.
+        """
+        if cost is not None:
+            check.count("cost", cost, minimum=0)
+        charges = self._charges(args, kwargs, cost)
+        now = self._now()
+        with self._meters:
+            for charge in charges:
+                if charge.estimated:
+                    charge.meter.settles()
+            blocked = self._meters.look(charges, whole_microseconds(now))
+            if blocked is None:
+                self._meters.take(charges, whole_microseconds(now))
+        if blocked is None:
+            return Reservation(self, charges)
+        if self.mode == "enforce":
+            error = self._over(blocked, now)
+            error.policy = self.kind
+            raise error
+        return Reservation(self, [])
+
+    def peek(self, *args: Any, **kwargs: Any) -> Quota:
+        """Return what is left for a call with these arguments, and take nothing.
+
+        Of several limits, that of the first that is exceeded; else of the one with least left.
+        """
+        charges = self._charges(args, kwargs, None)
+        now = self._now()
+        us = whole_microseconds(now)
+        with self._meters:
+            blocked = self._meters.look(charges, us)
+            shown = [blocked.first] if blocked else charges
+            quotas = [self._quota(charge, blocked, now) for charge in shown]
+        return min(quotas, key=lambda quota: quota.left)
+
+    def _quota(self, charge: Charge, blocked: Blocked | None, now: float) -> Quota:
+        us = whole_microseconds(now)
+        meter = charge.meter
+        state = meter.read(charge.place, us)
+        return Quota(
+            limit=meter.limit.name,
+            left=meter.rule.left(state, us),
+            retry_after=_seconds(blocked.wait, now) if blocked else 0.0,
+            reset_after=meter.rule.rest(state, us) / 1e6,
+        )
+
+    def _charges(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], cost: int | None
+    ) -> list[Charge]:
+        """Ask the functions of the user what a call takes. Not under the lock."""
+        every = cost is not None and not any(callable(limit.cost) for limit in self.limits)
+        charges = []
+        for meter in self._meters.all:
+            limit = meter.limit
+            estimated = every or callable(limit.cost)
+            own = limit.cost_of(args, kwargs) if cost is None or not estimated else cost
+            charges.append(Charge(meter, limit.key_of(args, kwargs), own, estimated=estimated))
+        return charges
+
+    def _settle(self, settled: Sequence[tuple[Charge, int]]) -> None:
+        if settled:
+            now = whole_microseconds(self._now())
+
+            def settle() -> None:
+                for charge, actual in settled:
+                    self._meters.settle(charge, actual, now)
+
+            self._meters.do(settle)
+
+    def _over(self, blocked: Blocked, now: float, why: str = "", who: str = "") -> RateLimited:
+        limit = blocked.first.meter.limit
+        named = limit.text if limit.name == limit.text else f"{limit.name!r} ({limit.text})"
+        if blocked.wait is None:
+            most = blocked.first.meter.rule.capacity
+            why = f"a cost of {blocked.first.cost} never fits, {most} is the most"
+        return RateLimited(
+            f"{who}over the limit {named}{f': {why}' if why else ''}",
+            limit=limit.name,
+            retry_after=_seconds(blocked.wait, now),
+        )
+
+    def _now(self) -> float:
+        clocks = (bound.host.clock for bound in self.bindings)
+        return next(clocks, current_clock()).now()
+
+    def _bind(self, host: Host) -> RateGate:
+        first, *more = self._meters.all
+        if LOCK_FREE and not more and first.plain and first.limit.key is not None:
+            return KeyedRateGate(self, host, first)
+        return RateGate(self, host)
+
+    def _update(self, changes: dict[str, Any]) -> None:
+        known = ("limits", "burst", "max_wait", "max_waiting", "max_keys", "mode")
+        self._reject_unknown(changes, known)
+        limits = changes.get("limits", self._given)
+        options = {
+            **self._options,
+            "max_wait": self.max_wait,
+            "max_waiting": self.max_waiting,
+            "max_keys": self.max_keys,
+            "mode": self.mode,
+            **{name: value for name, value in changes.items() if name != "limits"},
+        }
+        fresh = RateLimit(*((limits,) if isinstance(limits, (str, Limit)) else limits), **options)
+        if len(fresh.limits) != len(self.limits) or not all(
+            old.same_but_for_numbers(new)
+            for old, new in zip(self.limits, fresh.limits, strict=True)
+        ):
+            raise ValueError(
+                "update(limits=...): only rates, bursts, costs and names can change, not how many"
+                " limits there are, their algorithms and functions; make a new RateLimit for that"
+            )
+        now = whole_microseconds(self._now())
+        with self._meters:
+            self.mode, self.max_wait, self.max_keys = fresh.mode, fresh.max_wait, fresh.max_keys
+            self._given, self._options, self.limits = fresh._given, fresh._options, fresh.limits
+            self._meters.max_waiting = fresh.max_waiting
+            for meter, new in zip(self._meters.all, fresh._meters.all, strict=True):
+                meter.update(new, now)
+            self._meters.attend_all()
+
+
+def _seconds(wait: float | None, now: float) -> float | None:
+    """Return in how many seconds from `now` a wait of whole microseconds is over.
+
+    By way of the instant: who comes back then is not a microsecond early.
+    """
+    return None if wait is None else max(0.0, (whole_microseconds(now) + wait) / 1e6 - now)

@@ -1,0 +1,865 @@
+"""RateLimit: who gets in, who is refused and when to come again, what is given back and settled."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from typing import Any
+
+import pytest
+
+from seawall import (
+    Bulkhead,
+    BulkheadFull,
+    CallRejected,
+    DeadlineExceeded,
+    Limit,
+    Quota,
+    RateLimit,
+    RateLimited,
+    Retry,
+    SettingsChanged,
+    current_tenant,
+    deadline,
+    subscribe,
+    tenant,
+)
+from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow, virtual_time
+from tests.support import let_pass, new_guard
+
+ALGORITHMS = ["token_bucket", "leaky_bucket", "fixed_window", "sliding_counter", "sliding_log"]
+
+
+def admitted(guard: Any, calls: int, *args: Any) -> int:
+    """Return how many of so many calls are let in at this instant."""
+    return sum(guard.attempt(lambda *_: None, *args).ok for _ in range(calls))
+
+
+# Who gets in
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_over_the_limit_is_refused_and_told_when_to_come_again(algorithm: str) -> None:
+    """Who comes back after `retry_after` is admitted, and a moment before is not."""
+    with virtual_time() as clock:
+        clock.advance(1000.1)
+        guard = new_guard(RateLimit("3/s", algorithm=algorithm))
+        most = 1 if algorithm == "leaky_bucket" else 3
+        assert admitted(guard, 10) == most
+        with pytest.raises(RateLimited, match="over the limit 3/s") as caught:
+            guard.call(lambda: None)
+        error = caught.value
+        assert (error.guard, error.policy, error.limit) == (guard.name, "rate_limit", "3/s")
+        assert error.reason == "rate_limited"
+        assert error.retry_after is not None
+        clock.advance(error.retry_after - 0.001)
+        assert admitted(guard, 1) == 0
+        clock.advance(0.001)
+        assert admitted(guard, 1) == 1
+        shown = guard.snapshot()["policies"][0]
+        assert shown["rejected"] == 10 - most + 2
+        assert shown["limits"]["3/s"]["limit"] == "3/s"
+
+
+def test_a_token_bucket_lets_a_burst_in_and_then_the_rate() -> None:
+    """As many at once as `burst` says; without it, as the rate says."""
+    with virtual_time() as clock:
+        guard = new_guard(RateLimit("60/s", burst=10))
+        assert admitted(guard, 30) == 10
+        clock.advance(0.5)
+        assert admitted(guard, 60) == 10
+        clock.advance(1 / 60)
+        assert admitted(guard, 5) == 1
+        assert admitted(new_guard(RateLimit("60/s")), 100) == 60
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "hold", "generator"])
+def test_every_way_into_a_guard_takes_a_token(kind: str) -> None:
+    """Calls, blocks and generators are counted alike."""
+
+    async def main() -> None:
+        limit = RateLimit("2/s")
+        guard = new_guard(limit)
+
+        @guard
+        def plain() -> None: ...
+
+        @guard
+        async def later() -> None: ...
+
+        @guard
+        def items() -> Any:
+            yield 1
+
+        async def once() -> None:
+            if kind == "sync":
+                plain()
+            elif kind == "async":
+                await later()
+            elif kind == "generator":
+                assert list(items()) == [1]
+            else:
+                with guard.hold():
+                    pass
+
+        await once()
+        await once()
+        assert limit.peek().left == 0
+        with pytest.raises(RateLimited):
+            await once()
+
+    run_virtual(main())
+
+
+def test_several_limits_are_taken_together_or_not_at_all() -> None:
+    """What one refuses takes nothing from the other; the first exceeded is named."""
+    with virtual_time() as clock:
+        limit = RateLimit(Limit("2/s", name="short"), Limit("3/min", name="long"))
+        guard = new_guard(limit)
+        assert admitted(guard, 2) == 2
+        with pytest.raises(RateLimited, match=r"'short' \(2/s\)") as caught:
+            guard.call(lambda: None)
+        assert caught.value.limit == "short"
+        assert limit.peek() == Quota("short", 0, 0.5, 1.0)
+        clock.advance(1.0)
+        assert admitted(guard, 2) == 1
+        result = guard.attempt(lambda: None)
+        assert isinstance(result.error, RateLimited)
+        assert result.error.limit == "long"
+        # Of the short one nothing was taken by the refusals.
+        shown = guard.snapshot()["policies"][0]["limits"]
+        assert (shown["short"]["left"], shown["long"]["left"]) == (1, 0)
+        # Both are exceeded after another one, and the longer wait is told.
+        assert result.error.retry_after == pytest.approx(19.0)
+
+
+def test_the_hint_is_right_for_all_limits_together() -> None:
+    """The first exceeded is named, and the longest wait of all is told."""
+    with virtual_time() as clock:
+        guard = new_guard(RateLimit(Limit("1/s", name="a"), Limit("1/min", name="b")))
+        assert admitted(guard, 1) == 1
+        with pytest.raises(RateLimited) as caught:
+            guard.call(lambda: None)
+        assert (caught.value.limit, caught.value.retry_after) == ("a", 60.0)
+        clock.advance(60.0)
+        assert admitted(guard, 1) == 1
+
+
+# Keys
+
+
+def test_each_key_has_a_limit_of_its_own() -> None:
+    """A key is made of the call's arguments: a user, or an address and a route."""
+    with virtual_time():
+        guard = new_guard(RateLimit("2/s", key=lambda address, route: (address, route)))
+        assert admitted(guard, 5, "1.2.3.4", "/a") == 2
+        assert admitted(guard, 5, "1.2.3.4", "/b") == 2
+        assert admitted(guard, 5, "5.6.7.8", "/a") == 2
+        assert guard.snapshot()["policies"][0]["limits"]["2/s"]["keys"] == 3
+        text = new_guard(RateLimit("2/s", key=lambda user: user))
+        assert [admitted(text, 5, user) for user in ("ann", "bob", "ann")] == [2, 2, 0]
+
+
+def test_a_key_can_come_from_the_context() -> None:
+    """A function without parameters is asked without arguments."""
+    with virtual_time():
+        guard = new_guard(RateLimit("2/s", key=current_tenant))
+        for name in ("ann", "bob"):
+            with tenant(name):
+                assert admitted(guard, 5, "some", "arguments") == 2
+        assert admitted(guard, 5) == 2
+        with tenant("ann"):
+            assert admitted(guard, 5) == 0
+
+
+def test_a_limit_for_each_user_and_one_for_all() -> None:
+    """A user who has used up his own takes nothing from the others."""
+    with virtual_time():
+        limit = RateLimit(
+            Limit("2/s", key=lambda user: user, name="user"), Limit("5/s", name="all")
+        )
+        guard = new_guard(limit)
+        assert [admitted(guard, 9, user) for user in ("ann", "bob", "cy")] == [2, 2, 1]
+        result = guard.attempt(lambda _: None, "cy")
+        assert isinstance(result.error, RateLimited)
+        assert result.error.limit == "all"
+
+
+def test_an_unhashable_key_says_so() -> None:
+    """The message names the limit and what to return."""
+    for limit in (RateLimit("2/s", key=list), RateLimit("2/s", "3/s", key=list)):
+        guard = new_guard(limit)
+        with pytest.raises(TypeError, match=r"the key of limit '2/s': .*return text"):
+            guard.call(lambda _: None, "ab")
+
+
+class Odd:
+    """A key that is equal to others of its kind."""
+
+    def __hash__(self) -> int:
+        return 7
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Odd)
+
+
+def test_any_hashable_thing_is_a_key() -> None:
+    """Also one whose comparison is code of the user."""
+    with virtual_time():
+        guard = new_guard(RateLimit("2/s", key=lambda thing: thing))
+        assert admitted(guard, 3, Odd()) == 2
+        assert admitted(guard, 3, Odd()) == 0
+
+
+# Costs
+
+
+def test_a_call_takes_what_it_costs() -> None:
+    """Tokens, bytes or rows: `cost` is a number, or a function of the call's arguments."""
+    with virtual_time() as clock:
+        guard = new_guard(RateLimit("100/s", cost=len))
+        assert guard.attempt(len, "x" * 70).ok
+        assert not guard.attempt(len, "x" * 40).ok
+        assert guard.attempt(len, "x" * 30).ok
+        clock.advance(0.4)
+        assert guard.attempt(len, "x" * 40).ok
+        assert guard.attempt(len, "").ok, "what costs nothing is never refused"
+        fixed = new_guard(RateLimit("10/s", cost=4))
+        assert admitted(fixed, 5) == 2
+
+
+def test_what_can_never_fit_is_refused_for_good() -> None:
+    """Without `retry_after`: waiting does not help."""
+    with virtual_time():
+        guard = new_guard(RateLimit("100/s", burst=50, cost=len, max_wait=9.0))
+        with pytest.raises(RateLimited, match="cost of 51 never fits, 50 is the most") as caught:
+            guard.call(len, "x" * 51)
+        assert caught.value.retry_after is None
+
+
+@pytest.mark.parametrize("cost", [-1, 1.5, "1", None, True])
+def test_a_cost_that_is_no_whole_number_is_an_error_of_the_user(cost: Any) -> None:
+    """It is raised, and takes nothing."""
+    limit = RateLimit("100/s", cost=lambda: cost)
+    guard = new_guard(limit)
+    with pytest.raises((TypeError, ValueError), match="cost of limit '100/s'"):
+        guard.call(lambda: None)
+
+
+# Given back, kept, settled
+
+
+def test_a_call_refused_further_in_takes_nothing() -> None:
+    """All is given back, by every algorithm, with and without keys and costs."""
+    with virtual_time():
+        full = Bulkhead(1)
+        holder = new_guard(full)
+        for algorithm in ALGORITHMS:
+            for options in ({}, {"key": lambda: "a"}, {"cost": lambda: 1}, {"key": lambda: 7}):
+                limit = RateLimit("5/s", algorithm=algorithm, **options)
+                guard = new_guard(limit, full)
+                before = limit.peek()
+                with holder.hold():
+                    for _ in range(9):
+                        with pytest.raises(BulkheadFull):
+                            guard.call(lambda: None)
+                assert limit.peek() == before
+
+
+@pytest.mark.parametrize("step", [answer(1), fail(ValueError)])
+def test_a_call_that_was_sent_keeps_what_it_took(step: Any) -> None:
+    """Whether it succeeds or fails."""
+    with virtual_time():
+        limit = RateLimit("5/s")
+        guard = new_guard(limit)
+        guard.attempt(ScriptedService(step).call)
+        assert limit.peek().left == 4
+
+
+def test_a_cancelled_call_keeps_what_it_took() -> None:
+    """It was sent: the vendor has counted it."""
+
+    async def main() -> None:
+        limit = RateLimit("5/s")
+        guard = new_guard(limit)
+        task = asyncio.ensure_future(guard.acall(ScriptedService(hang()).acall))
+        await asyncio.wait([task], timeout=0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        assert limit.peek().left == 4
+
+    run_virtual(main())
+
+
+def test_each_attempt_takes_its_own_token() -> None:
+    """Inside Retry: the vendor counts attempts, not calls."""
+    with virtual_time():
+        limit = RateLimit("100/min")
+        guard = new_guard(Retry(on=ValueError, attempts=3, backoff=0), limit)
+        guard.attempt(ScriptedService(fail(ValueError)).call)
+        assert limit.peek().left == 97
+
+
+def test_an_estimate_is_settled_by_what_the_call_returned() -> None:
+    """What was not needed is there again, also when it took longer than the refill."""
+    with virtual_time() as clock:
+        limit = RateLimit("100/s", cost=lambda *_: 80, settle=len)
+        guard = new_guard(limit)
+        guard.call(lambda text: text, "x" * 30)
+        assert limit.peek().left == 70
+        clock.advance(1.0)
+        service = ScriptedService(slow(5.0, "x" * 10), clock=clock)
+        guard.call(service.call)
+        assert limit.peek().left == 100
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_settles(algorithm: str) -> None:
+    """What was taken too much is given back, also with a constant as the estimate."""
+    with virtual_time() as clock:
+        clock.advance(1000.0)
+        limit = RateLimit("100/s", algorithm=algorithm, cost=80, settle=len)
+        guarded = new_guard(limit)(lambda: "x" * 30)
+        assert guarded() == "x" * 30
+        if algorithm == "leaky_bucket":
+            assert limit.peek().reset_after == 0.3
+        else:
+            assert limit.peek().left == 70
+
+
+def test_a_limit_alone_is_a_decorator() -> None:
+    """As any policy; two functions share what it has."""
+    with virtual_time():
+        limit = RateLimit("3/s")
+        one, two = limit(lambda: 1), limit(lambda: 2)
+        assert (one(), two(), one()) == (1, 2, 1)
+        with pytest.raises(RateLimited):
+            two()
+
+
+def test_more_than_the_estimate_is_taken_afterwards() -> None:
+    """The debt delays who comes next."""
+    with virtual_time() as clock:
+        limit = RateLimit("100/s", cost=lambda: 10, settle=lambda value: value)
+        guard = new_guard(limit)
+        guard.call(lambda: 250)
+        assert limit.peek() == Quota("100/s", 0, 1.6, 2.5)
+        clock.advance(1.6)
+        assert guard.attempt(lambda: 10).ok
+
+
+def test_requests_and_tokens_together() -> None:
+    """One limit counts calls, another what they cost; only the latter is settled."""
+    with virtual_time():
+        limit = RateLimit(
+            Limit("10/min", name="requests"),
+            Limit("1000/min", cost=len, settle=int, name="tokens"),
+        )
+        guard = new_guard(limit)
+        guard.call(lambda _: "300", "x" * 600)
+        shown = guard.snapshot()["policies"][0]["limits"]
+        assert (shown["requests"]["left"], shown["tokens"]["left"]) == (9, 700)
+        with pytest.raises(RateLimited) as caught:
+            guard.call(lambda _: "300", "x" * 701)
+        assert caught.value.limit == "tokens"
+
+
+@pytest.mark.parametrize("settle", [lambda _: 1 / 0, lambda _: -1, lambda _: "many"])
+def test_a_settle_that_fails_leaves_the_estimate(settle: Any, caplog: Any) -> None:
+    """It is logged, and does no harm to the call."""
+    with virtual_time(), caplog.at_level(logging.ERROR, "seawall"):
+        limit = RateLimit("100/s", cost=lambda: 80, settle=settle)
+        assert new_guard(limit).call(lambda: "answer") == "answer"
+        assert limit.peek().left == 20
+        assert "the estimate of 80 stays" in caplog.text
+
+
+def test_a_failed_call_keeps_its_estimate() -> None:
+    """What it really cost nobody knows."""
+    with virtual_time():
+        limit = RateLimit("100/s", cost=lambda: 80, settle=len)
+        new_guard(limit).attempt(ScriptedService(fail(ValueError)).call)
+        assert limit.peek().left == 20
+
+
+def test_a_stream_keeps_its_estimate() -> None:
+    """A generator returns no value to settle by."""
+    with virtual_time():
+        limit = RateLimit("100/s", cost=lambda: 80, settle=len)
+
+        @new_guard(limit)
+        def items() -> Any:
+            yield "x"
+
+        assert list(items()) == ["x"]
+        assert limit.peek().left == 20
+
+
+# By hand
+
+
+def test_a_reservation_is_settled_once() -> None:
+    """The second time raises; cancelling afterwards does nothing."""
+    with virtual_time():
+        limit = RateLimit("100/s")
+        taken = limit.reserve(cost=80)
+        assert repr(taken) == "<Reservation of 80 of '100/s'>"
+        assert limit.peek().left == 20
+        taken.settle(30)
+        assert limit.peek().left == 70
+        with pytest.raises(RuntimeError, match="settled or cancelled already"):
+            taken.settle(10)
+        taken.cancel()
+        assert limit.peek().left == 70
+        assert repr(taken) == "<Reservation of nothing>"
+
+
+def test_a_reservation_can_be_cancelled() -> None:
+    """All is given back, of every limit; a second time does nothing."""
+    with virtual_time():
+        limit = RateLimit("100/s", "1000/min")
+        taken = limit.reserve()
+        taken.cancel()
+        taken.cancel()
+        assert limit.peek() == Quota("100/s", 100, 0.0, 0.0)
+        with pytest.raises(RuntimeError):
+            taken.settle(1)
+
+
+def test_a_reservation_beyond_the_limit_is_refused_at_once() -> None:
+    """Outside of a guard there is nobody to wait; `retry_after` says when."""
+    with virtual_time() as clock:
+        limit = RateLimit("10/s", max_wait=9.0)
+        for _ in range(10):
+            limit.reserve()
+        with pytest.raises(RateLimited, match=r"^over the limit 10/s$") as caught:
+            limit.reserve()
+        assert (caught.value.policy, caught.value.limit) == ("rate_limit", "10/s")
+        clock.advance(caught.value.retry_after or 0.0)
+        limit.reserve()
+
+
+def test_a_reservation_stands_in_for_the_cost_that_is_estimated() -> None:
+    """Where some limits have a cost function, the others take what they always take."""
+    with virtual_time():
+        limit = RateLimit(Limit("10/s", name="calls"), Limit("100/s", cost=len, name="tokens"))
+        guard = new_guard(limit)
+        limit.reserve("", cost=50).settle(20)
+        shown = guard.snapshot()["policies"][0]["limits"]
+        assert (shown["calls"]["left"], shown["tokens"]["left"]) == (9, 80)
+        limit.reserve("x" * 30)
+        shown = guard.snapshot()["policies"][0]["limits"]
+        assert (shown["calls"]["left"], shown["tokens"]["left"]) == (8, 50)
+
+
+@pytest.mark.parametrize("key", [None, lambda: "a"])
+def test_reservations_and_guarded_calls_share_the_limit(key: Any) -> None:
+    """Also after the first reservation, when takings are kept account of."""
+    with virtual_time() as clock:
+        limit = RateLimit("10/s", key=key)
+        guard = new_guard(limit)
+        guarded = guard(lambda: 1)
+        assert guarded() == 1
+        taken = limit.reserve(cost=5)
+        assert limit.peek().left == 4
+        assert guarded() == 1
+        clock.advance(0.1)
+        taken.settle(0)
+        assert limit.peek().left == 9
+        assert admitted(guard, 20) == 9
+
+
+def test_looking_takes_nothing() -> None:
+    """`peek` tells what is left, when to come again, and when all will be forgotten."""
+    with virtual_time() as clock:
+        limit = RateLimit("10/s", burst=4)
+        guard = new_guard(limit)
+        for _ in range(50):
+            assert limit.peek() == Quota("10/s", 4, 0.0, 0.0)
+        admitted(guard, 9)
+        assert limit.peek() == Quota("10/s", 0, 0.1, 0.4)
+        clock.advance(0.3)
+        assert limit.peek() == Quota("10/s", 3, 0.0, pytest.approx(0.1))
+
+
+# Modes and settings
+
+
+@pytest.mark.parametrize("mode", ["shadow", "off"])
+def test_in_shadow_and_off_everybody_gets_in(mode: Any) -> None:
+    """Shadow counts and tells what it would have refused; off does not."""
+    told: list[Any] = []
+    unsubscribe = subscribe(told.append, CallRejected)
+    try:
+        with virtual_time():
+            limit = RateLimit("2/s", mode=mode, max_wait=5.0)
+            guard = new_guard(limit)
+            assert admitted(guard, 9) == 9
+            limit.reserve(cost=100).settle(1)
+            shown = guard.snapshot()["policies"][0]
+            assert shown["mode"] == mode
+            assert (shown["rejected"], shown["would_reject"]) == (0, 7 if mode == "shadow" else 0)
+            assert [event.enforced for event in told] == [False] * shown["would_reject"]
+            limit.update(mode="enforce", max_wait=0)
+            assert admitted(guard, 9) == 0
+    finally:
+        unsubscribe()
+
+
+def test_settings_change_at_run_time_and_what_was_taken_stays_taken() -> None:
+    """Ten times the rate pays the debt off ten times as fast."""
+    told: list[Any] = []
+    unsubscribe = subscribe(told.append, SettingsChanged)
+    try:
+        with virtual_time() as clock:
+            limit = RateLimit("10/min", key=lambda *_: "a")
+            guard = new_guard(limit)
+            assert admitted(guard, 20) == 10
+            limit.update(limits="100/min", burst=10)
+            assert admitted(guard, 20) == 0
+            clock.advance(0.6)
+            assert admitted(guard, 20) == 1
+            limit.update(burst=13, max_wait=0.5, max_waiting=3, max_keys=7)
+            assert admitted(guard, 3) == 3
+            assert (limit.max_wait, limit.max_waiting, limit.max_keys) == (0.5, 3, 7)
+            assert repr(limit).startswith("RateLimit(Limit('100/min', burst=13, key=")
+    finally:
+        unsubscribe()
+    assert told[0].changes == {"limits": "100/min", "burst": 10}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_can_be_changed_at_run_time(algorithm: str) -> None:
+    """What was taken counts under the new limit too."""
+    with virtual_time():
+        limit = RateLimit("4/min", algorithm=algorithm)
+        guard = new_guard(limit)
+        before = admitted(guard, 9)
+        limit.update(limits="6/min")
+        assert before + admitted(guard, 9) == (1 if algorithm == "leaky_bucket" else 6)
+
+
+def test_what_an_update_cannot_change_is_refused_and_changes_nothing() -> None:
+    """Algorithms, keys and the number of limits belong to the object."""
+    limit = RateLimit("10/s", key=lambda: 1)
+    for limits in (("10/s", "5/s"), Limit("10/s"), Limit("10/s", algorithm="fixed_window")):
+        with pytest.raises((ValueError, TypeError)):
+            limit.update(limits=limits)
+    with pytest.raises(ValueError, match="rate 'x'"):
+        limit.update(limits="x")
+    with pytest.raises(TypeError, match="it takes limits, burst"):
+        limit.update(key=None)
+    assert limit.limits[0].text == "10/s"
+
+
+def test_good_reprs() -> None:
+    """They say what was written."""
+    assert repr(RateLimit("60/s", burst=10)) == "RateLimit(Limit('60/s', burst=10), max_wait=0)"
+    limit = Limit("9/min", algorithm="fixed_window", cost=3, name="x")
+    assert repr(limit) == "Limit('9/min', algorithm='fixed_window', cost=3, name='x')"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (RateLimit, "give it a rate"),
+        (lambda: RateLimit(60), "write text, such as '60/s'"),  # type: ignore[arg-type]
+        (lambda: RateLimit("60"), "such as '60/s'"),
+        (lambda: RateLimit("60/s", burst=0), "burst=0"),
+        (lambda: RateLimit("60/s", burst=5, algorithm="fixed_window"), "only a token bucket"),
+        (lambda: RateLimit("60/s", algorithm="bucket"), "write one of"),  # type: ignore[arg-type]
+        (lambda: RateLimit("60/s", key="user"), "pass a function"),  # type: ignore[arg-type]
+        (lambda: RateLimit("60/s", cost=0), "cost=0"),
+        (lambda: RateLimit("60/s", cost=61), "never admits more than 60"),
+        (lambda: RateLimit("60/s", settle=3), "pass a function"),  # type: ignore[arg-type]
+        (lambda: RateLimit("60/s", max_wait=-1), "max_wait=-1"),
+        (lambda: RateLimit("60/s", max_waiting=0), "max_waiting=0"),
+        (lambda: RateLimit("60/s", max_keys=0), "max_keys=0"),
+        (lambda: RateLimit("60/s", mode="on"), "mode='on'"),  # type: ignore[arg-type]
+        (lambda: RateLimit("60/s", "60/s"), "two limits are called '60/s'"),
+        (lambda: RateLimit(Limit("60/s"), burst=3), r"say it inside Limit\(...\)"),
+        (lambda: Limit("60/s", name=""), "name=''"),
+        (lambda: Limit("1M/day", algorithm="sliding_counter"), "too large to count exactly"),
+    ],
+)
+def test_bad_arguments_say_what_to_write_instead(make: Any, message: str) -> None:
+    """At once, when the policy is made."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+def test_a_refusal_is_new_each_time_and_keeps_nothing_alive() -> None:
+    """No traceback grows, and nothing waits for the garbage collector."""
+    guard = new_guard(RateLimit("1/min"))
+    guard.call(lambda: None)
+    gc.collect()
+    gc.disable()
+    try:
+        seen = []
+        for _ in range(3):
+            with pytest.raises(RateLimited) as caught:
+                guard.call(lambda: None)
+            seen.append(id(caught.value))
+            del caught
+        assert gc.collect() < 200
+    finally:
+        gc.enable()
+
+
+# Waiting
+
+
+async def _all(*calls: Any) -> list[Any]:
+    """Run the calls at once, begun in this order; errors are results."""
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+def test_who_may_wait_goes_when_its_turn_comes() -> None:
+    """In order, at the very instants of the rate."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        limit = RateLimit("2/s", burst=1, max_wait=9.0)
+        guard = new_guard(limit)
+        went: list[tuple[int, float]] = []
+
+        async def note(number: int) -> None:
+            went.append((number, loop.time()))
+
+        tasks = [asyncio.ensure_future(guard.acall(note, number)) for number in range(4)]
+        await let_pass(0.1)
+        assert limit.waiting == guard.snapshot()["policies"][0]["waiting"] == 3
+        await _all(*tasks)
+        assert went == [(0, 0.0), (1, 0.5), (2, 1.0), (3, 1.5)]
+        assert limit.waiting == 0
+
+    run_virtual(main())
+
+
+def test_a_plain_call_waits_too() -> None:
+    """The sync runner blocks its thread for as long, on its clock."""
+    with virtual_time() as clock:
+        guard = new_guard(RateLimit("2/s", burst=1, max_wait=9.0))
+        for _ in range(5):
+            guard.call(lambda: None)
+        assert clock.now() == pytest.approx(2.0)
+
+
+def test_who_would_wait_too_long_is_refused_at_once() -> None:
+    """The wait is known beforehand: nobody waits in vain."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        guard = new_guard(RateLimit("2/s", burst=1, max_wait=1.0))
+        calls = [guard.aattempt(let_pass, 0.0) for _ in range(5)]
+        results = await _all(*calls)
+        assert [result.ok for result in results] == [True, True, True, False, False]
+        assert [result.elapsed for result in results] == [0.0, 0.5, 1.0, 0.0, 0.0]
+        assert [result.error.retry_after for result in results[3:]] == [1.5, 1.5]
+        assert "it would have to wait too long" in str(results[3].error)
+        assert loop.time() == 1.0
+
+    run_virtual(main())
+
+
+def test_the_deadline_counts_beforehand_too() -> None:
+    """DeadlineExceeded, at once: the turn would come too late."""
+
+    async def main() -> None:
+        guard = new_guard(RateLimit("1/s", max_wait=9.0))
+        await guard.acall(let_pass, 0.0)
+        with deadline(0.5), pytest.raises(DeadlineExceeded, match="no time to wait for the limit"):
+            await guard.acall(let_pass, 0.0)
+        assert asyncio.get_running_loop().time() == 0.0
+        with deadline(1.5):
+            await guard.acall(let_pass, 0.0)
+        assert asyncio.get_running_loop().time() == 1.0
+
+    run_virtual(main())
+
+
+def test_the_room_to_wait_is_bounded() -> None:
+    """Who finds no room is refused at once."""
+
+    async def main() -> None:
+        guard = new_guard(RateLimit("1/s", max_wait=99.0, max_waiting=2))
+        results = await _all(*[guard.aattempt(let_pass, 0.0) for _ in range(5)])
+        assert [result.ok for result in results] == [True, True, True, False, False]
+        assert "and no room to wait" in str(results[3].error)
+        assert results[3].elapsed == 0.0
+
+    run_virtual(main())
+
+
+def test_a_cancelled_waiter_takes_nothing_and_the_next_moves_up() -> None:
+    """Who stood behind it goes at the earlier instant."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        limit = RateLimit("1/s", max_wait=99.0)
+        guard = new_guard(limit)
+        went: list[tuple[str, float]] = []
+
+        async def note(name: str) -> None:
+            went.append((name, loop.time()))
+
+        tasks = [asyncio.ensure_future(guard.acall(note, name)) for name in "abcd"]
+        await let_pass(0.25)
+        tasks[1].cancel()
+        await let_pass(0.25)
+        tasks[2].cancel()
+        await _all(*tasks)
+        assert went == [("a", 0.0), ("d", 1.0)]
+        assert limit.waiting == 0
+
+    run_virtual(main())
+
+
+def test_a_newcomer_does_not_overtake() -> None:
+    """Also if what it wants would fit and what the first in line wants does not yet."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        guard = new_guard(RateLimit("10/s", cost=len, max_wait=99.0))
+        went: list[tuple[int, float]] = []
+
+        async def note(text: str) -> None:
+            went.append((len(text), loop.time()))
+
+        await guard.acall(note, "x" * 8)
+        large = asyncio.ensure_future(guard.acall(note, "x" * 7))
+        await let_pass(0.1)
+        small = asyncio.ensure_future(guard.acall(note, "x"))
+        await _all(large, small)
+        assert went == [(8, 0.0), (7, 0.5), (1, 0.6)]
+
+    run_virtual(main())
+
+
+def test_waiting_for_one_key_is_no_matter_of_another() -> None:
+    """Others go at once, also through a limit that all share."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        limit = RateLimit(
+            Limit("1/s", key=lambda user: user, name="user"),
+            Limit("100/s", name="all"),
+            max_wait=99.0,
+        )
+        guard = new_guard(limit)
+        went: list[tuple[str, float]] = []
+
+        async def note(user: str) -> None:
+            went.append((user, loop.time()))
+
+        await _all(*[guard.acall(note, user) for user in ("ann", "ann", "ann", "bob")])
+        assert went == [("ann", 0.0), ("bob", 0.0), ("ann", 1.0), ("ann", 2.0)]
+
+    run_virtual(main())
+
+
+def test_a_call_that_needs_two_limits_waits_for_one_after_the_other() -> None:
+    """It goes when both have room, and others are not kept by it longer than needed."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        limit = RateLimit(
+            Limit("1/s", key=lambda user: user, name="user"),
+            Limit("2/s", burst=1, name="all"),
+            max_wait=99.0,
+        )
+        guard = new_guard(limit)
+        went: list[tuple[str, float]] = []
+
+        async def note(user: str) -> None:
+            went.append((user, loop.time()))
+
+        await _all(*[guard.acall(note, user) for user in ("ann", "ann", "bob", "cy")])
+        assert went == [("ann", 0.0), ("bob", 0.5), ("ann", 1.0), ("cy", 1.5)]
+        assert limit.waiting == 0
+        assert not any(meter.lanes for meter in limit._meters.all)
+
+    run_virtual(main())
+
+
+def test_what_is_given_back_lets_the_first_in_line_go_sooner() -> None:
+    """A reservation that is cancelled wakes who waits for it."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        limit = RateLimit("10/min", max_wait=99.0)
+        guard = new_guard(limit)
+        taken = limit.reserve(cost=10)
+        waiting = asyncio.ensure_future(guard.acall(let_pass, 0.0))
+        await let_pass(1.0)
+        assert limit.waiting == 1
+        taken.settle(4)
+        await waiting
+        assert loop.time() == 1.0
+
+    run_virtual(main())
+
+
+def test_a_higher_limit_lets_the_first_in_line_go_sooner() -> None:
+    """`update` wakes who waits."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        limit = RateLimit("1/min", max_wait=999.0)
+        guard = new_guard(limit)
+        calls = [asyncio.ensure_future(guard.acall(let_pass, 0.0)) for _ in range(3)]
+        await let_pass(1.0)
+        limit.update(limits="1/s")
+        await _all(*calls)
+        assert loop.time() == pytest.approx(1.0 + 59 / 60 + 1.0)
+
+    run_virtual(main())
+
+
+def test_waiting_without_end() -> None:
+    """`max_wait=inf` waits as long as it takes."""
+
+    async def main() -> None:
+        guard = new_guard(RateLimit("1/week", max_wait=float("inf")))
+        await _all(*[guard.acall(let_pass, 0.0) for _ in range(3)])
+        assert asyncio.get_running_loop().time() == 2 * 604_800
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_lets_wait(algorithm: str) -> None:
+    """All get their turn, in order."""
+
+    async def main() -> None:
+        guard = new_guard(RateLimit("2/s", algorithm=algorithm, max_wait=99.0))
+        went: list[int] = []
+
+        async def note(number: int) -> None:
+            went.append(number)
+
+        await _all(*[guard.acall(note, number) for number in range(9)])
+        assert went == list(range(9))
+        assert asyncio.get_running_loop().time() <= 8.0
+
+    run_virtual(main())
+
+
+def test_a_leaky_bucket_makes_a_burst_into_an_even_flow() -> None:
+    """One each half second, however many come at once; the queue is bounded."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        limit = RateLimit("2/s", algorithm="leaky_bucket", max_wait=99.0, max_waiting=4)
+        guard = new_guard(limit)
+        went: list[float] = []
+
+        async def note() -> None:
+            went.append(loop.time())
+
+        results = await _all(*[guard.acall(note) for _ in range(9)])
+        assert went == [0.0, 0.5, 1.0, 1.5, 2.0]
+        assert sum(isinstance(result, RateLimited) for result in results) == 4
+
+    run_virtual(main())
