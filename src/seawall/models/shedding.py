@@ -1,0 +1,295 @@
+"""Who is shed when not all can be served: one rule for each way to choose.
+
+A rule is settings; `start(sources)` returns `sheds(now, *args, **kwargs)`, which decides for one
+call by what `sources` tell at that moment. Load is a number: 0 is idle, 1 is at the limit.
+
+By every rule that looks at criticality, a class is touched only when all of the class below it is
+shed: at one instant no call is shed while a less critical one is admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf, isnan
+from typing import Any, Final, NamedTuple, Protocol
+
+from seawall import _checks as check
+
+CLASSES: Final = 4
+"""How many criticalities there are, ranked from 0."""
+
+START: Final = 0.8
+"""The load at which shedding begins."""
+
+TIERS: Final[Mapping[str, float]] = {"free": 0.7, "premium": inf}
+OTHER_TIERS: Final = 0.9
+
+Sheds = Callable[..., bool]
+"""`sheds(now, *args, **kwargs)`: whether that call is to be shed."""
+
+
+class Sources(NamedTuple):
+    """Where a rule reads what it decides by. Each is asked at the moment of a call."""
+
+    load: Callable[[], float]
+    rank: Callable[[], int]
+    """The call's criticality, 0 for the least."""
+    tier: Callable[[], str | None]
+    uniform: Callable[[], float]
+    """A random number from 0 up to 1."""
+    remaining: Callable[[], float | None]
+    """Seconds to the call's deadline, None without one."""
+    service_time: Callable[[float], Callable[[float], float | None]]
+    """`service_time(quantile)(now)`: what a call takes once it is served, if known."""
+    response_time: Callable[[float], Callable[[float], float | None]]
+    """`response_time(quantile)(now)`: the same with all waiting further in."""
+
+
+class ShedRule(Protocol):
+    """A way to choose who is shed: what `by_criticality()` and its like return."""
+
+    name: str
+    """A stable word for errors and metrics."""
+
+    needs_load: bool
+    takes_arguments: bool
+
+    def start(self, sources: Sources) -> Sheds:
+        """Return what decides for the calls of one guard."""
+
+
+class Rule:
+    """What most rules have in common."""
+
+    __slots__ = ()
+    name = ""
+    needs_load = False
+    takes_arguments = False
+
+
+# By load
+
+
+def class_bar(start: float, rank: int) -> float:
+    """Return the load above which calls of `rank` are shed.
+
+    The bar rises from `start` by a quarter of what is left to 1 for each class.
+    """
+    return start + (1 - start) * rank / CLASSES
+
+
+def class_degree(start: float, rank: int, load: float) -> float:
+    """Return to which degree calls of `rank` are shed: not up to 0, all from 1 on.
+
+    It reaches 1 where the next class begins.
+    """
+    return (load - class_bar(start, rank)) / ((1 - start) / CLASSES)
+
+
+class ByCriticality(Rule):
+    """See `by_criticality`."""
+
+    __slots__ = ("bars", "start_at")
+    name = "criticality"
+    needs_load = True
+
+    def __init__(self, start: float) -> None:
+        self.start_at = check_start(start)
+        self.bars = tuple(class_bar(start, rank) for rank in range(CLASSES))
+
+    def __repr__(self) -> str:
+        return f"by_criticality(start={self.start_at:g})"
+
+    def start(self, sources: Sources) -> Sheds:
+        """Return what decides for the calls of one guard."""
+        load, rank, bars = sources.load, sources.rank, self.bars
+
+        return lambda _now: load() > bars[rank()]
+
+
+class ByTier(Rule):
+    """See `by_tier`."""
+
+    __slots__ = ("bars", "others", "takes_arguments", "tier")
+    name = "tier"
+    needs_load = True
+
+    def __init__(
+        self,
+        bars: Mapping[str, float],
+        others: float,
+        tier: Callable[..., str | None] | None,
+    ) -> None:
+        if not isinstance(bars, Mapping) or not all(isinstance(name, str) for name in bars):
+            raise TypeError(f"by_tier({bars!r}): write the bar of each tier, as {{'free': 0.7}}")
+        self.bars: dict[str | None, float] = {name: _bar(name, bar) for name, bar in bars.items()}
+        self.others = _bar("others", others)
+        self.tier = None if tier is None else check.function("tier", tier)
+        self.takes_arguments = tier is not None
+
+    def __repr__(self) -> str:
+        return f"by_tier({self.bars!r}, others={self.others:g})"
+
+    def start(self, sources: Sources) -> Sheds:
+        """Return what decides for the calls of one guard."""
+        load, bars, others = sources.load, self.bars, self.others
+        tier = self.tier
+        if tier is not None:
+            return lambda _now, *args, **kwargs: load() > bars.get(tier(*args, **kwargs), others)
+        current = sources.tier
+        return lambda _now: load() > bars.get(current(), others)
+
+
+class ByCost(Rule):
+    """See `by_cost`."""
+
+    __slots__ = ("cost", "least", "most", "start_at")
+    name = "cost"
+    needs_load = True
+    takes_arguments = True
+
+    def __init__(self, cost: Callable[..., float], most: float, least: float, start: float) -> None:
+        self.cost = check.function("cost", cost)
+        self.most = check.at_least("most", most, 0.0)
+        self.least = check.at_least("least", least, 0.0)
+        if not 0 < self.least < self.most:
+            raise ValueError(
+                f"least={least!r}, most={most!r}: write costs above 0, the larger one as most"
+            )
+        self.start_at = check_start(start)
+
+    def __repr__(self) -> str:
+        return f"by_cost(..., most={self.most:g}, least={self.least:g}, start={self.start_at:g})"
+
+    def allowed(self, load: float, rank: int) -> float:
+        """Return the cost that a call of `rank` may have: inf for any, -inf for none."""
+        degree = class_degree(self.start_at, rank, load)
+        if not degree > 0:
+            return inf
+        if degree >= 1:
+            return -inf
+        shrunk: float = self.most * (self.least / self.most) ** degree
+        return shrunk
+
+    def start(self, sources: Sources) -> Sheds:
+        """Return what decides for the calls of one guard."""
+        load, rank, begin = sources.load, sources.rank, self.start_at
+        cost, allowed = self.cost, self.allowed
+
+        def sheds(_now: float, *args: Any, **kwargs: Any) -> bool:
+            level = load()
+            return level > begin and cost(*args, **kwargs) > allowed(level, rank())
+
+        return sheds
+
+
+# By queue and deadline
+
+
+class ByQueue(Rule):
+    """See `by_queue`."""
+
+    __slots__ = ("length", "read")
+    name = "queue"
+
+    def __init__(self, length: int, of: Any) -> None:
+        self.length = check.count("length", length)
+        self.read: Callable[[], float]
+        if hasattr(of, "waiting"):
+            self.read = lambda: of.waiting
+        elif callable(of):
+            self.read = of
+        else:
+            raise TypeError(f"of={of!r}: pass a Bulkhead, or a function that returns a length")
+
+    def __repr__(self) -> str:
+        return f"by_queue({self.length})"
+
+    def start(self, sources: Sources) -> Sheds:
+        """Return what decides for the calls of one guard."""
+        read, length = self.read, self.length
+        return lambda _now: read() >= length
+
+
+class ByDeadline(Rule):
+    """See `by_deadline`."""
+
+    __slots__ = ("quantile", "reserve")
+    name = "deadline"
+
+    def __init__(self, reserve: float, quantile: float) -> None:
+        self.reserve = check.seconds("reserve", reserve, zero=True)
+        self.quantile = check.ratio("quantile", quantile)
+
+    def __repr__(self) -> str:
+        return f"by_deadline(reserve={self.reserve:g}, quantile={self.quantile:g})"
+
+    def start(self, sources: Sources) -> Sheds:
+        """Return what decides for the calls of one guard."""
+        remaining, expected = sources.remaining, sources.service_time(self.quantile)
+        reserve = self.reserve
+
+        def sheds(now: float) -> bool:
+            left = remaining()
+            return left is not None and left < (expected(now) or 0.0) + reserve
+
+        return sheds
+
+
+def check_start(start: float) -> float:
+    """Return the load at which shedding begins, or raise."""
+    number = check.ratio("start", start, zero=True)
+    if number == 1:
+        raise ValueError("start=1: write less than 1, where the limit is; such as start=0.8")
+    return number
+
+
+def _bar(name: str, bar: float) -> float:
+    if isinstance(bar, bool) or not isinstance(bar, (int, float)) or isnan(bar) or bar < 0:
+        raise ValueError(f"{name}={bar!r}: write a load such as 0.7, or inf for a tier never shed")
+    return float(bar)
+
+
+def by_criticality(start: float = START) -> ShedRule:
+    """Shed the least critical above a load of `start`, the next class a quarter later, and so on.
+
+    A quarter of what is left to 1: 0.8, 0.85, 0.9 and 0.95 by default, so that CRITICAL_PLUS goes
+    last.
+    """
+    return ByCriticality(start)
+
+
+def by_tier(
+    bars: Mapping[str, float] = TIERS,
+    *,
+    others: float = OTHER_TIERS,
+    tier: Callable[..., str | None] | None = None,
+) -> ShedRule:
+    """Shed calls of each tier above its own load; those of a tier not named above `others`.
+
+    `inf` is for a tier that is never shed. By default "free" goes above 0.7 and all but "premium"
+    above 0.9. `tier`, a function of the call's arguments, tells the tier; without it the context
+    does (`with tier("free"):`).
+    """
+    return ByTier(bars, others, tier)
+
+
+def by_cost(
+    cost: Callable[..., float], *, most: float, least: float = 1.0, start: float = START
+) -> ShedRule:
+    """Shed the expensive calls first: what a call may cost shrinks as load grows.
+
+    `cost` is a function of the call's arguments. In each class, least critical first, the cost
+    allowed shrinks from `most` to `least` over a quarter of the way from `start` to 1.
+    """
+    return ByCost(cost, most, least, start)
+
+
+def by_queue(length: int, *, of: Any) -> ShedRule:
+    """Shed while `length` or more wait in the queue of a bulkhead, or as many as `of()` returns."""
+    return ByQueue(length, of)
+
+
+def by_deadline(*, reserve: float = 0.0, quantile: float = 0.5) -> ShedRule:
+    """Refuse calls whose deadline leaves less time than a typical call takes, and `reserve`."""
+    return ByDeadline(reserve, quantile)

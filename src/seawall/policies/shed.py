@@ -1,0 +1,170 @@
+"""Refuse what cannot be served well, the least important first, before any work is done for it.
+
+Promises: a call that is shed was never begun and costs next to nothing; at one instant no call is
+shed while a less critical one is admitted; a load signal that fails sheds nobody. The rules are in
+`seawall.models.shedding`, those for queues (a bulkhead's `shed=`) in `seawall.models.codel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final
+
+from seawall import _checks as check
+from seawall.context import current_criticality, current_tier, deadline_var
+from seawall.errors import DeadlineExceeded, Overloaded, Rejected
+from seawall.models.shares import ByLatency
+from seawall.models.shedding import ByDeadline, ShedRule, Sources
+from seawall.runtime.layers import OK, Host, Outcome
+from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
+from seawall.runtime.recent import ResponseTimes, service_time
+
+Load = Callable[[], float]
+"""A load signal: 0 is idle, 1 is at the limit."""
+
+WINDOW: Final = 5.0
+"""Seconds of response times that a rule by latency looks back on, at least."""
+
+
+class Shed(GatePolicy):
+    """Refuse calls by one or more rules; a call that any of them sheds is shed."""
+
+    kind: ClassVar[str] = "shed"
+
+    def __init__(self, *rules: ShedRule, load: Load | None = None, mode: Mode = "enforce") -> None:
+        """Shed by `rules`, in this order: `by_criticality()`, `by_tier()`, `by_deadline()`...
+
+        `load` is a function without arguments that returns how much of what there is is in use:
+        0 is idle, 1 is at the limit. Rules by criticality, tier, cost and chance need it.
+        """
+        super().__init__(mode)
+        self.rules, self.load = _check(rules, load)
+
+    def __repr__(self) -> str:
+        return f"Shed({', '.join(repr(rule) for rule in self.rules)})"
+
+    def _bind(self, host: Host) -> _ShedGate:
+        return _ShedGate(self, host)
+
+    def _update(self, changes: dict[str, Any]) -> None:
+        self._reject_unknown(changes, ("rules", "load", "mode"))
+        mode = check.choice("mode", changes.get("mode", self.mode), MODES)
+        rules, load = _check(changes.get("rules", self.rules), changes.get("load", self.load))
+        if [type(rule) for rule in rules] != [type(rule) for rule in self.rules] or [
+            rule.takes_arguments for rule in rules
+        ] != [rule.takes_arguments for rule in self.rules]:
+            raise ValueError(
+                f"Shed.update(rules={list(rules)!r}): write the same rules with other settings, in"
+                " the same order; for other rules make another Shed"
+            )
+        changed = rules is not self.rules
+        self.mode, self.rules, self.load = mode, rules, load
+        for bound in self.bindings if changed else ():
+            if isinstance(bound, _ShedGate):
+                bound.start()
+
+    def reading(self) -> float:
+        """Return the load now; 0, and a line in the log, where it cannot be told."""
+        load = self.load
+        if load is None:
+            return 0.0
+        try:
+            return load()
+        except Exception:
+            import logging
+
+            logging.getLogger("seawall").exception("a load signal failed: nobody is shed by it")
+            return 0.0
+
+
+def _check(rules: object, load: Load | None) -> tuple[tuple[ShedRule, ...], Load | None]:
+    if not isinstance(rules, Sequence) or not rules:
+        raise TypeError("Shed(): give it a rule, such as Shed(by_criticality(), load=...)")
+    for rule in rules:
+        if isinstance(rule, type) or not hasattr(rule, "takes_arguments"):
+            raise TypeError(f"Shed({rule!r}): write a rule, such as by_criticality()")
+        if rule.needs_load and load is None:
+            raise TypeError(
+                f"Shed({rule!r}): it needs a load; write load=..., a function that returns how much"
+                " of the limit is in use, such as lambda: bulkhead.in_flight / bulkhead.limit"
+            )
+    if load is not None:
+        check.function("load", load)
+    return tuple(rules), load
+
+
+class _ShedGate(GateBound):
+    """The shedder inside one guard."""
+
+    policy: Shed
+
+    def __init__(self, policy: Shed, host: Host) -> None:
+        super().__init__(policy, host)
+        self.takes_arguments = any(rule.takes_arguments for rule in policy.rules)
+        self.shed = [0] * len(policy.rules)
+        self._times = ResponseTimes(WINDOW)
+        if any(isinstance(rule, ByLatency) for rule in policy.rules):
+            self.leave = self._leave_timed
+        self.start()
+
+    def start(self) -> None:
+        """Let the rules begin; after a change of settings, begin anew."""
+        host = self.host
+        sources = Sources(
+            load=self.policy.reading,
+            rank=current_criticality,
+            tier=current_tier,
+            uniform=lambda: host.rng.random(),  # noqa: PLW0108 - a fork makes another rng
+            remaining=_remaining,
+            service_time=lambda quantile: service_time(host, quantile),
+            response_time=self._times.quantile,
+        )
+        self._rules = tuple(
+            (rule.start(sources), rule.takes_arguments, number)
+            for number, rule in enumerate(self.policy.rules)
+        )
+
+    def enter(self, now: float, *args: Any, **kwargs: Any) -> float:
+        """Ask each rule; the first that sheds the call names the reason."""
+        if self.policy.mode == "off":
+            return now
+        for sheds, takes_arguments, number in self._rules:
+            if sheds(now, *args, **kwargs) if takes_arguments else sheds(now):
+                self._refuse_by(number)
+                break
+        return now
+
+    def _refuse_by(self, number: int) -> None:
+        rule = self.policy.rules[number]
+        self.shed[number] += 1
+        name = self.host.name
+        error: Rejected
+        if isinstance(rule, ByDeadline):
+            error = DeadlineExceeded(f"guard {name!r}: the deadline leaves too little time")
+        else:
+            error = Overloaded(f"guard {name!r}: shed by {rule.name}")
+            error.reason = f"shed_by_{rule.name}"
+        self.refuse(error)
+
+    def _leave_timed(self, ticket: float, outcome: Outcome, detail: object, now: float) -> None:
+        """Note how long the call took; without success, only if that was too long."""
+        elapsed = now - ticket
+        if outcome is OK or elapsed > self._shortest_sla():
+            self._times.samples.append(elapsed)
+
+    def _shortest_sla(self) -> float:
+        return min(rule.sla for rule in self.policy.rules if isinstance(rule, ByLatency))
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return the load, and by rule how many calls it shed, or would have."""
+        rules = zip(self.policy.rules, self.shed, strict=True)
+        return {
+            **super().snapshot(now),
+            "load": None if self.policy.load is None else self.policy.reading(),
+            "shed_by": {rule.name: shed for rule, shed in rules},
+        }
+
+
+def _remaining() -> float | None:
+    held = deadline_var.get()
+    return None if held is None else held[0] - held[1].now()
