@@ -1,0 +1,265 @@
+"""The gates of an adaptive limit: one lock-free, and one that shares the limit out to classes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall.context import current_tier
+from seawall.errors import DeadlineExceeded, Overloaded, Rejected
+from seawall.models.partitions import Partitions
+from seawall.runtime.call import STREAMED
+from seawall.runtime.layers import FAILED, OK, Host, Inline, Outcome, Wait
+from seawall.runtime.policy import GateBound
+from seawall.runtime.slots import GRANTED, Refusal, SlotWaiter
+
+if TYPE_CHECKING:
+    from seawall.policies.adaptive_limit import AdaptiveLimit
+
+_BEYOND: Final = None
+"""The ticket of a call let in beyond the limit, where it is not enforced. It is no sample."""
+
+_GRANTED: Final = object()
+"""What a waiter claims with a slot, until its time begins."""
+
+
+class _Waiter(SlotWaiter):
+    """A call waiting for a slot; its time begins when it has one."""
+
+    __slots__ = ()
+
+    def claim(self) -> Any:
+        """Return the instant at which the call begins, if there is a slot for it."""
+        ticket = super().claim()
+        return self.clock.now() if ticket is _GRANTED else ticket
+
+
+class Gate(GateBound):
+    """The limit inside one guard. A ticket is the instant at which the call began."""
+
+    policy: AdaptiveLimit
+    until_stopped = True
+
+    def __init__(self, policy: AdaptiveLimit, host: Host) -> None:
+        super().__init__(policy, host)
+        self._slots = policy.slots
+        self._free = policy.slots.free
+        self._windows = windows = policy.windows
+        if policy.is_drop is None:
+            self.inline = Inline(
+                names={
+                    "free": self._free,
+                    "slots": self._slots,
+                    "sample": windows.samples.append,
+                    "windows": windows,
+                    "look": self._look,
+                },
+                enter=(
+                    "try:",
+                    "    {free}.pop()",
+                    "    {ticket} = now_",
+                    "except IndexError_:",
+                    "    pass",
+                    "if {ticket} is ABSENT_:",
+                    "    {ticket} = {enter}(now_)",
+                ),
+                leave=(
+                    "if {ticket} is not None:",
+                    "    {free}.append(None)",
+                    "    if {slots}.attention:",
+                    "        {slots}.attend()",
+                    "    {sample}(end_ - {ticket})",
+                    "    if end_ >= {windows}.due:",
+                    "        {look}(end_)",
+                ),
+            )
+
+    def enter(self, now: float, /) -> object:
+        """Take a free slot. While others wait there is none: it goes from hand to hand."""
+        try:
+            self._free.pop()
+        except IndexError:
+            pass
+        else:
+            return now
+        return self._enter_busy(now)
+
+    def leave(self, ticket: Any, outcome: Outcome, detail: object, now: float) -> None:
+        """Give the slot back, and learn from what the call took."""
+        if ticket is not _BEYOND:
+            self._slots.give_back()
+            self._learn(ticket, outcome, detail, now)
+
+    def _enter_busy(self, now: float) -> object:
+        policy = self.policy
+        policy.crowded = True
+        if policy.mode != "enforce" or not policy.max_wait:
+            if self._slots.take():
+                return now
+            self.refuse(self._full("all are in use"))
+            return _BEYOND
+        clock = self.host.clock
+        raise Wait(_Waiter(self._slots, clock, now, policy.max_wait, self._turned_away, _GRANTED))
+
+    def _learn(self, began: float, outcome: Outcome, detail: Any, now: float) -> None:
+        """Count the call as served or dropped; what failed or was cancelled tells nothing."""
+        dropped = (outcome is OK or outcome is FAILED) and self._was_dropped(outcome, detail)
+        if dropped:
+            self._windows.drops.append(now - began)
+        elif outcome is OK:
+            self._windows.samples.append(now - began)
+        else:
+            return
+        if now >= self._windows.due:
+            self._look(now)
+
+    def _was_dropped(self, outcome: Outcome, detail: Any) -> bool:
+        failed = outcome is FAILED
+        # An error that is no Exception is our own timeout's; None is that of an abandoned thread.
+        if failed and (isinstance(detail, TimeoutError) or not isinstance(detail, Exception)):
+            return True
+        is_drop = self.policy.is_drop
+        if is_drop is None or detail is STREAMED:
+            return False
+        try:
+            return bool(is_drop(detail, None) if failed else is_drop(None, detail))
+        except Exception:
+            import logging
+
+            logging.getLogger("seawall").exception(
+                "is_drop of guard %r failed; the call counts as not dropped", self.host.name
+            )
+            return False
+
+    def _look(self, now: float) -> None:
+        """End the window if it is over. The collector may be who asks: then a little later."""
+        rng = self.host.rng.random
+        self._slots.mutex.do(lambda: self.policy.end_window(now, rng))
+
+    def _turned_away(self, why: Refusal) -> object:
+        error: Rejected
+        if why == "deadline":
+            error = DeadlineExceeded(
+                f"guard {self.host.name!r}: the deadline passed while waiting for a slot"
+            )
+        else:
+            told = {"no room": "and no room to wait", "shed": "and the queue does not drain"}
+            error = self._full(told.get(why, f"waited {self.policy.max_wait:g} s"))
+        self.refuse(error)
+        return _BEYOND
+
+    def _full(self, why: str) -> Overloaded:
+        return Overloaded(
+            f"guard {self.host.name!r}: no free slot of {self.policy.limit}: {why}",
+            retry_after=self._windows.typical,
+        )
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return the limit, what it is based on, use and waiting."""
+        policy = self.policy
+        return {
+            **super().snapshot(now),
+            "algorithm": policy.model.name,
+            "limit": policy.limit,
+            "baseline": policy.model.baseline,
+            "in_flight": policy.in_flight,
+            "waiting": policy.waiting,
+            "queue_wait": policy.queue_wait(now),
+        }
+
+
+class _PartitionWaiter(_Waiter):
+    """A call of one class waiting for a slot that its class may have."""
+
+    __slots__ = ("name", "partitions")
+
+    name: str
+    partitions: Partitions
+
+    def grant(self) -> bool:
+        """Receive a slot; False if nobody is there to use it."""
+        self.partitions.take(self.name)
+        if super().grant():
+            return True
+        self.partitions.give_back(self.name)
+        return False
+
+    def claim(self) -> Any:
+        """Return the instant at which the call begins, and its class."""
+        began = super().claim()
+        return began if began is _BEYOND else (began, self.name)
+
+    def _give_up(self) -> None:
+        if self._state == GRANTED:
+            self.partitions.give_back(self.name)
+        super()._give_up()
+
+
+class PartitionedGate(Gate):
+    """The limit inside one guard, shared out among classes. A ticket tells the class too."""
+
+    def __init__(self, policy: AdaptiveLimit, host: Host) -> None:
+        super().__init__(policy, host)
+        assert policy.partitions is not None  # noqa: S101 - for the type checker
+        self._partitions = policy.partitions
+        self.takes_arguments = policy.partition is not None
+        self.inline = None
+        self._refused = dict.fromkeys(policy.partitions.in_flight, 0)
+
+    def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
+        """Take a free slot that the call's class may have."""
+        partition, places = self.policy.partition, self._partitions
+        name = places.name(current_tier() if partition is None else partition(*args, **kwargs))
+        with self._slots.mutex:
+            if places.admits(name) and self._slots.take():
+                places.take(name)
+                return now, name
+            if places.total >= places.limit:
+                self.policy.crowded = True
+        return self._enter_full(now, name)
+
+    def leave(self, ticket: Any, outcome: Outcome, detail: object, now: float) -> None:
+        """Give the slot back, and learn from what the call took."""
+        if ticket is not _BEYOND:
+            began, name = ticket
+            self._slots.mutex.do(lambda: self._give_back(name))
+            self._learn(began, outcome, detail, now)
+
+    def _give_back(self, name: str) -> None:
+        self._partitions.give_back(name)
+        self._slots.free.append(None)
+        if self._slots.attention:
+            self._slots.serve()
+
+    def _enter_full(self, now: float, name: str) -> object:
+        policy = self.policy
+        if policy.mode != "enforce" or not policy.max_wait:
+            self._count(name)
+            self.refuse(self._full(f"those for {name!r} are in use"))
+            return _BEYOND
+        clock, wait = self.host.clock, policy.max_wait
+        waiter = _PartitionWaiter(
+            self._slots, clock, now, wait, partial(self._turned_away_from, name), _GRANTED
+        )
+        waiter.name, waiter.partitions = name, self._partitions
+        raise Wait(waiter)
+
+    def _turned_away_from(self, name: str, why: Refusal) -> object:
+        self._count(name)
+        return self._turned_away(why)
+
+    def _count(self, name: str) -> None:
+        self._refused[name] += self.policy.mode == "enforce"
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        places = self._partitions
+        classes = {
+            name: {
+                "share": places.shares.get(name, 0.0),
+                "reserved": places.reserved[name],
+                "in_flight": in_flight,
+                "rejected": self._refused[name],
+            }
+            for name, in_flight in places.in_flight.items()
+        }
+        return {**super().snapshot(now), "partitions": classes}

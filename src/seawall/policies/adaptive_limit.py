@@ -1,0 +1,172 @@
+"""As many calls at once as the dependency takes well: the limit is learnt from what they take.
+
+Promises: in flight never exceeds the limit of the moment, and the limit never leaves its bounds; it
+does not grow while it is not used; calls that were dropped, cancelled or failed never count as
+fast or slow ones; time spent in this gate's own queue counts for nothing. With partitions, a class
+that has less in flight than is reserved for it is admitted at once. The rules are in
+`seawall.models.adaptive` and `seawall.models.partitions`, the gates in `_limit_gates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, ClassVar
+
+from seawall import _checks as check
+from seawall.models.adaptive import Limit, vegas
+from seawall.models.codel import QueueShed
+from seawall.models.partitions import Partitions
+from seawall.models.samples import Windows
+from seawall.models.waiting import ORDERS, Order
+from seawall.policies._limit_gates import Gate, PartitionedGate
+from seawall.policies.bulkhead import check_shed
+from seawall.runtime.layers import Host
+from seawall.runtime.mutex import survives_fork
+from seawall.runtime.policy import GateBound, GatePolicy, Mode
+from seawall.runtime.slots import Slots
+
+DropRule = Callable[[Exception | None, Any], bool]
+"""`is_drop(error, value)`: whether a call that raised `error`, or returned `value`, was dropped."""
+
+
+class AdaptiveLimit(GatePolicy):
+    """Admit as many calls at once as can be served without a queue growing at the dependency."""
+
+    kind: ClassVar[str] = "adaptive_limit"
+
+    def __init__(
+        self,
+        limit: Limit | None = None,
+        *,
+        window: float = 0.1,
+        max_wait: float = 0.0,
+        max_waiting: int | None = None,
+        order: Order = "criticality",
+        partitions: Mapping[str, float] | None = None,
+        partition: Callable[..., Hashable] | None = None,
+        shed: QueueShed | None = None,
+        is_drop: DropRule | None = None,
+        mode: Mode = "enforce",
+    ) -> None:
+        """Let in as many as `limit` says: `vegas()` unless given, `aimd(...)` or `gradient2()`.
+
+        It is reconsidered every `window` seconds; less often while calls are slow or few. Others
+        wait up to `max_wait` seconds, at most `max_waiting` of them (as many as the limit, unless
+        given), in the `order` "criticality", "fifo" or "lifo"; `shed` is that of `Bulkhead`.
+
+        `partitions` reserves a share of the limit for each class of calls, as in
+        `{"live": 0.6, "batch": 0.2}`; what is left is for all. A call's class is
+        `partition(*args, **kwargs)`, or its tier (see `tier`).
+
+        `is_drop(error, value)` tells which calls the dependency dropped because it had too much to
+        do; calls that ran out of time always count as dropped.
+        """
+        super().__init__(mode)
+        self.model = _check_limit(limit).fresh()
+        self.windows = Windows(check.seconds("window", window))
+        self.max_wait = check.seconds("max_wait", max_wait, zero=True, infinite=True)
+        self.shed = check_shed(shed, self.max_wait)
+        self.slots = Slots(
+            self.model.limit,
+            order=check.choice("order", order, ORDERS),
+            room=None if max_waiting is None else check.count("max_waiting", max_waiting),
+            discipline=None if shed is None else shed.start(lambda _now: self.windows.typical),
+            owner=self,
+        )
+        self.partitions: Partitions | None = None
+        self.partition = None if partition is None else check.function("partition", partition)
+        if partitions is not None:
+            self.partitions = places = Partitions(partitions, self.model.limit)
+            self.slots.fits = lambda waiter: places.admits(waiter.name)  # type: ignore[attr-defined]
+        elif partition is not None:
+            raise TypeError('partition=...: write partitions={"live": 0.6, "batch": 0.2} too')
+        self.is_drop = None if is_drop is None else check.function("is_drop", is_drop)
+        self.crowded = False
+        """Whether somebody found all slots taken in this window."""
+        survives_fork(self)
+
+    def __repr__(self) -> str:
+        shares = "" if self.partitions is None else f", partitions={self.partitions.shares!r}"
+        order = self.slots.queue.order
+        return f"AdaptiveLimit({self.model!r}, max_wait={self.max_wait:g}, order={order!r}{shares})"
+
+    @property
+    def limit(self) -> int:
+        """How many calls may run at once now."""
+        return self.slots.limit
+
+    @property
+    def in_flight(self) -> int:
+        """How many calls hold a slot now."""
+        return self.slots.in_use
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for a slot now."""
+        return self.slots.waiting
+
+    def queue_wait(self, now: float) -> float:
+        """Return for how long the longest waiting has waited by now."""
+        return self.slots.queue_wait(now)
+
+    def end_window(self, now: float, rng: Callable[[], float]) -> None:
+        """Move the limit, if a window is over. Under the lock of the slots."""
+        window = self.windows.end(now)
+        if window is None:
+            return
+        limit, in_flight = self.slots.limit, self.slots.in_use
+        if in_flight < limit:  # the call that ends the window has just left
+            in_flight = limit if self.crowded else in_flight + 1
+        self.crowded = False
+        self.model.on_sample(now, window.rtt, in_flight, window.dropped, rng)
+        if self.model.limit != limit:
+            self._resize(self.slots.room)
+
+    def _resize(self, room: int | None) -> None:
+        limit = self.model.limit
+        if self.partitions is not None:
+            self.partitions.resize(limit)
+        self.slots.resize(limit, room)
+
+    def _bind(self, host: Host) -> GateBound:
+        return Gate(self, host) if self.partitions is None else PartitionedGate(self, host)
+
+    def _update(self, changes: dict[str, Any]) -> None:
+        names = ("minimum", "maximum", "window", "max_wait", "max_waiting", "partitions", "mode")
+        self._reject_unknown(changes, names)
+        model, known = self.model.fresh(), self.partitions
+        bounds = [changes.get(name, getattr(model, name)) for name in ("minimum", "maximum")]
+        model.bound(*bounds)
+        shares = changes.get("partitions", None if known is None else known.shares)
+        fresh = AdaptiveLimit(
+            model,
+            window=changes.get("window", self.windows.shortest),
+            max_wait=changes.get("max_wait", self.max_wait),
+            max_waiting=changes.get("max_waiting", self.slots.room),
+            partitions=shares,
+            shed=self.shed,
+            mode=changes.get("mode", self.mode),
+        )
+        given = set() if fresh.partitions is None else set(fresh.partitions.shares)
+        if given != (set() if known is None else set(known.shares)):
+            raise ValueError("update(partitions=...): write new shares for the same classes")
+        with self.slots.mutex:
+            self.mode, self.max_wait = fresh.mode, fresh.max_wait
+            self.windows.shortest = fresh.windows.shortest
+            if known is not None and fresh.partitions is not None:
+                known.shares = fresh.partitions.shares
+            self.model.bound(*bounds)
+            self._resize(fresh.slots.room)
+
+    def _after_fork(self) -> None:
+        """Be usable in a child process: slots of threads that are gone are free again."""
+        if self.partitions is not None:
+            self.partitions.forget_in_flight()
+
+
+def _check_limit(limit: Limit | None) -> Limit:
+    if limit is None:
+        return vegas()
+    if not isinstance(limit, Limit):
+        raise TypeError(f"limit={limit!r}: write vegas(), gradient2() or aimd(slow_after=0.5)")
+    return limit
