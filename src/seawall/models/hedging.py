@@ -1,0 +1,63 @@
+"""How much a client may add to its own load by asking twice.
+
+Every call earns the share `cap` of a hedge, every hedge spends a whole one, and at most `burst`
+can be saved up. So from any moment to any later one: hedges <= cap * calls + burst.
+"""
+
+from __future__ import annotations
+
+from seawall import _checks as check
+
+WHOLE = 1_000_000
+"""One hedge, in the unit of account: whole numbers, so that no rounding adds up."""
+
+
+class HedgeCap:
+    """Counts what calls have earned and hedges have spent. Locking is the caller's."""
+
+    __slots__ = ("_credit", "_earned", "_seen", "burst", "cap")
+
+    def __init__(self, cap: float = 0.05, burst: int = 5) -> None:
+        """Start with `burst` hedges to spend."""
+        self.cap = check.ratio("cap", cap, zero=True)
+        self.burst = check.count("burst", burst)
+        self._earned = int(self.cap * WHOLE)
+        self._credit = self.burst * WHOLE
+        self._seen = 0
+
+    def try_hedge(self, calls: int) -> bool:
+        """Spend a hedge if one has been earned; `calls` is how many have begun so far, in all.
+
+        A number that is too low (from a counter which threads share without a lock) allows less,
+        never more.
+        """
+        self._earn(calls)
+        if self._credit < WHOLE:
+            return False
+        self._credit -= WHOLE
+        return True
+
+    def give_back(self) -> None:
+        """Return a hedge that was permitted and not made."""
+        self._credit = min(self.burst * WHOLE, self._credit + WHOLE)
+
+    def available(self, calls: int) -> float:
+        """Return how many hedges could be made now."""
+        self._earn(calls)
+        return self._credit / WHOLE
+
+    def change(self, cap: float, burst: int, calls: int) -> None:
+        """Go on with other settings; what was saved is kept, up to the new burst."""
+        fresh = HedgeCap(cap, burst)
+        self._earn(calls)
+        self.cap, self.burst, self._earned = fresh.cap, fresh.burst, fresh._earned
+        self._credit = min(self._credit, self.burst * WHOLE)
+
+    def _earn(self, calls: int) -> None:
+        if calls > self._seen:
+            earned = (calls - self._seen) * self._earned
+            self._credit = min(self.burst * WHOLE, self._credit + earned)
+            self._seen = calls
+
+    def __repr__(self) -> str:
+        return f"HedgeCap(cap={self.cap:g}, burst={self.burst})"

@@ -1,0 +1,331 @@
+"""The hedge of async calls: the first copy in the caller's own task, the others in tasks beside it.
+
+A call that is answered before its delay pays for a place in a queue, neither for a task nor for a
+timer. When a copy beside it wins, the first is cancelled as a timeout would cancel it: with
+`task.cancel()` and, so that nobody else's cancellation is swallowed, the count of
+`task.cancelling()` noted before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall._expiry import running_task
+from seawall.context import deadline_var
+from seawall.policies._async_timeout import _Lane
+from seawall.policies._hedge_race import Race, Watch
+from seawall.policies.hedge import Account, disposal_failed
+from seawall.runtime.layers import Driver, Host, Kind
+from seawall.runtime.mutex import survives_fork
+from seawall.runtime.runners import wait_async
+
+if TYPE_CHECKING:
+    from seawall.policies.hedge import HedgeBound
+
+LOST: Final = "seawall: another copy was faster"
+"""The message of the cancellation of a first copy that lost."""
+
+
+class _Queue(_Lane):
+    """The calls of one hedge under way in one loop: with one delay, first come, first late."""
+
+    __slots__ = ()
+
+    pending: dict[Any, float]
+
+    def put(self, copies: Copies) -> None:
+        """Let `copies` be late when the delay is over."""
+        at = self._clock.now() + self.seconds
+        self.pending[copies] = at
+        if self.timer is None:
+            self.arm(at)
+
+    def _fire(self) -> None:
+        self.timer = None
+        now = max(self._clock.now(), self._armed_for)
+        late: list[Copies] = []
+        for copies, at in self.pending.items():
+            if at > now:
+                self.arm(at)
+                break
+            late.append(copies)
+        for copies in late:
+            due = self.pending.pop(copies, None)
+            if due is not None:
+                copies.late(due - self.seconds)
+
+
+class TaskHedge(Driver):
+    """Runs what is inside, and after the delay once more."""
+
+    def __init__(self, bound: HedgeBound) -> None:
+        """Ask `bound` whether and when."""
+        self.bound = bound
+        self._queues: dict[asyncio.AbstractEventLoop, _Queue] = {}
+        survives_fork(self)
+
+    def _after_fork(self) -> None:
+        """Forget the loops of the parent process."""
+        self._queues = {}
+
+    def queue(self, loop: asyncio.AbstractEventLoop, delay: float) -> _Queue:
+        """Return where calls of that loop wait to be late; another delay needs another one."""
+        queue = self._queues.get(loop)
+        if queue is None or queue.seconds != delay:
+            for other in [known for known in list(self._queues) if known.is_closed()]:
+                self._queues.pop(other, None)
+            queue = self._queues[loop] = _Queue(loop, self.bound.host.clock, delay)
+        return queue
+
+    def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
+        """Return a function that runs `inner`, in copies if it is slow."""
+        return self.wrap_for(self.bound.host, inner, kind, function)
+
+    def wrap_for(
+        self, host: Host, inner: Callable[..., Any], kind: Kind, function: object
+    ) -> Callable[..., Any]:
+        """Do the same for `host`: the guard, or the guard with its calls marked otherwise."""
+        bound = self.bound
+
+        async def hedged(*args: Any, **kwargs: Any) -> Any:
+            delay = bound.begin(host)
+            if delay is None:
+                return await inner(*args, **kwargs)
+            copies = Copies(self, inner, args, kwargs, delay)
+            try:
+                value = await inner(*args, **kwargs)
+            except BaseException as error:
+                copies.in_time()
+                if copies.race is None:
+                    raise
+                failure = error
+            else:
+                copies.in_time()
+                if copies.race is None:
+                    return value
+                return await copies.first_returned(copies.race, value)
+            try:
+                return await copies.first_failed(copies.race, failure)
+            finally:
+                del failure
+
+        budget = bound.policy.budget
+        if budget is None or not bound.tells_budget:
+            return hedged
+
+        async def accounted(*args: Any, **kwargs: Any) -> Any:
+            with Account(budget, host.clock):
+                return await hedged(*args, **kwargs)
+
+        return accounted
+
+
+class Copies:
+    """What runs for one call: the first copy here, in this task, and tasks for the others."""
+
+    __slots__ = (
+        "_args",
+        "_bound",
+        "_cancelling",
+        "_context",
+        "_driver",
+        "_first_runs",
+        "_inner",
+        "_kwargs",
+        "_queue",
+        "_stopped_first",
+        "_task",
+        "_tasks",
+        "race",
+    )
+
+    def __init__(
+        self,
+        driver: TaskHedge,
+        inner: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        delay: float,
+    ) -> None:
+        """Start the time of a call whose first copy begins now."""
+        self._driver = driver
+        self._bound = driver.bound
+        self._inner = inner
+        self._args = args
+        self._kwargs = kwargs
+        self._context = copy_context()
+        self._task = task = running_task()
+        self._cancelling = task.cancelling()
+        self._first_runs = True
+        self._stopped_first = False
+        self.race: Race | None = None
+        """Made with the second copy; None while there is only one."""
+        self._queue = queue = driver.queue(task.get_loop(), delay)
+        queue.put(self)
+
+    def in_time(self) -> None:
+        """Start no copies any more."""
+        self._queue.pending.pop(self, None)
+
+    def late(self, began: float) -> None:
+        """Start another copy, if all agree; the last one began at `began`."""
+        queue = self._queue
+        race = Race(self._bound, began) if self.race is None else self.race
+        number = race.grow(self._left())
+        if not number:
+            return
+        if self.race is None:
+            self.race = race
+            self._tasks: dict[int, asyncio.Task[None]] = {}
+        name = f"{self._bound.host.name}: copy {number}"
+        copy = self._copy(race, number)
+        task = queue.loop.create_task(copy, name=name, context=self._context.copy())
+        self._tasks[number] = task
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.pop(number, None)
+            if not task.cancelled():
+                task.exception()  # looked at: nobody else will
+            race.ended(number)
+
+        task.add_done_callback(ended)
+        if race.may_grow():
+            queue.put(self)
+
+    def _left(self) -> float | None:
+        """Return the seconds until somebody stops this call, if that is known."""
+        now = self._bound.host.clock.now()
+        limits = (layer.until_of(self._task) for layer in self._driver.outside)
+        left = [limit - now for limit in limits if limit is not None]
+        held = self._context.get(deadline_var)
+        if held is not None:
+            left.append(held[0] - held[1].now())
+        return min(left) if left else None
+
+    async def _copy(self, race: Race, number: int) -> None:
+        try:
+            value = await self._inner(*self._args, **self._kwargs)
+        except Exception as error:  # noqa: BLE001 - raised in the caller, if no copy returns
+            race.failed(error)
+            return
+        if race.returned(number, value):
+            self._cancel(besides=number)
+        else:
+            await self._dispose(value)
+
+    def _cancel(self, besides: int = 0) -> None:
+        """Cancel all copies but one."""
+        self.in_time()
+        for number, task in list(self._tasks.items()):
+            if number != besides:
+                task.cancel(LOST)
+        if self._first_runs and not self._stopped_first:
+            self._stopped_first = True
+            self._task.cancel(LOST)
+
+    async def _dispose(self, value: Any) -> None:
+        waited_for = self._bound.dispose(value)
+        if hasattr(waited_for, "__await__"):
+            try:
+                await waited_for
+            except Exception as error:  # noqa: BLE001 - logged: the call has its answer
+                disposal_failed(self._bound.host.name, error)
+
+    async def first_returned(self, race: Race, value: Any) -> Any:
+        """Return the value of the first copy, or of the one that was faster."""
+        self._first_runs = False
+        if self._stopped_first:
+            self._task.uncancel()
+        won = race.returned(1, value)
+        race.ended(1)
+        try:
+            if won:
+                self._cancel()
+            else:
+                await self._dispose(value)  # it would not be cancelled
+        except BaseException as stopped:  # noqa: BLE001 - raised when all copies have ended
+            return await self._stop(race, stopped)
+        return await self._answer(race)
+
+    async def first_failed(self, race: Race, error: BaseException) -> Any:
+        """Return the value of another copy, or raise."""
+        self._first_runs = False
+        foreign = isinstance(error, asyncio.CancelledError)
+        if self._stopped_first:
+            alone = self._task.uncancel() <= self._cancelling
+            foreign = foreign and not alone
+        try:
+            if foreign or not isinstance(error, (Exception, asyncio.CancelledError)):
+                race.ended(1)
+                race.close()
+                return await self._stop(race, error)
+            if self._stopped_first:
+                # It took at least this long; unseen, slow calls would seem to be getting fewer.
+                host = self._bound.host
+                host.stats.cut_off(host.clock.now() - race.began)
+            else:
+                race.failed(error)
+            race.ended(1)
+        finally:
+            del error  # or its own frame would keep it alive
+        try:
+            await wait_async(Watch(race), self._bound.host.clock)
+        except BaseException as stopped:  # noqa: BLE001 - raised when all copies have ended
+            race.close()
+            return await self._stop(race, stopped)
+        if race.over:
+            return await self._answer(race)
+        failure = race.take_failure()
+        try:
+            raise failure
+        finally:
+            del failure
+
+    async def _answer(self, race: Race) -> Any:
+        """Return the value that won, when all copies have ended."""
+        try:
+            while race.running:
+                await wait_async(Watch(race, to_the_end=True), self._bound.host.clock)
+        except BaseException as stopped:  # noqa: BLE001 - raised when all copies have ended
+            return await self._stop(race, stopped)
+        value, race.value = race.value, None
+        return value
+
+    async def _stop(self, race: Race, error: BaseException) -> Any:
+        """Leave nothing running, and raise `error`: somebody stopped the call itself."""
+        try:
+            if not isinstance(error, asyncio.CancelledError):
+                self._let_go(race)  # no time to wait: it is being closed, or the process ends
+                raise error
+            self._cancel()
+            while race.running:
+                try:
+                    await wait_async(Watch(race, to_the_end=True), self._bound.host.clock)
+                except asyncio.CancelledError:
+                    self._cancel()
+                except BaseException:
+                    self._let_go(race)
+                    raise
+            if race.winner:
+                await self._dispose(race.value)
+            raise error
+        finally:
+            del error
+
+    def _let_go(self, race: Race) -> None:
+        """Have the copies cancelled by their own loop, in whatever thread this is."""
+
+        def cancel() -> None:
+            self._cancel()
+            if race.winner:
+                task = self._queue.loop.create_task(self._dispose(race.value))
+                self._tasks[0] = task
+                task.add_done_callback(lambda _: self._tasks.pop(0))
+
+        try:
+            self._queue.loop.call_soon_threadsafe(cancel)
+        except RuntimeError:
+            pass  # the loop is closed, and its tasks with it

@@ -1,0 +1,246 @@
+"""The hedge of plain functions: every copy in a worker thread, the caller waits for the first.
+
+A thread cannot be stopped: a copy that lost runs on, holds what it holds, and is counted, until it
+ends; then its value is disposed of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from seawall.errors import DeadlineExceeded, TimedOut
+from seawall.policies._hedge_race import Race, Watch
+from seawall.policies.hedge import Account, disposal_failed
+from seawall.runtime.call import Abandoned, current_trace, mark_withdrawn
+from seawall.runtime.interpreter import count_refusal
+from seawall.runtime.layers import Host, Kind
+from seawall.runtime.runners import wait_sync
+from seawall.runtime.threads import ThreadDriver
+from seawall.runtime.workers import Job, WorkerPool
+
+if TYPE_CHECKING:
+    from seawall.policies.hedge import HedgeBound
+
+
+class ThreadHedge(ThreadDriver):
+    """Runs what is inside in a worker thread, and after the delay in another one."""
+
+    def __init__(self, bound: HedgeBound, pool: WorkerPool) -> None:
+        """Ask `bound` whether and when; use the threads of `pool`."""
+        super().__init__(bound.host, pool, bound.policy.kind)
+        self.bound = bound
+
+    def limit(self, now: float) -> float | None:
+        """Return None: the deadline is the only limit."""
+        return None
+
+    def late(self, seconds: float, *, began: bool) -> BaseException:
+        """Return the error for a call that the deadline ended."""
+        name = self.host.name
+        if began:
+            message = f"guard {name!r}: the deadline passed after {seconds:.3f} s in a thread"
+            return TimedOut(message, guard=name, seconds=seconds)
+        message = f"guard {name!r}: the deadline passed before a thread began"
+        return DeadlineExceeded(message, guard=name, policy=self.policy)
+
+    def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
+        """Return a function that runs `inner`, in copies if it is slow."""
+        return self.wrap_for(self.host, inner, kind, function)
+
+    def wrap_for(
+        self, host: Host, inner: Callable[..., Any], kind: Kind, function: object
+    ) -> Callable[..., Any]:
+        """Do the same for `host`: the guard, or the guard with its calls marked otherwise."""
+        bound = self.bound
+
+        def hedged(*args: Any, **kwargs: Any) -> Any:
+            delay = bound.begin(host)
+            if delay is None:
+                return inner(*args, **kwargs)
+            copies = Copies(self, inner, args, kwargs)
+            if not copies.start(1):
+                bound.not_made("threads")
+                return inner(*args, **kwargs)  # as if there were no hedge
+            return copies.result(delay)
+
+        budget = bound.policy.budget
+        if budget is None or not bound.tells_budget:
+            return hedged
+
+        def accounted(*args: Any, **kwargs: Any) -> Any:
+            with Account(budget, host.clock):
+                return hedged(*args, **kwargs)
+
+        return accounted
+
+    def dispose(self, value: Any) -> None:
+        """Hand over a value that nobody wants."""
+        waited_for = self.bound.dispose(value)
+        if hasattr(waited_for, "__await__"):
+            getattr(waited_for, "close", bool)()
+            disposal_failed(self.host.name, TypeError("dispose is async, the call is not"))
+
+    def left_running(self, left: Abandoned) -> None:
+        """Count a thread that runs on, until it ends."""
+        self._left_running(left, _Nobody())
+
+
+class Copies:
+    """The threads that run for one call."""
+
+    __slots__ = ("_args", "_driver", "_inner", "_jobs", "_kwargs", "_race")
+
+    def __init__(
+        self,
+        driver: ThreadHedge,
+        inner: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Have none running yet."""
+        self._driver = driver
+        self._inner = inner
+        self._args = args
+        self._kwargs = kwargs
+        self._jobs: dict[int, Job] = {}
+        self._race = Race(driver.bound, driver.host.clock.now())
+
+    def start(self, number: int) -> bool:
+        """Give copy `number` to a free thread; False if there is none."""
+        race, driver, inner = self._race, self._driver, self._inner
+
+        def copy(*args: Any, **kwargs: Any) -> None:
+            try:
+                value = inner(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - raised in the caller, if none returns
+                race.failed(error)
+                return
+            if not race.returned(number, value):
+                driver.dispose(value)
+
+        def done() -> None:
+            race.ended(number)
+
+        job = Job(copy, self._args, self._kwargs, done, driver.host.name, driver.pool)
+        if not driver.pool.submit(job):
+            return False
+        self._jobs[number] = job
+        return True
+
+    def result(self, delay: float) -> Any:
+        """Wait for the first value; after `delay` seconds, and again, start another copy."""
+        race, driver = self._race, self._driver
+        clock = driver.host.clock
+        seconds = driver._seconds()
+        ends = None if seconds is None else race.began + seconds
+        due: float | None = race.began + delay
+        error: BaseException | None = None
+        try:
+            while not race.decided:
+                instants = [at for at in (due, ends) if at is not None]
+                until = min(instants, default=None)
+                if wait_sync(Watch(race, until), clock):
+                    break
+                if until == ends:
+                    error = self._out_of_time(seconds or 0.0)
+                    break
+                left = None if ends is None else ends - clock.now()
+                due = until + delay if until is not None and self._start_another(left) else None
+        except BaseException as stopped:
+            self.give_up(stopped)
+            raise
+        if error is None and not race.over:
+            error = race.take_failure()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+        self._count(self._withdraw())
+        value, race.value = race.value, None
+        return value
+
+    def _start_another(self, left: float | None) -> bool:
+        """Start a copy if all agree; tell whether yet another may follow."""
+        race, pool = self._race, self._driver.pool
+        if pool.in_use >= pool.size:
+            self._driver.bound.not_made("threads")
+            return False
+        number = race.grow(left)
+        if number and not self.start(number):
+            race.ended(number)  # somebody else took the last thread
+        return bool(number) and race.may_grow()
+
+    def _out_of_time(self, seconds: float) -> BaseException | None:
+        """Return the error, unless a value came at this very moment."""
+        if not self._race.close():
+            return None
+        driver = self._driver
+        running = self._withdraw()
+        began = self._race.failure is not None or bool(running)
+        error = driver.late(seconds, began=began)
+        if isinstance(error, DeadlineExceeded):
+            count_refusal(driver.host, driver.policy, error.reason)
+        self._race.failure = None
+        self._attach(running, error)
+        return error
+
+    def give_up(self, error: BaseException) -> None:
+        """Wait no more: the call ends with `error`, in the middle."""
+        self._race.close()
+        running = self._withdraw()
+        if not running and self._race.failure is None:
+            mark_withdrawn(error)
+        self._attach(running, error)
+
+    def _withdraw(self) -> list[Abandoned]:
+        """Take back what has not begun; return and count the threads that run on."""
+        race, driver = self._race, self._driver
+        running = []
+        for number, job in self._jobs.items():
+            left = driver.pool.give_up(job)
+            if left is False:
+                race.ended(number)
+            elif isinstance(left, Abandoned):
+                driver.left_running(left)
+                running.append(left)
+                if number == 1 and race.winner:
+                    # Unseen, the slow calls would seem to be getting fewer.
+                    driver.host.stats.cut_off(driver.host.clock.now() - race.began)
+        return running
+
+    def _attach(self, running: list[Abandoned], error: BaseException) -> None:
+        """Let `error` tell of the threads. The guard counts one attempt for it, here the rest."""
+        if running:
+            together(running).attach(error)
+            self._count(running[1:])
+
+    def _count(self, losers: list[Abandoned]) -> None:
+        host = self._driver.host
+        trace = current_trace(host.name)
+        for _ in losers:
+            host.stats.cancelled += 1
+            if trace is not None:
+                trace.attempts += 1
+
+
+class _Nobody(Exception):
+    """Stands for the error of a call that ends with a value."""
+
+
+def together(works: list[Abandoned]) -> Abandoned:
+    """Return what stops when all of `works` have."""
+    first, *rest = works
+    if not rest:
+        return first
+    everything = Abandoned()
+
+    def next_one() -> None:
+        if rest:
+            rest.pop().when_stopped(next_one)
+        else:
+            everything.stopped()
+
+    first.when_stopped(next_one)
+    return everything
