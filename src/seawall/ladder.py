@@ -1,0 +1,265 @@
+"""How much of a service is given, by load and by the state of what it depends on.
+
+Promises: what a dependency's outage demands is given up at once; load takes one level at a time,
+and gives it back one at a time, later and lower than it took it; reading the level never fails and
+hardly costs; `pin` overrides everything. The rules are in `seawall.models.ladder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from threading import Lock
+from typing import Any, ClassVar, TypeVar
+
+from seawall import _checks as check
+from seawall.clock import Clock, check_clock, current_clock
+from seawall.errors import Overloaded
+from seawall.models.ladder import THRESHOLDS, Cause, LadderModel, LadderSettings, ServiceLevel
+from seawall.runtime.events import LevelChanged, SettingsChanged, emit
+from seawall.runtime.layers import Host, Inline
+from seawall.runtime.mutex import survives_fork
+from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
+from seawall.signals._signal import GAUGE_EVERY, Load, Signal, as_signal, clock_of
+
+T = TypeVar("T")
+LevelName = ServiceLevel | str
+
+
+class Ladder:
+    """Full, cached, partial, static, maintenance: where the service stands."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        load: Load | None = None,
+        depends_on: Mapping[Any, LevelName] | None = None,
+        thresholds: Mapping[LevelName, float] | None = None,
+        gap: float = 0.1,
+        hold: float = 5.0,
+        recover_after: float = 30.0,
+        clock: Clock | None = None,
+    ) -> None:
+        """Go down by `load`, any signal, and while something in `depends_on` is out of order.
+
+        `thresholds` are the load from which on each level is taken (a level left out never is);
+        one at a time, `hold` seconds apart. One level is given back once load has been `gap` below
+        its threshold for `recover_after` seconds. `depends_on` maps a breaker, a guard that has
+        one, or a function that tells of trouble, to the level that is left while it is open.
+        """
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"Ladder({name!r}): the first argument is a name, such as 'shop'")
+        if load is None and not depends_on:
+            raise ValueError(
+                "Ladder(): say what moves it, such as load=process_cpu() or"
+                " depends_on={breaker: 'cached'}"
+            )
+        if depends_on is not None and not isinstance(depends_on, Mapping):
+            raise TypeError(f"depends_on={depends_on!r}: write {{breaker: 'cached'}}")
+        self.name = name
+        self.clock: Clock = current_clock() if clock is None else check_clock(clock)
+        self._load = None if load is None else as_signal(load)
+        self._demands = [
+            (_trouble(thing), ServiceLevel.of(level)) for thing, level in (depends_on or {}).items()
+        ]
+        given: Any = THRESHOLDS if thresholds is None else thresholds
+        self.settings = LadderSettings(given, gap, hold, recover_after).checked()
+        self._model = LadderModel(self.settings)
+        self._now = self.clock.now
+        self._pinned: ServiceLevel | None = None
+        self._standing = ServiceLevel.FULL
+        self._since = self._now()
+        self._due = float("-inf")
+        self._lock = Lock()
+        survives_fork(self)
+
+    def __repr__(self) -> str:
+        return f"<Ladder {self.name!r}: {self._standing.label}>"
+
+    @property
+    def level(self) -> ServiceLevel:
+        """Where the service stands now."""
+        now = self._now()
+        if now >= self._due:
+            self._look(now)
+        return self._standing
+
+    def allows(self, level: LevelName) -> bool:
+        """Tell whether answers of that level may be given: the ladder stands there, or better."""
+        return self.level <= ServiceLevel.of(level)
+
+    def rung(self, level: LevelName, function: Callable[..., T]) -> Callable[..., T]:
+        """Return `function` as a level of a `Fallback` that answers only where `level` is allowed.
+
+        Otherwise it passes on to the next, by raising `Overloaded`.
+        """
+        return _Rung(self, ServiceLevel.of(level), check.function("function", function))
+
+    def gate(self, level: LevelName = ServiceLevel.FULL, *, mode: Mode = "enforce") -> LadderGate:
+        """Return a policy that refuses calls with `Overloaded` while `level` is not allowed.
+
+        Put it between a `Fallback`, which then answers, and what makes the real call.
+        """
+        return LadderGate(self, ServiceLevel.of(level), mode)
+
+    def pin(self, level: LevelName) -> None:
+        """Stand at `level`, whatever happens, until `unpin`."""
+        self._pinned = ServiceLevel.of(level)
+        self._stand(Cause.PINNED, self._now())
+
+    def unpin(self) -> None:
+        """Stand where load and dependencies put the ladder, from the next look on."""
+        self._pinned = None
+        self._stand(Cause.UNPINNED, self._now())
+
+    def update(self, **changes: Any) -> None:
+        """Change `thresholds`, `gap`, `hold` or `recover_after` at run time; it stays where it is.
+
+        Bad values raise and change nothing.
+        """
+        if not changes:
+            raise TypeError("Ladder.update(): name what to change")
+        known = LadderSettings._fields
+        for name in changes:
+            if name not in known:
+                raise TypeError(f"Ladder.update({name}=...): it takes {', '.join(known)}")
+        self.settings = self._model.settings = self.settings._replace(**changes).checked()
+        emit(SettingsChanged, self.name, policy="ladder", changes=changes)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the level, for how long it has stood, and what it depends on."""
+        level = self.level
+        return {
+            "name": self.name,
+            "level": level.label,
+            "pinned": self._pinned is not None,
+            "seconds": self._now() - self._since,
+            "load": None if self._load is None else self._load.snapshot(),
+            "depends_on": {
+                trouble.name: {"level": level.label, "in_trouble": bool(trouble())}
+                for trouble, level in self._demands
+            },
+        }
+
+    def _look(self, now: float) -> None:
+        """Take in load and dependencies; whoever comes meanwhile takes the level there is."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._due = now + GAUGE_EVERY
+            load = 0.0 if self._load is None else self._load()
+            demanded = max(
+                (level for trouble, level in self._demands if trouble()),
+                default=ServiceLevel.FULL,
+            )
+            move = self._model.update(load, demanded, now)
+        finally:
+            self._lock.release()
+        if move is not None:
+            self._stand(move.cause, now)
+
+    def _stand(self, cause: Cause, now: float) -> None:
+        after = self._model.level if self._pinned is None else self._pinned
+        before, self._standing = self._standing, after
+        if before is not after:
+            self._since = now
+            fields = {"before": before.label, "after": after.label, "cause": cause.value}
+            emit(LevelChanged, self.name, **fields)
+
+    def _after_fork(self) -> None:
+        """Be usable in a child process, also if another thread was looking."""
+        self._lock = Lock()
+
+
+def _trouble(thing: Any) -> Signal:
+    """Return a signal that is 1.0 while `thing` is out of order."""
+    parts = [part for part in getattr(thing, "policies", (thing,)) if hasattr(part, "is_open")]
+    if parts:
+        name = str(getattr(thing, "name", None) or thing.kind)
+        return Signal(name, lambda: any(p.is_open(clock_of(p).now()) for p in parts), every=0.0)
+    if not callable(thing) or hasattr(thing, "policies"):
+        raise TypeError(
+            f"depends_on={{{thing!r}: ...}}: pass a breaker, a guard that has one, or a function"
+            " that returns True while there is trouble"
+        )
+    return Signal(getattr(thing, "__name__", "trouble"), lambda: bool(thing()), every=0.0)
+
+
+class _Rung:
+    """A function that stands on a ladder; looks like the function to who asks what it takes."""
+
+    def __init__(self, ladder: Ladder, level: ServiceLevel, function: Callable[..., Any]) -> None:
+        self._ladder = ladder
+        self._level = level
+        self._function = function
+        self.__qualname__ = getattr(function, "__qualname__", repr(function))
+        for name in ("__code__", "__self__"):
+            if hasattr(function, name):
+                setattr(self, name, getattr(function, name))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._ladder.allows(self._level):
+            raise Overloaded(_refusal(self._ladder, self._level), policy="ladder")
+        return self._function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<{self._ladder.name!r} at {self._level.label}: {self._function!r}>"
+
+
+def _refusal(ladder: Ladder, level: ServiceLevel) -> str:
+    return f"ladder {ladder.name!r} stands at {ladder.level.label}, below {level.label}"
+
+
+class LadderGate(GatePolicy):
+    """Refuse calls while a ladder stands lower than `level`. Make it with `ladder.gate(...)`."""
+
+    kind: ClassVar[str] = "ladder"
+
+    def __init__(self, ladder: Ladder, level: ServiceLevel, mode: Mode) -> None:
+        """Let calls through where `ladder` stands at `level` or better."""
+        super().__init__(mode)
+        self.ladder = ladder
+        self.level = level
+
+    def __repr__(self) -> str:
+        return f"Ladder({self.ladder.name!r}).gate({self.level.label!r})"
+
+    def _bind(self, host: Host) -> _LadderBound:
+        return _LadderBound(self, host)
+
+    def _update(self, changes: dict[str, Any]) -> None:
+        self._reject_unknown(changes, ("level", "mode"))
+        mode = check.choice("mode", changes.get("mode", self.mode), MODES)
+        self.level = ServiceLevel.of(changes.get("level", self.level))
+        self.mode = mode
+
+
+class _LadderBound(GateBound):
+    """The gate inside one guard."""
+
+    policy: LadderGate
+
+    def __init__(self, policy: LadderGate, host: Host) -> None:
+        super().__init__(policy, host)
+        ladder = policy.ladder
+        if ladder.clock is host.clock:  # else `now` says nothing of when to look again
+            self.inline = Inline(
+                names={"ladder": ladder, "policy": policy},
+                enter=(
+                    "{ticket} = None",
+                    "if now_ >= {ladder}._due or {ladder}._standing > {policy}.level:",
+                    "    {enter}(now_)",
+                ),
+                leave=(),
+            )
+
+    def enter(self, now: float, /) -> None:
+        """Let the call through, or refuse it."""
+        ladder, level = self.policy.ladder, self.policy.level
+        if not ladder.allows(level):
+            self.refuse(Overloaded(f"guard {self.host.name!r}: {_refusal(ladder, level)}"))
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return where the ladder stands, and what is needed here."""
+        stands = self.policy.ladder.level.label
+        return {**super().snapshot(now), "level": stands, "needs": self.policy.level.label}

@@ -1,0 +1,213 @@
+"""Do not send what the server will most likely refuse.
+
+Promises: of `requests` in the window, of which the server took `accepts`, the next is rejected with
+probability `max(0, (requests - k * accepts) / (requests + 1))`; while accepts keep up, nothing is
+drawn, locked or rejected; a call that is cancelled, or refused further in, counts as if it had not
+been; however bad it is, one call in each `probe_every` goes through. The rule is in
+`seawall.models.throttle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from seawall import _checks as check
+from seawall.context import Criticality, current_criticality
+from seawall.errors import Overloaded, Rejected, TimedOut, matches
+from seawall.models.throttle import ThrottleModel, Ticket, reject_share
+from seawall.policies.retry import On, _read_on
+from seawall.runtime.call import STREAMED
+from seawall.runtime.gil import LOCK_FREE
+from seawall.runtime.layers import FAILED, OK, Host, Inline, Outcome
+from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
+
+K: Final = 2.0
+
+REFUSALS: Final = (ConnectionError, TimeoutError, Rejected)
+"""What means that the server did not take the request, unless told otherwise."""
+
+_SETTINGS: Final = ("k", "window", "probe_every", "mode")
+
+
+class Throttle(GatePolicy):
+    """Reject calls here, in proportion to how many the server refuses."""
+
+    kind: ClassVar[str] = "throttle"
+
+    def __init__(
+        self,
+        *,
+        k: float | Mapping[Criticality, float] = K,
+        window: float = 120.0,
+        on: On = REFUSALS,
+        probe_every: float | None = 10.0,
+        mode: Mode = "enforce",
+    ) -> None:
+        """Send about `k` times as much as the server accepted in the last `window` seconds.
+
+        `on` says what means that the server refused: exception types, or a predicate over (error,
+        value). A mapping as `k` gives classes of calls their own, 2.0 where it has none. Should
+        nothing have been sent for `probe_every` seconds, the next call is; None leaves that to
+        chance.
+        """
+        super().__init__(mode)
+        self._types, self._predicates = _read_on(on)
+        self.k = _read_k(k)
+        self.window = check.seconds("window", window)
+        every = None if probe_every is None else check.seconds("probe_every", probe_every)
+        self.model = ThrottleModel(self.window, self._least_k, every)
+        self._mutex = Mutex()
+        survives_fork(self)
+
+    def __repr__(self) -> str:
+        names = [getattr(item, "__name__", repr(item)) for item in self._types + self._predicates]
+        k = self.k if isinstance(self.k, float) else dict(self.k)
+        return f"Throttle(k={k!r}, window={self.window:g}, on=({', '.join(names)}))"
+
+    @property
+    def _least_k(self) -> float:
+        return self.k if isinstance(self.k, float) else min(K, *self.k.values())
+
+    def k_now(self) -> float:
+        """Return the k of the call that is being made."""
+        if isinstance(self.k, float):
+            return self.k
+        return self.k.get(current_criticality(), K)
+
+    def refused(self, error: BaseException | None, value: Any) -> bool:
+        """Tell whether the server refused a call that ended so."""
+        if error is not None:
+            # A call that a timeout of ours ended sees a cancellation; it did run out of time.
+            error = error if isinstance(error, Exception) else TimedOut()
+            if matches(error, self._types):
+                return True
+        elif value is STREAMED:
+            return False
+        return any(predicate(error, value) for predicate in self._predicates)
+
+    def _bind(self, host: Host) -> _ThrottleGate:
+        return _ThrottleGate(self, host)
+
+    def _update(self, changes: dict[str, Any]) -> None:
+        self._reject_unknown(changes, _SETTINGS)
+        every = self.model.probe_every
+        fresh = Throttle(
+            k=changes.get("k", self.k),
+            window=changes.get("window", self.window),
+            probe_every=changes.get("probe_every", every),
+            mode=check.choice("mode", changes.get("mode", self.mode), MODES),
+        )
+        with self._mutex:
+            window = None if fresh.window == self.window else fresh.window
+            self.model.update(window, fresh._least_k, fresh.model.probe_every)
+            self.k, self.window, self.mode = fresh.k, fresh.window, fresh.mode
+
+    def _after_fork(self) -> None:
+        """Be usable in a child process."""
+        self._mutex = Mutex()
+
+
+class _ThrottleGate(GateBound):
+    """The throttle inside one guard."""
+
+    policy: Throttle
+
+    def __init__(self, policy: Throttle, host: Host) -> None:
+        super().__init__(policy, host)
+        self._model = policy.model
+        tell = ("{leave}({ticket}, OK_, value_, end_)",) if policy._predicates else ()
+        if LOCK_FREE:
+            self.inline = Inline(
+                names={"model": policy.model},
+                enter=(
+                    "if {model}.calm and now_ < {model}._end:",
+                    "    {ticket} = {model}._bucket",
+                    "    {ticket}.calls += 1",
+                    "else:",
+                    "    {ticket} = {enter}(now_)",
+                ),
+                leave=tell,
+            )
+
+    def enter(self, now: float, /) -> object:
+        """Count the call and let it go, or reject it; in calm times without the lock."""
+        model = self._model
+        if LOCK_FREE and model.calm and now < model._end:
+            bucket = model._bucket
+            bucket.calls += 1
+            return bucket
+        return self._ask(now)
+
+    def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
+        """Take in how the call ended. It counts as accepted already."""
+        if outcome is OK and not self.policy._predicates:
+            return
+        if outcome is OK or outcome is FAILED:
+            failed = outcome is FAILED
+            if self._refused(detail if failed else None, None if failed else detail):
+                self.policy._mutex.do(lambda: self._model.refused(ticket))
+        else:
+            self.policy._mutex.do(lambda: self._model.give_back(ticket))
+
+    def _ask(self, now: float) -> Ticket:
+        policy, model = self.policy, self._model
+        k = policy.k_now()
+        with policy._mutex:
+            requests, accepts = model.recent(now)
+            share = reject_share(requests, accepts, k)
+            mode = policy.mode
+            unwanted = (
+                share > 0
+                and mode != "off"
+                and model.may_reject(now)
+                and self.host.rng.random() < share
+            )
+            ticket = model.count(now, sent=not unwanted)
+            if unwanted and mode == "enforce":
+                model.refused(ticket)  # by us, in the server's stead
+        if unwanted:
+            self.refuse(
+                Overloaded(
+                    f"guard {self.host.name!r}: throttled: of the last {requests} calls"
+                    f" the server took {accepts}"
+                )
+            )
+        return ticket
+
+    def _refused(self, error: BaseException | None, value: Any) -> bool:
+        try:
+            return self.policy.refused(error, value)
+        except Exception:
+            import logging
+
+            logging.getLogger("seawall").exception(
+                "on= of the throttle of guard %r failed; the call counts as refused",
+                self.host.name,
+            )
+            return True
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return what the window holds, and the share that is rejected of it now."""
+        with self.policy._mutex:
+            requests, accepts = self._model.recent(now)
+        k = self.policy.k_now()
+        return {
+            **super().snapshot(now),
+            "requests": requests,
+            "accepts": accepts,
+            "k": k,
+            "reject_share": reject_share(requests, accepts, k),
+        }
+
+
+def _read_k(k: Any) -> float | dict[Criticality, float]:
+    if not isinstance(k, Mapping):
+        return check.at_least("k", k, 1.0)
+    for level in k:
+        if not isinstance(level, Criticality):
+            raise TypeError(
+                f"k={{{level!r}: ...}}: write a Criticality, such as Criticality.CRITICAL"
+            )
+    return {level: check.at_least(f"k[{level.name}]", value, 1.0) for level, value in k.items()}
