@@ -1,0 +1,202 @@
+"""How a resource is closed: on the side, in its own loop, once, and within a bounded time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from seawall.context import deadline_var
+from seawall.pools._steps import drop
+from seawall.runtime.slots import SlotWaiter
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Task, TimerHandle
+
+    from seawall.pools._resources import Resource, Stock
+
+
+class Closing:
+    """A resource that is being closed, and the slot that it still takes.
+
+    A plain `close` is called in place. An async one runs in a task of the resource's own loop. It
+    is cancelled after `close_timeout` seconds, and after as many again no longer waited for.
+    """
+
+    __slots__ = (
+        "_owned",
+        "_stock",
+        "_task",
+        "_timer",
+        "_wake",
+        "done",
+        "has_slot",
+        "loop",
+        "resource",
+    )
+
+    def __init__(self, stock: Stock, resource: Resource, *, slot: bool, owned: bool) -> None:
+        """Take over a slot, if there is one; with `owned`, keep it for who will claim it."""
+        self.resource = resource
+        self.loop = resource.loop
+        self.done = False
+        self._wake: Callable[[], bool] | None = None
+        self._stock = stock
+        self.has_slot = slot
+        self._owned = owned
+        self._task: Task[None] | None = None
+        self._timer: TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Close in place, or have it done in the loop that the resource belongs to."""
+        if self.loop is None or self.loop is running_loop():
+            self._start()
+            return
+        try:
+            self.loop.call_soon_threadsafe(self._start)
+        except RuntimeError:
+            self.finish()  # that loop is closed, and everything in it over
+
+    def _start(self) -> None:
+        # The deadline of the borrower is no concern of a closing.
+        context = copy_context()
+        context.run(deadline_var.set, None)
+        try:
+            result = context.run(self._stock.close, self.resource)
+            if hasattr(result, "__await__"):
+                loop = running_loop()
+                if loop is None:
+                    drop(result)
+                    raise TypeError("close is async: borrow with `async with` here")  # noqa: TRY301
+                self.loop = loop
+                self._task = task = loop.create_task(_wait_for(result), context=context)
+                self._timer = loop.call_later(self._stock.close_timeout, self._expire, loop, task)
+                task.add_done_callback(self._ended)
+        except Exception as error:  # noqa: BLE001 - nobody who borrows is to blame
+            self._failed(error)
+        finally:
+            if self._task is None:
+                self.finish()
+
+    def _expire(self, loop: AbstractEventLoop, task: Task[None]) -> None:
+        self._failed(TimeoutError(f"not closed within {self._stock.close_timeout:g} s"))
+        task.cancel()
+        self._timer = loop.call_later(self._stock.close_timeout, self.finish)
+
+    def _ended(self, task: Task[None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.done:
+            self._failed(error)
+        self.finish()
+
+    def _failed(self, error: BaseException) -> None:
+        import logging
+
+        self._stock.close_failed += 1
+        message = "pool %r: closing a resource failed: %r"
+        logging.getLogger("seawall").warning(message, self._stock.name, error)
+
+    def finish(self) -> None:
+        """Be over; safe at any moment, and more than once."""
+        self._stock.mutex.do(self._finish)
+
+    def _finish(self) -> None:
+        if self.done:
+            return
+        self.done = True
+        self._stock.closed(self)
+        if self._owned:
+            if self._wake is not None and not self._wake():
+                self._slot_back()
+        elif self.has_slot:
+            self._slot_back()
+
+    def _slot_back(self) -> None:
+        self._owned = False
+        self._stock.slots.give_back()
+
+    def adopt(self) -> None:
+        """Take over a slot that its owner wants back. Under the lock."""
+        self.has_slot = self._owned = True
+
+    def wakes(self, wake: Callable[[], bool]) -> bool:
+        """Call `wake()` at the end, once; tell whether it is over already, and will not."""
+        with self._stock.mutex:
+            self._wake = wake
+            return self.done
+
+    def disown(self) -> None:
+        """Want the slot no more: it comes free when the closing is over."""
+        self._stock.mutex.do(self._disown)
+
+    def _disown(self) -> None:
+        self._wake = None
+        if self._owned and self.done:
+            self._slot_back()
+        self._owned = False
+
+
+class ClosingWaiter(SlotWaiter):
+    """Waits until a closing is over, to go on with its slot."""
+
+    __slots__ = ("_closing",)
+
+    def __init__(self, closing: Closing, *waiting: Any) -> None:
+        """Wait for `closing`; the rest is as for a `SlotWaiter`."""
+        super().__init__(*waiting)
+        self._closing = closing
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Be woken when the closing is over."""
+        closing = self._closing
+        if closing.wakes(wake):
+            wake()
+
+    def claim(self) -> Any:
+        """Have the slot, or leave it to the closing and say why."""
+        if self._closing.done:
+            return self.ticket
+        self._closing.disown()
+        return self._refuse(self._late)
+
+    def abandon(self) -> None:
+        """Leave the slot to the closing, or give it back."""
+        self._closing.disown()
+
+
+class Emptied:
+    """Waits until nothing of a stock is left, or until `until`; claims whether it came to that."""
+
+    def __init__(self, stock: Stock, until: float) -> None:
+        """Wait until then at most."""
+        self.until: float | None = until
+        self._stock = stock
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Be woken when nothing is left."""
+        self._wake = wake
+        self._stock.when_empty(wake)
+
+    def claim(self) -> bool:
+        """Tell whether nothing is left."""
+        self.abandon()
+        return self._stock.empty
+
+    def abandon(self) -> None:
+        """Wait no more."""
+        with self._stock.mutex:
+            if self._wake in self._stock._emptied:
+                self._stock._emptied.remove(self._wake)
+
+
+async def _wait_for(result: Any) -> None:
+    await result
+
+
+def running_loop() -> AbstractEventLoop | None:
+    """Return the loop that runs in this thread, if one does."""
+    from asyncio import _get_running_loop
+
+    return _get_running_loop()

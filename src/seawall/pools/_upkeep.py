@@ -1,0 +1,118 @@
+"""What a pool counts, and what it looks after in passing: idle, lost and leaked resources."""
+
+from __future__ import annotations
+
+from collections import Counter
+from threading import Lock
+from typing import Final
+
+from seawall.clock import Clock
+from seawall.models.pooling import PoolSettings, Usage
+from seawall.pools._resources import Resource, Stock
+from seawall.runtime.events import ResourceLeaked, emit
+from seawall.runtime.mutex import survives_fork
+from seawall.runtime.slots import Slots
+
+LOOK_EVERY: Final = 0.25
+"""Seconds between two looks."""
+
+
+class Upkeep:
+    """Counts and samples of one pool, and a look at its resources now and then."""
+
+    def __init__(
+        self, name: str, clock: Clock, settings: PoolSettings, slots: Slots, stock: Stock
+    ) -> None:
+        """Begin to count now."""
+        self.name = name
+        self.settings = settings
+        self.slots = slots
+        self.stock = stock
+        self._now = clock.now
+        now = clock.now()
+        self.due = now + LOOK_EVERY
+        """When the next look is due."""
+        self.counts: Counter[str] = Counter()
+        self.uses = Usage(now)
+        self.waits = Usage(now)
+        self.used: list[float] = []
+        """How long resources were borrowed, not yet counted in `uses`."""
+        self.waited: list[float] = []
+        self._refusals_seen = 0
+        self._folding = Lock()
+        survives_fork(self)
+
+    def look(self, now: float) -> None:
+        """Count what was used, report what leaked, and close what lies idle for too long."""
+        self.due = now + LOOK_EVERY
+        self.fold(now)
+        leak_after = self.settings.leak_after
+        if leak_after is not None:
+            for resource in self.stock.borrowed():
+                if resource.since is not None and now - resource.since >= leak_after:
+                    self.report(resource)
+        self.stock.forget_closed_loops()
+        self.reap(now)
+
+    def reap(self, now: float) -> int:
+        """Close what is too old, lost or too many; return how many."""
+        stock, slots, settings = self.stock, self.slots, self.settings
+        reaped = 0
+        for resource, cause in stock.expired(now):
+            if cause == "idle" and len(stock.live) <= settings.min_size:
+                continue
+            if not slots.take():
+                break
+            if stock.take_out(resource):
+                stock.retire(resource, cause)
+                reaped += 1
+            else:
+                slots.give_back()
+        while stock.lost and slots.take():
+            lost = stock.take_lost()
+            if lost is None:
+                slots.give_back()
+                break
+            self.report(lost)
+            stock.retire(lost, "leaked")
+            reaped += 1
+        while len(stock.live) > settings.max_size and (spare := stock.spare()) is not None:
+            stock.retire(spare, "surplus", slot=slots.take())
+            reaped += 1
+        return reaped
+
+    def report(self, resource: Resource) -> None:
+        """Report a leak, once for each borrow."""
+        since = resource.since
+        if since is None or resource.reported == since:
+            return
+        resource.reported = since
+        self.counts["leaked"] += 1
+        place, seconds = resource.place, self._now() - since
+        emit(ResourceLeaked, self.name, borrowed_at=place, seconds=seconds)
+        import logging
+
+        message = "pool %r: a resource borrowed at %s is out for %.3g s"
+        logging.getLogger("seawall").warning(message, self.name, place, seconds)
+
+    def fold(self, now: float) -> None:
+        """Move the samples so far into the statistics, unless somebody is at it already."""
+        if self._folding.acquire(blocking=False):
+            try:
+                refused = self.counts["rejected"] - self._refusals_seen
+                self._refusals_seen += refused
+                self.uses.add_all(_taken(self.used), now, refused)
+                self.waits.add_all(_taken(self.waited), now)
+            finally:
+                self._folding.release()
+
+    def _after_fork(self) -> None:
+        """Be usable in a child process."""
+        self._folding = Lock()
+
+
+def _taken(samples: list[float]) -> list[float]:
+    """Empty a list that other threads append to at the same time."""
+    taken = samples[:]
+    del samples[: len(taken)]
+    return taken
