@@ -1,0 +1,250 @@
+"""Work away from the caller: CPU-bound in processes or threads, blocking I/O in threads.
+
+Promises: at most `workers` run and `max_queue` wait, the next is refused at once; threads and tasks
+of any loop may call; context variables and the deadline go along; nothing expired is started; a
+process that dies takes its own item with it and nothing else, and is replaced; a call that nobody
+waits for any more is stopped if it runs in a process, else counted until it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from math import ceil
+from types import TracebackType
+from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar, cast
+
+from seawall import _checks as check
+from seawall.clock import Clock, check_clock, current_clock
+from seawall.errors import Rejected
+from seawall.executors._errands import ClosableThreads, Emptied, Errand, ExecutorHost, ProcessErrand
+from seawall.executors._items import Item, Luggage
+from seawall.executors._processes import Crew
+from seawall.models.sizing import pool_size
+from seawall.runtime.functions import kind_of
+from seawall.runtime.process import usable_cores
+from seawall.runtime.runners import wait_async, wait_sync
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Executor:
+    """What both kinds share: asking for work to be done, looking on, and closing."""
+
+    _policy: ClassVar[str]
+    """What refusals and events call it, beside its name."""
+
+    def __init__(self, name: str, workers: int, max_queue: int | None, clock: Clock | None) -> None:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name={name!r}: write a non-empty string, such as 'thumbnails'")
+        queue = workers if max_queue is None else check.count("max_queue", max_queue, minimum=0)
+        self.name = name
+        self._clock = current_clock() if clock is None else check_clock(clock)
+        self._host = ExecutorHost(name, self._clock)
+        self.pool = ClosableThreads(workers, queue, name)
+        self._crew: Crew | None = None
+
+    @property
+    def workers(self) -> int:
+        """How many calls can run at once."""
+        return self.pool.size
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do `function(*args, **kwargs)` in a worker, and block this thread until it is done."""
+        errand = self._errand(function, args, kwargs)
+        try:
+            return cast("T", errand.run())
+        finally:
+            self.pool.look()
+
+    async def arun(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do `function(*args, **kwargs)` in a worker, and suspend this task until it is done."""
+        errand = self._errand(function, args, kwargs)
+        try:
+            with _held_time():
+                return cast("T", await errand.arun())
+        finally:
+            self.pool.look()
+
+    def snapshot(self) -> dict[str, float | None]:
+        """Return its size and use, counts of calls, and the time that recent ones ran."""
+        known = self._host.stats.snapshot(self._clock.now())
+        counts = ("rejected", "succeeded", "failed", "timed_out", "p50", "p95", "p99")
+        return {
+            "workers": self.pool.size,
+            "max_queue": self.pool.queue,
+            "in_flight": self.pool.in_use,
+            "waiting": self.pool.queued,
+            "abandoned": self.pool.abandoned,
+            "replaced": 0 if self._crew is None else self._crew.replaced,
+            **{name: known[name] for name in counts},
+        }
+
+    def close(self, drain: float = 5.0) -> bool:
+        """Take no more calls, and give those there are `drain` seconds; tell whether all ended.
+
+        After that, queued ones are refused and processes killed; a thread cannot be stopped, and
+        runs on.
+        """
+        waiter = self._closing(drain)
+        try:
+            return self.pool.idle if waiter is None else wait_sync(waiter, self._clock)
+        finally:
+            self._end()
+
+    async def aclose(self, drain: float = 5.0) -> bool:
+        """Do as `close`, and suspend only this task meanwhile."""
+        from asyncio import get_running_loop
+
+        waiter = self._closing(drain)
+        try:
+            with _held_time():
+                wait = None if waiter is None else wait_async(waiter, self._clock)
+                ended: bool = self.pool.idle if wait is None else await wait
+        except BaseException:
+            self._end(kill=True)
+            raise
+        await get_running_loop().run_in_executor(None, self._end)
+        return ended
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Who leaves by an error will not read any answers.
+        self.close() if error is None else self.close(0.0)
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await (self.aclose() if error is None else self.aclose(0.0))
+
+    def _errand(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Errand:
+        plain = isinstance(function, type) or (callable(function) and kind_of(function) == "sync")
+        if not plain:
+            raise TypeError(
+                f"{function!r}: pass a plain function; an async one is awaited as it is"
+            )
+        item = Item(function, args, kwargs)
+        if self._crew is None:
+            return Errand(self._host, self.pool, self._policy, item)
+        return ProcessErrand(self._host, self.pool, self._policy, item, self._crew)
+
+    def _check_open(self) -> None:
+        if self.pool.state != "open":
+            raise Rejected(
+                f"executor {self.name!r} is closed", guard=self.name, policy=self._policy
+            )
+
+    def _closing(self, drain: float) -> Emptied | None:
+        """Take no more; return how to wait for what there is, if there is any time for it."""
+        seconds = check.seconds("drain", drain, zero=True, infinite=True)
+        self.pool.shut("closing")
+        if not seconds or self.pool.idle:
+            return None
+        return Emptied(self.pool, self._clock.now() + seconds)
+
+    def _end(self, *, kill: bool = False) -> None:
+        self.pool.shut("closed")
+        self.pool.refuse_queued()
+        self.pool.stop()
+        if self._crew is not None:
+            self._crew.stop(kill=kill)
+
+
+class CpuPool(_Executor):
+    """Run CPU-bound functions in as many processes (or threads) as there are cores to use."""
+
+    _policy: ClassVar[str] = "cpu_pool"
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        workers: int | None = None,
+        kind: Literal["process", "thread"] = "process",
+        max_queue: int | None = None,
+        start: Literal["spawn", "forkserver"] = "spawn",
+        context: Iterable[ContextVar[Any]] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        """Have `workers` (the usable cores, unless given) and room for `max_queue` calls (as many).
+
+        `kind="thread"` is for functions that release the interpreter's lock. `start` is how a
+        process is started. `context` lists the context variables whose values go along to a
+        process, besides Seawall's own; a thread sees all of them.
+        """
+        size = max(1, ceil(usable_cores())) if workers is None else check.count("workers", workers)
+        super().__init__(name, size, max_queue, clock)
+        check.choice("kind", kind, ("process", "thread"))
+        check.choice("start", start, ("spawn", "forkserver"))
+        luggage = Luggage(context)
+        if kind == "process":
+            self._crew = Crew(name, self._policy, start, luggage, self._clock)
+
+    def __repr__(self) -> str:
+        kind = "thread" if self._crew is None else "process"
+        return (
+            f"CpuPool({self.name!r}, workers={self.workers}, kind={kind!r},"
+            f" max_queue={self.pool.queue})"
+        )
+
+
+class IoPool(_Executor):
+    """Run blocking functions in threads, as many as the traffic needs by Little's law."""
+
+    _policy: ClassVar[str] = "io_pool"
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        throughput: float | None = None,
+        latency: float | None = None,
+        workers: int | None = None,
+        max_queue: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Be large enough for `throughput` calls a second of `latency` seconds; or say `workers`.
+
+        There is room for `max_queue` calls to wait, as many as there are workers unless given.
+        """
+        sized = throughput is not None and latency is not None
+        if (workers is None) is not sized or (throughput is None) is not (latency is None):
+            raise TypeError(
+                "IoPool: write throughput= (calls a second) and latency= (seconds each), such as"
+                " throughput=200, latency=0.05; or workers=, such as workers=15"
+            )
+        if workers is None:
+            size = pool_size(cast("float", throughput), cast("float", latency))
+        else:
+            size = check.count("workers", workers)
+        super().__init__(name, size, max_queue, clock)
+
+    def __repr__(self) -> str:
+        return f"IoPool({self.name!r}, workers={self.workers}, max_queue={self.pool.queue})"
+
+
+def _held_time() -> AbstractContextManager[None]:
+    """On a virtual loop, let no time pass while a worker is at it."""
+    from asyncio import get_running_loop
+
+    hold = getattr(get_running_loop(), "hold_time", nullcontext)
+    return cast("AbstractContextManager[None]", hold())

@@ -1,0 +1,262 @@
+"""One call of an executor, from its caller to a worker thread (or process) and back.
+
+Waiting, deadlines and giving up are those of every thread of Seawall's (`runtime/threads.py`); what
+is added here: work that refuses itself in time, threads that can be closed, and processes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn, cast
+
+from seawall.clock import Clock
+from seawall.errors import BulkheadFull, DeadlineExceeded, Rejected, TimedOut
+from seawall.executors._items import Item, time_left
+from seawall.executors._processes import Crew
+from seawall.runtime.call import Abandoned, job_var, mark_withdrawn
+from seawall.runtime.interpreter import count_refusal
+from seawall.runtime.layers import Host
+from seawall.runtime.stats import Stats
+from seawall.runtime.threads import ThreadDriver
+from seawall.runtime.workers import Job, WorkerPool
+
+
+class ExecutorHost:
+    """What the waiting for a thread asks of a guard, for an executor that is in none."""
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        """Begin to count."""
+        self.name = name
+        self.clock = clock
+        self.stats = Stats(clock.now())
+
+
+class ClosableThreads(WorkerPool):
+    """Threads that can be closed: first for new work, then for all."""
+
+    def __init__(self, size: int, queue: int, name: str) -> None:
+        """Be open."""
+        super().__init__(size, queue, name)
+        self.state: Literal["open", "closing", "closed"] = "open"
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._leavers: deque[Emptied] = deque()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no work runs or waits."""
+        return not self._shared.taken
+
+    def submit(self, job: Job) -> bool:
+        """Take the job as any pool does; none once it is closing."""
+        with self._shared.lock:
+            return self.state == "open" and super().submit(job)
+
+    def shut(self, state: Literal["closing", "closed"]) -> None:
+        """Take no more; when "closed", what is queued refuses itself as it is begun."""
+        with self._shared.lock:
+            if self.state != "closed":
+                self.state = state
+
+    def refuse_queued(self) -> None:
+        """Begin here what is queued, so that its callers are told even if all threads hang."""
+        shared = self._shared
+        while True:
+            with shared.lock:
+                if not shared.jobs:
+                    return
+                job = shared.jobs.popleft()
+            if job.run():
+                shared.freed()
+                job.finished()
+
+    def stop(self) -> None:
+        """Let threads end as they become idle."""
+        self._shared.stop()
+
+    def await_empty(self, leaver: Emptied) -> None:
+        """Wake `leaver` when no work is left."""
+        self._leavers.append(leaver)
+        self.look()
+
+    def look(self) -> None:
+        """Wake those who wait for the end of all work, if it has come."""
+        while self._leavers and self.idle:
+            try:
+                leaver = self._leavers.pop()
+            except IndexError:  # another thread was faster
+                return
+            leaver.wake()
+
+    def forget(self, leaver: Emptied) -> None:
+        """Do not wake `leaver` any more."""
+        try:
+            self._leavers.remove(leaver)
+        except ValueError:
+            pass
+
+
+class Emptied:
+    """Waits until threads have nothing left to do; claims whether that is so."""
+
+    wake: Callable[[], bool]
+
+    def __init__(self, threads: ClosableThreads, until: float) -> None:
+        """Wait until the instant `until` at most."""
+        self._threads = threads
+        self.until: float | None = None if until == float("inf") else until
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Be woken when all is done."""
+        self.wake = wake
+        self._threads.await_empty(self)
+
+    def claim(self) -> bool:
+        """Tell whether all is done."""
+        self._threads.forget(self)
+        return self._threads.idle
+
+    def abandon(self) -> None:
+        """Wait no more."""
+        self._threads.forget(self)
+
+
+class Errand(ThreadDriver):
+    """One call, in one of the threads of an executor."""
+
+    pool: ClosableThreads
+
+    def __init__(
+        self, host: ExecutorHost, threads: ClosableThreads, policy: str, item: Item
+    ) -> None:
+        """Carry `item` to one of `threads`."""
+        super().__init__(cast("Host", host), threads, policy)
+        self._item = item
+
+    def run(self) -> Any:
+        """Have it done, blocking this thread."""
+        self._check_deadline()
+        return self._run_sync(self._work, (), {})
+
+    async def arun(self) -> Any:
+        """Have it done, suspending this task."""
+        self._check_deadline()
+        return await self._run_async(self._work, (), {})
+
+    def _work(self) -> Any:
+        """Do it; in a worker thread."""
+        if self.pool.state == "closed":
+            self._refuse(Rejected(f"executor {self.host.name!r} was closed before it began"))
+        self._check_deadline()
+        stats, clock = self.host.stats, self.host.clock
+        began = clock.now()
+        try:
+            value = self._carry_out()
+        except BaseException as error:
+            if self._wanted():
+                self._count_failure(error)
+            raise
+        if self._wanted():
+            now = clock.now()
+            stats.samples.append(now - began)
+            if now >= stats.due:
+                stats.fold(now)
+        return value
+
+    def _carry_out(self) -> Any:
+        return self._item.function(*self._item.args, **self._item.kwargs)
+
+    def _wanted(self) -> bool:
+        """Tell whether somebody still waits; else its end was counted when it was given up."""
+        job = job_var.get()
+        return job is None or not job.given_up
+
+    def _count_failure(self, error: BaseException) -> None:
+        self.host.stats.failed += 1
+
+    def _check_deadline(self) -> None:
+        left = time_left()
+        if left is not None and left <= 0:
+            message = f"executor {self.host.name!r}: the deadline passed before it began"
+            self._refuse(DeadlineExceeded(message))
+
+    def _refuse(self, error: Rejected) -> NoReturn:
+        error.guard, error.policy = self.host.name, self.policy
+        count_refusal(self.host, self.policy, error.reason)
+        try:
+            raise error
+        finally:
+            del error  # or its own frame would keep it alive
+
+    def limit(self, now: float) -> float | None:
+        """Return None: the deadline alone limits the wait."""
+        return None
+
+    def full(self) -> BulkheadFull:
+        """Return the refusal when nothing is free; raise another when it is closed."""
+        pool = self.pool
+        if pool.state != "open":
+            self._refuse(Rejected(f"executor {self.host.name!r} is closed"))
+        return BulkheadFull(
+            f"executor {self.host.name!r}: all {pool.size} workers are busy"
+            f" ({pool.abandoned} abandoned) and {pool.queued} calls wait",
+            retry_after=self.host.stats.quantile(0.5, self.host.clock.now()),
+            guard=self.host.name,
+            policy=self.policy,
+        )
+
+    def late(self, seconds: float, *, began: bool) -> BaseException:
+        """Return the error for a deadline that passed while it ran, or waited."""
+        name = self.host.name
+        if not began:
+            message = f"executor {name!r}: the deadline passed while waiting for a worker"
+            return DeadlineExceeded(message, guard=name, policy=self.policy)
+        self.host.stats.timed_out += 1
+        self.host.stats.failed += 1
+        message = f"executor {name!r}: the deadline passed after {seconds:.3f} s in a worker"
+        return TimedOut(message, guard=name, seconds=seconds)
+
+    def _left_running(self, left: object, error: BaseException) -> None:
+        super()._left_running(left, error)
+        if isinstance(left, Abandoned):
+            left.when_stopped(self.pool.look)
+
+
+class ProcessErrand(Errand):
+    """One call, in one of the processes of an executor; the thread only waits for it."""
+
+    def __init__(
+        self,
+        host: ExecutorHost,
+        threads: ClosableThreads,
+        policy: str,
+        item: Item,
+        crew: Crew,
+    ) -> None:
+        """Carry `item` to a process of `crew`, by one of `threads`."""
+        super().__init__(host, threads, policy, item)
+        self._crew = crew
+
+    def _carry_out(self) -> Any:
+        return self._crew.carry_out(self._item)
+
+    def _count_failure(self, error: BaseException) -> None:
+        if isinstance(error, Rejected) and not self._item.sent:
+            count_refusal(self.host, self.policy, error.reason)
+        else:
+            super()._count_failure(error)
+
+    def late(self, seconds: float, *, began: bool) -> BaseException:
+        """Return the error; a call that no process was given has not begun."""
+        return super().late(seconds, began=began and self._crew.give_up(self._item))
+
+    def _left_running(self, left: object, error: BaseException) -> None:
+        if left is True:
+            return
+        if isinstance(left, Abandoned) and self._crew.give_up(self._item):
+            left.attach(error)  # until the process is gone
+            left.when_stopped(self.pool.look)
+        else:
+            mark_withdrawn(error)

@@ -1,0 +1,284 @@
+"""What travels between an executor and its worker processes, and what is done with it there.
+
+    pack(item)    here: the function, its arguments, and what the caller's context held
+    serve(pipe)   there: do one after another; whatever one raises, the next is done too
+    unpack(reply) here: the value, or the error with the traceback it had there
+
+By pickle, which is for programs that trust each other: a process and children of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from contextvars import Context, ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall.context import (
+    attempt_var,
+    criticality,
+    current_criticality,
+    current_idempotency_key,
+    current_tenant,
+    current_tier,
+    deadline,
+    deadline_var,
+    idempotency_key,
+    tenant,
+    tier,
+)
+from seawall.errors import add_note
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+VALUE, ERROR, UNREAD, UNSENT = b"v", b"e", b"u", b"s"
+"""What a reply is: a value, an error, an item that could not be read, a result that cannot go."""
+
+ITEM_LENGTH: Final = 200
+"""An item is described in at most so many characters."""
+
+TRACE_LENGTH: Final = 10_000
+"""The end of a traceback that comes back with an error: so many characters."""
+
+
+class Item:
+    """One call on its way to a worker process; who has it changes under the crew's mutex."""
+
+    __slots__ = ("args", "function", "given_up", "kwargs", "sent", "worker")
+
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Be `function(*args, **kwargs)`, that no process has yet."""
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.worker: Any = None
+        self.sent = False
+        """Whether a process was given it: then it may have begun."""
+        self.given_up = False
+
+    def __str__(self) -> str:
+        """Describe it in one short line: values are cut, control characters escaped."""
+        from reprlib import Repr
+
+        short = Repr()
+        short.maxother = short.maxstring = 60
+        module = getattr(self.function, "__module__", None)
+        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        called = name if module in {None, "builtins"} else f"{module}.{name}"
+        values = [short.repr(value) for value in self.args]
+        values += [f"{key}={short.repr(value)}" for key, value in self.kwargs.items()]
+        text = f"{called}({', '.join(values)})"
+        if not text.isprintable():
+            text = text.encode("unicode_escape").decode()
+        return text if len(text) <= ITEM_LENGTH else f"{text[: ITEM_LENGTH - 3]}..."
+
+
+class Luggage:
+    """The context variables of the user's that go along with each item."""
+
+    def __init__(self, variables: Iterable[ContextVar[Any]]) -> None:
+        """Find out where a worker process finds the same variables; raise if it cannot."""
+        self._places = [(var, *_address(var)) for var in variables]
+
+    def values(self) -> list[tuple[str, str, Any]]:
+        """Return the module, the name and the value of those that are set here."""
+        unset = object()
+        found = [(module, name, var.get(unset)) for var, module, name in self._places]
+        return [entry for entry in found if entry[2] is not unset]
+
+
+def _address(var: ContextVar[Any]) -> tuple[str, str]:
+    import sys
+
+    if not isinstance(var, ContextVar):
+        raise TypeError(f"context={var!r}: list context variables, such as context=[request_id]")
+    for module_name, module in sorted(sys.modules.items()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is var:
+                return module_name, name
+    raise ValueError(f"context={var!r}: make it a global of a module, where a process can find it")
+
+
+# --- Here ---
+
+
+def time_left() -> float | None:
+    """Return the seconds until the deadline, negative after it; None if there is none."""
+    held = deadline_var.get()
+    return None if held is None else held[0] - held[1].now()
+
+
+def pack(item: Item, luggage: Luggage) -> Any:
+    """Return the bytes of `item`, and of the context it is called in; or raise TypeError."""
+    from multiprocessing.reduction import ForkingPickler
+
+    carried = {
+        "attempt": attempt_var.get(),
+        "criticality": current_criticality(),
+        "deadline": time_left(),  # an instant means nothing in another process
+        "idempotency_key": current_idempotency_key(),
+        "tenant": current_tenant(),
+        "tier": current_tier(),
+    }
+    try:
+        return ForkingPickler.dumps(
+            (item.function, item.args, item.kwargs, carried, luggage.values())
+        )
+    except Exception as error:
+        raise TypeError(
+            f"{item} cannot be sent to a worker process ({error}): pass a function from the top"
+            " level of a module, and arguments that can be pickled"
+        ) from error
+
+
+def unpack(item: Item, reply: bytes, executor: str) -> Any:
+    """Return the value or raise the error that `reply` holds."""
+    from pickle import loads
+
+    kind = reply[:1]
+    if kind == UNREAD:
+        raise TypeError(
+            f"the worker process could not read {item} ({reply[1:].decode()}): pass what a fresh"
+            " process can import and unpickle"
+        )
+    if kind == UNSENT:
+        raise TypeError(
+            f"the result of {item} cannot be sent back ({reply[1:].decode()}): return what can be"
+            " pickled"
+        )
+    try:
+        answer = loads(memoryview(reply)[1:])  # noqa: S301 - from a process of our own
+    except Exception as broken:
+        raise TypeError(
+            f"the result of {item} cannot be read here ({_text(broken)}): return what can be"
+            " unpickled"
+        ) from broken
+    if kind != ERROR:
+        return answer
+    error, trace = answer
+    add_note(error, f"in a worker process of {executor!r}:\n{trace}", "in a worker process")
+    try:
+        raise error
+    finally:
+        del error, answer  # or its own frame would keep it alive
+
+
+# --- There ---
+
+
+def serve(connection: Connection[Any, Any]) -> None:
+    """Carry out what comes through the pipe, until its other end is closed."""
+    import signal
+    import sys
+    from threading import Thread
+
+    # Ctrl-C is for the parent, which then gives up what it waits for.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_die_with_the_parent, name="seawall-parent", daemon=True).start()
+    try:
+        connection.send_bytes(b"")  # ready
+        while True:
+            message = connection.recv_bytes()
+            reply = answer(message)
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None and not stream.closed:
+                    stream.flush()  # the next item may be the last
+            connection.send_bytes(reply)
+            del message, reply
+    except (EOFError, OSError):
+        pass  # the parent has closed the pipe, or is gone
+
+
+def _die_with_the_parent() -> None:
+    """End this process when the parent has died, also in the middle of an item."""
+    import os
+    from multiprocessing import parent_process
+
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def answer(message: bytes) -> Any:
+    """Do the item in `message`; return the bytes that tell how it went."""
+    from pickle import loads
+
+    try:
+        packed = loads(message)  # noqa: S301 - from our own parent
+    except BaseException as error:  # noqa: BLE001 - told to the caller
+        return UNREAD + _text(error).encode()
+    try:
+        # A context of its own: what one item sets, the next does not see.
+        value = Context().run(_call, *packed)
+    except BaseException as error:  # noqa: BLE001 - raised again in the caller
+        return _error_reply(error)
+    try:
+        return _reply(VALUE, value)
+    except BaseException as error:  # noqa: BLE001 - told to the caller
+        return UNSENT + _text(error).encode()
+
+
+def _call(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    carried: dict[str, Any],
+    variables: list[tuple[str, str, Any]],
+) -> Any:
+    from importlib import import_module
+
+    for module, name, value in variables:
+        getattr(import_module(module), name).set(value)
+    attempt_var.set(carried["attempt"])
+    with ExitStack() as scopes:
+        scopes.enter_context(criticality(carried["criticality"]))
+        if carried["deadline"] is not None:
+            scopes.enter_context(deadline(max(0.0, carried["deadline"])))
+        for scope in (idempotency_key, tenant, tier):
+            value = carried[scope.__name__]
+            if value is not None:
+                scopes.enter_context(scope(value))
+        return function(*args, **kwargs)
+
+
+def _reply(kind: bytes, thing: Any) -> Any:
+    from io import BytesIO
+    from multiprocessing.reduction import ForkingPickler
+
+    buffer = BytesIO()
+    buffer.write(kind)
+    ForkingPickler(buffer).dump(thing)
+    return buffer.getbuffer()
+
+
+def _error_reply(error: BaseException) -> Any:
+    """Reply with the error itself, if it survives the journey; else with what it says."""
+    from pickle import loads
+    from traceback import format_exception
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    try:
+        text = "".join(format_exception(type(error), error, trace))[-TRACE_LENGTH:]
+    except Exception:  # noqa: BLE001 - a strange error must not cost the reply
+        text = type(error).__qualname__
+    try:
+        packed = _reply(ERROR, (error, text))
+        # Many errors can be written but not read: their __init__ wants other arguments.
+        if type(loads(packed[1:])[0]) is type(error):  # noqa: S301 - written a moment ago
+            return packed
+    except BaseException:  # noqa: BLE001, S110 - then its text goes
+        pass
+    return _reply(ERROR, (RuntimeError(_text(error)), text))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return f"{type(error).__qualname__}: {error}"
+    except Exception:  # noqa: BLE001 - its __str__ is broken
+        return type(error).__qualname__
