@@ -1,0 +1,148 @@
+"""The rules of an optimistic update, and which part of a whole a key belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Iterator
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+from zlib import crc32
+
+from seawall import _checks as check
+from seawall.errors import Contended, DeadlineExceeded, add_note
+from seawall.models.backoff import Backoff, Rng, full_jitter
+
+T = TypeVar("T")
+
+QUICK: Final = full_jitter(0.005, cap=0.5)
+"""Pauses for what is over in milliseconds: at first up to about as long as a write takes."""
+
+
+class Lost:
+    """Stands for the answer of a read or a write in which somebody else was faster."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        """Say by which error it was noticed, if by one."""
+        self.error = error
+
+
+class Update(NamedTuple):
+    """What an optimistic update is made of."""
+
+    read: Callable[[], Any]
+    change: Callable[[Any], Any]
+    write: Callable[[Any, Any], Any]
+    attempts: int
+    backoff: Backoff
+
+
+def optimistic_steps(
+    update: Update, rng: Rng, now: Callable[[], float], left: Callable[[], float]
+) -> Generator[float | Callable[[], Any], Any, Any]:
+    """Yield pauses and functions to call, be sent the results, and return what was written.
+
+    `left()` gives the seconds until the deadline: no attempt begins after it.
+    """
+    began = now()
+    if left() <= 0:
+        raise DeadlineExceeded("the deadline passed before the update began")
+    pauses = update.backoff.delays(rng)
+    for attempt in range(1, update.attempts + 1):
+        found = yield update.read
+        if isinstance(found, Lost):
+            lost = found
+        else:
+            value, version = _pair(found)
+            new = update.change(value)
+            verdict = _verdict((yield _writing(update.write, new, version)))
+            if verdict is None:
+                return new
+            lost = verdict
+        late = False
+        if attempt == update.attempts:
+            break
+        pause = next(pauses)
+        late = pause >= left()
+        if not late:
+            yield pause
+            late = left() <= 0  # the pause may have taken longer than it should
+        if late:
+            break
+    why = "the deadline leaves no time to try again" if late else "others were faster each time"
+    error = Contended(f"nothing was changed: {why}")
+    times = "1 attempt" if attempt == 1 else f"{attempt} attempts"
+    add_note(error, f"{times} in {now() - began:.3g} s", "attempt")
+    raise error from lost.error
+
+
+def _writing(write: Callable[[Any, Any], Any], new: Any, version: Any) -> Callable[[], Any]:
+    return lambda: write(new, version)
+
+
+def _pair(found: Any) -> tuple[Any, Any]:
+    try:
+        value, version = found
+    except (TypeError, ValueError):
+        raise TypeError(f"read() returned {found!r}: return (value, version)") from None
+    return value, version
+
+
+def _verdict(written: Any) -> Lost | None:
+    """Return None if it was written."""
+    if isinstance(written, Lost):
+        return written
+    if not isinstance(written, int) or written < 0:
+        raise TypeError(
+            f"write() returned {written!r}: return whether it was written, or how many rows were"
+        )
+    return None if written else Lost()
+
+
+class Stripes(Generic[T]):
+    """A fixed number of parts, made once, among which any number of keys is divided.
+
+    The same key has the same part in every process, of every version: `hash` is not used. Two
+    keys may share a part; with n parts, one key in n does so with a given other one.
+    """
+
+    def __init__(self, n: int, make: Callable[[], T]) -> None:
+        """Have `n` parts, each made by `make()` now."""
+        check.function("make", make)
+        self._parts = tuple(make() for _ in range(check.count("n", n)))
+
+    def __getitem__(self, key: Hashable) -> T:
+        return self._parts[self.index(key)]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __repr__(self) -> str:
+        return f"<Stripes {len(self)} of {type(self._parts[0]).__name__}>"
+
+    def index(self, key: Hashable) -> int:
+        """Return which part is that of `key`: a str, bytes, int, None, or a tuple of such."""
+        return stripe_of(key, len(self._parts))
+
+
+def stripe_of(key: Hashable, n: int) -> int:
+    """Return a number from 0 to n - 1 that depends on nothing but `key` and `n`."""
+    return crc32(_encoded(key)) % n
+
+
+def _encoded(key: Hashable) -> bytes:
+    """Return bytes that differ for keys that differ, and are the same for keys that are equal."""
+    if isinstance(key, str):
+        return b"s" + key.encode("utf-8", "surrogatepass")
+    if isinstance(key, bytes):
+        return b"b" + key
+    if isinstance(key, int):
+        return b"i%d" % key
+    if key is None:
+        return b"n"
+    if isinstance(key, tuple):
+        parts = [_encoded(part) for part in key]
+        return b"t" + b"".join(b"%d:%s" % (len(part), part) for part in parts)
+    raise TypeError(
+        f"key={key!r}: write a str, bytes, int, None or a tuple of these, such as str(key)"
+    )
