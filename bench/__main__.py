@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bench import imports, measure, report, threads
 from bench.cases import ROWS
 from bench.peers import PEERS
+from bench.served import BASELINES
 from bench.targets import IMPORTS, THREADS
 
 if TYPE_CHECKING:
@@ -58,7 +59,11 @@ def _progress(text: str) -> None:
 
 
 def _rows(wanted: Sequence[str] | None) -> list[Row]:
-    return [row.joined_by(PEERS.get(row.name, {})) for row in ROWS if _is_wanted(row.name, wanted)]
+    return [
+        row._replace(cases=BASELINES.get(row.name, {}) | row.cases | PEERS.get(row.name, {}))
+        for row in ROWS
+        if _is_wanted(row.name, wanted)
+    ]
 
 
 def _is_wanted(name: str, wanted: Sequence[str] | None) -> bool:

@@ -15,9 +15,13 @@ from seawall import (
     Cache,
     Fallback,
     Guard,
+    RateLimit,
+    Rejected,
     Retry,
     RetryBudget,
+    Shed,
     Timeout,
+    by_fraction,
     static,
 )
 
@@ -36,6 +40,10 @@ ATTEMPTS = 3
 SLOTS = 100
 SECONDS = 10.0
 TOTAL_SECONDS = 60.0
+RATE = 1_000_000
+"""Calls a second that a limiter admits."""
+SPARE = 1_000_000_000
+"""Calls that it admits at once: none is refused while one measures."""
 
 _serials = count()
 
@@ -67,10 +75,6 @@ class Row(NamedTuple):
         """The function that the cases guard."""
         return async_work if self.kind == "async" else work
 
-    def joined_by(self, others: dict[str, Make]) -> Row:
-        """Return this row with more cases."""
-        return self._replace(cases=self.cases | others)
-
 
 def _name() -> str:
     return f"bench {next(_serials)}"  # a live guard's name is unique
@@ -101,6 +105,11 @@ def timeout(function):
     return Timeout(SECONDS, sync="cooperative")(function)
 
 
+def rate_limit(function):
+    """Limit the rate alone, by a token bucket."""
+    return RateLimit(f"{RATE}/s", burst=SPARE)(function)
+
+
 def fallback(function):
     """Fall back alone."""
     return Fallback(static(None))(function)
@@ -124,6 +133,18 @@ def _four() -> Guard:
 def stack(function):
     """Guard by the four policies that other libraries have too."""
     return _four()(function)
+
+
+def five(function):
+    """Guard by five policies that other libraries have too."""
+    return Guard(
+        _name(),
+        Retry(on=ValueError, attempts=ATTEMPTS),
+        Breaker(),
+        RateLimit(f"{RATE}/s", burst=SPARE),
+        Bulkhead(SLOTS),
+        Timeout(SECONDS, sync="cooperative"),
+    )(function)
 
 
 def stack_untimed(function):
@@ -167,6 +188,41 @@ def recommended(function):
     )(function)
 
 
+# --- What it costs to say no ---
+
+
+def _refused(policy, function):
+    guarded = Guard(_name(), policy)(function)
+
+    async def ask(argument):
+        try:
+            await guarded(argument)
+        except Rejected:
+            return argument
+        raise AssertionError("it was to be refused")
+
+    return ask
+
+
+def refused_by_shed(function):
+    """Be shed."""
+    return _refused(Shed(by_fraction(1.0)), function)
+
+
+def refused_by_breaker(function):
+    """Meet an open circuit."""
+    breaker = Breaker()
+    breaker.isolate()
+    return _refused(breaker, function)
+
+
+def refused_by_rate_limit(function):
+    """Come too often."""
+    limit = RateLimit("1/day")
+    limit.reserve()
+    return _refused(limit, function)
+
+
 ROWS = (
     Row("retry", "sync", {BARE: bare, OURS: retry}),
     Row("retry", "async", {BARE: bare, OURS: retry}),
@@ -174,9 +230,22 @@ ROWS = (
     Row("breaker", "async", {BARE: bare, OURS: breaker}),
     Row("bulkhead", "sync", {BARE: bare, OURS: bulkhead}),
     Row("bulkhead", "async", {BARE: bare, OURS: bulkhead}),
+    Row("limiter", "sync", {BARE: bare, OURS: rate_limit}),
+    Row("limiter", "async", {BARE: bare, OURS: rate_limit}),
     Row("timeout", "async", {BARE: bare, OURS: timeout}),
     Row("stack", "sync", {BARE: bare, OURS: stack}),
     Row("stack", "async", {BARE: bare, OURS: stack}),
+    Row("five", "sync", {BARE: bare, OURS: five}),
+    Row("five", "async", {BARE: bare, OURS: five}),
+    Row(
+        "refusal",
+        "async",
+        {
+            "Shed": refused_by_shed,
+            "Breaker, open": refused_by_breaker,
+            "RateLimit": refused_by_rate_limit,
+        },
+    ),
     Row("stack without its timeout", "sync", {BARE: bare, OURS: stack_untimed}),
     Row("stack with a timeout by thread", "sync", {BARE: bare, OURS: stack_in_thread}),
     Row(

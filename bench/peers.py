@@ -11,7 +11,8 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING
 
-from bench.cases import ATTEMPTS, SECONDS, SLOTS
+from bench import limiters
+from bench.cases import ATTEMPTS, RATE, SECONDS, SLOTS, SPARE
 
 if TYPE_CHECKING:
     from bench.cases import Make
@@ -257,11 +258,55 @@ def async_drawer_stack(function):
     return async_semaphore(circuitbreaker_breaker(tenacity_retry(asyncio_timeout(function))))
 
 
+# --- Five: the same with a rate limit ---
+
+
+def hyx_five(function):
+    """Put hyx's five decorators on each other."""
+    return hyx_retry(hyx_breaker(limiters.hyx_limiter(hyx_bulkhead(hyx_timeout(function)))))
+
+
+def pyresilience_five(function):
+    """Use pyresilience's decorator with all five, in the order that it chooses."""
+    from pyresilience import (
+        BulkheadConfig,
+        CircuitBreakerConfig,
+        RateLimiterConfig,
+        RetryConfig,
+        TimeoutConfig,
+        resilient,
+    )
+
+    decorate = resilient(
+        bulkhead=BulkheadConfig(max_concurrent=SLOTS),
+        circuit_breaker=CircuitBreakerConfig(),
+        rate_limiter=RateLimiterConfig(max_calls=SPARE, period=SPARE / RATE),
+        retry=RetryConfig(max_attempts=ATTEMPTS, retry_on=(ValueError,)),
+        timeout=TimeoutConfig(seconds=SECONDS),
+    )
+    return decorate(function)
+
+
+def drawer_five(function):
+    """Combine tenacity, circuitbreaker, token-bucket and a semaphore; there is no timeout."""
+    return tenacity_retry(
+        circuitbreaker_breaker(limiters.token_bucket_limiter(semaphore(function)))
+    )
+
+
+def async_drawer_five(function):
+    """Combine tenacity, circuitbreaker, aiolimiter and the standard library's two."""
+    inner = async_semaphore(asyncio_timeout(function))
+    return tenacity_retry(circuitbreaker_breaker(limiters.aiolimiter_limiter(inner)))
+
+
 HYX = "hyx"
 PYRESILIENCE = "pyresilience"
 UNTIMED = "pyresilience, no timeout"
 DRAWER = "tenacity + circuitbreaker + Semaphore"
 ASYNC_DRAWER = "tenacity + circuitbreaker + Semaphore + asyncio.timeout"
+DRAWER_OF_FIVE = "tenacity + circuitbreaker + token-bucket + Semaphore"
+ASYNC_DRAWER_OF_FIVE = "tenacity + circuitbreaker + aiolimiter + Semaphore + asyncio.timeout"
 
 PEERS: dict[str, dict[str, Make]] = {
     "retry, sync": {
@@ -300,6 +345,21 @@ PEERS: dict[str, dict[str, Make]] = {
         HYX: hyx_bulkhead,
         PYRESILIENCE: pyresilience_bulkhead,
     },
+    "limiter, sync": {
+        "token-bucket": limiters.token_bucket_limiter,
+        "limits": limiters.limits_limiter,
+        "throttled-py": limiters.throttled_limiter,
+        "pyrate-limiter": limiters.pyrate_limiter,
+        PYRESILIENCE: limiters.pyresilience_limiter,
+    },
+    "limiter, async": {
+        HYX: limiters.hyx_limiter,
+        "aiolimiter": limiters.aiolimiter_limiter,
+        "limits": limiters.limits_async_limiter,
+        "throttled-py": limiters.throttled_async_limiter,
+        "pyrate-limiter": limiters.pyrate_limiter,
+        PYRESILIENCE: limiters.pyresilience_limiter,
+    },
     "timeout, async": {
         "asyncio.timeout": asyncio_timeout,
         "asyncio.wait_for": asyncio_wait_for,
@@ -324,17 +384,33 @@ PEERS: dict[str, dict[str, Make]] = {
     "stack with a timeout by thread, sync": {
         PYRESILIENCE: pyresilience_stack,
     },
+    "five, sync": {
+        PYRESILIENCE: pyresilience_five,
+        DRAWER_OF_FIVE: drawer_five,
+    },
+    "five, async": {
+        HYX: hyx_five,
+        PYRESILIENCE: pyresilience_five,
+        ASYNC_DRAWER_OF_FIVE: async_drawer_five,
+    },
 }
 
 DISTRIBUTIONS = (
     "aiobreaker",
+    "aiolimiter",
     "anyio",
     "backoff",
     "circuitbreaker",
     "hyx",
+    "limits",
     "purgatory",
     "pybreaker",
+    "pyrate-limiter",
     "pyresilience",
     "stamina",
+    "starlette",
     "tenacity",
+    "throttled-py",
+    "token-bucket",
+    "uvicorn",
 )

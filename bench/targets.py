@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bench.cases import OURS
-from bench.peers import ASYNC_DRAWER, HYX, PEERS, PYRESILIENCE
+from bench.peers import ASYNC_DRAWER, ASYNC_DRAWER_OF_FIVE, HYX, PEERS, PYRESILIENCE
 
 
 class Target(NamedTuple):
@@ -46,6 +46,8 @@ SINGLE_POLICIES = (
     "breaker, async",
     "bulkhead, sync",
     "bulkhead, async",
+    "limiter, sync",
+    "limiter, async",
     "timeout, async",
 )
 
@@ -58,6 +60,13 @@ TARGETS: dict[tuple[str, str], Target] = {
     ("stack, async", ASYNC_DRAWER): at_least(30.0),
     ("stack, sync", OURS): at_most(32.0),
     ("stack, sync", PYRESILIENCE): at_least(8.0),
+    # A fifth does not change that.
+    ("five, async", OURS): at_most(17.0),
+    ("five, async", HYX): at_least(18.0),
+    ("five, async", ASYNC_DRAWER_OF_FIVE): at_least(35.0),
+    ("five, sync", OURS): at_most(36.0),
+    # To refuse costs a tenth of what it costs to serve, or a flood of refusals is a load too.
+    **{("refusal, async", name): at_most(0.1) for name in ("Shed", "Breaker, open", "RateLimit")},
     # Threads that share a guard do not slow each other down.
     (THREADS, f"{OURS}, 8 threads"): at_least(0.8),
     # The import itself is felt by no one; what a guard needs is loaded with the first guard.
