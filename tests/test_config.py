@@ -275,3 +275,60 @@ def test_a_table_never_runs_code():
     for name in ("eval", "__import__", "BaseException", "KeyboardInterrupt", "reason_of"):
         with pytest.raises(ValueError, match="no such exception"):
             guard_from_table("vendor", {"standard": {"on": name, "timeout": 1}})
+
+
+SCARCE = """
+    [[guards.vendor.policies]]
+    policy = "shed"
+    load = "load"
+    rules = [{ kind = "by_criticality", start = 0.7 }, { kind = "by_tier", bars = { free = 0.5 } }]
+    [[guards.vendor.policies]]
+    policy = "hedge"
+    delay = { kind = "quantile", p = 0.95 }
+    [[guards.vendor.policies]]
+    policy = "throttle"
+    k = 1.5
+    [[guards.vendor.policies]]
+    policy = "rate_limit"
+    limits = ["60/s", { rate = "90k/min", cost = "tokens", name = "tokens" }]
+    [[guards.vendor.policies]]
+    policy = "adaptive_limit"
+    limit = { kind = "gradient2", minimum = 5 }
+    max_wait = 0.1
+    shed = { kind = "codel" }
+    [[guards.vendor.policies]]
+    policy = "chaos"
+    share = 0.5
+    error = "OSError"
+"""
+
+
+def test_the_policies_against_scarcity_can_be_written_down():
+    """Rules, limits and delays are tables of their kinds; functions are handed over by name."""
+    names = {"load": lambda: 0.1, "tokens": len}
+    vendor = guards_from_toml(SCARCE, names=names)["vendor"]
+    assert repr(vendor) == (
+        "<Guard 'vendor': Shed > Hedge > Throttle > RateLimit > AdaptiveLimit > Chaos>"
+    )
+    limit = vendor.policies[3]
+    assert [limit.limits[0].name, limit.limits[1].name] == ["60/s", "tokens"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "message"),
+    [
+        ({"policy": "rate_limit"}, TypeError, "give it a rate"),
+        ({"policy": "rate_limit", "limits": 5}, TypeError, "write a rate, or a list"),
+        ({"policy": "rate_limit", "limits": [{"name": "x"}]}, TypeError, "rate ="),
+        ({"policy": "rate_limit", "limits": "60/s", "key": "who"}, ValueError, "names={'who'"),
+        ({"policy": "shed", "rules": {"kind": "x"}}, ValueError, "write one of by_chance"),
+        ({"policy": "shed", "rules": "by_tier"}, TypeError, "write a rule"),
+        ({"policy": "hedge"}, TypeError, "needs delay"),
+        ({"policy": "adaptive_limit", "limit": {"kind": "x"}}, ValueError, "write one of aimd"),
+        ({"policy": "chaos", "share": 0.1, "error": "No"}, ValueError, "no such exception"),
+    ],
+)
+def test_a_wrong_table_of_a_scarce_thing_says_what_to_write(policy, error, message):
+    """The error tells what is wrong in the file's own words."""
+    with pytest.raises(error, match=message):
+        guard_from_table("vendor", {"policies": [policy]})

@@ -5,16 +5,23 @@ import re
 import pytest
 
 from seawall import (
+    AdaptiveLimit,
     Breaker,
     Bulkhead,
     Cache,
+    Chaos,
     Fallback,
     Guard,
+    Hedge,
+    RateLimit,
     Retry,
     RetryBudget,
+    Shed,
     ThreadBulkhead,
+    Throttle,
     Timeout,
     adaptive,
+    by_fraction,
     constant,
     static,
 )
@@ -46,11 +53,17 @@ def test_the_recommended_order_has_no_dangers():
     assert not _dangers(
         Fallback(static("later")),
         Cache(60),
+        Shed(by_fraction(0.1)),
         Timeout(10.0),
         _retry(),
+        Hedge(1.0),
         Breaker(),
+        Throttle(),
+        RateLimit("60/s", max_wait=0.5),
         Bulkhead(20, max_wait=0.5),
+        AdaptiveLimit(max_wait=0.5),
         Timeout(2.0),
+        Chaos(0.1, error=OSError),
     )
 
 
@@ -97,6 +110,31 @@ def test_the_recommended_order_has_no_dangers():
             lambda: (Bulkhead(5), Breaker()),
             "Bulkhead stands around Breaker: calls queue for a slot only to be refused",
         ),
+        (
+            lambda: (AdaptiveLimit(), _retry(), Timeout(2.0)),
+            "AdaptiveLimit stands around Retry: its slot is held during the pauses",
+        ),
+        (lambda: (AdaptiveLimit(), Breaker()), "AdaptiveLimit stands around Breaker"),
+        (
+            lambda: (Timeout(1.0), RateLimit("1/s", max_wait=2.0)),
+            "RateLimit waits up to 2 s inside a Timeout of 1 s",
+        ),
+        (
+            lambda: (RateLimit("60/s"), _retry(), Timeout(2.0)),
+            "RateLimit stands around Retry: one token for 3 attempts",
+        ),
+        (lambda: (Hedge(1.0), _retry(), Timeout(2.0)), "each copy makes up to 3 attempts"),
+        (lambda: (Bulkhead(1), Hedge(1.0)), "Bulkhead stands around Hedge: all copies share one"),
+        (lambda: (RateLimit("1/s"), Hedge(1.0)), "one token for all copies"),
+        (lambda: (Breaker(), Hedge(1.0)), "it sees only the copy that won"),
+        (lambda: (Hedge(1.0), Cache(60)), "Cache stands inside Hedge"),
+        (
+            lambda: (Bulkhead(1), RateLimit("1/s", max_wait=2.0)),
+            "Bulkhead stands around a RateLimit that waits",
+        ),
+        (lambda: (Chaos(0.1, error=OSError), Breaker()), "Chaos stands around Breaker, which"),
+        (lambda: (Chaos(0.1, error=OSError, enabled=True),), "Chaos is switched on"),
+        (lambda: (Bulkhead(1), Shed(by_fraction(0.1))), "Shed stands inside Bulkhead"),
         (lambda: (_retry(), Cache(60), Timeout(2.0)), "Cache stands inside Retry"),
         (lambda: (Breaker(), Cache(60)), "Cache stands inside Breaker"),
         (lambda: (Bulkhead(1), Cache(60)), "Cache stands inside Bulkhead"),
@@ -112,7 +150,7 @@ def test_each_danger_is_explained(policies, danger):
     guard = Guard("vendor", *policies())
     text = guard.explain()
     assert "take care:" in text
-    assert "recommended order: Fallback > Cache > total Timeout > Retry" in text
+    assert "recommended order: Fallback > Cache > Shed > total Timeout > Retry" in text
     guard.close()
     found = _dangers(*policies())
     assert len([line for line in found if re.search(danger, line)]) == 1, found
@@ -123,6 +161,13 @@ def test_retrying_what_is_not_idempotent_is_explained():
     found = _dangers(_retry(), Timeout(2.0), idempotent=False)
     assert found == [
         "calls are marked idempotent=False: they are retried only with an idempotency key"
+    ]
+
+
+def test_hedging_what_is_not_idempotent_is_explained():
+    """A guard marked idempotent=False says when it hedges at all."""
+    assert _dangers(Hedge(1.0), idempotent=False) == [
+        "calls are marked idempotent=False: they are hedged only with an idempotency key"
     ]
 
 

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from seawall import errors
 from seawall.guard import Guard
+from seawall.models.adaptive import aimd, gradient2, vegas
 from seawall.models.backoff import (
     constant,
     decorrelated_jitter,
@@ -36,14 +37,23 @@ from seawall.models.backoff import (
     plus_minus,
 )
 from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
+from seawall.models.codel import adaptive_lifo, codel
 from seawall.models.probes import growing, n_of_m, ramp, single
+from seawall.models.shares import by_chance, by_fraction, by_latency
+from seawall.models.shedding import by_cost, by_criticality, by_deadline, by_tier
+from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.breaker import Breaker
 from seawall.policies.budget import RetryBudget
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.cache import Cache
+from seawall.policies.chaos import Chaos
 from seawall.policies.fallback import Fallback, static
+from seawall.policies.hedge import Hedge, quantile
+from seawall.policies.rate_limit import Limit, RateLimit
 from seawall.policies.retry import Retry, adaptive_attempts
+from seawall.policies.shed import Shed
 from seawall.policies.thread_bulkhead import ThreadBulkhead
+from seawall.policies.throttle import Throttle
 from seawall.policies.timeout import Timeout, adaptive
 from seawall.runtime.policy import Policy
 
@@ -51,14 +61,48 @@ Names = Mapping[str, Any]
 Table = Mapping[str, Any]
 
 _KINDS: Final[dict[str, Callable[..., Policy]]] = {
-    kind.kind: kind for kind in (Breaker, Bulkhead, Cache, Fallback, Retry, ThreadBulkhead, Timeout)
+    kind.kind: kind
+    for kind in (
+        AdaptiveLimit,
+        Breaker,
+        Bulkhead,
+        Cache,
+        Chaos,
+        Fallback,
+        Hedge,
+        RateLimit,
+        Retry,
+        Shed,
+        ThreadBulkhead,
+        Throttle,
+        Timeout,
+    )
 }
 _POSITIONAL: Final = {
     "bulkhead": "limit",
     "cache": "ttl",
+    "chaos": "share",
+    "hedge": "delay",
     "thread_bulkhead": "workers",
     "timeout": "seconds",
 }
+_LISTS: Final = {"fallback": "levels", "rate_limit": "limits", "shed": "rules"}
+"""Which argument stands for those that are given one after another."""
+
+_LISTED: Final = (*_LISTS.values(), "fallback")
+_FUNCTIONS: Final = (
+    "dispose",
+    "is_drop",
+    "is_failure",
+    "key",
+    "load",
+    "partition",
+    "retry_after",
+    "settle",
+    "tier",
+    "when",
+)
+"""Which arguments are functions, and so are handed over by name."""
 _BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
     "attempts": {"adaptive": adaptive_attempts},
     "backoff": {
@@ -69,6 +113,18 @@ _BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
         "linear": linear,
     },
     "break_for": {"growing": growing},
+    "delay": {"quantile": quantile},
+    "limit": {"aimd": aimd, "gradient2": gradient2, "vegas": vegas},
+    "rules": {
+        "by_chance": by_chance,
+        "by_cost": by_cost,
+        "by_criticality": by_criticality,
+        "by_deadline": by_deadline,
+        "by_fraction": by_fraction,
+        "by_latency": by_latency,
+        "by_tier": by_tier,
+    },
+    "shed": {"adaptive_lifo": adaptive_lifo, "codel": codel},
     "budget": {
         "in_flight_ratio": InFlightRatio,
         "request_ratio": RequestRatio,
@@ -130,8 +186,8 @@ def _policy(entry: Table, names: Names) -> Policy:
     if kind not in _KINDS:
         raise ValueError(f"policy={kind!r}: write one of {', '.join(sorted(_KINDS))}")
     arguments = _arguments({key: entry[key] for key in entry if key != "policy"}, names)
-    if kind == "fallback":
-        return Fallback(*arguments.pop("levels", ()), **arguments)
+    if kind in _LISTS:
+        return _KINDS[kind](*arguments.pop(_LISTS[kind], ()), **arguments)
     if kind in _POSITIONAL:
         first = _POSITIONAL[kind]
         if first not in arguments:
@@ -147,30 +203,45 @@ def _arguments(table: Table, names: Names) -> dict[str, Any]:
 def _argument(key: str, value: Any, names: Names) -> Any:
     if key == "on":
         return tuple(_exception(item, names) for item in _listed(key, value))
-    if key in ("key", "is_failure", "retry_after"):
+    if key in _FUNCTIONS or (key == "cost" and isinstance(value, str)):
         return _given(key, value, names)
-    if key in ("levels", "fallback"):
-        return tuple(
-            static(item["static"])
-            if isinstance(item, Mapping) and "static" in item
-            else _given(key, item, names)
-            for item in _listed(key, value)
-        )
+    if key in _LISTED:
+        return tuple(_listed_item(key, item, names) for item in _listed(key, value))
+    if key == "error":
+        return _exception(value, names)
     if key == "budget" and isinstance(value, bool):
         return RetryBudget() if value else None
-    if key in _BUILDERS and isinstance(value, Mapping):
-        built = _build(key, value)
-        return RetryBudget(built) if key == "budget" else built
-    return value
+    return _built(key, value) if key in _BUILDERS and isinstance(value, Mapping) else value
+
+
+def _built(key: str, value: Table) -> Any:
+    built = _build(key, value)
+    return RetryBudget(built) if key == "budget" else built
 
 
 def _listed(key: str, value: Any) -> list[Any]:
     if isinstance(value, str | Mapping):
         return [value]
     if not isinstance(value, list):
-        what = "an exception" if key == "on" else "a function"
-        raise TypeError(f"{key}={value!r}: write the name of {what}, or a list of names")
+        what = {"on": "the name of an exception", "limits": "a rate", "rules": "a rule"}
+        wanted = what.get(key, "the name of a function")
+        raise TypeError(f"{key}={value!r}: write {wanted}, or a list of such")
     return value
+
+
+def _listed_item(key: str, item: Any, names: Names) -> Any:
+    """Return one item of a list: text is a rate or a name, a table is what it describes."""
+    if key in ("levels", "fallback"):
+        is_static = isinstance(item, Mapping) and "static" in item
+        return static(item["static"]) if is_static else _given(key, item, names)
+    if not isinstance(item, Mapping):
+        return item
+    arguments = _arguments(item, names)
+    if key == "rules":
+        return _build(key, arguments)
+    if "rate" not in arguments:
+        raise TypeError('a limit needs rate = "60/s", or the like')
+    return Limit(arguments.pop("rate"), **arguments)
 
 
 def _build(key: str, value: Table) -> Any:

@@ -115,6 +115,7 @@ class Guard:
         attempts: int | AdaptiveAttempts = 3,
         backoff: float | Backoff = 0.1,
         total_timeout: float | None = None,
+        rate: str | None = None,
         limit: int | None = None,
         max_wait: float = 0.0,
         fallback: Callable[..., Any] | Iterable[Callable[..., Any]] | None = None,
@@ -127,9 +128,9 @@ class Guard:
         """Build the recommended stack from a few numbers.
 
         `timeout` is for each attempt, `total_timeout` for all together (by default what `attempts`
-        of them can take with their pauses and waits). `limit` is the most calls at once; none if
-        not given. Plain functions need `sync`, as in `Timeout`. Breaker and retry budget have
-        their defaults, unless a `breaker` is given.
+        of them can take with their pauses and waits). `rate` is how often it may be asked, such as
+        "60/s", and `limit` the most calls at once; none if not given. Plain functions need `sync`,
+        as in `Timeout`. Breaker and retry budget have their defaults, unless a `breaker` is given.
         """
         stack: list[Policy] = []
         if fallback is not None:
@@ -151,6 +152,10 @@ class Guard:
         if retry.most_attempts > 1:
             stack.append(retry)
         stack.append(Breaker() if breaker is None else breaker)
+        if rate is not None:
+            from seawall.policies.rate_limit import RateLimit
+
+            stack.append(RateLimit(rate))
         if limit is not None:
             stack.append(Bulkhead(limit, max_wait=max_wait))
         elif check.seconds("max_wait", max_wait, zero=True):
@@ -277,7 +282,9 @@ class Guard:
         """
         now = self.clock.now()
         breakers = [policy for policy in self.policies if isinstance(policy, Breaker)]
-        bulkheads = [policy for policy in self.policies if isinstance(policy, Bulkhead)]
+        bulkheads: list[Any] = [
+            policy for policy in self.policies if policy.kind in ("bulkhead", "adaptive_limit")
+        ]
         return Pressure(
             breaker_open=any(breaker.is_open(now, *args, **kwargs) for breaker in breakers),
             queue_wait=max((bulkhead.queue_wait(now) for bulkhead in bulkheads), default=0.0),

@@ -7,15 +7,20 @@ from typing import Any
 
 from seawall.errors import TimedOut
 from seawall.policies.breaker import Breaker
-from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.cache import Cache
 from seawall.policies.fallback import Fallback
 from seawall.policies.retry import Retry
-from seawall.policies.thread_bulkhead import ThreadBulkhead
 from seawall.policies.timeout import AdaptiveSeconds, Timeout
 from seawall.runtime.policy import Policy
 
-RECOMMENDED = "Fallback > Cache > total Timeout > Retry > Breaker > Bulkhead > attempt Timeout"
+RECOMMENDED = (
+    "Fallback > Cache > Shed > total Timeout > Retry > Hedge > Breaker > Throttle > RateLimit"
+    " > Bulkhead or AdaptiveLimit > attempt Timeout > Chaos"
+)
+
+# Policies are known by their kind where a class would have to be loaded for nobody's use.
+_SLOTS = ("bulkhead", "thread_bulkhead", "adaptive_limit")
+_GATES = ("breaker", "throttle", "rate_limit", *_SLOTS)
 
 
 def check_stack(policies: Sequence[Any]) -> None:
@@ -65,7 +70,16 @@ def dangers(name: str, policies: Sequence[Policy], *, idempotent: bool) -> list[
         if policy.budget is None and policy.most_attempts > 1
     )
     found.extend(_shared(name, policies))
+    found.extend(_alone(policies, idempotent=idempotent))
     return found
+
+
+def _alone(policies: Sequence[Policy], *, idempotent: bool) -> Iterator[str]:
+    for policy in policies:
+        if policy.kind == "hedge" and not idempotent:
+            yield "calls are marked idempotent=False: they are hedged only with an idempotency key"
+        if policy.kind == "chaos" and getattr(policy, "enabled", False):
+            yield "Chaos is switched on: some calls fail on purpose; chaos.off() ends that"
 
 
 def _pairs(policies: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
@@ -78,6 +92,7 @@ def _pairs(policies: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
 def _between(outer: Policy, inner: Policy) -> Iterator[str]:
     if isinstance(inner, Retry):
         yield from _around_retry(outer, inner)
+    yield from _of_scarcity(outer, inner)
     if isinstance(outer, Timeout):
         yield from _inside_timeout(outer, inner)
     if (
@@ -86,10 +101,30 @@ def _between(outer: Policy, inner: Policy) -> Iterator[str]:
         and not outer.wants(TimedOut(), None)
     ):
         yield "an attempt that times out is not retried: add TimeoutError to on=, if it may be"
-    if isinstance(outer, Bulkhead) and isinstance(inner, Breaker):
-        yield "Bulkhead stands around Breaker: calls queue for a slot only to be refused"
-    if isinstance(outer, (Retry, Breaker, Bulkhead)) and isinstance(inner, Cache):
+    if outer.kind in _SLOTS and isinstance(inner, Breaker):
+        name = type(outer).__name__
+        yield f"{name} stands around Breaker: calls queue for a slot only to be refused"
+    if isinstance(inner, Cache) and (isinstance(outer, Retry) or outer.kind in _GATES):
         yield f"Cache stands inside {type(outer).__name__}: an answer from memory pays for it too"
+
+
+def _of_scarcity(outer: Policy, inner: Policy) -> Iterator[str]:
+    if inner.kind == "hedge":
+        yield from _around_hedge(outer)
+    if outer.kind == "hedge" and isinstance(inner, Cache):
+        yield "Cache stands inside Hedge: a copy waits for the very call that is slow"
+    if outer.kind in _SLOTS and inner.kind == "rate_limit" and getattr(inner, "max_wait", False):
+        yield (
+            f"{type(outer).__name__} stands around a RateLimit that waits: its slot is held"
+            " meanwhile; put RateLimit first"
+        )
+    if outer.kind == "chaos" and inner.kind in ("retry", "breaker", "timeout"):
+        yield f"Chaos stands around {type(inner).__name__}, which never sees it: put it last"
+    if inner.kind == "shed" and (outer.kind in ("retry", "hedge") or outer.kind in _GATES):
+        yield (
+            f"Shed stands inside {type(outer).__name__}: work is done for a call before it is"
+            " shed; put Shed first"
+        )
 
 
 def _inside_timeout(outer: Timeout, inner: Policy) -> Iterator[str]:
@@ -103,10 +138,11 @@ def _inside_timeout(outer: Timeout, inner: Policy) -> Iterator[str]:
             "an adaptive Timeout around Retry follows the latency of one attempt, and leaves no"
             " time for another: give the total a constant"
         )
-    if isinstance(inner, Bulkhead) and inner.max_wait >= outer.longest:
+    wait = getattr(inner, "max_wait", 0.0)
+    if wait >= outer.longest:
         yield (
-            f"Bulkhead waits up to {inner.max_wait:g} s inside a Timeout of {outer.longest:g} s:"
-            " the whole time can pass in the queue; lower max_wait"
+            f"{type(inner).__name__} waits up to {wait:g} s inside a Timeout of"
+            f" {outer.longest:g} s: the whole time can pass in the queue; lower max_wait"
         )
     if isinstance(inner, Retry) and (longest := _longest_pauses(inner)) >= outer.longest:
         yield (
@@ -116,9 +152,19 @@ def _inside_timeout(outer: Timeout, inner: Policy) -> Iterator[str]:
 
 
 def _around_retry(outer: Policy, retry: Retry) -> Iterator[str]:
-    if isinstance(outer, (Bulkhead, ThreadBulkhead)):
+    if outer.kind in _SLOTS:
         yield (
             f"{type(outer).__name__} stands around Retry: its slot is held during the pauses;"
+            " put it inside Retry"
+        )
+    if outer.kind == "rate_limit":
+        yield (
+            f"RateLimit stands around Retry: one token for {retry.most_attempts} attempts, and the"
+            " other side counts attempts; put it inside Retry"
+        )
+    if outer.kind == "hedge":
+        yield (
+            f"Hedge stands around Retry: each copy makes up to {retry.most_attempts} attempts;"
             " put it inside Retry"
         )
     if isinstance(outer, Breaker):
@@ -131,6 +177,15 @@ def _around_retry(outer: Policy, retry: Retry) -> Iterator[str]:
         yield f"Retry inside Retry multiplies: up to {product} attempts for one call"
 
 
+def _around_hedge(outer: Policy) -> Iterator[str]:
+    if outer.kind in _SLOTS:
+        yield f"{type(outer).__name__} stands around Hedge: all copies share one slot"
+    if outer.kind == "rate_limit":
+        yield "RateLimit stands around Hedge: one token for all copies; put it inside Hedge"
+    if outer.kind == "breaker":
+        yield "Breaker stands around Hedge: it sees only the copy that won; put it inside Hedge"
+
+
 def _longest_pauses(retry: Retry) -> float:
     delays = retry.backoff.delays(lambda: 1.0)
     return sum(next(delays) for _ in range(min(retry.most_attempts, 100) - 1))
@@ -139,9 +194,7 @@ def _longest_pauses(retry: Retry) -> float:
 def _shared(name: str, policies: Sequence[Policy]) -> Iterator[str]:
     for policy in policies:
         others = sorted({bound.host.name for bound in policy.bindings} - {name})
-        if not others or not isinstance(policy, (Bulkhead, ThreadBulkhead)):
-            continue
-        if isinstance(policy, Bulkhead) and not policy.max_wait:
+        if not others or policy.kind not in _SLOTS or not getattr(policy, "max_wait", 1.0):
             continue
         yield (
             f"{policy!r} is shared with {', '.join(others)}: a call of one made inside a call of"
