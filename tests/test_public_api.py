@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import seawall
+import seawall.signals
 import seawall.testing
 
 PINNED = Path(__file__).with_name("public_api.txt")
@@ -82,7 +83,7 @@ def describe() -> str:
     for name in seawall.__all__:
         getattr(seawall, name)  # loaded when first used, and one may complete another
     lines: list[str] = []
-    for module in (seawall, seawall.testing):
+    for module in (seawall, seawall.signals, seawall.testing):
         lines += [f"# {module.__name__}", ""]
         for name in _public(module):
             lines += [*_describe(name, getattr(module, name)), ""]

@@ -188,7 +188,18 @@ def test_breaker_diagram_is_drawn_from_the_transition_table():
     assert drawn.text == diagram()
 
 
-POLICY_PAGES = ["breaker", "bulkhead", "cache", "fallback", "retry", "thread-bulkhead", "timeout"]
+AROUND = {
+    "checklist",
+    "deadlines",
+    "design",
+    "events",
+    "failure-modes",
+    "guard",
+    "index",
+    "testing",
+}
+"""Pages that are not about one mechanism."""
+POLICY_PAGES = sorted({page.stem for page in (ROOT / "docs").glob("*.md")} - AROUND)
 SECTIONS = ["What it promises", "Usage", "Defaults and why", "Telemetry", "Anti-patterns"]
 
 
