@@ -21,11 +21,13 @@ from seawall import (
     CircuitOpen,
     Fallback,
     Guard,
+    RateLimit,
     Retry,
     SystemClock,
     ThreadBulkhead,
     TimedOut,
     Timeout,
+    VirtualClock,
     current_attempt,
     get_guard,
     idempotency_key,
@@ -939,3 +941,25 @@ def test_a_shared_bulkhead_shares_its_slots():
     with first.hold():
         assert second.attempt(lambda: 1).reason == "bulkhead_full"
     assert second.attempt(lambda: 1).ok
+
+
+class _CountingClock(VirtualClock):
+    reads = 0
+
+    def now(self) -> float:
+        self.reads += 1
+        return super().now()
+
+
+def test_a_policy_alone_measures_only_what_it_needs():
+    """In a guard with a name each call is timed; a rate limit alone reads the clock once."""
+    for needed, policy in ((1, RateLimit("1000/s")), (2, Bulkhead(1))):
+        clock = _CountingClock()
+        with virtual_time(clock):
+            alone, named = policy(lambda: None), Guard("named", policy)(lambda: None)
+        clock.reads = 0
+        alone()
+        assert clock.reads == needed
+        named()
+        assert clock.reads == needed + 2
+        get_guard("named").close()

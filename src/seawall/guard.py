@@ -85,6 +85,7 @@ class Guard:
         self.policies = policies
         self.idempotent = idempotent
         self.clock: Clock = clock or current_clock()
+        self.keeps_statistics = True
         self._rng = rng
         self._own_rng = rng is None
         self.stats = Stats(self.clock.now())
@@ -169,6 +170,8 @@ class Guard:
         guard = cls.__new__(cls)
         name = getattr(function, "__qualname__", repr(function))
         guard._set_up(name, (policy,))  # noqa: SLF001
+        # Nobody sees them: such a guard has no name to be found by.
+        guard.keeps_statistics = policy.needs_statistics
         return guard(function)
 
     @overload

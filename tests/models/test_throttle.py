@@ -100,7 +100,7 @@ def test_counted_where_it_ends_a_refusal_outlives_its_request(monkeypatch):
     """Ablation: counted in the running bucket, refusals can outnumber requests."""
 
     def refused(self, _ticket):
-        self._bucket.failures += 1
+        self.bucket.failures += 1
         self.calm = False
 
     monkeypatch.setattr(ThrottleModel, "refused", refused)
@@ -153,7 +153,7 @@ def check_calm(steps):
     now, waiting = 0.0, []
     for step in steps:
         now += step.after
-        if model.calm and now < model._end:
+        if model.calm and now < model.bucket.end:
             requests, refused, _ = model.totals(now)
             assert reject_share(requests, requests - refused, 2.0) == 0.0
         elif step.what in ("count", "look"):

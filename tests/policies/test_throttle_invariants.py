@@ -144,7 +144,7 @@ def test_without_counting_what_is_rejected_here_too_much_is_sent(monkeypatch, se
         try:
             return ask(self, now)
         except Overloaded:
-            bucket = self._model._bucket
+            bucket = self._model.bucket
             bucket.calls -= 1
             bucket.failures -= 1
             raise

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from seawall.models.breaker_settings import BreakerSettings
 from seawall.models.probes import Countdown, Probe, Trial, Verdict
-from seawall.models.windows import Tracked, new_window
+from seawall.models.windows import ENDED, TimeWindow, Tracked, new_window
 
 
 class State(Enum):
@@ -99,6 +99,7 @@ class BreakerModel:
         "_window",
         "calm",
         "changes",
+        "counter",
         "generation",
         "settings",
         "state",
@@ -107,6 +108,9 @@ class BreakerModel:
 
     success: Callable[[float], None]
     """Count a success at that time: the cheapest way there is under these settings."""
+
+    counter: TimeWindow
+    """Whose running bucket, until its end, a success may be added to instead: cheaper still."""
 
     def __init__(self, settings: BreakerSettings) -> None:
         self.settings = settings
@@ -283,9 +287,12 @@ class BreakerModel:
         self._choose_path()
 
     def _choose_path(self) -> None:
+        self.counter = ENDED
         if self.settings.consecutive is None:
             self._streak = 0
             self.success = self._window.success
+            if isinstance(self._window, TimeWindow):
+                self.counter = self._window
         elif self.settings.min_calls is None:
             self.success = self._end_streak
         else:

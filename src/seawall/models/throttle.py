@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from seawall.models.windows import TimeWindow, _Bucket
+from seawall.models.windows import Bucket, TimeWindow
 
-Ticket = _Bucket
+Ticket = Bucket
 """Where a request was counted, and so where its end counts: both leave the window together."""
 
 
@@ -64,9 +64,9 @@ class ThrottleModel(TimeWindow):
         """Count a request; the answer is for `refused` or `give_back`, should it come to that."""
         if sent:
             self._sent_at = now
-        if now >= self._end:
+        if now >= self.bucket.end:
             self._turn(now)
-        bucket = self._bucket
+        bucket = self.bucket
         bucket.calls += 1
         return bucket
 

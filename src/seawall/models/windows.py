@@ -7,7 +7,7 @@ GIL nothing is lost. (Free-threaded builds need the caller's lock here too.)
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from seawall import _checks as check
 
@@ -141,13 +141,15 @@ class CountWindow:
         self._slow += (mark >> 1) - (old >> 1)
 
 
-class _Bucket:
-    """The calls of one tenth of a time window."""
+class Bucket:
+    """The calls of one tenth of a time window, up to the instant `end`."""
 
-    __slots__ = ("calls", "failures", "index", "slow")
+    __slots__ = ("calls", "end", "failures", "index", "slow")
 
-    def __init__(self, index: float) -> None:
+    def __init__(self, index: float, end: float) -> None:
+        """Have counted nothing."""
         self.index = index
+        self.end = end
         self.calls = 0
         self.failures = 0
         self.slow = 0
@@ -160,31 +162,31 @@ class TimeWindow:
     A clock set back counts into the running bucket; set back by more than the span, it starts anew.
     """
 
-    __slots__ = ("_bucket", "_end", "_kept", "_width")
+    __slots__ = ("_kept", "_width", "bucket")
 
     def __init__(self, span: float) -> None:
         self._width = span / _BUCKETS
-        self._bucket = _Bucket(float("-inf"))
-        self._kept: tuple[_Bucket, ...] = ()
-        self._end = float("-inf")
+        self.bucket = Bucket(float("-inf"), float("-inf"))
+        """The running one. Until its `end` a success may be added to its `calls` directly."""
+        self._kept: tuple[Bucket, ...] = ()
 
     def success(self, now: float, /) -> None:
         """Count a call that succeeded in time."""
-        if now >= self._end:
+        if now >= self.bucket.end:
             self._turn(now)
-        self._bucket.calls += 1
+        self.bucket.calls += 1
 
     def failure(self, now: float, /) -> None:
         """Count a call that failed."""
         self._turn(now)
-        bucket = self._bucket
+        bucket = self.bucket
         bucket.calls += 1
         bucket.failures += 1
 
     def slow(self, now: float, /) -> float:
         """Count a slow call; the answer is its place: the number of its bucket."""
         self._turn(now)
-        bucket = self._bucket
+        bucket = self.bucket
         bucket.calls += 1
         bucket.slow += 1
         return bucket.index
@@ -208,21 +210,20 @@ class TimeWindow:
             slow += bucket.slow
         return Totals(calls, failures, slow)
 
-    def _live(self) -> list[_Bucket]:
-        newest = self._bucket.index
+    def _live(self) -> list[Bucket]:
+        newest = self.bucket.index
         return [kept for kept in self._kept if newest - _BUCKETS < kept.index <= newest]
 
     def _turn(self, now: float) -> None:
         index = now // self._width
-        if index == self._bucket.index:
+        if index == self.bucket.index:
             return
-        fresh = _Bucket(index)
+        fresh = Bucket(index, (index + 1) * self._width)
         # From here no call and no loop: of two threads at a boundary one turns, the other sees it.
-        ahead = index - self._bucket.index
+        ahead = index - self.bucket.index
         if ahead > 0 or ahead <= -_BUCKETS:
-            self._bucket = fresh
+            self.bucket = fresh
             self._kept = (*self._kept[1 - _BUCKETS :], fresh)
-            self._end = (index + 1) * self._width
 
 
 def sample(
@@ -246,3 +247,7 @@ def new_window(window: float | None, window_calls: int | None) -> Window:
     if window is not None:
         return TimeWindow(window)
     return NoWindow() if window_calls is None else CountWindow(window_calls)
+
+
+ENDED: Final = TimeWindow(1.0)
+"""A window whose running bucket is over: nothing can be added to it directly."""

@@ -44,6 +44,7 @@ class Breaker(GatePolicy):
     """Refuse calls while the dependency is failing."""
 
     kind: ClassVar[str] = "breaker"
+    needs_statistics = False
 
     def __init__(
         self,
@@ -257,7 +258,11 @@ class _BreakerGate(GateBound):
                 enter=("{ticket} = {model}.generation if {model}.calm else {enter}(now_)",),
                 leave=(
                     "if {ticket} == {model}.generation:",
-                    "    {model}.success(end_)",
+                    "    {bucket} = {model}.counter.bucket",
+                    "    if end_ < {bucket}.end:",
+                    "        {bucket}.calls += 1",
+                    "    else:",
+                    "        {model}.success(end_)",
                     "else:",
                     "    {leave}({ticket}, OK_, value_, end_)",
                 ),

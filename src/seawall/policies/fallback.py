@@ -56,6 +56,7 @@ class Fallback(Policy):
     """A chain of levels below the real call."""
 
     kind: ClassVar[str] = "fallback"
+    needs_statistics = False
 
     def __init__(
         self, *levels: Level, on: type[Exception] | Iterable[type[Exception]] = Exception

@@ -31,6 +31,7 @@ class RateLimit(GatePolicy):
     """Admit calls at a limited rate."""
 
     kind: ClassVar[str] = "rate_limit"
+    needs_statistics = False
 
     def __init__(
         self,

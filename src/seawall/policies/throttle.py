@@ -35,6 +35,7 @@ class Throttle(GatePolicy):
     """Reject calls here, in proportion to how many the server refuses."""
 
     kind: ClassVar[str] = "throttle"
+    needs_statistics = False
 
     def __init__(
         self,
@@ -122,8 +123,8 @@ class _ThrottleGate(GateBound):
             self.inline = Inline(
                 names={"model": policy.model},
                 enter=(
-                    "if {model}.calm and now_ < {model}._end:",
-                    "    {ticket} = {model}._bucket",
+                    "if {model}.calm and now_ < {model}.bucket.end:",
+                    "    {ticket} = {model}.bucket",
                     "    {ticket}.calls += 1",
                     "else:",
                     "    {ticket} = {enter}(now_)",
@@ -134,8 +135,8 @@ class _ThrottleGate(GateBound):
     def enter(self, now: float, /) -> object:
         """Count the call and let it go, or reject it; in calm times without the lock."""
         model = self._model
-        if LOCK_FREE and model.calm and now < model._end:
-            bucket = model._bucket
+        if LOCK_FREE and model.calm and now < model.bucket.end:
+            bucket = model.bucket
             bucket.calls += 1
             return bucket
         return self._ask(now)

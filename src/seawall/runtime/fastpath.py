@@ -163,7 +163,8 @@ class FastPath:
         return binder
 
     def _compile(self, parameters: Parameters) -> Binder:
-        text = source(self._layers, self._kind, parameters, counts=self._counts)
+        counts = self._counts and self._host.keeps_statistics
+        text = source(self._layers, self._kind, parameters, counts=counts)
         filename = f"seawall fast path {next(_numbers)}"
         # Through the loader a traceback finds the text, without a map of texts that only grows.
         names = {**self._names, "__name__": filename, "__loader__": _Text(text)}
@@ -268,6 +269,8 @@ def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, count
     tickets = "".join(f"{piece.ticket}, " for piece in pieces)
     state = f"function_, {parameters.args}, {parameters.kwargs}, now_, ({tickets})"
     absent = "".join(f"{piece.ticket} = " for piece in pieces if piece.enter)
+    ending = [f"            {line}" for piece in reversed(pieces) for line in piece.leave]
+    ending += _COUNT if counts else ()
     lines = [
         "def bind_(function_, defaults_):",
         f"    {'async ' if wait else ''}def guarded_({parameters.declared}):",
@@ -295,9 +298,8 @@ def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, count
                 f"                return {wait}on_value_({state}, value_)",
             )
         ),
-        "            end_ = clock_()",
-        *(f"            {line}" for piece in reversed(pieces) for line in piece.leave),
-        *(_COUNT if counts else ()),
+        *(["            end_ = clock_()"] if any("end_" in line for line in ending) else []),
+        *ending,
         "            return value_",
         "        try:",
         f"            return {wait}on_error_({state}, reached_, failure_)",

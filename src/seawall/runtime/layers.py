@@ -47,6 +47,7 @@ class Host(Protocol):
     clock: Clock
     stats: Stats
     idempotent: bool
+    keeps_statistics: bool
 
     @property
     def rng(self) -> Random:

@@ -40,6 +40,9 @@ class Policy:
     kind: ClassVar[str] = ""
     """The policy's name in errors, events and metrics."""
 
+    needs_statistics: ClassVar[bool] = True
+    """Whether it reads how its guard's calls went. Alone, one that does not has none kept."""
+
     def __init__(self) -> None:
         """Be bound to no guard yet."""
         self._bindings: list[ref[Bound]] = []
