@@ -60,20 +60,13 @@ if TYPE_CHECKING:
         plus_minus,
     )
     from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
-    from seawall.models.codel import QueueShed, adaptive_lifo, codel
+    from seawall.models.codel import adaptive_lifo, codel
     from seawall.models.contention import Stripes
     from seawall.models.ladder import ServiceLevel
     from seawall.models.pressure import Pressure
     from seawall.models.probes import growing, n_of_m, ramp, single
     from seawall.models.shares import by_chance, by_fraction, by_latency
-    from seawall.models.shedding import (
-        ShedRule,
-        by_cost,
-        by_criticality,
-        by_deadline,
-        by_queue,
-        by_tier,
-    )
+    from seawall.models.shedding import by_cost, by_criticality, by_deadline, by_queue, by_tier
     from seawall.models.sizing import pool_size, timeout_for
     from seawall.policies._rate_reservation import Quota, Reservation
     from seawall.policies._rate_settings import Limit
@@ -155,7 +148,6 @@ __all__ = [
     "Pool",
     "PoolExhausted",
     "Pressure",
-    "QueueShed",
     "Quota",
     "RateLimit",
     "RateLimited",
@@ -172,7 +164,6 @@ __all__ = [
     "ServiceLevel",
     "SettingsChanged",
     "Shed",
-    "ShedRule",
     "Stripes",
     "SuccessDeposit",
     "SystemClock",
@@ -259,13 +250,13 @@ _HOMES = {
         "Backoff constant decorrelated_jitter exponential full_jitter linear plus_minus"
     ),
     "models.budget": "InFlightRatio RequestRatio SuccessDeposit",
-    "models.codel": "QueueShed adaptive_lifo codel",
+    "models.codel": "adaptive_lifo codel",
     "models.contention": "Stripes",
     "models.ladder": "ServiceLevel",
     "models.pressure": "Pressure",
     "models.probes": "growing n_of_m ramp single",
     "models.shares": "by_chance by_fraction by_latency",
-    "models.shedding": "ShedRule by_cost by_criticality by_deadline by_queue by_tier",
+    "models.shedding": "by_cost by_criticality by_deadline by_queue by_tier",
     "models.sizing": "pool_size timeout_for",
     "policies._rate_reservation": "Quota Reservation",
     "policies._rate_settings": "Limit",

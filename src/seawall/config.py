@@ -40,7 +40,7 @@ from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
 from seawall.models.codel import adaptive_lifo, codel
 from seawall.models.probes import growing, n_of_m, ramp, single
 from seawall.models.shares import by_chance, by_fraction, by_latency
-from seawall.models.shedding import by_cost, by_criticality, by_deadline, by_tier
+from seawall.models.shedding import by_cost, by_criticality, by_deadline, by_queue, by_tier
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.breaker import Breaker
 from seawall.policies.budget import RetryBudget
@@ -96,6 +96,7 @@ _FUNCTIONS: Final = (
     "is_failure",
     "key",
     "load",
+    "of",
     "partition",
     "retry_after",
     "settle",
@@ -122,6 +123,7 @@ _BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
         "by_deadline": by_deadline,
         "by_fraction": by_fraction,
         "by_latency": by_latency,
+        "by_queue": by_queue,
         "by_tier": by_tier,
     },
     "shed": {"adaptive_lifo": adaptive_lifo, "codel": codel},

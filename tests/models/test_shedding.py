@@ -53,6 +53,7 @@ class World:
 
         return Sources(
             load=lambda: self.load,
+            signal=lambda read: read,
             rank=lambda: self.rank,
             tier=lambda: self.tier,
             uniform=self.uniform,

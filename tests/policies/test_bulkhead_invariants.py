@@ -216,7 +216,6 @@ def _grow_only(bulkhead: Bulkhead, changes: dict[str, Any]) -> None:
     """Change the limit and forget to withdraw slots."""
     with bulkhead.slots.mutex:
         more = changes.get("limit", bulkhead.limit) - bulkhead.limit
-        bulkhead.limit += more
         bulkhead.slots.limit += more
         bulkhead.slots.free.extend([None] * max(0, more))
         bulkhead.slots.serve()

@@ -16,12 +16,18 @@ from seawall import (
     Bulkhead,
     BulkheadFull,
     CallRejected,
+    Channel,
     Criticality,
     DeadlineExceeded,
     Guard,
+    IoPool,
     Overloaded,
+    Pool,
+    RateLimit,
     Retry,
     Shed,
+    ThreadBulkhead,
+    Timeout,
     by_chance,
     by_cost,
     by_criticality,
@@ -460,3 +466,35 @@ def test_it_can_be_read() -> None:
     """The repr tells the rules."""
     shed = Shed(by_criticality(0.5), by_deadline(), load=Load())
     assert repr(shed) == "Shed(by_criticality(start=0.5), by_deadline(reserve=0, quantile=0.5))"
+
+
+@pytest.mark.parametrize("junk", [None, "much", float("nan"), float("inf")])
+def test_a_signal_that_returns_junk_sheds_nobody(junk: Any, caplog: pytest.LogCaptureFixture):
+    """What is no finite number counts as no load, and is logged once, not for each call."""
+    guard = new_guard(Shed(by_criticality(), by_queue(1, of=lambda: junk), load=lambda: junk))
+    for _ in range(3):
+        assert guard.call(lambda: "served") == "served"
+    assert guard.snapshot()["policies"][0]["load"] == 0.0
+    assert len(caplog.records) == 2
+
+
+def test_a_queue_is_that_of_whatever_has_one():
+    """The queues of policies, pools, executors and channels are told by themselves."""
+    channel: Channel[int] = Channel(5)
+    channel.put(1)
+    sources = [Bulkhead(1), RateLimit("1/s"), ThreadBulkhead(1), IoPool("io", workers=1)]
+    sources.append(Pool(object, name="pool", max_size=1))
+    for of in sources:
+        assert new_guard(Shed(by_queue(1, of=of))).call(lambda: "served") == "served"
+    with pytest.raises(Overloaded):
+        new_guard(Shed(by_queue(1, of=channel))).call(lambda: None)
+    for wrong in (Timeout(1.0), new_guard(Timeout(1.0)), 5):
+        with pytest.raises(TypeError, match="pass what has a queue"):
+            by_queue(1, of=wrong)
+
+
+def test_two_rules_of_a_kind_are_counted_together():
+    """A snapshot tells what was shed by each kind of rule."""
+    guard = new_guard(Shed(by_fraction(0.5, key=len), by_fraction(1.0)))
+    guard.attempt(lambda text: text, "a")
+    assert guard.snapshot()["policies"][0]["shed_by"] == {"fraction": 1}

@@ -10,6 +10,7 @@ shed: at one instant no call is shed while a less critical one is admitted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf, isnan
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -32,6 +33,8 @@ class Sources(NamedTuple):
     """Where a rule reads what it decides by. Each is asked at the moment of a call."""
 
     load: Callable[[], float]
+    signal: Callable[[Callable[[], float]], Callable[[], float]]
+    """`signal(read)`: the same as `read`, but 0 where it fails."""
     rank: Callable[[], int]
     """The call's criticality, 0 for the least."""
     tier: Callable[[], str | None]
@@ -194,21 +197,34 @@ class ByQueue(Rule):
 
     def __init__(self, length: int, of: Any) -> None:
         self.length = check.count("length", length)
-        self.read: Callable[[], float]
-        if hasattr(of, "waiting"):
-            self.read = lambda: of.waiting
-        elif callable(of):
-            self.read = of
-        else:
-            raise TypeError(f"of={of!r}: pass a Bulkhead, or a function that returns a length")
+        self.read = _length_of(of)
 
     def __repr__(self) -> str:
         return f"by_queue({self.length})"
 
     def start(self, sources: Sources) -> Sheds:
         """Return what decides for the calls of one guard."""
-        read, length = self.read, self.length
+        read, length = sources.signal(self.read), self.length
         return lambda _now: read() >= length
+
+
+def _length_of(of: Any) -> Callable[[], float]:
+    """Return what reads how many wait there."""
+    for part, attribute in (
+        (of, "waiting"),  # a bulkhead, a limit
+        (getattr(of, "slots", None), "waiting"),  # a pool
+        (getattr(of, "pool", None), "queued"),  # an executor, a thread bulkhead
+        (of, "depth"),  # a channel
+    ):
+        if hasattr(part, attribute):
+            return partial(getattr, part, attribute)
+    # A policy and a guard can be called too: they are decorators.
+    if not callable(of) or hasattr(of, "bind") or hasattr(of, "policies"):
+        raise TypeError(
+            f"of={of!r}: pass what has a queue (a Bulkhead, Pool, Channel, executor...), or a"
+            " function that returns a length"
+        )
+    return check.function("of", of)
 
 
 class ByDeadline(Rule):
@@ -286,7 +302,10 @@ def by_cost(
 
 
 def by_queue(length: int, *, of: Any) -> ShedRule:
-    """Shed while `length` or more wait in the queue of a bulkhead, or as many as `of()` returns."""
+    """Shed while `length` or more wait: in the queue of a bulkhead, pool, executor or channel.
+
+    Or as many as `of()` returns.
+    """
     return ByQueue(length, of)
 
 

@@ -6,11 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall.context import current_tier
-from seawall.errors import DeadlineExceeded, Overloaded, Rejected
+from seawall.errors import Overloaded
 from seawall.models.partitions import Partitions
+from seawall.policies._slot_gates import SlotGate
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import FAILED, OK, Host, Inline, Outcome, Wait
-from seawall.runtime.policy import GateBound
 from seawall.runtime.slots import GRANTED, Refusal, SlotWaiter
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ class _Waiter(SlotWaiter):
         return self.clock.now() if ticket is _GRANTED else ticket
 
 
-class Gate(GateBound):
+class Gate(SlotGate):
     """The limit inside one guard. A ticket is the instant at which the call began."""
 
     policy: AdaptiveLimit
-    until_stopped = True
+    beyond = _BEYOND
 
     def __init__(self, policy: AdaptiveLimit, host: Host) -> None:
         super().__init__(policy, host)
@@ -92,14 +92,14 @@ class Gate(GateBound):
 
     def _enter_busy(self, now: float) -> object:
         policy = self.policy
-        policy.crowded = True
+        policy._crowded = True
         if policy.mode != "enforce" or not policy.max_wait:
             if self._slots.take():
                 return now
-            self.refuse(self._full("all are in use"))
+            self.refuse(self.full("all are in use"))
             return _BEYOND
         clock = self.host.clock
-        raise Wait(_Waiter(self._slots, clock, now, policy.max_wait, self._turned_away, _GRANTED))
+        raise Wait(_Waiter(self._slots, clock, now, policy.max_wait, self.turned_away, _GRANTED))
 
     def _learn(self, began: float, outcome: Outcome, detail: Any, now: float) -> None:
         """Count the call as served or dropped; what failed or was cancelled tells nothing."""
@@ -134,38 +134,20 @@ class Gate(GateBound):
     def _look(self, now: float) -> None:
         """End the window if it is over. The collector may be who asks: then a little later."""
         rng = self.host.rng.random
-        self._slots.mutex.do(lambda: self.policy.end_window(now, rng))
+        self._slots.mutex.do(lambda: self.policy._end_window(now, rng))
 
-    def _turned_away(self, why: Refusal) -> object:
-        error: Rejected
-        if why == "deadline":
-            error = DeadlineExceeded(
-                f"guard {self.host.name!r}: the deadline passed while waiting for a slot"
-            )
-        else:
-            told = {"no room": "and no room to wait", "shed": "and the queue does not drain"}
-            error = self._full(told.get(why, f"waited {self.policy.max_wait:g} s"))
-        self.refuse(error)
-        return _BEYOND
+    def typical(self) -> float | None:
+        """Return what a typical call takes: then a slot may be free."""
+        return self._windows.typical
 
-    def _full(self, why: str) -> Overloaded:
-        return Overloaded(
-            f"guard {self.host.name!r}: no free slot of {self.policy.limit}: {why}",
-            retry_after=self._windows.typical,
-        )
+    def full(self, why: str) -> Overloaded:
+        """Return the refusal of a call for which there is no slot."""
+        return Overloaded(self.no_slot(why), retry_after=self.typical())
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the limit, what it is based on, use and waiting."""
-        policy = self.policy
-        return {
-            **super().snapshot(now),
-            "algorithm": policy.model.name,
-            "limit": policy.limit,
-            "baseline": policy.model.baseline,
-            "in_flight": policy.in_flight,
-            "waiting": policy.waiting,
-            "queue_wait": policy.queue_wait(now),
-        }
+        model = self.policy.model
+        return {**super().snapshot(now), "algorithm": model.name, "baseline": model.baseline}
 
 
 class _PartitionWaiter(_Waiter):
@@ -215,7 +197,7 @@ class PartitionedGate(Gate):
                 places.take(name)
                 return now, name
             if places.total >= places.limit:
-                self.policy.crowded = True
+                self.policy._crowded = True
         return self._enter_full(now, name)
 
     def leave(self, ticket: Any, outcome: Outcome, detail: object, now: float) -> None:
@@ -235,7 +217,7 @@ class PartitionedGate(Gate):
         policy = self.policy
         if policy.mode != "enforce" or not policy.max_wait:
             self._count(name)
-            self.refuse(self._full(f"those for {name!r} are in use"))
+            self.refuse(self.full(f"those for {name!r} are in use"))
             return _BEYOND
         clock, wait = self.host.clock, policy.max_wait
         waiter = _PartitionWaiter(
@@ -246,7 +228,7 @@ class PartitionedGate(Gate):
 
     def _turned_away_from(self, name: str, why: Refusal) -> object:
         self._count(name)
-        return self._turned_away(why)
+        return self.turned_away(why)
 
     def _count(self, name: str) -> None:
         self._refused[name] += self.policy.mode == "enforce"

@@ -17,19 +17,18 @@ from seawall.models.adaptive import Limit, vegas
 from seawall.models.codel import QueueShed
 from seawall.models.partitions import Partitions
 from seawall.models.samples import Windows
-from seawall.models.waiting import ORDERS, Order
+from seawall.models.waiting import Order
 from seawall.policies._limit_gates import Gate, PartitionedGate
-from seawall.policies.bulkhead import check_shed
+from seawall.policies._slot_gates import SlotPolicy
 from seawall.runtime.layers import Host
 from seawall.runtime.mutex import survives_fork
-from seawall.runtime.policy import GateBound, GatePolicy, Mode
-from seawall.runtime.slots import Slots
+from seawall.runtime.policy import GateBound, Mode
 
 DropRule = Callable[[Exception | None, Any], bool]
 """`is_drop(error, value)`: whether a call that raised `error`, or returned `value`, was dropped."""
 
 
-class AdaptiveLimit(GatePolicy):
+class AdaptiveLimit(SlotPolicy):
     """Admit as many calls at once as can be served without a queue growing at the dependency."""
 
     kind: ClassVar[str] = "adaptive_limit"
@@ -61,18 +60,9 @@ class AdaptiveLimit(GatePolicy):
         `is_drop(error, value)` tells which calls the dependency dropped because it had too much to
         do; calls that ran out of time always count as dropped.
         """
-        super().__init__(mode)
         self.model = _check_limit(limit).fresh()
         self.windows = Windows(check.seconds("window", window))
-        self.max_wait = check.seconds("max_wait", max_wait, zero=True, infinite=True)
-        self.shed = check_shed(shed, self.max_wait)
-        self.slots = Slots(
-            self.model.limit,
-            order=check.choice("order", order, ORDERS),
-            room=None if max_waiting is None else check.count("max_waiting", max_waiting),
-            discipline=None if shed is None else shed.start(lambda _now: self.windows.typical),
-            owner=self,
-        )
+        super().__init__(self.model.limit, max_wait, max_waiting, order, shed, mode)
         self.partitions: Partitions | None = None
         self.partition = None if partition is None else check.function("partition", partition)
         if partitions is not None:
@@ -81,43 +71,26 @@ class AdaptiveLimit(GatePolicy):
         elif partition is not None:
             raise TypeError('partition=...: write partitions={"live": 0.6, "batch": 0.2} too')
         self.is_drop = None if is_drop is None else check.function("is_drop", is_drop)
-        self.crowded = False
+        self._crowded = False
         """Whether somebody found all slots taken in this window."""
         survives_fork(self)
 
     def __repr__(self) -> str:
         shares = "" if self.partitions is None else f", partitions={self.partitions.shares!r}"
-        order = self.slots.queue.order
-        return f"AdaptiveLimit({self.model!r}, max_wait={self.max_wait:g}, order={order!r}{shares})"
+        return f"AdaptiveLimit({self.model!r}, {self._queue_repr()}{shares})"
 
-    @property
-    def limit(self) -> int:
-        """How many calls may run at once now."""
-        return self.slots.limit
+    def _service_time(self, now: float) -> float | None:
+        return self.windows.typical
 
-    @property
-    def in_flight(self) -> int:
-        """How many calls hold a slot now."""
-        return self.slots.in_use
-
-    @property
-    def waiting(self) -> int:
-        """How many calls wait for a slot now."""
-        return self.slots.waiting
-
-    def queue_wait(self, now: float) -> float:
-        """Return for how long the longest waiting has waited by now."""
-        return self.slots.queue_wait(now)
-
-    def end_window(self, now: float, rng: Callable[[], float]) -> None:
+    def _end_window(self, now: float, rng: Callable[[], float]) -> None:
         """Move the limit, if a window is over. Under the lock of the slots."""
         window = self.windows.end(now)
         if window is None:
             return
         limit, in_flight = self.slots.limit, self.slots.in_use
         if in_flight < limit:  # the call that ends the window has just left
-            in_flight = limit if self.crowded else in_flight + 1
-        self.crowded = False
+            in_flight = limit if self._crowded else in_flight + 1
+        self._crowded = False
         self.model.on_sample(now, window.rtt, in_flight, window.dropped, rng)
         if self.model.limit != limit:
             self._resize(self.slots.room)
@@ -132,7 +105,16 @@ class AdaptiveLimit(GatePolicy):
         return Gate(self, host) if self.partitions is None else PartitionedGate(self, host)
 
     def _update(self, changes: dict[str, Any]) -> None:
-        names = ("minimum", "maximum", "window", "max_wait", "max_waiting", "partitions", "mode")
+        names = (
+            "minimum",
+            "maximum",
+            "window",
+            "max_wait",
+            "max_waiting",
+            "partitions",
+            "shed",
+            "mode",
+        )
         self._reject_unknown(changes, names)
         model, known = self.model.fresh(), self.partitions
         bounds = [changes.get(name, getattr(model, name)) for name in ("minimum", "maximum")]
@@ -144,14 +126,14 @@ class AdaptiveLimit(GatePolicy):
             max_wait=changes.get("max_wait", self.max_wait),
             max_waiting=changes.get("max_waiting", self.slots.room),
             partitions=shares,
-            shed=self.shed,
+            shed=changes.get("shed", self.shed),
             mode=changes.get("mode", self.mode),
         )
         given = set() if fresh.partitions is None else set(fresh.partitions.shares)
         if given != (set() if known is None else set(known.shares)):
             raise ValueError("update(partitions=...): write new shares for the same classes")
         with self.slots.mutex:
-            self.mode, self.max_wait = fresh.mode, fresh.max_wait
+            self._take_over(fresh)
             self.windows.shortest = fresh.windows.shortest
             if known is not None and fresh.partitions is not None:
                 known.shares = fresh.partitions.shares

@@ -8,6 +8,7 @@ shed while a less critical one is admitted; a load signal that fails sheds nobod
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
@@ -39,6 +40,7 @@ class Shed(GatePolicy):
         """
         super().__init__(mode)
         self.rules, self.load = _check(rules, load)
+        self._reading = _Reading(self.load or float)
 
     def __repr__(self) -> str:
         return f"Shed({', '.join(repr(rule) for rule in self.rules)})"
@@ -59,22 +61,35 @@ class Shed(GatePolicy):
             )
         changed = rules is not self.rules
         self.mode, self.rules, self.load = mode, rules, load
+        self._reading = _Reading(load or float)
         for bound in self.bindings if changed else ():
             if isinstance(bound, _ShedGate):
                 bound.start()
 
-    def reading(self) -> float:
-        """Return the load now; 0, and a line in the log, where it cannot be told."""
-        load = self.load
-        if load is None:
-            return 0.0
-        try:
-            return load()
-        except Exception:
-            import logging
 
-            logging.getLogger("seawall").exception("a load signal failed: nobody is shed by it")
+class _Reading:
+    """A signal that counts as 0 while it fails: whoever cannot be measured is not shed for it."""
+
+    __slots__ = ("_failing", "_read")
+
+    def __init__(self, read: Load) -> None:
+        self._read = read
+        self._failing = False
+
+    def __call__(self) -> float:
+        try:
+            value = float(self._read())
+            if not isfinite(value):
+                raise ValueError(f"a signal returned {value!r}")  # noqa: TRY301 - as if it raised
+        except Exception:
+            if not self._failing:  # once, not for each call of an outage
+                self._failing = True
+                import logging
+
+                logging.getLogger("seawall").exception("a load signal failed: nobody is shed by it")
             return 0.0
+        self._failing = False
+        return value
 
 
 def _check(rules: object, load: Load | None) -> tuple[tuple[ShedRule, ...], Load | None]:
@@ -111,7 +126,8 @@ class _ShedGate(GateBound):
         """Let the rules begin; after a change of settings, begin anew."""
         host = self.host
         sources = Sources(
-            load=self.policy.reading,
+            load=lambda: self.policy._reading(),  # noqa: PLW0108 - it may be changed
+            signal=_Reading,
             rank=current_criticality,
             tier=current_tier,
             uniform=lambda: host.rng.random(),  # noqa: PLW0108 - a fork makes another rng
@@ -157,11 +173,13 @@ class _ShedGate(GateBound):
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the load, and by rule how many calls it shed, or would have."""
-        rules = zip(self.policy.rules, self.shed, strict=True)
+        shed_by: dict[str, int] = {}
+        for rule, shed in zip(self.policy.rules, self.shed, strict=True):
+            shed_by[rule.name] = shed_by.get(rule.name, 0) + shed
         return {
             **super().snapshot(now),
-            "load": None if self.policy.load is None else self.policy.reading(),
-            "shed_by": {rule.name: shed for rule, shed in rules},
+            "load": None if self.policy.load is None else self.policy._reading(),
+            "shed_by": shed_by,
         }
 
 

@@ -1,0 +1,132 @@
+"""What policies that hand out slots have in common: a bulkhead, an adaptive limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from seawall import _checks as check
+from seawall.errors import DeadlineExceeded, Overloaded, Rejected
+from seawall.models.codel import QueueShed
+from seawall.models.waiting import ORDERS, Order
+from seawall.runtime.policy import GateBound, GatePolicy, Mode
+from seawall.runtime.slots import Refusal, Slots
+
+
+class SlotPolicy(GatePolicy):
+    """A policy that lets so many calls in at once, and others wait for a slot."""
+
+    def __init__(
+        self,
+        limit: int,
+        max_wait: float,
+        max_waiting: int | None,
+        order: Order,
+        shed: QueueShed | None,
+        mode: Mode,
+    ) -> None:
+        """Have `limit` slots."""
+        super().__init__(mode)
+        self.max_wait = check.seconds("max_wait", max_wait, zero=True, infinite=True)
+        room = None if max_waiting is None else check.count("max_waiting", max_waiting)
+        self.shed = _check_shed(shed, self.max_wait)
+        self.slots = Slots(
+            limit,
+            order=check.choice("order", order, ORDERS),
+            room=room,
+            discipline=None if shed is None else shed.start(self._service_time),
+            owner=self,
+        )
+
+    def _service_time(self, now: float) -> float | None:
+        """Return what a typical call takes, once that is known."""
+        raise NotImplementedError
+
+    @property
+    def limit(self) -> int:
+        """How many calls may run at once now."""
+        return self.slots.limit
+
+    @property
+    def in_flight(self) -> int:
+        """How many calls hold a slot now."""
+        return self.slots.in_use
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for a slot now."""
+        return self.slots.waiting
+
+    def queue_wait(self, now: float) -> float:
+        """Return for how long the longest waiting has waited by now."""
+        return self.slots.queue_wait(now)
+
+    def _queue_repr(self) -> str:
+        shed = "" if self.shed is None else f", shed={self.shed!r}"
+        return f"max_wait={self.max_wait:g}, order={self.slots.queue.order!r}{shed}"
+
+    def _take_over(self, fresh: SlotPolicy) -> None:
+        """Have the settings of `fresh`, but for the limit; calls in flight and waiting stay."""
+        self.mode, self.max_wait = fresh.mode, fresh.max_wait
+        if fresh.shed is not self.shed:
+            self.shed = fresh.shed
+            begun = None if self.shed is None else self.shed.start(self._service_time)
+            self.slots.discipline = begun
+
+
+class SlotGate(GateBound):
+    """Such a policy inside one guard."""
+
+    policy: SlotPolicy
+    until_stopped = True
+    beyond: object = None
+    """The ticket of a call let in beyond the limit, where that is not enforced."""
+
+    def typical(self) -> float | None:
+        """Return what a typical call takes: then a slot may be free."""
+        raise NotImplementedError
+
+    def full(self, why: str) -> Rejected:
+        """Return the refusal of a call for which there is no slot."""
+        raise NotImplementedError
+
+    def no_slot(self, why: str) -> str:
+        """Return how a refusal says so."""
+        return f"guard {self.host.name!r}: no free slot of {self.policy.limit}: {why}"
+
+    def turned_away(self, why: Refusal) -> object:
+        """Refuse a call that waited in vain; where the limit is not enforced, let it in."""
+        name = self.host.name
+        if why == "deadline":
+            self.refuse(
+                DeadlineExceeded(f"guard {name!r}: the deadline passed while waiting for a slot")
+            )
+        elif why == "shed":
+            message = f"guard {name!r}: shed from a queue that does not drain"
+            error = Overloaded(message, retry_after=self.typical())
+            error.reason = "shed_by_queue_time"
+            self.refuse(error)
+        elif why == "no room":
+            self.refuse(self.full("and no room to wait"))
+        else:
+            self.refuse(self.full(f"waited {self.policy.max_wait:g} s"))
+        return self.beyond
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return slots, use and waiting."""
+        return {
+            **super().snapshot(now),
+            "limit": self.policy.limit,
+            "in_flight": self.policy.in_flight,
+            "waiting": self.policy.waiting,
+            "queue_wait": self.policy.queue_wait(now),
+        }
+
+
+def _check_shed(shed: QueueShed | None, max_wait: float) -> QueueShed | None:
+    if shed is None:
+        return None
+    if isinstance(shed, type) or not hasattr(shed, "start"):
+        raise TypeError(f"shed={shed!r}: write codel() or adaptive_lifo()")
+    if not max_wait:
+        raise ValueError(f"shed={shed!r}: only who waits can be shed; write max_wait=... too")
+    return shed
