@@ -2,32 +2,65 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Iterator
+from contextvars import ContextVar
 from math import inf, nan
 from random import Random
+from typing import Any
 
 import pytest
 
+import seawall
 from seawall import (
+    AdaptiveLimit,
     Breaker,
     Bulkhead,
     Cache,
+    Channel,
+    Chaos,
+    CpuPool,
     Criticality,
     Deadline,
     Fallback,
     Guard,
+    Hedge,
     InFlightRatio,
+    IoPool,
+    Ladder,
+    Limit,
+    LoopWatchdog,
+    Pool,
+    RateLimit,
     RequestRatio,
     Retry,
     RetryBudget,
+    Serializer,
+    ServiceLevel,
+    Shed,
+    Stripes,
     SuccessDeposit,
     SystemClock,
     ThreadBulkhead,
+    Throttle,
     Timeout,
     VirtualClock,
     adaptive,
     adaptive_attempts,
+    adaptive_lifo,
+    aimd,
+    aupdate_optimistically,
+    by_chance,
+    by_cost,
+    by_criticality,
+    by_deadline,
+    by_fraction,
+    by_latency,
+    by_queue,
+    by_tier,
     check_threads,
+    codel,
     constant,
     criticality,
     deadline,
@@ -35,6 +68,7 @@ from seawall import (
     exponential,
     full_jitter,
     get_guard,
+    gradient2,
     growing,
     guard_from_table,
     guards_from_toml,
@@ -43,10 +77,16 @@ from seawall import (
     n_of_m,
     plus_minus,
     pool_size,
+    quantile,
     ramp,
+    signals,
     static,
     subscribe,
+    tenant,
+    tier,
     timeout_for,
+    update_optimistically,
+    vegas,
 )
 from seawall.testing import (
     ScriptedService,
@@ -376,7 +416,7 @@ TABLE = [
         "table policy",
         lambda x: _table(policies=[x]),
         [({}, ValueError), ({"policy": "x"}, ValueError), (5, ValueError)],
-        "write one of breaker, bulkhead",
+        "write one of adaptive_limit, breaker, bulkhead",
     ),
     (
         "table idempotent",
@@ -416,9 +456,1207 @@ TABLE = [
     ("run_virtual", run_virtual, [(5, (TypeError, ValueError)), (print, ValueError)], "coroutine"),
 ]
 
+
+# --- What is scarce ---
+
+
+async def _later(*_args: object) -> None:
+    """Be a function that a sync caller cannot use."""
+
+
+def _pool(connect: Any = object, **settings: Any) -> Pool[object]:
+    return Pool(connect, **{"name": "bad", "max_size": 2, **settings})
+
+
+def _ladder(**settings: Any) -> Ladder:
+    return Ladder("bad", **{"load": lambda: 0.0, **settings})
+
+
+def _update(read: Any = lambda: (1, 1), **settings: Any) -> Any:
+    arguments = {"change": abs, "write": lambda *_: True, **settings}
+    return update_optimistically(read, **arguments)
+
+
+def _aupdate(read: Any = lambda: (1, 1), **settings: Any) -> Any:
+    arguments = {"change": abs, "write": lambda *_: True, **settings}
+    return run_virtual(aupdate_optimistically(read, **arguments))
+
+
+def _rule(rule: Any) -> Shed:
+    return Shed(rule, load=lambda: 0.0)
+
+
+_local_var: Any = [ContextVar("not_a_global")]
+
+_RATES = [
+    (5, TypeError),
+    (None, TypeError),
+    (b"60/s", TypeError),
+    (["60/s"], TypeError),
+    (Limit, TypeError),
+    ("", ValueError),
+    ("60", ValueError),
+    ("/s", ValueError),
+    ("0/s", ValueError),
+    ("-1/s", ValueError),
+    ("60/fortnight", ValueError),
+    ("60/0s", ValueError),
+    ("1.5/s", ValueError),
+    ("nan/s", ValueError),
+    ("inf/s", ValueError),
+    ("1e3/s", ValueError),
+    ("9" * 31 + "/s", ValueError),
+    ("9" * 400 + "/s", ValueError),
+    ("60/s; drop", ValueError),
+]
+_AT_LEAST_ZERO = [(-1.0, ValueError), (nan, ValueError), (inf, ValueError), ("2", TypeError)]
+_AT_LEAST_ZERO += [(None, TypeError), (True, TypeError), (HUGE, ValueError)]
+_AT_LEAST_ONE = [*_AT_LEAST_ZERO, (0.5, ValueError)]
+_STARTS = [*_RATIOS, (1, ValueError), (None, TypeError)]
+_FLAGS = [("yes", TypeError), (1, TypeError), (None, TypeError), (0, TypeError)]
+_CLOCKS = [(5, TypeError), (SystemClock, TypeError), ("now", TypeError)]
+_RNGS = [(5, TypeError), (Random, TypeError), ("seed", TypeError)]
+_NAMES = [
+    ("", (TypeError, ValueError)),
+    (5, (TypeError, ValueError)),
+    (None, (TypeError, ValueError)),
+]
+_ERRORS = [
+    (5, TypeError),
+    ("OSError", TypeError),
+    (None, TypeError),
+    (int, TypeError),
+    (KeyboardInterrupt, TypeError),
+    (OSError(), TypeError),
+    ((OSError, 5), TypeError),
+    ((OSError, BaseException), TypeError),
+]
+_LEVELS = [("nonsense", ValueError), ("FULL", ValueError), (1, ValueError), (None, ValueError)]
+_LEVELS += [([], ValueError)]
+_REFUSALS = [*_ERRORS[:-2], ((), ValueError), ((OSError, "x"), TypeError)]
+_REFUSALS += [((OSError, KeyboardInterrupt), TypeError)]
+_RULES = [(5, TypeError), (None, TypeError), ("x", TypeError), (by_criticality, TypeError)]
+_RULES += [(codel(), TypeError), ([by_criticality()], TypeError)]
+_SHEDS = [(5, TypeError), ("codel", TypeError), (codel, TypeError)]
+_PARTITIONS = [
+    (5, TypeError),
+    ("live", TypeError),
+    ({}, TypeError),
+    ([("live", 0.5)], TypeError),
+    ({5: 0.5}, TypeError),
+    ({"": 0.5}, TypeError),
+    ({"live": "0.5"}, TypeError),
+    ({"live": 0}, ValueError),
+    ({"live": nan}, ValueError),
+    ({"live": 1.5}, ValueError),
+    ({"live": 0.6, "batch": 0.6}, ValueError),
+]
+_LATENCIES = [
+    (0, ValueError),
+    (-1.0, ValueError),
+    (nan, ValueError),
+    (inf, ValueError),
+    (HUGE, ValueError),
+    ("1", TypeError),
+    (True, TypeError),
+    ((), ValueError),
+    ((0.1,), ValueError),
+    ((0.1, 0.2, 0.3), ValueError),
+    ((0.5, 0.1), ValueError),
+    ((-1, 0.1), ValueError),
+    (("0.1", 1), TypeError),
+    ((0.1, inf), ValueError),
+    ((0.1, None), TypeError),
+]
+_THRESHOLDS = [
+    (5, TypeError),
+    ("cached", TypeError),
+    ([("cached", 0.5)], TypeError),
+    ({"nonsense": 0.5}, ValueError),
+    ({5: 0.5}, ValueError),
+    ({"full": 0.5}, ValueError),
+    ({"cached": -1}, ValueError),
+    ({"cached": nan}, ValueError),
+    ({"cached": "0.5"}, TypeError),
+    ({"cached": 0.9, "static": 0.5}, ValueError),
+    ({"cached": 0.5, "static": 0.5}, ValueError),
+]
+_TIERS = [
+    (5, TypeError),
+    (None, TypeError),
+    ("free", TypeError),
+    (["free"], TypeError),
+    ({5: 0.7}, TypeError),
+    ({"free": -1}, ValueError),
+    ({"free": nan}, ValueError),
+    ({"free": "0.7"}, (TypeError, ValueError)),
+    ({"free": None}, (TypeError, ValueError)),
+    ({"free": True}, (TypeError, ValueError)),
+]
+_BARS = [
+    (bars["free"], error) for bars, error in _TIERS if isinstance(bars, dict) and "free" in bars
+]
+
+# The label says which argument of what: a test looks whether one is missing.
+SCARCITY = [
+    # --- rate limits ---
+    ("RateLimit(limits)", RateLimit, _RATES, "such as '60/s'|'1/2s'"),
+    ("RateLimit(limits) none", lambda _: RateLimit(), [(None, TypeError)], "'60/s'"),
+    ("RateLimit(limits) alike", lambda x: RateLimit(x, x), [("1/s", ValueError)], "name="),
+    ("RateLimit(burst)", lambda x: RateLimit("1/s", burst=x), _optional(_COUNTS), "write"),
+    ("RateLimit(burst) huge", lambda x: RateLimit("1/s", burst=x), [(HUGE, ValueError)], "write"),
+    ("RateLimit(algorithm)", lambda x: RateLimit("1/s", algorithm=x), _CHOICES, "'leaky_bucket'"),
+    ("RateLimit(key)", lambda x: RateLimit("1/s", key=x), _FUNCTIONS, "function"),
+    (
+        "RateLimit(cost)",
+        lambda x: RateLimit("5/s", cost=x),
+        [*_COUNTS, (6, ValueError)],
+        "write|most|more",
+    ),
+    ("RateLimit(settle)", lambda x: RateLimit("1/s", settle=x), _FUNCTIONS, "function"),
+    ("RateLimit(max_wait)", lambda x: RateLimit("1/s", max_wait=x), _SECONDS, "seconds"),
+    ("RateLimit(max_waiting)", lambda x: RateLimit("1/s", max_waiting=x), _COUNTS, "write"),
+    ("RateLimit(max_keys)", lambda x: RateLimit("1/s", max_keys=x), _COUNTS, "write"),
+    ("RateLimit(mode)", lambda x: RateLimit("1/s", mode=x), _CHOICES, "'shadow'"),
+    (
+        "RateLimit(limits) options",
+        lambda x: RateLimit(Limit("1/s"), **x),
+        [({"burst": 3}, TypeError), ({"key": len}, TypeError), ({"cost": 2}, TypeError)],
+        "inside Limit",
+    ),
+    (
+        "RateLimit(burst) of a window",
+        lambda x: RateLimit("1/s", burst=3, algorithm=x),
+        [("leaky_bucket", ValueError), ("fixed_window", ValueError), ("sliding_log", ValueError)],
+        "token bucket",
+    ),
+    (
+        "RateLimit.update(limits)",
+        lambda x: RateLimit("1/s").update(limits=x),
+        [case for case in _RATES if case[1] is ValueError],
+        "'60/s'|'1/2s'",
+    ),
+    (
+        "RateLimit.update(limits) others",
+        lambda x: RateLimit("1/s").update(limits=x),
+        [
+            (("1/s", "1/min"), ValueError),
+            (Limit("1/s", algorithm="sliding_log"), ValueError),
+            (Limit("1/s", key=len), ValueError),
+        ],
+        "make a new RateLimit",
+    ),
+    (
+        "RateLimit.update(burst)",
+        lambda x: RateLimit("1/s").update(burst=x),
+        _optional(_COUNTS),
+        "write",
+    ),
+    ("RateLimit.update(max_wait)", lambda x: RateLimit("1/s").update(max_wait=x), _SECONDS, "sec"),
+    ("RateLimit.update(max_keys)", lambda x: RateLimit("1/s").update(max_keys=x), _COUNTS, "write"),
+    (
+        "RateLimit.update(max_waiting)",
+        lambda x: RateLimit("1/s").update(max_waiting=x),
+        _COUNTS,
+        "w",
+    ),
+    ("RateLimit.update(mode)", lambda x: RateLimit("1/s").update(mode=x), _CHOICES, "'shadow'"),
+    (
+        "RateLimit.update(key)",
+        lambda x: RateLimit("1/s").update(key=x),
+        [(len, TypeError)],
+        "it takes",
+    ),
+    (
+        "RateLimit.reserve(cost)",
+        lambda x: RateLimit("9/s").reserve(cost=x),
+        _optional(_NATURALS),
+        "write",
+    ),
+    (
+        "RateLimit.reserve(key)",
+        lambda x: RateLimit("9/s", key=lambda: x).reserve(),
+        [([], TypeError), ({}, TypeError)],
+        "return text",
+    ),
+    ("RateLimit.peek(cost)", lambda x: RateLimit("9/s", cost=lambda: x).peek(), _NATURALS, "write"),
+    (
+        "Reservation.settle(actual)",
+        lambda x: RateLimit("9/s").reserve().settle(x),
+        _NATURALS,
+        "write",
+    ),
+    ("Limit(rate)", Limit, _RATES, "such as '60/s'|'1/2s'"),
+    ("Limit(burst)", lambda x: Limit("1/s", burst=x), _optional(_COUNTS), "write"),
+    ("Limit(algorithm)", lambda x: Limit("1/s", algorithm=x), _CHOICES, "'leaky_bucket'"),
+    ("Limit(key)", lambda x: Limit("1/s", key=x), _FUNCTIONS, "function"),
+    ("Limit(cost)", lambda x: Limit("5/s", cost=x), [*_COUNTS, (6, ValueError)], "write|more"),
+    ("Limit(settle)", lambda x: Limit("1/s", settle=x), _FUNCTIONS, "function"),
+    (
+        "Limit(name)",
+        lambda x: Limit("1/s", name=x),
+        [("", TypeError), (5, TypeError)],
+        "text, such",
+    ),
+    ("Guard.standard(rate)", lambda x: _standard(rate=x), _RATES[2:], "such as '60/s'|'1/2s'"),
+    # --- shedding ---
+    ("Shed(rules)", _rule, _RULES, "by_criticality"),
+    ("Shed(rules) none", lambda _: Shed(load=lambda: 0.0), [(None, TypeError)], "give it a rule"),
+    ("Shed(load)", lambda x: Shed(by_fraction(0.1), load=x), _FUNCTIONS, "function"),
+    (
+        "Shed(load) missing",
+        Shed,
+        [
+            (by_criticality(), TypeError),
+            (by_tier(), TypeError),
+            (by_chance(), TypeError),
+            (by_cost(len, most=9), TypeError),
+        ],
+        "write load=",
+    ),
+    ("Shed(mode)", lambda x: Shed(by_fraction(0.1), mode=x), _CHOICES, "'shadow'"),
+    (
+        "Shed.update(rules)",
+        lambda x: Shed(by_fraction(0.1)).update(rules=x),
+        [*_RULES[:-1], ([], TypeError)],
+        "rule",
+    ),
+    (
+        "Shed.update(rules) others",
+        lambda x: Shed(by_fraction(0.1)).update(rules=x),
+        [([by_deadline()], ValueError), ([by_fraction(0.1), by_deadline()], ValueError)],
+        "the same rules",
+    ),
+    ("Shed.update(load)", lambda x: Shed(by_fraction(0.1)).update(load=x), _FUNCTIONS, "function"),
+    ("Shed.update(mode)", lambda x: Shed(by_fraction(0.1)).update(mode=x), _CHOICES, "'shadow'"),
+    ("by_criticality(start)", by_criticality, _STARTS, "write"),
+    ("by_tier(bars)", by_tier, _TIERS, "'free': 0.7|a load such as 0.7"),
+    ("by_tier(others)", lambda x: by_tier(others=x), _BARS, "a load such as"),
+    ("by_tier(tier)", lambda x: by_tier(tier=x), _FUNCTIONS, "function"),
+    ("by_cost(cost)", lambda x: by_cost(x, most=9), [*_FUNCTIONS, (None, TypeError)], "function"),
+    (
+        "by_cost(most)",
+        lambda x: by_cost(len, most=x),
+        [*_AT_LEAST_ZERO, (0, ValueError), (0.5, ValueError)],
+        "write",
+    ),
+    (
+        "by_cost(least)",
+        lambda x: by_cost(len, most=9, least=x),
+        [*_AT_LEAST_ZERO, (0, ValueError), (9, ValueError)],
+        "write",
+    ),
+    ("by_cost(start)", lambda x: by_cost(len, most=9, start=x), _STARTS, "write"),
+    ("by_queue(length)", lambda x: by_queue(x, of=int), _COUNTS, "write"),
+    (
+        "by_queue(of)",
+        lambda x: by_queue(1, of=x),
+        [(5, TypeError), (None, TypeError), ("q", TypeError)],
+        "a Bulkhead, or a function",
+    ),
+    ("by_deadline(reserve)", lambda x: by_deadline(reserve=x), _FINITE, "seconds"),
+    ("by_deadline(quantile)", lambda x: by_deadline(quantile=x), _SHARES, "share"),
+    ("by_fraction(share)", by_fraction, _RATIOS, "share"),
+    ("by_fraction(key)", lambda x: by_fraction(0.1, key=x), _FUNCTIONS, "function"),
+    ("by_latency(sla)", by_latency, _POSITIVE, "seconds"),
+    ("by_latency(quantile)", lambda x: by_latency(1.0, quantile=x), _SHARES, "share"),
+    ("by_latency(key)", lambda x: by_latency(1.0, key=x), _FUNCTIONS, "function"),
+    ("by_chance(start)", by_chance, _STARTS, "write"),
+    ("by_chance(key)", lambda x: by_chance(key=x), _FUNCTIONS, "function"),
+    ("codel(target)", codel, [*_POSITIVE, (0.1, ValueError)], "seconds|such as 20 times"),
+    (
+        "codel(interval)",
+        lambda x: codel(interval=x),
+        [*_POSITIVE, (0.005, ValueError)],
+        "seconds|20 times",
+    ),
+    ("codel(scale)", lambda x: codel(scale=x), _AT_LEAST_ZERO, "number"),
+    ("adaptive_lifo(timeout)", adaptive_lifo, [*_POSITIVE, (0.2, ValueError)], "seconds|20 times"),
+    (
+        "adaptive_lifo(patience)",
+        lambda x: adaptive_lifo(patience=x),
+        [*_POSITIVE, (0.001, ValueError)],
+        "seconds|20 times",
+    ),
+    ("adaptive_lifo(scale)", lambda x: adaptive_lifo(scale=x), _AT_LEAST_ZERO, "number"),
+    ("Bulkhead(shed)", lambda x: Bulkhead(1, max_wait=1, shed=x), _SHEDS, r"codel\(\)"),
+    ("Bulkhead(shed) unused", lambda x: Bulkhead(1, shed=x), [(codel(), ValueError)], "max_wait"),
+    (
+        "Bulkhead.update(shed)",
+        lambda x: Bulkhead(1, max_wait=1).update(shed=x),
+        _SHEDS,
+        r"codel\(\)",
+    ),
+    ("Throttle(k)", lambda x: Throttle(k=x), _AT_LEAST_ONE, "number of at least 1"),
+    (
+        "Throttle(k) levels",
+        lambda x: Throttle(k={x: 2.0}),
+        [("CRITICAL", TypeError), (2, TypeError)],
+        "Criticality",
+    ),
+    (
+        "Throttle(k) of levels",
+        lambda x: Throttle(k={Criticality.CRITICAL: x}),
+        _AT_LEAST_ONE,
+        "number of at least 1",
+    ),
+    ("Throttle(window)", lambda x: Throttle(window=x), _POSITIVE, "seconds"),
+    ("Throttle(on)", lambda x: Throttle(on=x), _REFUSALS, "exception types, such as"),
+    ("Throttle(probe_every)", lambda x: Throttle(probe_every=x), _optional(_POSITIVE), "seconds"),
+    ("Throttle(mode)", lambda x: Throttle(mode=x), _CHOICES, "'shadow'"),
+    ("Throttle.update(k)", lambda x: Throttle().update(k=x), _AT_LEAST_ONE, "number of at least 1"),
+    ("Throttle.update(window)", lambda x: Throttle().update(window=x), _POSITIVE, "seconds"),
+    (
+        "Throttle.update(probe_every)",
+        lambda x: Throttle().update(probe_every=x),
+        _optional(_POSITIVE),
+        "seconds",
+    ),
+    ("Throttle.update(mode)", lambda x: Throttle().update(mode=x), _CHOICES, "'shadow'"),
+    # --- adaptive limits ---
+    (
+        "AdaptiveLimit(limit)",
+        AdaptiveLimit,
+        [(5, TypeError), ("vegas", TypeError), (vegas, TypeError), (Limit("1/s"), TypeError)],
+        r"vegas\(\)",
+    ),
+    ("AdaptiveLimit(window)", lambda x: AdaptiveLimit(window=x), _POSITIVE, "seconds"),
+    ("AdaptiveLimit(max_wait)", lambda x: AdaptiveLimit(max_wait=x), _SECONDS, "seconds"),
+    (
+        "AdaptiveLimit(max_waiting)",
+        lambda x: AdaptiveLimit(max_waiting=x),
+        _optional(_COUNTS),
+        "write",
+    ),
+    ("AdaptiveLimit(order)", lambda x: AdaptiveLimit(order=x), _CHOICES, "'criticality'"),
+    ("AdaptiveLimit(partitions)", lambda x: AdaptiveLimit(partitions=x), _PARTITIONS, "write"),
+    (
+        "AdaptiveLimit(partition)",
+        lambda x: AdaptiveLimit(partitions={"a": 0.5}, partition=x),
+        _FUNCTIONS,
+        "function",
+    ),
+    (
+        "AdaptiveLimit(partition) alone",
+        lambda x: AdaptiveLimit(partition=x),
+        [(len, TypeError)],
+        "write partitions=",
+    ),
+    ("AdaptiveLimit(shed)", lambda x: AdaptiveLimit(max_wait=1, shed=x), _SHEDS, r"codel\(\)"),
+    (
+        "AdaptiveLimit(shed) unused",
+        lambda x: AdaptiveLimit(shed=x),
+        [(codel(), ValueError)],
+        "max_wait",
+    ),
+    ("AdaptiveLimit(is_drop)", lambda x: AdaptiveLimit(is_drop=x), _FUNCTIONS, "function"),
+    ("AdaptiveLimit(mode)", lambda x: AdaptiveLimit(mode=x), _CHOICES, "'shadow'"),
+    (
+        "AdaptiveLimit.update(minimum)",
+        lambda x: AdaptiveLimit().update(minimum=x),
+        [*_COUNTS, (2000, ValueError)],
+        "write",
+    ),
+    (
+        "AdaptiveLimit.update(maximum)",
+        lambda x: AdaptiveLimit(gradient2()).update(maximum=x),
+        [*_COUNTS, (3, ValueError)],
+        "write",
+    ),
+    (
+        "AdaptiveLimit.update(window)",
+        lambda x: AdaptiveLimit().update(window=x),
+        _POSITIVE,
+        "seconds",
+    ),
+    (
+        "AdaptiveLimit.update(max_wait)",
+        lambda x: AdaptiveLimit().update(max_wait=x),
+        _SECONDS,
+        "seconds",
+    ),
+    (
+        "AdaptiveLimit.update(max_waiting)",
+        lambda x: AdaptiveLimit().update(max_waiting=x),
+        _optional(_COUNTS),
+        "write",
+    ),
+    (
+        "AdaptiveLimit.update(partitions)",
+        lambda x: AdaptiveLimit(partitions={"live": 0.5}).update(partitions=x),
+        [*_PARTITIONS, ({"other": 0.5}, ValueError)],
+        "write",
+    ),
+    ("AdaptiveLimit.update(mode)", lambda x: AdaptiveLimit().update(mode=x), _CHOICES, "'shadow'"),
+    (
+        "AdaptiveLimit.update(limit)",
+        lambda x: AdaptiveLimit().update(limit=x),
+        [(5, TypeError)],
+        "it takes",
+    ),
+    (
+        "aimd(slow_after)",
+        lambda x: aimd(slow_after=x),
+        [case for case in _POSITIVE if case[0] != inf],
+        "seconds",
+    ),
+    ("aimd(backoff)", lambda x: aimd(slow_after=1, backoff=x), _SHARES, "share"),
+    ("vegas(alpha)", lambda x: vegas(alpha=x), [*_AT_LEAST_ZERO, (7, ValueError)], "write"),
+    ("vegas(beta)", lambda x: vegas(beta=x), [*_AT_LEAST_ZERO, (1, ValueError)], "write"),
+    *(
+        (
+            f"{name}({argument})",
+            lambda x, make=make, argument=argument: make(**{argument: x}),
+            [*_COUNTS, *more],
+            "write",
+        )
+        for name, make in (
+            ("aimd", lambda **given: aimd(slow_after=1.0, **given)),
+            ("vegas", vegas),
+            ("gradient2", gradient2),
+        )
+        for argument, more in (
+            ("initial", [(10**6, ValueError)]),
+            ("minimum", [(10**6, ValueError)]),
+            ("maximum", [(3, ValueError)]),
+        )
+    ),
+    # --- hedging and chaos ---
+    ("Hedge(delay)", Hedge, _POSITIVE, "seconds"),
+    ("Hedge(most)", lambda x: Hedge(1.0, most=x), _COUNTS, "write"),
+    ("Hedge(cap)", lambda x: Hedge(1.0, cap=x), _RATIOS, "share"),
+    ("Hedge(burst)", lambda x: Hedge(1.0, burst=x), _COUNTS, "write"),
+    (
+        "Hedge(budget)",
+        lambda x: Hedge(1.0, budget=x),
+        [
+            (0.1, TypeError),
+            (True, TypeError),
+            (SuccessDeposit(), TypeError),
+            (RetryBudget, TypeError),
+        ],
+        r"RetryBudget\(\)",
+    ),
+    ("Hedge(dispose)", lambda x: Hedge(1.0, dispose=x), _FUNCTIONS, "function"),
+    (
+        "Hedge(sync)",
+        lambda x: Hedge(1.0, sync=x),
+        [*_CHOICES, ("cooperative", ValueError)],
+        "'thread'",
+    ),
+    ("Hedge(workers)", lambda x: Hedge(1.0, sync="thread", workers=x), _COUNTS, "write"),
+    ("Hedge(workers) unused", lambda x: Hedge(1.0, workers=x), _COUNTS, "write"),
+    ("Hedge.update(delay)", lambda x: Hedge(1.0).update(delay=x), _POSITIVE, "seconds"),
+    ("Hedge.update(most)", lambda x: Hedge(1.0).update(most=x), _COUNTS, "write"),
+    ("Hedge.update(cap)", lambda x: Hedge(1.0).update(cap=x), _RATIOS, "share"),
+    ("Hedge.update(burst)", lambda x: Hedge(1.0).update(burst=x), _COUNTS, "write"),
+    ("quantile(p)", quantile, [*_SHARES, (1, ValueError), (None, TypeError)], "share"),
+    ("quantile(floor)", lambda x: quantile(0.9, floor=x), _FINITE, "seconds"),
+    ("Chaos(share)", lambda x: Chaos(x, hang=True), [*_RATIOS, (None, TypeError)], "share"),
+    ("Chaos(latency)", lambda x: Chaos(0.5, latency=x), _LATENCIES, "seconds|pair|lower number"),
+    (
+        "Chaos(error)",
+        lambda x: Chaos(0.5, error=x),
+        [
+            (OSError(), TypeError),
+            ("x", TypeError),
+            (5, TypeError),
+            (KeyboardInterrupt(), TypeError),
+        ],
+        "error=ConnectionError",
+    ),
+    ("Chaos(hang)", lambda x: Chaos(0.5, error=OSError, hang=x), _FLAGS, "True or False"),
+    ("Chaos(when)", lambda x: Chaos(0.5, hang=True, when=x), _FUNCTIONS, "function"),
+    ("Chaos(seed)", lambda x: Chaos(0.5, hang=True, seed=x), _NATURALS, "write"),
+    ("Chaos(enabled)", lambda x: Chaos(0.5, hang=True, enabled=x), _FLAGS, "True or False"),
+    ("Chaos nothing", Chaos, [(0.5, ValueError)], "write latency="),
+    (
+        "Chaos(result) and more",
+        lambda x: Chaos(0.5, **x),
+        [
+            ({"error": OSError, "hang": True}, ValueError),
+            ({"error": OSError, "result": None}, ValueError),
+            ({"hang": True, "latency": 1.0}, ValueError),
+        ],
+        "several Chaos policies",
+    ),
+    ("Chaos.update(share)", lambda x: Chaos(0.5, hang=True).update(share=x), _RATIOS, "share"),
+    (
+        "Chaos.update(latency)",
+        lambda x: Chaos(0.5, latency=1.0).update(latency=x),
+        _LATENCIES,
+        "seconds|pair|lower",
+    ),
+    ("Chaos.update(enabled)", lambda x: Chaos(0.5, hang=True).update(enabled=x), _FLAGS, "True or"),
+    ("Chaos.update(seed)", lambda x: Chaos(0.5, hang=True).update(seed=x), _NATURALS, "write"),
+    (
+        "Chaos.update(hang)",
+        lambda x: Chaos(0.5, latency=1.0).update(hang=x),
+        [(True, ValueError)],
+        "several",
+    ),
+    # --- pools ---
+    ("Pool(connect)", _pool, [*_FUNCTIONS, (None, TypeError)], "function"),
+    ("Pool(name)", lambda x: _pool(name=x), _NAMES, "such as 'database'"),
+    ("Pool(max_size)", lambda x: _pool(max_size=x), _COUNTS, "write"),
+    ("Pool(min_size)", lambda x: _pool(min_size=x), [*_NATURALS, (3, ValueError)], "write"),
+    ("Pool(close)", lambda x: _pool(close=x), _FUNCTIONS, "function"),
+    ("Pool(validate)", lambda x: _pool(validate=x), _FUNCTIONS, "function"),
+    (
+        "Pool(reusable)",
+        lambda x: _pool(reusable=x),
+        [*_ERRORS, ([OSError], TypeError)],
+        "types of errors, such as",
+    ),
+    ("Pool(connect_timeout)", lambda x: _pool(connect_timeout=x), _optional(_POSITIVE), "seconds"),
+    ("Pool(read_timeout)", lambda x: _pool(read_timeout=x), _optional(_POSITIVE), "seconds"),
+    ("Pool(idle_timeout)", lambda x: _pool(idle_timeout=x), _optional(_POSITIVE), "seconds"),
+    (
+        "Pool(checkout_timeout)",
+        lambda x: _pool(checkout_timeout=x),
+        [*_SECONDS, (0, ValueError)],
+        "seconds",
+    ),
+    ("Pool(close_timeout)", lambda x: _pool(close_timeout=x), _POSITIVE, "seconds"),
+    ("Pool(max_lifetime)", lambda x: _pool(max_lifetime=x), _optional(_POSITIVE), "seconds"),
+    (
+        "Pool(when_exhausted)",
+        lambda x: _pool(when_exhausted=x),
+        _CHOICES,
+        "'wait', 'fail', 'degrade'",
+    ),
+    ("Pool(degraded)", lambda x: _pool(degraded=x), _FUNCTIONS, "function"),
+    (
+        "Pool(degraded) missing",
+        lambda x: _pool(when_exhausted=x),
+        [("degrade", ValueError)],
+        "pass degraded=",
+    ),
+    ("Pool(max_waiting)", lambda x: _pool(max_waiting=x), _optional(_COUNTS), "write"),
+    ("Pool(order)", lambda x: _pool(order=x), _CHOICES, "'fifo', 'lifo', 'criticality'"),
+    ("Pool(leak_after)", lambda x: _pool(leak_after=x), _optional(_POSITIVE), "seconds"),
+    ("Pool(clock)", lambda x: _pool(clock=x), _CLOCKS, "clock"),
+    ("Pool(rng)", lambda x: _pool(rng=x), _RNGS, "Random"),
+    ("Pool.close(timeout)", lambda x: _pool().close(x), _FINITE, "seconds"),
+    ("Pool.aclose(timeout)", lambda x: run_virtual(_pool().aclose(x)), _FINITE, "seconds"),
+    *(
+        (f"Pool.update({name})", lambda x, name=name: _pool().update(**{name: x}), cases, "write")
+        for name, cases in (
+            ("max_size", _COUNTS),
+            ("min_size", [*_NATURALS, (3, ValueError)]),
+            ("connect_timeout", _optional(_POSITIVE)),
+            ("read_timeout", _optional(_POSITIVE)),
+            ("idle_timeout", _optional(_POSITIVE)),
+            ("checkout_timeout", [*_SECONDS, (0, ValueError)]),
+            ("close_timeout", _POSITIVE),
+            ("max_lifetime", _optional(_POSITIVE)),
+            ("when_exhausted", _CHOICES),
+            ("max_waiting", _optional(_COUNTS)),
+            ("leak_after", _optional(_POSITIVE)),
+        )
+    ),
+    (
+        "Pool.update unknown",
+        lambda x: _pool().update(**x),
+        [({"name": "x"}, TypeError), ({}, TypeError)],
+        "it takes",
+    ),
+    # --- channels ---
+    ("Channel(capacity)", Channel, _COUNTS, "write"),
+    ("Channel(when_full)", lambda x: Channel(1, when_full=x), _CHOICES, "'block', 'drop_newest'"),
+    ("Channel(demand)", lambda x: Channel(1, demand=x), _FLAGS, "True or False"),
+    ("Channel(on_drop)", lambda x: Channel(1, on_drop=x), _FUNCTIONS, "function"),
+    ("Channel(clock)", lambda x: Channel(1, clock=x), _CLOCKS, "clock"),
+    ("Channel.put(timeout)", lambda x: Channel(1).put(1, x), _optional(_SECONDS), "seconds"),
+    ("Channel.get(timeout)", lambda x: Channel(1).get(x), _optional(_SECONDS), "seconds"),
+    (
+        "Channel.aput(timeout)",
+        lambda x: run_virtual(Channel(1).aput(1, x)),
+        _optional(_SECONDS),
+        "sec",
+    ),
+    (
+        "Channel.aget(timeout)",
+        lambda x: run_virtual(Channel(1).aget(x)),
+        _optional(_SECONDS),
+        "seconds",
+    ),
+    ("Channel.drain(timeout)", lambda x: Channel(1).drain(x), _optional(_SECONDS), "seconds"),
+    (
+        "Channel.adrain(timeout)",
+        lambda x: run_virtual(Channel(1).adrain(x)),
+        _optional(_SECONDS),
+        "sec",
+    ),
+    ("Channel.request(n)", lambda x: Channel(1, demand=True).request(x), _COUNTS, "write"),
+    (
+        "Channel.request(n) unasked",
+        lambda x: Channel(1).request(x),
+        [(1, TypeError)],
+        "demand=True",
+    ),
+    (
+        "Channel.update(capacity)",
+        lambda x: Channel(1).update(capacity=x),
+        _optional(_COUNTS),
+        "write",
+    ),
+    ("Channel.update(when_full)", lambda x: Channel(1).update(when_full=x), _CHOICES, "'reject'"),
+    # --- executors ---
+    ("CpuPool(name)", CpuPool, _NAMES, "such as 'thumbnails'"),
+    ("CpuPool(workers)", lambda x: CpuPool("bad", workers=x), _optional(_COUNTS), "write"),
+    ("CpuPool(kind)", lambda x: CpuPool("bad", kind=x), _CHOICES, "'process', 'thread'"),
+    ("CpuPool(max_queue)", lambda x: CpuPool("bad", max_queue=x), _optional(_NATURALS), "write"),
+    (
+        "CpuPool(start)",
+        lambda x: CpuPool("bad", start=x),
+        [*_CHOICES, ("fork", ValueError)],
+        "'spawn'",
+    ),
+    (
+        "CpuPool(context)",
+        lambda x: CpuPool("bad", context=x),
+        [([5], TypeError), (["x"], TypeError), (_local_var, ValueError)],
+        r"such as context=\[|global",
+    ),
+    ("CpuPool(clock)", lambda x: CpuPool("bad", clock=x), _CLOCKS, "clock"),
+    (
+        "CpuPool.run(function)",
+        lambda x: CpuPool("bad", kind="thread").run(x),
+        [(5, TypeError), (None, TypeError), (_later, TypeError)],
+        "a plain function",
+    ),
+    (
+        "CpuPool.arun(function)",
+        lambda x: run_virtual(CpuPool("bad").arun(x)),
+        [(5, TypeError), (_later, TypeError)],
+        "a plain function",
+    ),
+    ("CpuPool.close(drain)", lambda x: CpuPool("bad").close(x), _SECONDS, "seconds"),
+    ("CpuPool.aclose(drain)", lambda x: run_virtual(CpuPool("bad").aclose(x)), _SECONDS, "seconds"),
+    ("IoPool(name)", lambda x: IoPool(x, workers=1), _NAMES, "non-empty string"),
+    ("IoPool(throughput)", lambda x: IoPool("bad", throughput=x, latency=1), _FINITE, "write"),
+    ("IoPool(latency)", lambda x: IoPool("bad", throughput=1, latency=x), _FINITE, "write"),
+    ("IoPool(workers)", lambda x: IoPool("bad", workers=x), _COUNTS, "write"),
+    (
+        "IoPool(workers) too",
+        lambda x: IoPool("bad", throughput=1, latency=1, workers=x),
+        [(1, TypeError)],
+        "or workers=",
+    ),
+    (
+        "IoPool(max_queue)",
+        lambda x: IoPool("bad", workers=1, max_queue=x),
+        _optional(_NATURALS),
+        "write",
+    ),
+    ("IoPool(clock)", lambda x: IoPool("bad", workers=1, clock=x), _CLOCKS, "clock"),
+    (
+        "IoPool.run(function)",
+        lambda x: IoPool("bad", workers=1).run(x),
+        [(5, TypeError), (_later, TypeError)],
+        "a plain function",
+    ),
+    (
+        "IoPool.arun(function)",
+        lambda x: run_virtual(IoPool("bad", workers=1).arun(x)),
+        [(5, TypeError)],
+        "a plain function",
+    ),
+    ("IoPool.close(drain)", lambda x: IoPool("bad", workers=1).close(x), _SECONDS, "seconds"),
+    (
+        "IoPool.aclose(drain)",
+        lambda x: run_virtual(IoPool("bad", workers=1).aclose(x)),
+        _SECONDS,
+        "sec",
+    ),
+    # --- contention ---
+    ("Serializer(max_waiting)", lambda x: Serializer(max_waiting=x), _NATURALS, "write"),
+    ("Serializer(max_wait)", lambda x: Serializer(max_wait=x), _SECONDS, "seconds"),
+    ("Serializer(max_keys)", lambda x: Serializer(max_keys=x), _COUNTS, "write"),
+    ("Serializer(stripes)", lambda x: Serializer(stripes=x), _optional(_COUNTS), "write"),
+    ("Serializer(clock)", lambda x: Serializer(clock=x), _CLOCKS, "clock"),
+    (
+        "Serializer.hold(key)",
+        lambda x: Serializer().hold(x),
+        [([], TypeError), ({}, TypeError)],
+        "unhashable",
+    ),
+    (
+        "Serializer.hold(key) striped",
+        lambda x: Serializer(stripes=2).hold(x),
+        [([], TypeError), (1.5, TypeError), (object(), TypeError)],
+        "write a str",
+    ),
+    ("Serializer.run(key)", lambda x: Serializer().run(x, int), [([], TypeError)], "unhashable"),
+    (
+        "Serializer.arun(key)",
+        lambda x: run_virtual(Serializer().arun(x, _later)),
+        [([], TypeError)],
+        "unhashable",
+    ),
+    (
+        "Serializer.run(function)",
+        lambda x: Serializer().run(1, x),
+        [(_later, TypeError)],
+        "await serializer.arun",
+    ),
+    (
+        "Serializer.update(max_waiting)",
+        lambda x: Serializer().update(max_waiting=x),
+        _optional(_NATURALS),
+        "write",
+    ),
+    (
+        "Serializer.update(max_wait)",
+        lambda x: Serializer().update(max_wait=x),
+        _optional(_SECONDS),
+        "seconds",
+    ),
+    (
+        "Serializer.update(max_keys)",
+        lambda x: Serializer().update(max_keys=x),
+        _optional(_COUNTS),
+        "write",
+    ),
+    ("Stripes(n)", lambda x: Stripes(x, list), _COUNTS, "write"),
+    ("Stripes(make)", lambda x: Stripes(2, x), [*_FUNCTIONS, (None, TypeError)], "function"),
+    (
+        "Stripes.index(key)",
+        lambda x: Stripes(2, list).index(x),
+        [([], TypeError), (1.5, TypeError)],
+        "write a str",
+    ),
+    *(
+        row
+        for name, update in (
+            ("update_optimistically", _update),
+            ("aupdate_optimistically", _aupdate),
+        )
+        for row in (
+            (f"{name}(read)", update, [*_FUNCTIONS, (None, TypeError)], "function"),
+            (
+                f"{name}(change)",
+                lambda x, update=update: update(change=x),
+                [*_FUNCTIONS, (None, TypeError)],
+                "function",
+            ),
+            (
+                f"{name}(write)",
+                lambda x, update=update: update(write=x),
+                [*_FUNCTIONS, (None, TypeError)],
+                "function",
+            ),
+            (
+                f"{name}(on)",
+                lambda x, update=update: update(on=x),
+                _ERRORS,
+                "a type of error, such as",
+            ),
+            (f"{name}(attempts)", lambda x, update=update: update(attempts=x), _COUNTS, "write"),
+            (f"{name}(backoff)", lambda x, update=update: update(backoff=x), _PAUSES, "seconds"),
+            (f"{name}(clock)", lambda x, update=update: update(clock=x), _CLOCKS, "clock"),
+        )
+    ),
+    (
+        "update_optimistically(read) async",
+        _update,
+        [(_later, TypeError)],
+        "await aupdate_optimistically",
+    ),
+    (
+        "update_optimistically(write) async",
+        lambda x: _update(write=x),
+        [(_later, TypeError)],
+        "await aupdate_optimistically",
+    ),
+    # --- the ladder ---
+    ("Ladder(name)", lambda x: Ladder(x, load=int), _NAMES, "a name, such as 'shop'"),
+    ("Ladder(load)", lambda x: _ladder(load=x), _FUNCTIONS, "function"),
+    ("Ladder(load) missing", lambda _: Ladder("bad"), [(None, ValueError)], "say what moves it"),
+    (
+        "Ladder(depends_on)",
+        lambda x: _ladder(depends_on=x),
+        [([5], TypeError), ("x", TypeError), (Breaker(), TypeError)],
+        "write {breaker",
+    ),
+    (
+        "Ladder(depends_on) what",
+        lambda x: _ladder(depends_on={x: "cached"}),
+        [(5, TypeError), ("x", TypeError), (Guard("no breaker", Timeout(1)), TypeError)],
+        "pass a breaker",
+    ),
+    ("Ladder(depends_on) level", lambda x: _ladder(depends_on={Breaker(): x}), _LEVELS, "'cached'"),
+    ("Ladder(thresholds)", lambda x: _ladder(thresholds=x), _THRESHOLDS, "write|begin with"),
+    ("Ladder(gap)", lambda x: _ladder(gap=x), [*_AT_LEAST_ZERO, (0.7, ValueError)], "write"),
+    ("Ladder(hold)", lambda x: _ladder(hold=x), _FINITE, "seconds"),
+    ("Ladder(recover_after)", lambda x: _ladder(recover_after=x), _FINITE, "seconds"),
+    ("Ladder(clock)", lambda x: _ladder(clock=x), _CLOCKS, "clock"),
+    ("Ladder.allows(level)", lambda x: _ladder().allows(x), _LEVELS, "'cached'"),
+    ("Ladder.pin(level)", lambda x: _ladder().pin(x), _LEVELS, "'cached'"),
+    ("Ladder.gate(level)", lambda x: _ladder().gate(x), _LEVELS, "'cached'"),
+    ("Ladder.gate(mode)", lambda x: _ladder().gate(mode=x), _CHOICES, "'shadow'"),
+    (
+        "Ladder.gate().update(level)",
+        lambda x: _ladder().gate().update(level=x),
+        _LEVELS,
+        "'cached'",
+    ),
+    ("Ladder.gate().update(mode)", lambda x: _ladder().gate().update(mode=x), _CHOICES, "'shadow'"),
+    ("Ladder.rung(level)", lambda x: _ladder().rung(x, int), _LEVELS, "'cached'"),
+    (
+        "Ladder.rung(function)",
+        lambda x: _ladder().rung("cached", x),
+        [*_FUNCTIONS, (None, TypeError)],
+        "function",
+    ),
+    (
+        "Ladder.update(thresholds)",
+        lambda x: _ladder().update(thresholds=x),
+        _THRESHOLDS,
+        "write|begin",
+    ),
+    (
+        "Ladder.update(gap)",
+        lambda x: _ladder().update(gap=x),
+        [*_AT_LEAST_ZERO, (0.7, ValueError)],
+        "write",
+    ),
+    ("Ladder.update(hold)", lambda x: _ladder().update(hold=x), _FINITE, "seconds"),
+    (
+        "Ladder.update(recover_after)",
+        lambda x: _ladder().update(recover_after=x),
+        _FINITE,
+        "seconds",
+    ),
+    (
+        "Ladder.update unknown",
+        lambda x: _ladder().update(**x),
+        [({"load": int}, TypeError)],
+        "it takes",
+    ),
+    (
+        "Ladder.update nothing",
+        lambda _: _ladder().update(),
+        [(None, TypeError)],
+        "name what to change",
+    ),
+    # --- the watchdog ---
+    ("LoopWatchdog(threshold)", LoopWatchdog, _POSITIVE, "seconds"),
+    ("LoopWatchdog(name)", lambda x: LoopWatchdog(name=x), _NAMES, "such as 'api'"),
+    ("LoopWatchdog(clock)", lambda x: LoopWatchdog(clock=x), _CLOCKS, "clock"),
+    # --- context ---
+    ("tenant(name)", tenant, _NAMES, "non-empty string"),
+    ("tier(name)", tier, _NAMES, "non-empty string"),
+    # --- signals ---
+    ("signals.Signal(name)", lambda x: signals.Signal(x, int), _NAMES, "a name, such as"),
+    (
+        "signals.Signal(read)",
+        lambda x: signals.Signal("bad", x),
+        [*_FUNCTIONS, (None, TypeError)],
+        "function",
+    ),
+    (
+        "signals.Signal(limit)",
+        lambda x: signals.Signal("bad", int, limit=x),
+        [*_AT_LEAST_ZERO, (0, ValueError)],
+        "write",
+    ),
+    ("signals.Signal(every)", lambda x: signals.Signal("bad", int, every=x), _FINITE, "seconds"),
+    ("signals.Signal(clock)", lambda x: signals.Signal("bad", int, clock=x), _CLOCKS, "clock"),
+    (
+        "signals.in_flight(target)",
+        signals.in_flight,
+        [(5, TypeError), (None, TypeError), (Timeout(1), TypeError), (Bulkhead, TypeError)],
+        "pass a Bulkhead",
+    ),
+    (
+        "signals.queue_time(target)",
+        signals.queue_time,
+        [(5, TypeError), (None, TypeError), (Timeout(1), TypeError)],
+        "pass a Bulkhead",
+    ),
+    (
+        "signals.queue_time(limit)",
+        lambda x: signals.queue_time(Bulkhead(1), x),
+        _POSITIVE,
+        "seconds",
+    ),
+    (
+        "signals.thread_queue(target)",
+        signals.thread_queue,
+        [(5, TypeError), (None, TypeError), (Bulkhead(1), TypeError)],
+        "pass a ThreadBulkhead",
+    ),
+    (
+        "signals.thread_queue(limit)",
+        lambda x: signals.thread_queue(ThreadBulkhead(1), x),
+        _optional(_COUNTS),
+        "write",
+    ),
+    ("signals.process_cpu(limit)", signals.process_cpu, _SHARES, "share"),
+    (
+        "signals.process_cpu(cores)",
+        lambda x: signals.process_cpu(cores=x),
+        [*_optional(_AT_LEAST_ZERO), (0, ValueError)],
+        "number",
+    ),
+    ("signals.process_cpu(read)", lambda x: signals.process_cpu(read=x), _FUNCTIONS, "function"),
+    ("signals.process_cpu(clock)", lambda x: signals.process_cpu(clock=x), _CLOCKS, "clock"),
+    (
+        "signals.process_memory(limit)",
+        lambda x: signals.process_memory(x, total=9),
+        _SHARES,
+        "share",
+    ),
+    (
+        "signals.process_memory(total)",
+        lambda x: signals.process_memory(total=x),
+        _optional(_COUNTS),
+        "write",
+    ),
+    (
+        "signals.process_memory(read)",
+        lambda x: signals.process_memory(total=9, read=x),
+        _FUNCTIONS,
+        "function",
+    ),
+    (
+        "signals.process_memory(clock)",
+        lambda x: signals.process_memory(total=9, clock=x),
+        _CLOCKS,
+        "clock",
+    ),
+    ("signals.gc_pauses(limit)", signals.gc_pauses, _SHARES, "share"),
+    ("signals.gc_pauses(clock)", lambda x: signals.gc_pauses(clock=x), _CLOCKS, "clock"),
+    ("signals.loop_lag(limit)", signals.loop_lag, _POSITIVE, "seconds"),
+    ("signals.highest(signals)", signals.highest, [*_FUNCTIONS, (None, TypeError)], "function"),
+    (
+        "signals.highest(signals) none",
+        lambda _: signals.highest(),
+        [(None, ValueError)],
+        "at least one",
+    ),
+    ("signals.smoothed(signal)", signals.smoothed, [*_FUNCTIONS, (None, TypeError)], "function"),
+    ("signals.smoothed(half_life)", lambda x: signals.smoothed(int, x), _POSITIVE, "seconds"),
+    ("signals.latched(signal)", signals.latched, [*_FUNCTIONS, (None, TypeError)], "function"),
+    (
+        "signals.latched(rise)",
+        lambda x: signals.latched(int, rise=x),
+        [*_AT_LEAST_ZERO, (0.5, ValueError)],
+        "write",
+    ),
+    (
+        "signals.latched(fall)",
+        lambda x: signals.latched(int, fall=x),
+        [*_AT_LEAST_ZERO, (0.9, ValueError)],
+        "write",
+    ),
+    ("signals.latched(hold)", lambda x: signals.latched(int, hold=x), _FINITE, "seconds"),
+]
+
+UNCHECKED = [
+    (
+        "RateLimit.update(limits) type",
+        lambda x: RateLimit("1/s").update(limits=x),
+        [(5, TypeError), (None, TypeError), (Limit, TypeError)],
+        "'60/s'",
+    ),
+    ("Throttle(k) none", lambda x: Throttle(k=x), [({}, TypeError)], "Criticality"),
+    (
+        "Chaos(error) type",
+        lambda x: Chaos(0.5, error=x),
+        [(int, TypeError), (KeyboardInterrupt, TypeError)],
+        "error=ConnectionError",
+    ),
+    ("Channel(capacity) huge", Channel, [(HUGE, ValueError)], "write"),
+    ("Bulkhead(limit) huge", Bulkhead, [(HUGE, ValueError)], "write"),
+    ("Pool(max_size) huge", lambda x: _pool(max_size=x), [(HUGE, ValueError)], "write"),
+    (
+        "aimd(initial) huge",
+        lambda x: aimd(slow_after=1, initial=x, maximum=x),
+        [(HUGE, ValueError)],
+        "write",
+    ),
+    (
+        "RateLimit(cost) huge",
+        lambda x: RateLimit("1/s", algorithm="leaky_bucket", cost=x),
+        [(HUGE, ValueError)],
+        "write",
+    ),
+    (
+        "Reservation.settle(actual) huge",
+        lambda x: RateLimit("9/s").reserve(cost=1).settle(x),
+        [(HUGE, ValueError)],
+        "write",
+    ),
+    ("by_tier(bars) huge", by_tier, [({"free": HUGE}, ValueError)], "write"),
+    ("Channel(name)", lambda x: Channel(1, name=x), _NAMES, "string|text"),
+    (
+        "CpuPool(context) unlisted",
+        lambda x: CpuPool("bad", context=x),
+        [(5, TypeError), (None, TypeError), ("x", TypeError)],
+        r"such as context=\[",
+    ),
+    ("Serializer(name)", lambda x: Serializer(name=x), _NAMES, "string|text"),
+    (
+        "Serializer.run(function) none",
+        lambda x: Serializer().run(1, x),
+        [(5, TypeError), (None, TypeError)],
+        "function",
+    ),
+    (
+        "Serializer.arun(function)",
+        lambda x: run_virtual(Serializer().arun(1, x)),
+        [(5, TypeError)],
+        "function",
+    ),
+    (
+        "LoopWatchdog.check(frame_of)",
+        lambda x: LoopWatchdog().check(x),
+        [(5, TypeError), ("f", TypeError)],
+        "function",
+    ),
+    ("update_optimistically(rng)", lambda x: _update(rng=x), _RNGS, "Random"),
+    ("aupdate_optimistically(rng)", lambda x: _aupdate(rng=x), _RNGS, "Random"),
+    (
+        "Bulkhead(shed) rule",
+        lambda x: Bulkhead(1, max_wait=1, shed=x),
+        [(by_criticality(), TypeError)],
+        r"codel\(\)",
+    ),
+    (
+        "AdaptiveLimit(shed) rule",
+        lambda x: AdaptiveLimit(max_wait=1, shed=x),
+        [(by_criticality(), TypeError)],
+        r"codel\(\)",
+    ),
+    (
+        "signals.queue_time(target) class",
+        signals.queue_time,
+        [(Bulkhead, TypeError)],
+        "pass a Bulkhead",
+    ),
+    ("by_queue(of) class", lambda x: by_queue(1, of=x), [(Bulkhead, TypeError)], "a Bulkhead, or"),
+    (
+        "Ladder(depends_on) class",
+        lambda x: _ladder(depends_on={x: "cached"}),
+        [(Breaker, TypeError)],
+        "pass a breaker",
+    ),
+]
+"""Arguments that are not refused yet as they should be: not run, to be moved up as they are."""
+
+TOLD_ABOVE = frozenset(
+    [
+        "Backoff",
+        "Breaker",
+        "Cache",
+        "Fallback",
+        "Guard",
+        "InFlightRatio",
+        "Policy",
+        "Pressure",
+        "RequestRatio",
+        "Result",
+        "Retry",
+        "RetryBudget",
+        "SuccessDeposit",
+        "ThreadBulkhead",
+        "Timeout",
+        "VirtualClock",
+        "SystemClock",
+        "Clock",
+        "Deadline",
+        "adaptive",
+        "adaptive_attempts",
+        "check_threads",
+        "constant",
+        "criticality",
+        "deadline",
+        "decorrelated_jitter",
+        "exponential",
+        "full_jitter",
+        "get_guard",
+        "growing",
+        "guard_from_table",
+        "guards_from_toml",
+        "idempotency_key",
+        "linear",
+        "n_of_m",
+        "plus_minus",
+        "pool_size",
+        "ramp",
+        "static",
+        "subscribe",
+        "timeout_for",
+    ]
+)
+"""Names whose arguments are in the first table, by hand; or that nobody makes but Seawall."""
+
+ANYTHING = frozenset(
+    [
+        "Bulkhead(limit)",
+        "Bulkhead(max_wait)",
+        "Bulkhead(max_waiting)",
+        "Bulkhead(mode)",
+        "Bulkhead(order)",
+        "Chaos(result)",
+        "Channel.put(item)",
+        "Channel.aput(item)",
+        "QueueShed.start(service_time)",
+        "ShedRule.start(sources)",
+    ]
+)
+"""Arguments that may be anything, are in the first table, or that Seawall itself gives."""
+
+OURS = frozenset({"bind", "refused", "end_window", "queue_wait", "__call__"})
+"""Methods for Seawall's own use, with arguments of Seawall's own."""
+
+
+def _arguments() -> Iterator[str]:
+    """Yield each argument of what is public and was made against scarcity."""
+    modules = [("", seawall, seawall.__all__), ("signals.", signals, signals.__all__)]
+    for prefix, module, names in modules:
+        for name in names:
+            thing = getattr(module, name)
+            if name in TOLD_ABOVE or not callable(thing):
+                continue
+            if not isinstance(thing, type):
+                yield from _parameters(f"{prefix}{name}", thing)
+            elif not issubclass(
+                thing, (Exception, seawall.Event, tuple, ServiceLevel, Criticality)
+            ):
+                yield from _methods(f"{prefix}{name}", thing)
+
+
+def _methods(name: str, kind: type) -> Iterator[str]:
+    if name != "Reservation" and kind.__init__ is not object.__init__:
+        yield from _parameters(name, kind.__init__)
+    for method, function in vars(kind).items():
+        ours = method.startswith("_") or method in OURS or kind is Limit
+        if inspect.isfunction(function) and not ours:
+            yield from _parameters(f"{name}.{method}", function)
+
+
+def _parameters(name: str, function: Any) -> Iterator[str]:
+    for parameter in inspect.signature(function).parameters.values():
+        gathers = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if parameter.name != "self" and not (
+            gathers and parameter.name in ("args", "kwargs", "changes")
+        ):
+            yield f"{name}({parameter.name})"
+
+
+def test_no_argument_is_left_out():
+    """Each argument of each public constructor, function and method has bad values to refuse."""
+    tested = {label for label, *_ in SCARCITY + UNCHECKED} | ANYTHING
+    assert [argument for argument in _arguments() if argument not in tested] == []
+
+
 CASES = [
     pytest.param(make, bad, error, advice, id=f"{name}({str(bad)[:20]})")
-    for name, make, bads, advice in TABLE
+    for name, make, bads, advice in TABLE + SCARCITY
     for bad, error in bads
 ]
 

@@ -13,30 +13,48 @@ from typing import Any
 import pytest
 
 from seawall import (
+    AdaptiveLimit,
     Breaker,
     Bulkhead,
     Cache,
+    Chaos,
     Fallback,
     Guard,
+    Hedge,
     InFlightRatio,
+    Limit,
+    RateLimit,
     RequestRatio,
     Retry,
     RetryBudget,
+    Shed,
     ThreadBulkhead,
+    Throttle,
     Timeout,
     VirtualClock,
     adaptive,
+    adaptive_lifo,
+    aimd,
+    by_criticality,
+    by_latency,
+    codel,
     constant,
     deadline,
     fallback_reason,
     n_of_m,
     ramp,
     single,
+    vegas,
 )
 from seawall._expiry import is_expiry
 from seawall.context import attempt_var, deadline_var
 from seawall.policies._answers import Answers
 from seawall.policies._async_timeout import AsyncTimeout, _Lane
+from seawall.policies._hedge_tasks import Copies
+from seawall.policies._limit_gates import Gate, PartitionedGate, _PartitionWaiter
+from seawall.policies._rate_waiting import RateWaiter
+from seawall.policies.rate_limit import RateGate
+from seawall.policies.throttle import _ThrottleGate
 from seawall.runtime import interpreter
 from seawall.runtime.call import Call, trace_var
 from seawall.runtime.layers import FAILED, OK
@@ -64,15 +82,20 @@ class Service:
     def __init__(self, *script: str) -> None:
         self.script = list(script)
         self.running = 0
+        self.starts: list[float] = []
+        self.answered = self.failed = 0
 
     async def __call__(self) -> str:
         self.running += 1
+        self.starts.append(asyncio.get_running_loop().time())
         try:
             await pause(0.05)
             what = self.script.pop(0) if self.script else "answer"
             await pause(10.0 if what == "hang" else 0.05)
             if what == "fail":
+                self.failed += 1
                 raise ConnectionError
+            self.answered += 1
             return what
         finally:
             self.running -= 1
@@ -133,14 +156,17 @@ class World:
 
     def _watch(self, bound: Any) -> None:
         enter, leave = bound.enter, bound.leave
+        if leave is None:
+            return
+        counted = isinstance(bound.policy, (Breaker, Shed, Throttle))  # nobody waits for these
 
         def watched_enter(*args: Any, **kwargs: Any) -> Any:
             ticket = enter(*args, **kwargs)
-            self.entered += isinstance(bound.policy, Breaker)
+            self.entered += counted
             return ticket
 
         def watched_leave(ticket: Any, outcome: Any, detail: Any, now: float) -> None:
-            self.entered -= isinstance(bound.policy, Breaker)
+            self.entered -= counted
             by_subject = asyncio._get_running_loop() and asyncio.current_task() is self.subject
             # A timeout of ours that expired first is a verdict, whoever cancels after it.
             verdict = outcome is OK or (outcome is FAILED and not is_expiry(detail))
@@ -272,6 +298,59 @@ def how_is_foreign(on_suspend: Any) -> bool:
     return "closed elsewhere" in [c.cell_contents for c in on_suspend.__closure__ or ()]
 
 
+def check_slots(world: World) -> None:
+    """Check that all slots are free, and that nobody waits for one."""
+    for policy in world.of(Bulkhead) + world.of(AdaptiveLimit):
+        assert (policy.in_flight, policy.waiting) == (0, 0)
+        assert len(policy.slots.free) == policy.limit
+        assert not policy.slots.attention
+    for policy in world.of(AdaptiveLimit):
+        places = policy.partitions
+        if places is not None:
+            assert (places.total, sum(places.in_flight.values())) == (0, 0)
+            assert places._spoken_for == sum(places.reserved.values())
+
+
+def check_tokens(world: World) -> None:
+    """Check that nobody waits for a limit, and that a call took its tokens exactly if it began."""
+    now = world.clock.now() * 1e6
+    service = world.service
+    # A call that Chaos stopped had begun, whether or not the function was reached.
+    struck = sum(sum(getattr(bound, "injected", {}).values()) for bound in world.guard.bounds)
+    for policy in world.of(RateLimit):
+        assert policy.waiting == 0
+        for meter in policy._meters.all:
+            assert not meter.lanes
+            place = None if meter.limit.key is None else "key"
+            state = meter.read(place, now)
+            rate, rule = meter.limit.rate, meter.rule
+            step = rate.period / rate.limit
+            if step < 1000 * 1e6:
+                # The limit that they waited for: each began when the one before was paid for.
+                paid = 0.0
+                for start in service.starts:
+                    paid = max(paid, start * 1e6) + step
+                if len(world.guard.policies) == 1:
+                    assert rule.rest(state, now) == pytest.approx(max(0.0, paid - now), abs=2.0)
+                continue
+            taken = rate.limit - rule.left(state, now)
+            if meter.limit.settle is None:
+                assert len(service.starts) <= taken <= len(service.starts) + struck
+            else:  # an estimate of 3, of which 1 is used
+                assert taken == 3 * len(service.starts) - 2 * service.answered
+
+
+def check_copies(world: World) -> None:
+    """Check that no copy of a call is to be made any more, nor counted as under way."""
+    for bound in world.guard.bounds:
+        if not isinstance(bound.policy, Hedge):
+            continue
+        for driver in bound._drivers.values():
+            assert not any(queue.pending for queue in driver._queues.values())
+        state = bound.policy.budget.snapshot() if bound.policy.budget else {}
+        assert (state.get("active", 0), state.get("retries", 0)) == (0, 0)
+
+
 async def stopped_at(  # noqa: C901 - a list of what must hold
     build: Callable[[], list[Any]],
     act: Act,
@@ -297,10 +376,12 @@ async def stopped_at(  # noqa: C901 - a list of what must hold
     assert not world.told_after
     assert world.service.running == 0
     assert world.entered == 0
-    for bulkhead in world.of(Bulkhead):
-        assert (bulkhead.in_flight, bulkhead.waiting) == (0, 0)
-        assert len(bulkhead.slots.free) == bulkhead.limit
-        assert not bulkhead.slots.attention
+    check_slots(world)
+    check_tokens(world)
+    check_copies(world)
+    for throttle in world.of(Throttle) if len(world.guard.policies) == 1 else ():
+        requests, _ = throttle.model.recent(world.clock.now())
+        assert requests == world.service.answered + world.service.failed
     for retry in world.of(Retry):
         state = retry.budget.snapshot() if retry.budget else {}
         assert state.get("active", 0) == 0
@@ -400,7 +481,108 @@ ALONE: dict[str, tuple[Callable[[], list[Any]], dict[str, Any]]] = {
     "cache": (lambda: [Cache(5.0)], {}),
     "follower": (lambda: [Cache(5.0)], {"prepare": crowd}),
     "follower of a failure": (lambda: [Cache(5.0)], {"prepare": crowd, "script": ("fail",)}),
+    "rate": (lambda: [RateLimit("100/week")], {}),
+    "keyed rate": (lambda: [RateLimit("100/week", key=lambda: "key")], {}),
+    "settled rate": (lambda: [RateLimit("100/week", cost=3, settle=lambda _: 1)], {}),
+    "settled failure": (
+        lambda: [RateLimit("100/week", cost=3, settle=lambda _: 1)],
+        {"script": ("fail",)},
+    ),
+    "waiting for a rate": (
+        lambda: [RateLimit("1/10s", max_wait=90.0)],
+        {"prepare": crowd},
+    ),
+    "waiting for a key": (
+        lambda: [RateLimit("1/10s", key=lambda: "key", max_wait=90.0)],
+        {"prepare": crowd},
+    ),
+    "leaky bucket": (
+        lambda: [RateLimit("1/10s", algorithm="leaky_bucket", max_wait=90.0)],
+        {"prepare": crowd},
+    ),
+    "several limits": (
+        lambda: [
+            RateLimit(
+                Limit("100/week"),
+                Limit("1/10s", key=lambda: "key", name="slow"),
+                Limit("90/week", algorithm="sliding_log"),
+                Limit("80/week", key=lambda: "key"),
+                max_wait=90.0,
+            )
+        ],
+        {"prepare": crowd},
+    ),
+    "token given back": (
+        lambda: [RateLimit("100/week"), Bulkhead(1, max_wait=9.0, max_waiting=5)],
+        {"prepare": crowd},
+    ),
+    "adaptive limit": (lambda: [AdaptiveLimit(vegas(initial=2, maximum=5))], {}),
+    "waiting for a limit": (
+        lambda: [AdaptiveLimit(aimd(slow_after=9.0, initial=1), max_wait=9.0, max_waiting=5)],
+        {"prepare": crowd},
+    ),
+    "partitions": (
+        lambda: [
+            AdaptiveLimit(
+                aimd(slow_after=9.0, initial=2, maximum=2),
+                partitions={"live": 0.5},
+                partition=lambda: "other",
+                max_wait=9.0,
+                max_waiting=5,
+            )
+        ],
+        {"prepare": crowd},
+    ),
+    "shed queue": (
+        lambda: [Bulkhead(1, max_wait=9.0, max_waiting=5, shed=codel())],
+        {"prepare": crowd},
+    ),
+    "adaptive lifo": (
+        lambda: [Bulkhead(1, max_wait=9.0, max_waiting=5, shed=adaptive_lifo(5.0, patience=8.0))],
+        {"prepare": crowd},
+    ),
+    "shed": (lambda: [Shed(by_criticality(), by_latency(5.0), load=lambda: 0.5)], {}),
+    "throttle": (lambda: [Throttle()], {}),
+    "refused by the server": (lambda: [Throttle()], {"script": ("fail",)}),
+    "hedge": (lambda: [Hedge(0.07, cap=1.0)], {}),
+    "hedge of a slow call": (lambda: [Hedge(0.07, cap=1.0)], {"script": ("hang",)}),
+    "hedge, budget": (
+        lambda: [Hedge(0.07, cap=1.0, budget=RetryBudget(InFlightRatio(1.0)))],
+        {"script": ("hang", "fail")},
+    ),
+    "hedged limits": (
+        lambda: [
+            Hedge(0.07, cap=1.0),
+            RateLimit("100/week", algorithm="sliding_log"),
+            AdaptiveLimit(aimd(slow_after=99.0, initial=1), max_wait=30.0),
+        ],
+        {"script": ("hang",)},
+    ),
+    "chaotic latency": (lambda: [Chaos(1.0, latency=0.5, enabled=True)], {}),
+    "chaos inside": (
+        lambda: [
+            RateLimit("100/week"),
+            AdaptiveLimit(vegas(initial=1, maximum=1), max_wait=9.0),
+            Chaos(1.0, latency=0.5, enabled=True),
+        ],
+        {"prepare": crowd},
+    ),
+    "chaotic hang": (
+        lambda: [
+            Fallback(answer),
+            Timeout(5.0),
+            Throttle(),
+            Chaos(1.0, hang=True, enabled=True),
+        ],
+        {},
+    ),
 }
+
+
+async def answer() -> str:
+    """Stand in for what never comes."""
+    await pause(0.05)
+    return "answer"
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -445,12 +627,27 @@ def draw(chance: Random) -> Callable[[], list[Any]]:
         lambda: Breaker(slow_after=20.0, slow_ratio=0.9, min_calls=50),
         lambda: Bulkhead(1, max_wait=30.0, max_waiting=9),
         lambda: Bulkhead(2, max_wait=30.0, order="lifo"),
+        lambda: Bulkhead(1, max_wait=30.0, max_waiting=9, shed=codel()),
+        lambda: RateLimit("100/week", algorithm="fixed_window"),
+        lambda: RateLimit("2/s", max_wait=60.0),
+        lambda: RateLimit("4/s", algorithm="leaky_bucket", key=lambda: "key", max_wait=60.0),
+        lambda: AdaptiveLimit(vegas(initial=2, maximum=3), max_wait=60.0, max_waiting=9),
+        lambda: AdaptiveLimit(
+            aimd(slow_after=99.0, initial=2, maximum=3),
+            partitions={"live": 0.5},
+            max_wait=60.0,
+            max_waiting=9,
+        ),
+        lambda: Shed(by_latency(99.0)),
+        lambda: Throttle(k=9.0),
+        lambda: Hedge(0.07, cap=1.0, burst=2),
+        lambda: Chaos(0.5, latency=0.2, enabled=True, seed=7),
     ]
     chosen = chance.sample(makers, chance.randint(2, 7))
     return lambda: [make() for make in chosen]
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(24))
 def test_stacks_in_any_order_leave_nothing_behind(number: int, seed: int):
     """The same for stacks that nobody would write."""
     chance = Random(seed * 1000 + number)
@@ -564,6 +761,15 @@ def strict(self: Call) -> Any:
     return OK if self.error is None else FAILED
 
 
+def part_only(self: RateWaiter) -> None:
+    self._meters.part(self)
+
+
+def give_all_back(_self: RateGate, ticket: Any, *_: Any) -> None:
+    if not isinstance(ticket, float):
+        ticket.cancel()
+
+
 real_outcome = Call.outcome
 
 ABLATIONS: dict[str, tuple[Any, str, Any, str]] = {
@@ -576,6 +782,17 @@ ABLATIONS: dict[str, tuple[Any, str, Any, str]] = {
     "flights do not land": (Answers, "land", forget, "cache"),
     "context is not restored": (interpreter, "reset", forget, "retry"),
     "timers are not stopped": (AsyncTimeout, "settle", forget, "timeout"),
+    "who waits for a rate is not withdrawn": (RateWaiter, "abandon", forget, "waiting for a rate"),
+    "a granted token is kept": (RateWaiter, "_abandoned", part_only, "waiting for a rate"),
+    "unused tokens are kept": (RateGate, "leave", forget, "token given back"),
+    "tokens of begun calls are given back": (RateGate, "leave", give_all_back, "rate"),
+    "tokens are never settled": (RateGate, "leave", forget, "settled rate"),
+    "slots of a limit are not given back": (Gate, "leave", forget, "adaptive limit"),
+    "slots of a class are not given back": (PartitionedGate, "_give_back", forget, "partitions"),
+    "a class keeps what it was granted": (_PartitionWaiter, "_give_up", forget, "partitions"),
+    "cancelled calls count at the server": (_ThrottleGate, "leave", forget, "throttle"),
+    "copies run on": (Copies, "_cancel", forget, "hedge of a slow call"),
+    "late copies are still made": (Copies, "in_time", forget, "hedge"),
 }
 
 

@@ -10,6 +10,7 @@ import linecache
 import traceback
 import weakref
 from collections.abc import Callable
+from itertools import cycle
 from random import Random
 from typing import Any
 
@@ -18,28 +19,50 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall import (
+    AdaptiveLimit,
     Breaker,
     Bulkhead,
     Cache,
+    CircuitOpen,
+    Criticality,
     Fallback,
     Guard,
     InFlightRatio,
+    Limit,
+    RateLimit,
+    RateLimited,
+    Rejected,
     RequestRatio,
     Retry,
     RetryBudget,
+    Shed,
     ThreadBulkhead,
+    Throttle,
     Timeout,
     VirtualClock,
     adaptive,
+    adaptive_lifo,
+    aimd,
+    by_chance,
+    by_cost,
+    by_criticality,
+    by_deadline,
+    by_fraction,
+    by_latency,
+    codel,
     constant,
+    criticality,
     deadline,
     n_of_m,
     ramp,
+    vegas,
 )
+from seawall.policies.fallback import _FallbackFlow
 from seawall.runtime import fastpath
 from seawall.runtime.call import Call
 from seawall.runtime.runners import run_async, run_sync
 from seawall.testing import run_virtual, virtual_time
+from tests.support import falsified
 
 
 class Poor(Exception):
@@ -76,7 +99,56 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "total": lambda: Timeout(6.0, sync="cooperative"),
     "timeout": lambda: Timeout(1.5, sync="cooperative"),
     "adaptive": lambda: Timeout(adaptive(floor=1.0, cap=3.0), sync="cooperative"),
+    # Gates against scarcity.
+    "rate": lambda: RateLimit("2/s"),
+    "keyed rate": lambda: RateLimit("2/s", key=len),
+    "cost": lambda: RateLimit("12/s", cost=len),
+    "constant cost": lambda: RateLimit("6/s", cost=3),
+    "two rates": lambda: RateLimit("3/s", "4/2s"),
+    "all kinds of rates": lambda: RateLimit(
+        Limit("5/s"), Limit("20/2s", key=len, cost=len), Limit("9/s", algorithm="sliding_log")
+    ),
+    "settled": lambda: RateLimit("12/s", cost=8, settle=len),
+    "settled cost": lambda: RateLimit("15/s", cost=len, settle=lambda value: 2 * len(value)),
+    "leaky": lambda: RateLimit("2/s", algorithm="leaky_bucket"),
+    "shaped": lambda: RateLimit("2/s", algorithm="leaky_bucket", max_wait=1.0),
+    "shaped keys": lambda: RateLimit("2/s", algorithm="leaky_bucket", key=len, max_wait=1.0),
+    "patient rate": lambda: RateLimit("2/s", burst=1, max_wait=1.0),
+    "window": lambda: RateLimit("2/s", algorithm="fixed_window"),
+    "shadow rate": lambda: RateLimit("1/s", mode="shadow"),
+    "shed": lambda: Shed(by_criticality(), load=waves()),
+    "shed costs": lambda: Shed(by_cost(len, most=8), by_chance(), load=waves()),
+    "shed late": lambda: Shed(by_deadline(reserve=0.5)),
+    "shed slow": lambda: Shed(by_latency(0.5), by_fraction(0.2, key=str)),
+    "throttle": lambda: Throttle(k=1.0, window=10.0),
+    "throttle of values": lambda: Throttle(k=1.0, on=[OSError, lambda _e, v: v == "again"]),
+    "limit": lambda: AdaptiveLimit(aimd(slow_after=1.0, initial=2, maximum=3)),
+    "patient limit": lambda: AdaptiveLimit(aimd(slow_after=1.0, initial=1), max_wait=1.0),
+    "drops": lambda: AdaptiveLimit(vegas(initial=2), is_drop=lambda _e, value: value == "again"),
+    "partitions": lambda: AdaptiveLimit(
+        vegas(initial=2, maximum=4), partitions={"long": 0.5}, partition=long_or_short
+    ),
+    "codel": lambda: Bulkhead(1, max_wait=2.0, shed=codel()),
+    "adaptive lifo": lambda: Bulkhead(1, max_wait=2.0, shed=adaptive_lifo(scale=0)),
+    # Flows that have a say in refusals.
+    "retry of refusals": lambda: Retry(on=[OSError, Rejected], attempts=3, backoff=0.2),
+    "retry of some refusals": lambda: Retry(
+        on=(CircuitOpen, RateLimited), attempts=2, budget=RetryBudget(InFlightRatio(0.2, floor=1))
+    ),
+    "fallback of refusals": lambda: Fallback(poor, on=Rejected),
+    "no fallback": lambda: Fallback(no_level),
 }
+
+
+def waves() -> Callable[[], float]:
+    """Return a load that comes and goes with each reading."""
+    levels = cycle((0.1, 0.82, 0.3, 0.99, 1.2))
+    return lambda: next(levels)
+
+
+def long_or_short(what: str) -> str:
+    return "long" if len(what) > 5 else "short"
+
 
 ERRORS = {"rejected": ConnectionError, "missing": KeyError, "poor": Poor, "bug": ZeroDivisionError}
 WHATS = ["answer", "again", "slow", "very slow", *ERRORS]
@@ -85,7 +157,7 @@ SECONDS = {"slow": 1.2, "very slow": 5.0}
 stacks = st.lists(st.sampled_from(sorted(MAKERS)), min_size=1, max_size=5, unique=True)
 scripts = st.lists(
     st.tuples(
-        st.sampled_from(["plain", "taken", "soon late", "twice"]),
+        st.sampled_from(["plain", "taken", "drained", "soon late", "unimportant", "twice"]),
         st.lists(st.sampled_from(WHATS), min_size=1, max_size=4),
         st.sampled_from([0.0, 0.1, 2.5]),
     ),
@@ -158,24 +230,45 @@ class SyncTwin:
         except Exception as error:  # noqa: BLE001 - compared
             return tell(error)
 
+    def surroundings(self, how: str, what: str) -> contextlib.ExitStack:
+        """Return a block in which slots or tokens are gone, or little time is left."""
+        stack = contextlib.ExitStack()
+        for policy in self.guard.policies:
+            if how == "taken" and isinstance(policy, (Bulkhead, AdaptiveLimit)):
+                while policy.slots.take():
+                    stack.callback(policy.slots.give_back)
+            elif how == "drained" and isinstance(policy, RateLimit) and policy.mode == "enforce":
+                with contextlib.suppress(RateLimited):
+                    while True:
+                        policy.reserve(what)
+        if how == "soon late":
+            stack.enter_context(deadline(1.0, clock=self.clock))
+        elif how == "late":
+            stack.enter_context(deadline(0.0, clock=self.clock))
+        elif how == "unimportant":
+            stack.enter_context(criticality(Criticality.SHEDDABLE))
+        return stack
+
+    def at_rest(self) -> None:
+        """Check that no call is counted as under way, once none is."""
+        for policy in self.guard.policies:
+            if isinstance(policy, Retry) and policy.budget is not None:
+                assert policy.budget.snapshot().get("active", 0) == 0
+            elif isinstance(policy, (Bulkhead, AdaptiveLimit)):
+                assert (policy.in_flight, policy.waiting) == (0, 0)
+            elif isinstance(policy, RateLimit):
+                assert policy.waiting == 0
+
     def play(self, script: list[tuple[str, list[str], float]]) -> list[Any]:
         seen: list[Any] = []
         for how, words, pause in script:
             function = Script(words, self.clock)
-            with contextlib.ExitStack() as stack:
-                if how == "taken":
-                    with contextlib.suppress(Exception):
-                        for bound in self.guard.bounds:
-                            if isinstance(bound.policy, Bulkhead):
-                                slots = bound.policy.slots
-                                slots.take()
-                                stack.callback(slots.give_back)
-                elif how == "soon late":
-                    stack.enter_context(deadline(1.0, clock=self.clock))
+            with self.surroundings(how, words[0]):
                 seen.append((self.call(function, words[0]), function.calls, self.clock.now()))
                 if how == "twice":
                     seen.append((self.call(function, words[0]), function.calls, self.clock.now()))
             self.clock.advance(pause)
+        self.at_rest()
         seen.append(self.guard.snapshot())
         return seen
 
@@ -201,12 +294,11 @@ class AsyncTwin(SyncTwin):
         seen: list[Any] = []
         for how, words, pause in script:
             function = Script(words, self.clock)
-            with contextlib.ExitStack() as stack:
-                if how == "soon late":
-                    stack.enter_context(deadline(1.0, clock=self.clock))
+            with self.surroundings(how, words[0]):
                 calls = [self.acall(function, words[0]) for _ in range(1 + (how == "twice"))]
                 seen.append((await asyncio.gather(*calls), function.calls, self.clock.now()))
             self.clock.advance(pause)
+        self.at_rest()
         seen.append(self.guard.snapshot())
         return seen
 
@@ -220,6 +312,7 @@ def sensible(names: list[str]) -> bool:
 
 
 @given(names=stacks.filter(sensible), script=scripts)
+@settings(max_examples=150)
 def test_sync_calls_go_the_same_way_with_and_without_the_fast_path(names, script):
     """Values, errors, notes, instants, counts and states are the same, whatever happens."""
     fast, slow = SyncTwin(names, fast=True), SyncTwin(names, fast=False)
@@ -227,7 +320,7 @@ def test_sync_calls_go_the_same_way_with_and_without_the_fast_path(names, script
 
 
 @given(names=stacks.filter(sensible), script=scripts)
-@settings(max_examples=60)
+@settings(max_examples=120)
 def test_async_calls_go_the_same_way_with_and_without_the_fast_path(names, script):
     """The same for coroutines, also when two of them meet."""
     results = []
@@ -249,6 +342,85 @@ def test_an_expired_deadline_is_refused_the_same_way(names):
             function = Script(["answer"], twin.clock)
             results.append((twin.call(function, "answer"), function.calls, twin.guard.snapshot()))
     assert results[0] == results[1]
+
+
+FLOWS = [
+    "fallback of refusals",
+    "any fallback",
+    "no fallback",
+    "fallback",
+    "total",
+    "retry",
+    "retry of refusals",
+    "retry of some refusals",
+    "retry of values",
+    "deposit",
+    "in flight",
+    "timeout",
+]
+REFUSING = ["bulkhead", "limit", "partitions", "rate", "keyed rate", "two rates", "leaky", "queue"]
+
+refused = st.tuples(
+    st.lists(st.sampled_from(FLOWS), min_size=1, max_size=3, unique=True),
+    st.lists(st.sampled_from(REFUSING), min_size=1, max_size=2, unique=True),
+    st.randoms(use_true_random=False),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["taken", "drained", "late", "plain"]),
+            st.just(["answer"]),
+            st.sampled_from([0.0, 0.5]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+"""Flows around gates in any order, and calls that find all slots taken or all tokens gone."""
+
+
+def refusals_agree(case: tuple[list[str], list[str], Random, Any]) -> None:
+    flows, gates, chance, script = case
+    names = flows + gates
+    chance.shuffle(names)
+    if not sensible(names):
+        return
+    fast, slow = SyncTwin(names, fast=True), SyncTwin(names, fast=False)
+    assert fast.play(script) == slow.play(script)
+    results = []
+    for quick in (True, False):
+        twin = AsyncTwin(names, fast=quick)
+        results.append(run_virtual(twin.aplay(script), clock=twin.clock))
+    assert results[0] == results[1]
+
+
+@given(case=refused)
+@settings(max_examples=150)
+def test_refusals_go_the_same_way_with_and_without_the_short_cut(case):
+    """A refusal has the same effects around it on its short way out, in any order of layers."""
+    refusals_agree(case)
+
+
+def every_retry_ignores_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Retry, "retries_refusals", property(lambda _self: False))
+
+
+def fallbacks_are_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_FallbackFlow, "passes_refusals", True)
+
+
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_path: Any, _tickets: Any, error: BaseException) -> bool:
+        return isinstance(error, Rejected)
+
+    monkeypatch.setattr(fastpath.FastPath, "_refused", refused)
+
+
+@pytest.mark.parametrize(
+    "take_away", [every_retry_ignores_refusals, fallbacks_are_passed, nothing_is_left]
+)
+def test_the_short_cut_needs_each_of_its_conditions(take_away, monkeypatch):
+    """Where it passes a flow that has a say, or leaves nothing, the same property fails."""
+    take_away(monkeypatch)
+    assert falsified(refusals_agree, refused)
 
 
 DRIVEN = {

@@ -432,7 +432,7 @@ def test_what_cannot_be_done_in_time_is_not_begun(
         (lambda: by_latency(0), ValueError, "sla=0: write finite seconds"),
         (lambda: by_latency(1, quantile=0), ValueError, "quantile=0: write a share"),
         (lambda: by_queue(0, of=list), ValueError, "length=0: write 1 or more"),
-        (lambda: by_queue(5, of=5), TypeError, "of=5: pass a Bulkhead, or a function"),
+        (lambda: by_queue(5, of=5), TypeError, "of=5: pass what has a queue"),
         (lambda: by_deadline(reserve=-1), ValueError, "reserve=-1: write finite seconds"),
     ],
 )
