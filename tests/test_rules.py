@@ -123,6 +123,7 @@ def test_the_recommended_order_has_no_dangers():
             lambda: (RateLimit("60/s"), _retry(), Timeout(2.0)),
             "RateLimit stands around Retry: one token for 3 attempts",
         ),
+        (lambda: (Throttle(), _retry(), Timeout(2.0)), "Throttle stands around Retry: it counts"),
         (lambda: (Hedge(1.0), _retry(), Timeout(2.0)), "each copy makes up to 3 attempts"),
         (lambda: (Bulkhead(1), Hedge(1.0)), "Bulkhead stands around Hedge: all copies share one"),
         (lambda: (RateLimit("1/s"), Hedge(1.0)), "one token for all copies"),

@@ -162,6 +162,11 @@ def _around_retry(outer: Policy, retry: Retry) -> Iterator[str]:
             f"RateLimit stands around Retry: one token for {retry.most_attempts} attempts, and the"
             " other side counts attempts; put it inside Retry"
         )
+    if outer.kind == "throttle":
+        yield (
+            f"Throttle stands around Retry: it counts one request for {retry.most_attempts} attempts;"
+            " put it inside Retry"
+        )
     if outer.kind == "hedge":
         yield (
             f"Hedge stands around Retry: each copy makes up to {retry.most_attempts} attempts;"

@@ -66,8 +66,9 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except TypeError as error:
-        # Nothing but a user's key= is called with arguments here.
-        raise TypeError(f"{error}: give hold(...) the arguments that key= looks at") from error
+        # Nothing but a user's own functions (key=, cost=...) is called with arguments here.
+        advice = "give hold(...) the arguments that key=, cost= and the like look at"
+        raise TypeError(f"{error}: {advice}") from error
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
