@@ -164,8 +164,8 @@ def _around_retry(outer: Policy, retry: Retry) -> Iterator[str]:
         )
     if outer.kind == "throttle":
         yield (
-            f"Throttle stands around Retry: it counts one request for {retry.most_attempts} attempts;"
-            " put it inside Retry"
+            f"Throttle stands around Retry: it counts one request for {retry.most_attempts}"
+            " attempts; put it inside Retry"
         )
     if outer.kind == "hedge":
         yield (
