@@ -13,8 +13,10 @@ from seawall import (
     Breaker,
     Bulkhead,
     Cache,
+    Channel,
     Fallback,
     Guard,
+    Pool,
     RateLimit,
     Rejected,
     Retry,
@@ -188,6 +190,53 @@ def recommended(function):
     )(function)
 
 
+# --- What is lent, and what is passed on ---
+
+
+def pool(function):
+    """Borrow a resource for the call, and give it back."""
+    lent = Pool(object, name=_name(), max_size=SLOTS)
+
+    def borrowed(argument):
+        with lent.borrow():
+            return function(argument)
+
+    return borrowed
+
+
+def async_pool(function):
+    """Borrow a resource for an awaited call, and give it back."""
+    lent = Pool(object, name=_name(), max_size=SLOTS)
+
+    async def borrowed(argument):
+        async with lent.borrow():
+            return await function(argument)
+
+    return borrowed
+
+
+def channel(function):
+    """Put the argument into a channel and take it out."""
+    items = Channel(SLOTS)
+
+    def passed(argument):
+        items.put(argument)
+        return function(items.get())
+
+    return passed
+
+
+def async_channel(function):
+    """Put the argument into a channel and take it out, in a loop."""
+    items = Channel(SLOTS)
+
+    async def passed(argument):
+        await items.aput(argument)
+        return await function(await items.aget())
+
+    return passed
+
+
 # --- What it costs to say no ---
 
 
@@ -235,6 +284,10 @@ ROWS = (
     Row("timeout", "async", {BARE: bare, OURS: timeout}),
     Row("stack", "sync", {BARE: bare, OURS: stack}),
     Row("stack", "async", {BARE: bare, OURS: stack}),
+    Row("pool", "sync", {BARE: bare, OURS: pool}),
+    Row("pool", "async", {BARE: bare, OURS: async_pool}),
+    Row("channel", "sync", {BARE: bare, OURS: channel}),
+    Row("channel", "async", {BARE: bare, OURS: async_channel}),
     Row("five", "sync", {BARE: bare, OURS: five}),
     Row("five", "async", {BARE: bare, OURS: five}),
     Row(

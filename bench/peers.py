@@ -8,6 +8,7 @@ measured. Each function imports what it measures, so that this module can be rea
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from typing import TYPE_CHECKING
 
@@ -149,6 +150,31 @@ def pyresilience_bulkhead(function):
     from pyresilience import BulkheadConfig, resilient
 
     return resilient(bulkhead=BulkheadConfig(max_concurrent=SLOTS))(function)
+
+
+# --- Queues ---
+
+
+def stdlib_queue(function):
+    """Put the argument into the standard library's queue and take it out."""
+    items = queue.Queue(SLOTS)
+
+    def passed(argument):
+        items.put(argument)
+        return function(items.get())
+
+    return passed
+
+
+def stdlib_async_queue(function):
+    """Put the argument into the standard library's async queue and take it out."""
+    items = asyncio.Queue(SLOTS)
+
+    async def passed(argument):
+        await items.put(argument)
+        return await function(await items.get())
+
+    return passed
 
 
 # --- Timeout ---
@@ -368,6 +394,11 @@ PEERS: dict[str, dict[str, Make]] = {
         HYX: hyx_timeout,
         PYRESILIENCE: pyresilience_timeout,
     },
+    # A semaphore lends nothing: it is what a pool can hardly cost less than.
+    "pool, sync": {"threading.Semaphore": semaphore},
+    "pool, async": {"asyncio.Semaphore": async_semaphore},
+    "channel, sync": {"queue.Queue": stdlib_queue},
+    "channel, async": {"asyncio.Queue": stdlib_async_queue},
     # The same four policies. Its timeout for plain functions is a thread, ours need not be.
     "stack, sync": {
         PYRESILIENCE: pyresilience_stack,

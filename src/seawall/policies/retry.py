@@ -127,7 +127,7 @@ class Retry(Policy):
         return bool(self._predicates)
 
     @property
-    def retries_refusals(self) -> bool:
+    def _retries_refusals(self) -> bool:
         """Whether `on=` names a kind of `Rejected`."""
         return any(issubclass(kind, Rejected) for kind in self._types)
 
@@ -221,7 +221,7 @@ class _RetryFlow(Flow):
                 self.leave = self._ended
         if policy.looks_at_values:
             self.again = self._wants_value
-        self.passes_refusals = not policy.retries_refusals
+        self.passes_refusals = not policy._retries_refusals
 
     def _wants_value(self, value: Any) -> bool:
         try:
