@@ -15,15 +15,18 @@ from typing import Any
 import pytest
 
 from seawall import (
+    CallRejected,
     Channel,
     ChannelClosed,
     ChannelFull,
     DeadlineExceeded,
+    SettingsChanged,
     TimedOut,
     VirtualClock,
     deadline,
+    subscribe,
 )
-from seawall.channel import _Waiter
+from seawall.channel._waiters import Waiter as _Waiter
 from seawall.models.channel import Buffer
 from seawall.testing import run_virtual, virtual_time
 from tests.support import let_pass
@@ -686,6 +689,7 @@ def test_the_snapshot_tells_what_is_inside_and_for_how_long() -> None:
         channel.put(2)
         clock.advance(3.0)
         assert channel.snapshot() == {
+            "name": "channel",
             "capacity": 4,
             "depth": 2,
             "oldest_age": 5.0,
@@ -736,6 +740,10 @@ def test_capacity_and_policy_change_at_run_time() -> None:
         ({"capacity": 0}, "capacity=0"),
         ({"capacity": 1.5}, "capacity=1.5"),
         ({"capacity": 1, "when_full": "wait"}, "when_full='wait': write one of 'block'"),
+        ({"capacity": 10**7}, "capacity=10000000: write 1000000 or less"),
+        ({"capacity": 1, "name": ""}, r"Channel\(name=''\): write a name, such as 'orders'"),
+        ({"capacity": 1, "name": 3}, r"Channel\(name=3\): write a name"),
+        ({"capacity": 1, "on_drop": let_pass}, "on_drop=.*: pass a plain function"),
         ({"capacity": 1, "demand": 1}, "demand=1"),
         ({"capacity": 1, "on_drop": []}, "on_drop"),
         ({"capacity": 1, "clock": VirtualClock}, "clock="),
@@ -753,3 +761,170 @@ def test_repr_tells_the_settings() -> None:
     """As one would write them."""
     channel: Channel[int] = Channel(3, demand=True, name="orders")
     assert repr(channel) == "Channel(3, when_full='block', demand=True, name='orders')"
+
+
+def test_the_largest_capacity_is_had_at_once() -> None:
+    """Tokens are made by the thousand, not one by one; more of them come when it is raised."""
+    channel: Channel[int] = Channel(1_000_000)
+    assert len(channel._buffer.room) == 1_000_000
+    small: Channel[int] = Channel(1)
+    small.update(capacity=1_000_000)
+    assert len(small._buffer.room) == 1_000_000
+
+
+def test_refusals_and_changes_are_told() -> None:
+    """Each refusal is an event, is counted, and names the channel; so does a change of settings."""
+    heard: list[Any] = []
+    stop = subscribe(heard.append, CallRejected, SettingsChanged)
+
+    async def main() -> None:
+        channel: Channel[int] = Channel(1, name="orders")
+        channel.put(1)
+        for timeout, seconds in ((0, 9.0), (1.0, 9.0), (None, 1.0)):
+            with (
+                deadline(seconds),
+                pytest.raises((ChannelFull, DeadlineExceeded)) as refused,
+            ):
+                await channel.aput(2, timeout)
+            assert (refused.value.guard, refused.value.policy) == ("orders", "channel")
+        channel.get()
+        with deadline(1.0), pytest.raises(DeadlineExceeded) as refused:
+            await channel.aget()
+        assert (refused.value.guard, refused.value.policy) == ("orders", "channel")
+        for timeout in (0, 1.0):
+            with pytest.raises(TimedOut) as late:
+                await channel.aget(timeout)
+            assert late.value.guard == "orders"
+        assert channel.snapshot()["rejected"] == 4
+        channel.update(when_full="reject")
+
+    try:
+        run_virtual(main())
+    finally:
+        stop()
+    *refusals, change = heard
+    assert [(event.guard, event.policy, event.reason) for event in refusals] == [
+        ("orders", "channel", "channel_full"),
+        ("orders", "channel", "channel_full"),
+        ("orders", "channel", "deadline_exceeded"),
+        ("orders", "channel", "deadline_exceeded"),
+    ]
+    assert (change.guard, change.policy, change.changes) == (
+        "orders",
+        "channel",
+        {"when_full": "reject"},
+    )
+
+
+def test_who_listens_may_use_the_channel() -> None:
+    """Nobody is told anything while the lock is held."""
+    channel: Channel[int] = Channel(1, when_full="reject")
+    channel.put(1)
+    seen: list[tuple[int, bool]] = []
+
+    def listen(_event: CallRejected) -> None:
+        free = channel._mutex._lock.acquire(blocking=False)
+        seen.append((channel._mutex._depth, free))
+        channel._mutex._lock.release()
+
+    stop = subscribe(listen, CallRejected)
+    with pytest.raises(ChannelFull):
+        channel.put(2)
+    stop()
+    assert seen == [(0, True)]
+
+
+def test_a_change_of_nothing_is_refused() -> None:
+    """It says what can be changed."""
+    with pytest.raises(TypeError, match=r"Channel.update\(\): it takes capacity, when_full"):
+        Channel(1).update()
+
+
+# What was promised, and is not fetched
+
+
+def test_draining_takes_back_what_was_promised_to_a_consumer_that_has_not_come() -> None:
+    """It may have been cancelled, and would leave its item behind in a channel that is over."""
+
+    async def main() -> None:
+        channel: Channel[str] = Channel(4)
+        consumers = [_task(channel.aget()) for _ in range(3)]
+        await let_pass(1.0)
+        for item in "ab":
+            channel.put(item)
+        assert channel.drain(timeout=0) == ["a", "b"]
+        consumers[0].cancel()
+        ended = await asyncio.gather(*consumers, return_exceptions=True)
+        assert [type(end) for end in ended] == [
+            asyncio.CancelledError,
+            ChannelClosed,
+            ChannelClosed,
+        ]
+        assert (channel.depth, channel._buffer.over) == (0, True)
+        assert not channel._buffer.promised
+
+    run_virtual(main())
+
+
+def test_a_promise_that_is_kept_is_forgotten() -> None:
+    """Nothing is left of those who came for their item, or went away."""
+
+    async def main() -> None:
+        channel: Channel[int] = Channel(4)
+        consumers = [_task(channel.aget()) for _ in range(2)]
+        await let_pass(1.0)
+        channel.put(1)
+        channel.put(2)
+        assert len(channel._buffer.promised) == 2
+        consumers[0].cancel()
+        await asyncio.gather(*consumers, return_exceptions=True)
+        assert (len(channel._buffer.promised), channel.depth) == (0, 1)
+
+    run_virtual(main())
+
+
+class _Interrupted(deque[Any]):
+    """Tokens; after one is taken, a finalizer runs."""
+
+    finalizer: Any = None
+
+    def popleft(self) -> Any:
+        value = super().popleft()
+        finalizer, self.finalizer = self.finalizer, None
+        if finalizer is not None:
+            finalizer()
+        return value
+
+
+def test_a_finalizer_that_puts_while_somebody_is_served_does_no_harm() -> None:
+    """It serves who waited; who was at it looks again, and puts its token back."""
+
+    async def main() -> None:
+        channel: Channel[str] = Channel(4)
+        ready = channel._buffer.ready = _Interrupted()
+        waiting = _task(channel.aget())
+        await let_pass(1.0)
+        ready.finalizer = lambda: channel.put("from a finalizer")
+        channel.put("mine")
+        assert await waiting == "mine"
+        assert channel.get(timeout=0) == "from a finalizer"
+
+    run_virtual(main())
+
+
+def test_a_finalizer_that_gets_while_somebody_is_served_does_no_harm() -> None:
+    """The same on the side of room."""
+
+    async def main() -> None:
+        channel: Channel[int] = Channel(2)
+        channel.put(1)
+        channel.put(2)
+        waiting = _task(channel.aput(3))
+        await let_pass(1.0)
+        room = channel._buffer.room = _Interrupted()
+        room.finalizer = lambda: channel.get(timeout=0)
+        channel.get()
+        await waiting
+        assert (channel.depth, len(channel._buffer.room)) == (1, 1)
+
+    run_virtual(main())

@@ -15,7 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall import Channel, ChannelClosed, ChannelFull, DeadlineExceeded, TimedOut, deadline
-from seawall.channel import WHEN_FULL, _Getter, _Putter, _Waiter
+from seawall.channel import WHEN_FULL
+from seawall.channel._waiters import Getter as _Getter
+from seawall.channel._waiters import Putter as _Putter
+from seawall.channel._waiters import Waiter as _Waiter
 from seawall.models.channel import Buffer
 from seawall.testing import run_virtual
 from tests.support import SEEDS, falsified, let_pass, quarters

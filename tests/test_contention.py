@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from functools import partial
 from random import Random
 from typing import Any, NamedTuple
@@ -382,3 +384,93 @@ def test_keys_without_a_stable_form_are_refused() -> None:
     with pytest.raises(TypeError, match="make="):
         Stripes(4, None)  # type: ignore[arg-type]
     assert repr(Stripes(4, threading.Event)) == "<Stripes 4 of Event>"
+
+
+def test_numbers_of_any_size_are_keys() -> None:
+    """Also those that Python would not write as decimals."""
+    stripes = Stripes(1000, object)
+    numbers = [sign * 10**power for power in (600, 700, 5000) for sign in (1, -1)]
+    assert len({_encoded(number) for number in numbers}) == 6
+    assert stripes.index(10**5000) == stripes.index(10**5000)
+    assert _encoded(10) == b"i10"
+
+
+# Work that would run elsewhere
+
+
+async def _plus_one_later(value: int) -> int:
+    return value + 1
+
+
+def _plus_one_lazily(value: int) -> Any:
+    yield value + 1
+
+
+@pytest.mark.parametrize("kind", ["async", "awaitable", "generator"])
+def test_a_change_that_takes_time_is_refused_before_anything_is_written(kind: str) -> None:
+    """The store would hold a coroutine else."""
+    changes: dict[str, Any] = {
+        "async": _plus_one_later,
+        "awaitable": lambda value: _plus_one_later(value),  # noqa: PLW0108 - what users write
+        "generator": _plus_one_lazily,
+    }
+    cell = Cell()
+    with pytest.raises(TypeError, match="plain function"):
+        update_optimistically(cell.read, changes[kind], cell.write)
+    with pytest.raises(TypeError, match="plain function"):
+        run_virtual(aupdate_optimistically(cell.read, changes[kind], cell.write))
+    assert (cell.value, cell.writes) == (0, 0)
+
+
+@pytest.mark.parametrize("which", ["read", "write"])
+def test_an_awaitable_in_a_plain_update_is_refused(which: str) -> None:
+    """A lambda around an async function is found out when it is called."""
+    cell = Cell()
+    functions: dict[str, Any] = {"read": cell.read, "write": cell.write}
+    functions[which] = lambda *_: let_pass(0.0)
+    with pytest.raises(TypeError, match="write `await aupdate_optimistically"):
+        update_optimistically(functions["read"], _plus_one, functions["write"])
+
+
+@pytest.mark.parametrize("rng", [7, Random])
+def test_chance_is_a_random(rng: Any) -> None:
+    """A seed alone is none."""
+    with pytest.raises(TypeError, match=r"pass a random.Random, such as random.Random\(7\)"):
+        update_optimistically(lambda: (1, 0), _plus_one, lambda *_: True, rng=rng)
+
+
+# Memory
+
+
+@pytest.mark.parametrize("raising", [True, False])
+def test_who_gives_up_is_freed_at_once(raising: bool) -> None:  # noqa: FBT001
+    """Nothing leads from the error back to itself: it would live until the next collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        for is_async in (False, True):
+            assert _freed(is_async=is_async, raising=raising)
+    finally:
+        gc.enable()
+
+
+def _freed(*, is_async: bool, raising: bool) -> bool:
+    cell = Cell(disturbed=9, raising=raising)
+    options: dict[str, Any] = {"on": Changed, "attempts": 2}
+
+    async def give_up() -> list[weakref.ref[BaseException]]:
+        try:
+            if is_async:
+                await aupdate_optimistically(cell.read, _plus_one, cell.write, **options)
+            else:
+                update_optimistically(cell.read, _plus_one, cell.write, **options)
+        except Contended as error:
+            known = [weakref.ref[BaseException](error)]
+            if error.__cause__ is not None:
+                known.append(weakref.ref(error.__cause__))
+            return known
+        raise AssertionError
+
+    known = run_virtual(give_up())
+    assert len(known) == 1 + raising
+    return not any(one() for one in known)

@@ -16,8 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall import DeadlineExceeded, Overloaded, Serializer, Stripes, deadline
-from seawall.contention import _Turn
+from seawall import (
+    CallRejected,
+    DeadlineExceeded,
+    Overloaded,
+    Serializer,
+    SettingsChanged,
+    Stripes,
+    deadline,
+    subscribe,
+)
+from seawall.contention._turns import _Lane, _Turn
 from seawall.testing import run_virtual, virtual_time
 from tests.support import SEEDS, falsified, let_pass, quarters
 
@@ -157,7 +166,8 @@ def test_settings_of_a_serializer_are_checked() -> None:
             serializer.update(**bad)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="stripes"):
         Serializer(stripes=0)
-    assert repr(serializer) == "Serializer(max_waiting=100, max_keys=5, stripes=4)"
+    shown = "Serializer(max_waiting=100, max_keys=5, stripes=4, name='serializer')"
+    assert repr(serializer) == shown
 
 
 class Visit(NamedTuple):
@@ -295,8 +305,8 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def _enter_anyway(serializer: Serializer, key: Any) -> Any:
-    return serializer._lanes.setdefault(key, {})  # type: ignore[arg-type]
+def _enter_anyway(serializer: Serializer, key: Any, _holder: Any) -> Any:
+    return serializer._lanes.setdefault(key, _Lane())
 
 
 def _last_first(serializer: Serializer, key: Any, lane: Any) -> None:
@@ -405,7 +415,7 @@ def test_a_turn_that_becomes_free_while_somebody_joins_is_not_overlooked() -> No
     """Who joins the line looks again, under the lock."""
 
     async def main() -> None:
-        serializer = Serializer()
+        serializer = Serializer(max_wait=9.0)
         publish = _Turn.publish
         first = serializer.hold("a")
         await first.__aenter__()
@@ -467,3 +477,126 @@ def test_a_striped_serializer_has_a_queue_for_each_stripe() -> None:
             pass
         with pytest.raises(Overloaded):
             serializer.run(same, print)
+
+
+# Work that would run after its turn
+
+
+def _lazily() -> Any:
+    yield 1
+
+
+async def _lazily_later() -> Any:
+    yield 1
+
+
+async def _later() -> int:
+    return 1
+
+
+@pytest.mark.parametrize("function", [_lazily, _lazily_later, lambda: _lazily()])  # noqa: PLW0108
+def test_a_generator_cannot_take_a_turn(function: Any) -> None:
+    """It runs when it is iterated over, and that is after its turn."""
+    serializer = Serializer()
+    with pytest.raises(TypeError, match=r"write `with serializer.hold\(key\):` around the loop"):
+        serializer.run("a", function)
+    assert serializer._lanes == {}
+
+
+def test_an_awaitable_cannot_leave_its_turn() -> None:
+    """A lambda around an async function is found out when it is called."""
+    serializer = Serializer()
+    with pytest.raises(TypeError, match=r"write `await serializer.arun\(...\)`"):
+        serializer.run("a", lambda: _later())  # noqa: PLW0108 - what users write
+    assert serializer._lanes == {}
+
+
+def test_what_an_async_turn_runs_is_awaited_in_it() -> None:
+    """A function that returns an awaitable will do; a plain one, or a generator, is refused."""
+
+    async def main() -> None:
+        serializer = Serializer()
+        assert await serializer.arun("a", lambda: _later()) == 1  # noqa: PLW0108
+        with pytest.raises(TypeError, match="is not async: write `async with"):
+            await serializer.arun("a", lambda: 1)  # type: ignore[arg-type,return-value]
+        with pytest.raises(TypeError, match="around the loop"):
+            await serializer.arun("a", _lazily_later)
+        assert serializer._lanes == {}
+
+    run_virtual(main())
+
+
+# A key inside itself
+
+
+def test_who_holds_a_key_does_not_wait_for_itself() -> None:
+    """Where the wait would have no end, it is an error; others still wait."""
+
+    async def main() -> None:
+        serializer = Serializer()
+        async with serializer.hold("a"):
+            other = _task(serializer.arun("a", let_pass, 0.0))
+            with pytest.raises(RuntimeError, match="would wait here for itself, for ever"):
+                await serializer.arun("a", let_pass, 0.0)
+            async with serializer.hold("b"):
+                pass
+        async with serializer.hold("a"):  # behind the other, who was granted it, and has not come
+            pass
+        await other
+        assert serializer._lanes == {}
+
+    run_virtual(main())
+    serializer = Serializer(stripes=1)
+    with (
+        serializer.hold("a"),
+        pytest.raises(RuntimeError, match="two keys can be one queue"),
+        serializer.hold("b"),
+    ):
+        pass
+    assert serializer._lanes == {}
+
+
+# What is told
+
+
+def test_refusals_and_changes_of_a_serializer_are_told() -> None:
+    """Each refusal is an event, is counted, and names the serializer; so does a change."""
+    heard: list[Any] = []
+    stop = subscribe(heard.append, CallRejected, SettingsChanged)
+
+    async def main() -> None:
+        serializer = Serializer(max_wait=1.0, name="accounts")
+        async with serializer.hold("a"):
+            for seconds in (9.0, 0.5, 0.0):
+                with deadline(seconds), pytest.raises((Overloaded, DeadlineExceeded)) as refused:
+                    await serializer.arun("a", let_pass, 0.0)
+                assert (refused.value.guard, refused.value.policy) == ("accounts", "serializer")
+        shown = serializer.snapshot()
+        assert (shown["name"], shown["rejected"]) == ("accounts", 3)
+        serializer.update(max_wait=2, max_keys=5)
+        assert (serializer.max_wait, serializer.max_keys, serializer.max_waiting) == (2.0, 5, 100)
+
+    try:
+        run_virtual(main())
+    finally:
+        stop()
+    assert [event.fields() for event in heard] == [
+        *(
+            {"guard": "accounts", "policy": "serializer", "reason": reason, "enforced": True}
+            for reason in ("overloaded", "deadline_exceeded", "deadline_exceeded")
+        ),
+        {
+            "guard": "accounts",
+            "policy": "serializer",
+            "changes": {"max_wait": 2, "max_keys": 5},
+        },
+    ]
+
+
+def test_a_serializer_has_a_name_and_something_to_change() -> None:
+    """Both messages say what to write."""
+    for name in ("", 3, None):
+        with pytest.raises(TypeError, match="write a name, such as 'accounts'"):
+            Serializer(name=name)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Serializer.update\(\): it takes max_waiting, max_wait"):
+        Serializer().update()

@@ -472,7 +472,7 @@ def test_a_deadline_that_passes_before_validation_costs_nothing(monkeypatch: pyt
 
 
 def test_idle_resources_are_closed_in_passing():
-    """A borrower that comes by closes what nobody used for too long, and so does `reap`."""
+    """Borrowers that come by close what nobody used for too long, one each; `reap` closes all."""
     with virtual_time() as clock:
         pool = pool_of(3, idle_timeout=10.0)
         with pool.borrow(), pool.borrow(), pool.borrow():
@@ -481,11 +481,15 @@ def test_idle_resources_are_closed_in_passing():
         with pool.borrow():
             pass
         clock.advance(1.0)
-        with pool.borrow():
+        for left in (2, 1, 1):
+            with pool.borrow():
+                pass
+            assert open_wires() == left
+        assert pool.snapshot()["closed"] == {"idle": 2}
+        with pool.borrow(), pool.borrow():
             pass
-        assert (open_wires(), pool.snapshot()["closed"]) == (1, {"idle": 2})
         clock.advance(10.0)
-        assert pool.reap() == 1
+        assert pool.reap() == 2
         assert pool.reap() == 0
         assert open_wires() == 0
 
@@ -1051,12 +1055,14 @@ def test_bad_settings_change_nothing():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": ""}, "name='': write a non-empty string"),
+        ({"name": ""}, "Pool(name=''): write a name, such as 'database'"),
+        ({"name": 3}, "Pool(name=3): write a name, such as 'database'"),
         ({"connect": 3}, "connect=3: pass a function"),
         ({"close": 3}, "close=3: pass a function"),
         ({"validate": True}, "validate=True: pass a function"),
         ({"degraded": 3}, "degraded=3: pass a function"),
         ({"max_size": 0}, "max_size=0: write 1 or more"),
+        ({"max_size": 10**7}, "max_size=10000000: write 1000000 or less"),
         ({"min_size": 2}, "min_size=2: write at most max_size, 1"),
         ({"connect_timeout": 0}, "connect_timeout=0: write finite seconds, more than 0"),
         ({"read_timeout": -1}, "read_timeout=-1: write finite seconds"),

@@ -23,6 +23,7 @@ from tests.support import SEEDS, falsified, let_pass, quarters
 
 QUARTERS = quarters(8)
 FOR_EVER = 1e9
+CONNECT_TIMEOUT = 1.0
 
 
 class Server:
@@ -110,7 +111,7 @@ DAYS = st.builds(
     max_lifetime=st.sampled_from([1.0, 99.0]),
     connect_takes=st.sampled_from([0.0, 0.25, FOR_EVER]),
     close_takes=st.sampled_from([0.0, 0.25, 1.0, FOR_EVER]),
-    validate_takes=st.sampled_from([None, 0.0, 0.25]),
+    validate_takes=st.sampled_from([None, 0.0, 0.25, FOR_EVER]),
     visits=st.lists(VISITS, min_size=1, max_size=12),
     resizes=st.lists(st.tuples(QUARTERS, st.integers(1, 3)), max_size=2),
     seed=SEEDS,
@@ -132,7 +133,7 @@ class World:
             max_size=day.max_size,
             close=self.close,
             validate=None if day.validate_takes is None else self.validate,
-            connect_timeout=1.0,
+            connect_timeout=CONNECT_TIMEOUT,
             read_timeout=day.read_timeout,
             idle_timeout=day.idle_timeout,
             checkout_timeout=day.checkout_timeout,
@@ -189,7 +190,11 @@ class World:
 
     async def use(self, number: int, visit: Visit) -> None:
         lease = self.pool.borrow()
+        loop = asyncio.get_running_loop()
+        came = loop.time()
         async with lease as wire:
+            if loop.time() - came > self.day.checkout_timeout + 2 * CONNECT_TIMEOUT:
+                self.server.broken.append(f"it took {loop.time() - came} s to borrow")
             try:
                 await wire.ask(number, visit.duration)
             except asyncio.CancelledError:

@@ -12,11 +12,17 @@ goes out, when its waiter really goes on, and who was cancelled has only a token
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from itertools import repeat
 from math import inf
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+from seawall import _checks as check
 
 T = TypeVar("T")
 End: TypeAlias = Literal["granted", "closed"]
+
+MOST: Final = 1_000_000
+"""The largest capacity: a token is kept for each place."""
 
 
 class Waiting(Protocol):
@@ -25,9 +31,22 @@ class Waiting(Protocol):
     def end(self, state: End, since: float = 0.0) -> bool:
         """Learn what became of it; False if nobody is there to go on."""
 
+    def revoke(self) -> None:
+        """Lose what was granted and is not claimed yet, as if the end had come first."""
+
 
 Line: TypeAlias = "OrderedDict[Waiting, None]"
 """Who waits, first come first; anybody can leave it at once."""
+
+
+def check_capacity(capacity: int) -> int:
+    """Return `capacity` if a channel can have it, or raise."""
+    if check.count("capacity", capacity) > MOST:
+        raise ValueError(
+            f"capacity={capacity!r}: write {MOST} or less; what waits behind so many is old when"
+            " its turn comes, and belongs in a store"
+        )
+    return capacity
 
 
 class Buffer(Generic[T]):
@@ -43,6 +62,7 @@ class Buffer(Generic[T]):
         "got",
         "items",
         "lock_free",
+        "promised",
         "put",
         "putters",
         "ready",
@@ -71,6 +91,8 @@ class Buffer(Generic[T]):
         self.putters: Line = OrderedDict()
         self.getters: Line = OrderedDict()
         self.drainers: Line = OrderedDict()
+        self.promised: Line = OrderedDict()
+        """Those who were granted an item, and have not come for it yet."""
         self.attention = True
         """Whether somebody waits, or tokens are to be moved: then nobody goes without the lock."""
         self.serve()
@@ -112,6 +134,16 @@ class Buffer(Generic[T]):
         self.serve()
         return oldest
 
+    def clear(self) -> list[T]:
+        """Take out all that is inside, that which is promised to somebody included."""
+        left: list[T] = []
+        while True:
+            while self.promised:
+                _first(self.promised).revoke()
+            if not take(self.ready):
+                return left
+            left.append(self.remove())
+
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return what is inside, what went through, and who waits."""
         asked = len(self.room) + self.requested
@@ -132,19 +164,22 @@ class Buffer(Generic[T]):
         room, ready = self.room, self.ready
         while (self.closed or self.withheld < 0) and take(room):
             self.withheld += 1
-        while self.withheld > 0 and self.requested > 0 and not self.closed:
-            self.requested -= 1
-            self.withheld -= 1
-            room.append(None)
+        if self.withheld > 0 and self.requested > 0 and not self.closed:
+            moved = int(min(self.withheld, self.requested))
+            self.requested -= moved
+            self.withheld -= moved
+            room.extend(repeat(None, moved))
+        # A finalizer may run at any allocation, and put or get here: with a token in hand, look
+        # again whether somebody still waits.
         while self.putters and take(room):
-            if not _first(self.putters).end("granted"):
+            if not (self.putters and _first(self.putters).end("granted")):
                 room.append(None)
         while self.getters and ready:
             try:
                 since = ready.popleft()
             except IndexError:  # a thread that asked before anybody waited was faster
                 break
-            if not _first(self.getters).end("granted", since):
+            if not (self.getters and _first(self.getters).end("granted", since)):
                 ready.appendleft(since)
         while self.closed and self.putters:
             _first(self.putters).end("closed")

@@ -15,6 +15,15 @@ T = TypeVar("T")
 QUICK: Final = full_jitter(0.005, cap=0.5)
 """Pauses for what is over in milliseconds: at first up to about as long as a write takes."""
 
+DECIMAL_BITS: Final = 2048
+"""Numbers up to this size are written as decimals; Python refuses that of very large ones."""
+
+
+def drop(awaitable: Any) -> None:
+    """Throw away what nobody can await, so that it does not complain."""
+    if hasattr(awaitable, "close"):
+        awaitable.close()
+
 
 class Lost:
     """Stands for the answer of a read or a write in which somebody else was faster."""
@@ -52,6 +61,9 @@ def optimistic_steps(
         else:
             value, version = _pair(found)
             new = update.change(value)
+            if hasattr(new, "__await__"):
+                drop(new)
+                raise TypeError("change() returned an awaitable: make it a plain function")
             verdict = _verdict((yield _writing(update.write, new, version)))
             if verdict is None:
                 return new
@@ -70,7 +82,10 @@ def optimistic_steps(
     error = Contended(f"nothing was changed: {why}")
     times = "1 attempt" if attempt == 1 else f"{attempt} attempts"
     add_note(error, f"{times} in {now() - began:.3g} s", "attempt")
-    raise error from lost.error
+    try:
+        raise error from lost.error
+    finally:
+        del error, lost  # or its own frame would keep it alive
 
 
 def _writing(write: Callable[[Any, Any], Any], new: Any, version: Any) -> Callable[[], Any]:
@@ -137,7 +152,9 @@ def _encoded(key: Hashable) -> bytes:
     if isinstance(key, bytes):
         return b"b" + key
     if isinstance(key, int):
-        return b"i%d" % key
+        if key.bit_length() <= DECIMAL_BITS:
+            return b"i%d" % key
+        return b"I" + key.to_bytes(key.bit_length() // 8 + 1, "big", signed=True)
     if key is None:
         return b"n"
     if isinstance(key, tuple):

@@ -13,6 +13,9 @@ from seawall.models.sizing import in_flight, pool_size
 Exhausted = Literal["wait", "fail", "degrade"]
 EXHAUSTED: Final[tuple[Exhausted, ...]] = ("wait", "fail", "degrade")
 
+MOST: Final = 1_000_000
+"""The largest size: a slot is kept for each resource."""
+
 LIFETIME_SPREAD: Final = 0.1
 """The share of a lifetime that chance may take away."""
 
@@ -42,6 +45,11 @@ class PoolSettings:
     ) -> None:
         """Check each, and those that depend on each other."""
         self.max_size = check.count("max_size", max_size)
+        if max_size > MOST:
+            raise ValueError(
+                f"max_size={max_size!r}: write {MOST} or less; what the other side can take is the"
+                " measure, divided by the number of your processes"
+            )
         self.min_size = check.count("min_size", min_size, minimum=0)
         if self.min_size > self.max_size:
             raise ValueError(f"min_size={min_size!r}: write at most max_size, {max_size!r}")

@@ -10,6 +10,7 @@ borrowed it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
+from operator import itemgetter
 from sys import _getframe
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
@@ -124,7 +125,7 @@ class Pool(Generic[T]):
         that takes longer than `leak_after` is reported.
         """
         if not isinstance(name, str) or not name:
-            raise ValueError(f"name={name!r}: write a non-empty string, such as 'database'")
+            raise TypeError(f"Pool(name={name!r}): write a name, such as 'database'")
         if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
             raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
         settings = PoolSettings(
@@ -147,7 +148,8 @@ class Pool(Generic[T]):
         self._check_exhaustion(settings, given=self._can_degrade)
         check.choice("order", order, ORDERS)
         self.slots = Slots(settings.max_size, order=order, room=settings.max_waiting, owner=self)
-        self._stock = Stock(name, self.slots, _optional("close", close), settings.close_timeout)
+        closes = _optional("close", close)
+        self._stock = Stock(name, self.slots, closes, settings.close_timeout, self.clock.now)
         self._upkeep = Upkeep(name, self.clock, settings, self.slots, self._stock)
         self._lending = Lending(
             self._upkeep,
@@ -169,8 +171,17 @@ class Pool(Generic[T]):
 
     @property
     def in_use(self) -> int:
-        """How many resources are borrowed, or being connected or closed, now."""
+        """How many slots are taken now: by borrowed resources, and by those in between.
+
+        Those that are being connected, validated or closed count here, as they do towards
+        `max_size`; `snapshot()["in_flight"]` counts the borrowed ones alone.
+        """
         return self.slots.in_use
+
+    @property
+    def waiting(self) -> int:
+        """How many borrowers wait for a free resource now."""
+        return self.slots.waiting
 
     def borrow(self) -> Lease[T]:
         """Return a lease: `with pool.borrow() as resource:`, or `async with`."""
@@ -195,9 +206,8 @@ class Pool(Generic[T]):
         Borrowers do this in passing, so it is only needed where nobody borrows.
         """
         now = self.clock.now()
-        before = self._stock.causes.total()
-        self._upkeep.look(now)
-        return self._stock.causes.total() - before
+        self._upkeep.note(now)
+        return self._stock.forget_closed_loops() + self._upkeep.reap(now)
 
     def close(self, timeout: float = 10.0) -> bool:
         """Lend no more, wait for what is borrowed, and close all.
@@ -223,28 +233,35 @@ class Pool(Generic[T]):
                 waiter.turn_away("no room")
         stock.forget_closed_loops()
         self._upkeep.reap(self.clock.now())
-        while (idle := stock.spare()) is not None:
-            stock.retire(idle, "closed", slot=slots.take())
+        self._lending.close_idle()
         if stock.empty:
             return True
         if (yield Emptied(stock, self.clock.now() + timeout)):
             return True
         borrowed = stock.borrowed()
-        for resource in borrowed:
+        for _, resource in borrowed:
             stock.retire(resource, "closed", slot=False)
         longest = 2 * self.settings.close_timeout
         emptied = stock.empty or (yield Emptied(stock, self.clock.now() + longest))
         return bool(emptied) and not borrowed
 
     def __enter__(self) -> Pool[T]:
-        self.fill()
+        try:
+            self.fill()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Pool[T]:
-        await self.afill()
+        try:
+            await self.afill()
+        except BaseException:
+            await self.aclose()
+            raise
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -255,7 +272,8 @@ class Pool(Generic[T]):
     def update(self, **changes: Any) -> None:
         """Change numbers at run time, by the names of the constructor's arguments.
 
-        What is borrowed stays borrowed. Bad values raise and change nothing.
+        What is borrowed stays borrowed. Shorter limits of idle time and life hold for what exists
+        too, counted from now. Bad values raise and change nothing.
         """
         known = list(vars(self.settings))
         for name in changes or ("",):
@@ -266,6 +284,8 @@ class Pool(Generic[T]):
         self._stock.close_timeout = settings.close_timeout
         closed = self._lending.closed
         self._lending.follow(settings)
+        if not changes.keys().isdisjoint(("max_lifetime", "idle_timeout")):
+            self._lending.shorten(self.clock.now())
         self.slots.resize(settings.max_size, settings.max_waiting)
         if not closed:
             self._upkeep.reap(self.clock.now())
@@ -281,15 +301,18 @@ class Pool(Generic[T]):
         """Return what there is, what was counted, and who borrows since when."""
         now = self.clock.now()
         upkeep, stock = self._upkeep, self._stock
-        upkeep.look(now)
+        upkeep.note(now)
+        stock.forget_closed_loops()
         counts = upkeep.counts
-        borrowed = [r for r in stock.borrowed() if r.since is not None and r not in stock.lost]
+        lost = set(stock.lost)
+        borrowed = [pair for pair in stock.borrowed() if pair[1] not in lost]
+        borrowed.sort(key=itemgetter(0))
         listed = [
-            {"borrowed_at": r.place, "seconds": now - r.since}
-            for r in borrowed[:BORROWERS_LISTED]
-            if r.since is not None
+            {"borrowed_at": resource.place, "seconds": max(0.0, now - since)}
+            for since, resource in borrowed[:BORROWERS_LISTED]
         ]
         return {
+            "name": self.name,
             "limit": self.settings.max_size,
             "in_flight": len(borrowed),
             "idle": stock.idle,

@@ -20,7 +20,8 @@ class Closing:
     """A resource that is being closed, and the slot that it still takes.
 
     A plain `close` is called in place. An async one runs in a task of the resource's own loop. It
-    is cancelled after `close_timeout` seconds, and after as many again no longer waited for.
+    is cancelled after `close_timeout` seconds, and after as many again no longer waited for; nor is
+    one whose loop does not run.
     """
 
     __slots__ = (
@@ -29,6 +30,7 @@ class Closing:
         "_task",
         "_timer",
         "_wake",
+        "begun",
         "done",
         "has_slot",
         "loop",
@@ -40,6 +42,7 @@ class Closing:
         self.resource = resource
         self.loop = resource.loop
         self.done = False
+        self.begun = stock.now()
         self._wake: Callable[[], bool] | None = None
         self._stock = stock
         self.has_slot = slot
@@ -56,6 +59,16 @@ class Closing:
             self.loop.call_soon_threadsafe(self._start)
         except RuntimeError:
             self.finish()  # that loop is closed, and everything in it over
+
+    def look(self) -> None:
+        """Wait no more for a loop that is closed, or stands still for too long."""
+        if self.loop is None or self.loop.is_running():
+            return
+        if self.loop.is_closed():
+            self.finish()
+        elif self._stock.now() - self.begun >= 2 * self._stock.close_timeout:
+            self._failed(TimeoutError("its event loop does not run"))
+            self.finish()
 
     def _start(self) -> None:
         # The deadline of the borrower is no concern of a closing.
@@ -87,11 +100,13 @@ class Closing:
         if self._timer is not None:
             self._timer.cancel()
         error = None if task.cancelled() else task.exception()
-        if error is not None and not self.done:
+        if error is not None:
             self._failed(error)
         self.finish()
 
     def _failed(self, error: BaseException) -> None:
+        if self.done:
+            return
         import logging
 
         self._stock.close_failed += 1

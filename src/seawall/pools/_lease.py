@@ -6,8 +6,9 @@ from collections.abc import Callable
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from seawall.context import deadline
-from seawall.pools._lending import DISCARDED, Lending
+from seawall.clock import Clock
+from seawall.context import deadline, deadline_var
+from seawall.pools._lending import DISCARDED, LATE, Lending
 from seawall.pools._resources import Resource
 from seawall.pools._steps import drive_async, drive_sync
 
@@ -17,6 +18,43 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _USED: Final = "this borrow() was used already: write pool.borrow() for each block"
+
+
+class _Limit(tuple[float, Clock]):  # noqa: SLOT001 - tuples of any length can have no slots
+    """The deadline of a plain block, as the context holds it; knows what was there before it.
+
+    A generator that is left in the middle of its block leaves the deadline with its consumer, and
+    may end after others have begun: so it takes away what is its own only, and brings back nothing
+    that is over.
+    """
+
+    before: tuple[float, Clock] | None
+    late_at: float
+    over = False
+
+    @classmethod
+    def begin(cls, seconds: float, clock: Clock) -> _Limit:
+        """Let what runs here from now on have `seconds`."""
+        before = _in_force(deadline_var.get())
+        deadline_var.set(before)
+        with deadline(seconds, clock=clock) as nearer:
+            limit = cls((nearer.at, nearer.clock))
+        limit.before = before
+        limit.late_at = clock.now() + seconds
+        deadline_var.set(limit)
+        return limit
+
+    def end(self) -> None:
+        """Have no effect any more, wherever this is called."""
+        self.over = True
+        if deadline_var.get() is self:
+            deadline_var.set(_in_force(self.before))
+
+
+def _in_force(held: tuple[float, Clock] | None) -> tuple[float, Clock] | None:
+    while isinstance(held, _Limit) and held.over:
+        held = held.before
+    return held
 
 
 class Lease(Generic[T]):
@@ -37,6 +75,7 @@ class Lease(Generic[T]):
         self._lending = lending
         self.place = place
         self._resource: Resource | None = None
+        self._limit: Any = None
         self._spoiled: bool | None = None
         """None before use."""
 
@@ -60,11 +99,8 @@ class Lease(Generic[T]):
             resource = drive_sync(lending.checkout(self, None), lending.clock)
         self._resource = resource
         seconds = lending.settings.read_timeout
-        if seconds is None:
-            self._limit: Any = None
-        else:
-            self._limit = deadline(seconds, clock=lending.clock)
-            self._limit.__enter__()
+        if seconds is not None:
+            self._limit = _Limit.begin(seconds, lending.clock)
         value: T = resource.value
         return value
 
@@ -77,10 +113,13 @@ class Lease(Generic[T]):
         resource, self._resource = self._resource, None
         if resource is None:
             return
-        if self._limit is not None:
-            self._limit.__exit__(kind, error, traceback)
         if self._spoiled and error is None:
             error = DISCARDED
+        if self._limit is not None:
+            self._limit.end()
+            if self._lending.clock.now() >= self._limit.late_at:
+                self._lending.overdue()
+                error = LATE
         self._lending.take_back(resource, error)
 
     async def __aenter__(self) -> T:
@@ -99,9 +138,7 @@ class Lease(Generic[T]):
             resource = await drive_async(lending.checkout(self, loop), lending.clock)
         self._resource = resource
         seconds = lending.settings.read_timeout
-        if seconds is None:
-            self._limit = None
-        else:
+        if seconds is not None:
             from seawall._expiry import Expiry
 
             self._limit = Expiry(task, seconds)
@@ -128,6 +165,8 @@ class Lease(Generic[T]):
 
     def __del__(self) -> None:
         if self._resource is not None:
+            if isinstance(self._limit, _Limit):
+                self._limit.end()
             self._lending.lose(self._resource)
 
 

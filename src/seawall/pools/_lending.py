@@ -9,23 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from seawall.clock import Clock
 from seawall.context import deadline_var
-from seawall.errors import DeadlineExceeded, PoolExhausted, Rejected, TimedOut, matches
+from seawall.errors import PoolExhausted, Rejected, matches
 from seawall.models.pooling import PoolSettings, lifetime
 from seawall.pools._closing import Closing, ClosingWaiter
+from seawall.pools._refusals import Refusals
 from seawall.pools._resources import Resource
-from seawall.pools._steps import Request, Work
+from seawall.pools._steps import NOTHING, Request, Work
 from seawall.pools._upkeep import Upkeep
-from seawall.runtime.events import (
-    CallRejected,
-    CallTimedOut,
-    FallbackUsed,
-    emit,
-)
-from seawall.runtime.slots import Refusal, SlotWaiter
+from seawall.runtime.events import FallbackUsed, emit
+from seawall.runtime.slots import SlotWaiter
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -35,6 +31,12 @@ if TYPE_CHECKING:
 DISCARDED: Final = Exception("discarded by its borrower")
 """The error of a block that ended well, and knows that its resource did not."""
 
+LATE: Final = Exception("took longer than read_timeout")
+"""The error of a block that nobody could stop, and that ended after its time."""
+
+
+_TO_FILL: Final = "`await pool.afill()`, or `async with pool:`"
+
 
 class Borrower(Protocol):
     """Who borrows: the place in the program, as its code and the instruction in it."""
@@ -42,7 +44,7 @@ class Borrower(Protocol):
     place: tuple[CodeType, int]
 
 
-class Lending:
+class Lending(Refusals):
     """The rules of one pool."""
 
     def __init__(
@@ -57,9 +59,7 @@ class Lending:
         chance: Callable[[], float],
     ) -> None:
         """Lend what `connect` makes."""
-        self.name = upkeep.name
-        self.clock = clock
-        self.upkeep = upkeep
+        super().__init__(upkeep, clock)
         self._slots = upkeep.slots
         self._free = upkeep.slots.free
         self._used = upkeep.used
@@ -71,7 +71,6 @@ class Lending:
         self._chance = chance
         self._now = clock.now
         self.follow(upkeep.settings)
-        self.closed = False
         self.as_it_is = validate is None
         """Whether an idle resource may be lent without a look at it."""
 
@@ -81,6 +80,17 @@ class Lending:
         self._idle_seconds = inf if settings.idle_timeout is None else settings.idle_timeout
         self.keeping = False
         """Whether what comes back in order is kept without a look at whether there are too many."""
+
+    def shorten(self, now: float) -> None:
+        """Let what exists already end within the limits of idle time and life, counted from now."""
+        for resource in list(self._stock.live):
+            dies_at = min(resource.dies_at, now + self._lifetime())
+            resource.dies_at = dies_at
+            resource.idle_until = min(resource.idle_until, now + self._idle_seconds, dies_at)
+
+    def _lifetime(self) -> float:
+        longest = self.settings.max_lifetime
+        return inf if longest is None else lifetime(longest, self._chance())
 
     # --- Lending ---
 
@@ -115,8 +125,8 @@ class Lending:
     ) -> Generator[Request, Any, Resource]:
         """Lend a resource: wait for a slot, find an idle one that is fit, or connect."""
         began = self._now()
-        self._check_open()
-        self._time_left(None)
+        self.check_open()
+        self.time_left(None)
         resource = None
         if not self._slots.take():
             resource = yield from self._exhausted(began, loop)
@@ -136,68 +146,82 @@ class Lending:
             return None
         policy = self.settings.when_exhausted
         if policy == "fail":
-            self._refuse(self._full("all are in use"))
+            self.refuse(self.full("all are in use"))
         if policy == "degrade" and self._degraded is not None:
             self.upkeep.counts["degraded"] += 1
             emit(FallbackUsed, self.name, level=1, reason=PoolExhausted.reason)
             resource = self._stock.substitute()
             yield from self._made(resource, "degraded", self._degraded, loop)
             return resource
-        yield self._waiter(SlotWaiter, began)
+        yield self._waiter(SlotWaiter, self._now() - began)
         self.upkeep.waited.append(self._now() - began)
         return None
 
-    def _waiter(self, kind: Callable[..., SlotWaiter], began: float, *first: Any) -> SlotWaiter:
-        longest = self.settings.checkout_timeout
-        return kind(*first, self._slots, self.clock, began, longest, self._turned_away)
+    def _waiter(self, kind: Callable[..., SlotWaiter], waited: float, *first: Any) -> SlotWaiter:
+        longest = max(0.0, self.settings.checkout_timeout - waited)
+        return kind(*first, self._slots, self.clock, self._now(), longest, self.turned_away)
 
     def _fit(
         self, began: float, loop: AbstractEventLoop | None
     ) -> Generator[Request, Any, Resource]:
         """Return a resource that is fit for use, with a slot in hand; give that back if not."""
-        slot = _Slot()
+        visit = _Visit()
         try:
             while True:
-                self._check_open()
-                found = yield from self._find(loop, slot)
+                self.check_open()
+                found = yield from self._find(loop, visit)
                 if found is None:
                     closing = self._stock.adopt()
                 else:
                     resource, trouble = found
                     if trouble is None:
                         return resource
-                    closing = self._remove(resource, trouble)
+                    closing = self._remove(resource, trouble, loop, visit)
                 if closing is not None:
-                    slot.in_hand = False
-                    yield self._waiter(ClosingWaiter, began, closing)
-                    slot.in_hand = True
+                    visit.slot_in_hand = False
+                    waited = self._now() - began - visit.asked
+                    yield self._waiter(ClosingWaiter, waited, closing)
+                    visit.slot_in_hand = True
         except BaseException:
-            if slot.in_hand:
+            if visit.slot_in_hand:
                 self._slots.give_back()
             raise
 
     def _find(
-        self, loop: AbstractEventLoop | None, slot: _Slot
+        self, loop: AbstractEventLoop | None, visit: _Visit
     ) -> Generator[Request, Any, tuple[Resource, str | None] | None]:
         """Return an idle resource or a new one, and what is wrong with it; None without either."""
         trouble = None
-        resource = self._stock.pop(loop)
+        resource = self._stock.pop(loop) if visit.doubt is None else None
         if resource is None:
             resource = self._stock.reserve(self.settings.max_size)
             if resource is None:
-                return self._stock.evict(loop)
+                evicted = self._stock.evict(loop)
+                if evicted is None and visit.doubt is not None:
+                    doubtful = self._stock.pop(loop)
+                    return None if doubtful is None else (doubtful, visit.doubt)
+                return evicted
             yield from self._made(resource, "connect", self._connect, loop)
         else:
-            slot.in_hand = False  # it goes where the resource goes
-            trouble = yield from self._trouble(resource)
-            slot.in_hand = True
+            visit.slot_in_hand = False  # it goes where the resource goes
+            trouble = yield from self._trouble(resource, visit)
+            visit.slot_in_hand = True
         return resource, "closed" if self.closed else trouble
 
-    def _remove(self, resource: Resource, cause: str) -> Closing | None:
-        """Close a resource, to go on with its slot; return the closing if it takes time."""
+    def _remove(
+        self, resource: Resource, cause: str, loop: AbstractEventLoop | None, visit: _Visit
+    ) -> Closing | None:
+        """Close a resource; return the closing if there is nothing to go on with before its end."""
         if cause == "leaked":
             self.upkeep.report(resource)
-        return self._stock.retire(resource, cause, owned=True)
+        stock = self._stock
+        another = stock.size < self.settings.max_size or (
+            visit.doubt is None and stock.has_idle(loop)
+        )
+        if another and self._slots.take():
+            stock.retire(resource, cause)
+            return None
+        return stock.retire(resource, cause, owned=True)
 
     def _made(
         self,
@@ -205,36 +229,52 @@ class Lending:
         what: str,
         make: Callable[[], Any],
         loop: AbstractEventLoop | None,
+        instead: str | None = None,
     ) -> Generator[Request, Any, None]:
         """Connect `resource`, or forget it."""
         work = Work(self.name, what, None, make)
+        work.instead = instead or work.instead
         try:
-            work.seconds = self._time_left(self.settings.connect_timeout)
-            resource.value = yield work
-        except BaseException:
+            work.seconds = self.time_left(self.settings.connect_timeout)
+        except Rejected:
             self._stock.forget(resource)
-            self._note_timeout(work)
-            self.upkeep.counts["connect_failed"] += 1
+            raise
+        try:
+            resource.value = yield work
+        except BaseException as error:
+            self.note_timeout(work)
+            if isinstance(error, Exception):
+                self.upkeep.counts["connect_failed"] += 1
+            if work.left is NOTHING or loop is None:
+                self._stock.forget(resource)
+            else:
+                resource.value = work.left
+                self._stock.belongs_to(resource, loop)
+                self._stock.retire(resource, "cancelled", slot=False)
             raise
         if work.awaited and loop is not None:
             self._stock.belongs_to(resource, loop)
         self.upkeep.counts["created"] += 1
         if resource.pooled:
-            longest = self.settings.max_lifetime
-            chance = 0.0 if longest is None else self._chance()
-            resource.dies_at = self._now() + lifetime(longest, chance)
+            resource.dies_at = self._now() + self._lifetime()
 
-    def _trouble(self, resource: Resource) -> Generator[Request, Any, str | None]:
+    def _trouble(self, resource: Resource, visit: _Visit) -> Generator[Request, Any, str | None]:
         """Say why an idle resource cannot be lent; None if it can. See to it if that breaks off."""
         now = self._now()
         if now >= resource.dies_at:
             return "lifetime"
-        if now >= resource.idle_until and len(self._stock.live) > self.settings.min_size:
+        spare = len(self._stock.live) - self.settings.min_size
+        if now >= resource.idle_until and spare > 0:
+            if spare > 1:
+                visit.doubt = "idle"  # those below lie there for longer still
             return "idle"
         if self._validate is None:
             return None
+        # All that are asked in one visit share the time: a server that answers no more would
+        # else take that time from each of them.
+        limit = self.settings.connect_timeout
         try:
-            seconds = self._time_left(self.settings.connect_timeout)
+            seconds = self.time_left(None if limit is None else limit - visit.asked)
         except Rejected:
             self.lay_down(resource, now)
             raise
@@ -242,23 +282,26 @@ class Lending:
         try:
             valid = yield work
         except Exception:  # noqa: BLE001 - whatever it is, the resource is not to be trusted
-            self._note_timeout(work)
-            return "invalid"
+            self.note_timeout(work)
+            valid = False
         except BaseException:
             self._stock.retire(resource, "cancelled")
             raise
+        visit.asked += self._now() - now
+        if work.expired or (limit is not None and visit.asked >= limit):
+            visit.doubt = "invalid"
         return None if valid else "invalid"
 
     def fill(self, loop: AbstractEventLoop | None) -> Generator[Request, Any, None]:
         """Connect until there are `min_size`."""
         while self._stock.size < self.settings.min_size and self._slots.take():
             try:
-                self._check_open()
+                self.check_open()
                 resource = self._stock.reserve(self.settings.min_size)
                 if resource is None:
                     self._slots.give_back()
                     return
-                yield from self._made(resource, "connect", self._connect, loop)
+                yield from self._made(resource, "connect", self._connect, loop, _TO_FILL)
             except BaseException:
                 self._slots.give_back()
                 raise
@@ -288,10 +331,19 @@ class Lending:
         self._free.append(None)
         if self._slots.attention:
             self._slots.attend()
+        if self.closed:  # it may have been closed just before this one was laid down
+            self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close what lies idle in a pool that is closed."""
+        while (idle := self._stock.spare()) is not None:
+            self._stock.retire(idle, "closed", slot=self._slots.take())
 
     def _sort_out(self, resource: Resource, error: BaseException | None, now: float) -> None:
         if error is DISCARDED:
             cause = "discarded"
+        elif error is LATE:
+            cause = "late"
         elif error is not None and not self._harmless(error):
             cause = "failed" if isinstance(error, Exception) else "cancelled"
         elif not resource.pooled:
@@ -300,7 +352,7 @@ class Lending:
             cause = "closed"
         elif now >= resource.dies_at:
             cause = "lifetime"
-        elif self._stock.size > self.settings.max_size:
+        elif len(self._stock.live) > self.settings.max_size:
             cause = "surplus"
         else:
             self.keeping = True
@@ -318,74 +370,19 @@ class Lending:
         if resource.pooled:
             self._slots.give_back()
 
-    # --- Refusing ---
 
-    def _turned_away(self, why: Refusal) -> NoReturn:
-        self._check_open()
-        if why == "deadline":
-            self._refuse(DeadlineExceeded(f"pool {self.name!r}: the deadline passed while waiting"))
-        if why == "no room":
-            self._refuse(self._full("and no room to wait"))
-        self._refuse(self._full(f"waited {self.settings.checkout_timeout:g} s"))
+class _Visit:
+    """One borrower with a slot, while it looks for a resource that is fit."""
 
-    def _full(self, why: str) -> PoolExhausted:
-        now = self._now()
-        self.upkeep.fold(now)
-        borrowed = self._stock.borrowed()
-        longest = ""
-        if borrowed and borrowed[0].since is not None:
-            seconds = now - borrowed[0].since
-            longest = f"; the longest borrower, for {seconds:.3g} s, is {borrowed[0].place}"
-        return PoolExhausted(
-            f"pool {self.name!r}: no free resource of {self.settings.max_size}: {why}{longest}",
-            retry_after=self.upkeep.uses.latency.quantile(0.5, now),
-        )
-
-    def _check_open(self) -> None:
-        if self.closed:
-            self._refuse(PoolExhausted(f"pool {self.name!r} is closed"))
-
-    def _time_left(self, limit: float | None) -> float | None:
-        """Return the nearer of `limit` and the deadline; refuse if that has passed."""
-        held = deadline_var.get()
-        if held is None:
-            return limit
-        left = held[0] - held[1].now()
-        if left <= 0:
-            self._refuse(DeadlineExceeded(f"pool {self.name!r}: the deadline has passed"))
-        return left if limit is None else min(left, limit)
-
-    def _refuse(self, error: Rejected) -> NoReturn:
-        self.upkeep.counts["rejected"] += 1
-        emit(CallRejected, self.name, policy="pool", reason=error.reason, enforced=True)
-        error.guard = self.name
-        error.policy = "pool"
-        try:
-            raise error
-        finally:
-            del error  # or its own frame would keep it alive
-
-    def overdue(self) -> TimedOut:
-        """Count a borrower that took too long, and return its error."""
-        seconds = self.settings.read_timeout or 0.0
-        self.upkeep.counts["timed_out"] += 1
-        emit(CallTimedOut, self.name, seconds=seconds)
-        message = f"pool {self.name!r}: the borrower took more than {seconds:g} s"
-        return TimedOut(message, guard=self.name, seconds=seconds)
-
-    def _note_timeout(self, work: Work) -> None:
-        if work.expired and work.seconds is not None:
-            self.upkeep.counts["timed_out"] += 1
-            emit(CallTimedOut, self.name, seconds=work.seconds)
-
-
-class _Slot:
-    """A slot that was taken, and whether it is in hand, or with a resource that is looked at."""
-
-    __slots__ = ("in_hand",)
+    __slots__ = ("asked", "doubt", "slot_in_hand")
 
     def __init__(self) -> None:
-        self.in_hand = True
+        self.slot_in_hand = True
+        """Whether the slot is its own, or with a resource that is looked at."""
+        self.asked = 0.0
+        """The seconds that it took to validate so far."""
+        self.doubt: str | None = None
+        """Why it looks at no more idle ones, as the cause for which they would be closed."""
 
 
 def _holds_timeout(error: BaseException) -> bool:

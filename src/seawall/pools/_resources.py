@@ -87,11 +87,13 @@ class Stock:
         slots: Slots,
         close: Callable[[Any], Any] | None,
         close_timeout: float,
+        now: Callable[[], float],
     ) -> None:
         """Have none yet. `close` takes a resource; without it, its own method is called."""
         self.name = name
         self.slots = slots
         self.close_timeout = close_timeout
+        self.now = now
         self._close = close
         self.causes: Counter[str] = Counter()
         """Why resources were closed, and how many."""
@@ -102,7 +104,6 @@ class Stock:
     def _begin(self) -> None:
         # What the collector may do inside a section is to begin or end the closing of a resource,
         # and that commutes with everything here.
-        self.mutex = Mutex()
         self.live: set[Resource] = set()
         """Connecting, borrowed and idle ones."""
         self.substitutes: set[Resource] = set()
@@ -114,6 +115,11 @@ class Stock:
         self.stacks: dict[Any, Stack] = {None: self.anywhere}
         """Idle ones by the loop that they belong to, the one used last on top."""
         self._emptied: list[Callable[[], bool]] = []
+
+    @property
+    def mutex(self) -> Mutex:
+        """That of the slots: with two, a collector that comes inside one may want the other."""
+        return self.slots.mutex
 
     @property
     def size(self) -> int:
@@ -130,10 +136,14 @@ class Stock:
         """Whether nothing is left."""
         return not (self.live or self.substitutes or self.closing)
 
-    def borrowed(self) -> list[Resource]:
-        """Return those that are borrowed now, the longest first."""
-        out = [r for r in (*list(self.live), *list(self.substitutes)) if r.since is not None]
-        return sorted(out, key=lambda resource: resource.since or 0.0)
+    def borrowed(self) -> list[tuple[float, Resource]]:
+        """Return those that are borrowed now, each with the instant since when, in any order."""
+        known = [*list(self.live), *list(self.substitutes)]
+        return [(since, r) for r in known if (since := r.since) is not None]
+
+    def has_idle(self, loop: AbstractEventLoop | None) -> bool:
+        """Tell whether an idle one lies here that may be used in `loop`."""
+        return bool(self.stacks.get(loop) or self.anywhere)
 
     def pop(self, loop: AbstractEventLoop | None) -> Resource | None:
         """Take the idle one that was used last and may be used in `loop`, if there is one."""
@@ -178,6 +188,17 @@ class Stock:
             return self.lost.popleft()
         except IndexError:
             return None
+
+    def take_lost_substitute(self) -> Resource | None:
+        """Take one that does not belong to the pool, and whose borrower is gone."""
+        for lost in list(self.lost):
+            if not lost.pooled:
+                try:
+                    self.lost.remove(lost)
+                except ValueError:  # somebody was faster
+                    continue
+                return lost
+        return None
 
     def evict(self, loop: AbstractEventLoop | None) -> tuple[Resource, str] | None:
         """Take out one that is of no use in `loop`, to be closed, and say why."""
@@ -235,21 +256,25 @@ class Stock:
         self.substitutes.discard(resource)
         self._look_whether_empty()
 
-    def forget_closed_loops(self) -> None:
-        """Forget what belongs to loops that are closed: nothing can be done in them any more."""
+    def forget_closed_loops(self) -> int:
+        """Forget what belongs to loops in which nothing can be done any more; return how many."""
         for closing in list(self.closing.values()):
-            if closing.loop is not None and closing.loop.is_closed():
-                closing.finish()
+            closing.look()
+        forgotten = 0
         for loop in [known for known in list(self.stacks) if known and known.is_closed()]:
             self.stacks.pop(loop, None)
         for resource in list(self.live):
             if resource.loop is not None and resource.loop.is_closed():
                 self.causes["loop closed"] += 1
                 self.forget(resource)
+                forgotten += 1
+        return forgotten
 
     def needs_running_loop(self) -> bool:
         """Tell whether something can only be closed in the loop that runs in this thread."""
-        loops = {resource.loop for resource in list(self.live)} - {None}
+        loops = {resource.loop for resource in (*list(self.live), *list(self.substitutes))}
+        loops |= {closing.loop for closing in list(self.closing.values())}
+        loops.discard(None)
         return bool(loops) and running_loop() in loops
 
     def retire(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from threading import Lock
 from typing import Final
 
@@ -11,6 +12,7 @@ from seawall.models.pooling import PoolSettings, Usage
 from seawall.pools._resources import Resource, Stock
 from seawall.runtime.events import ResourceLeaked, emit
 from seawall.runtime.mutex import survives_fork
+from seawall.runtime.recent import Recent
 from seawall.runtime.slots import Slots
 
 LOOK_EVERY: Final = 0.25
@@ -38,48 +40,66 @@ class Upkeep:
         self.used: list[float] = []
         """How long resources were borrowed, not yet counted in `uses`."""
         self.waited: list[float] = []
+        self.median = Recent(self._median)
+        """How long a resource is borrowed, by the median of late; None if nobody knows."""
         self._refusals_seen = 0
         self._folding = Lock()
         survives_fork(self)
 
     def look(self, now: float) -> None:
-        """Count what was used, report what leaked, and close what lies idle for too long."""
+        """Do in passing what is to be done now and then: count, report, and close."""
         self.due = now + LOOK_EVERY
+        self.note(now)
+        self.stock.forget_closed_loops()
+        self.reap(now, in_passing=True)
+
+    def note(self, now: float) -> None:
+        """Count what was used, and report what leaked."""
         self.fold(now)
         leak_after = self.settings.leak_after
         if leak_after is not None:
-            for resource in self.stock.borrowed():
-                if resource.since is not None and now - resource.since >= leak_after:
+            for since, resource in self.stock.borrowed():
+                if now - since >= leak_after:
                     self.report(resource)
-        self.stock.forget_closed_loops()
-        self.reap(now)
 
-    def reap(self, now: float) -> int:
-        """Close what is too old, lost or too many; return how many."""
-        stock, slots, settings = self.stock, self.slots, self.settings
+    def reap(self, now: float, *, in_passing: bool = False) -> int:
+        """Close what is too old, lost or too many; return how many.
+
+        In passing, one that is closed in place is enough: the next who comes by closes the next.
+        """
         reaped = 0
+        for resource, cause, slot in self._too_many(now):
+            slow = self.stock.retire(resource, cause, slot=slot)
+            reaped += 1
+            if in_passing and slow is None:
+                self.due = now
+                break
+        return reaped
+
+    def _too_many(self, now: float) -> Iterator[tuple[Resource, str, bool]]:
+        """Take out one after another what is to be closed, why, and whether with a slot."""
+        stock, slots, settings = self.stock, self.slots, self.settings
         for resource, cause in stock.expired(now):
             if cause == "idle" and len(stock.live) <= settings.min_size:
                 continue
             if not slots.take():
                 break
             if stock.take_out(resource):
-                stock.retire(resource, cause)
-                reaped += 1
+                yield resource, cause, True
             else:
                 slots.give_back()
+        while (substitute := stock.take_lost_substitute()) is not None:
+            self.report(substitute)
+            yield substitute, "leaked", False
         while stock.lost and slots.take():
             lost = stock.take_lost()
             if lost is None:
                 slots.give_back()
                 break
             self.report(lost)
-            stock.retire(lost, "leaked")
-            reaped += 1
+            yield lost, "leaked", True
         while len(stock.live) > settings.max_size and (spare := stock.spare()) is not None:
-            stock.retire(spare, "surplus", slot=slots.take())
-            reaped += 1
-        return reaped
+            yield spare, "surplus", slots.take()
 
     def report(self, resource: Resource) -> None:
         """Report a leak, once for each borrow."""
@@ -94,6 +114,10 @@ class Upkeep:
 
         message = "pool %r: a resource borrowed at %s is out for %.3g s"
         logging.getLogger("seawall").warning(message, self.name, place, seconds)
+
+    def _median(self, now: float) -> float | None:
+        self.fold(now)
+        return self.uses.latency.quantile(0.5, now)
 
     def fold(self, now: float) -> None:
         """Move the samples so far into the statistics, unless somebody is at it already."""

@@ -8,14 +8,15 @@ nothing, such a get has taken nothing; who waits is served in order; closing wak
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 from typing import Any, Generic, Literal, TypeVar
 
 from seawall import _checks as check
+from seawall.channel._waiters import Drainer, Getter, Putter
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.context import give_up_at
-from seawall.errors import ChannelClosed, ChannelFull, DeadlineExceeded, TimedOut
-from seawall.models.channel import Buffer, End, Line, take
+from seawall.errors import ChannelClosed, ChannelFull, Rejected, TimedOut
+from seawall.models.channel import Buffer, check_capacity, take
+from seawall.runtime.events import CallRejected, SettingsChanged, emit
+from seawall.runtime.functions import kind_of
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import Wait
 from seawall.runtime.mutex import Mutex, survives_fork
@@ -45,11 +46,13 @@ class Channel(Generic[T]):
         is dropped for it. "reject": `ChannelFull`. With `demand`, there is room only for what
         consumers asked for by `request(n)`. `on_drop(item)` is told of each dropped item.
         """
-        check.count("capacity", capacity)
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"Channel(name={name!r}): write a name, such as 'orders'")
+        check_capacity(capacity)
         check.flag("demand", demand)
         self.when_full: WhenFull = check.choice("when_full", when_full, WHEN_FULL)
         self.name = name
-        self._on_drop = None if on_drop is None else check.function("on_drop", on_drop)
+        self._on_drop = None if on_drop is None else _plain("on_drop", on_drop)
         self._clock = current_clock() if clock is None else check_clock(clock)
         self._now = self._clock.now
         self._dropped = self._rejected = 0
@@ -176,19 +179,25 @@ class Channel(Generic[T]):
 
     def update(self, *, capacity: int | None = None, when_full: WhenFull | None = None) -> None:
         """Change settings at run time. A lower capacity drops nothing: it is reached by taking."""
-        capacity = self.capacity if capacity is None else check.count("capacity", capacity)
+        changes: dict[str, Any] = {}
+        if capacity is not None:
+            changes["capacity"] = check_capacity(capacity)
         if when_full is not None:
-            check.choice("when_full", when_full, WHEN_FULL)
+            changes["when_full"] = check.choice("when_full", when_full, WHEN_FULL)
+        if not changes:
+            raise TypeError("Channel.update(): it takes capacity, when_full")
         with self._mutex:
             self.when_full = when_full or self.when_full
             self._buffer.attention = True
-            self._buffer.resize(capacity)
+            self._buffer.resize(changes.get("capacity", self.capacity))
+        emit(SettingsChanged, self.name, policy="channel", changes=changes)
 
     def snapshot(self) -> dict[str, Any]:
         """Return what is inside, what went through, and who waits."""
         with self._mutex:
             shown = self._buffer.snapshot(self._now())
-            return {**shown, "dropped": self._dropped, "rejected": self._rejected}
+            counts = {"dropped": self._dropped, "rejected": self._rejected}
+            return {"name": self.name, **shown, **counts}
 
     # How it is done: at once without the lock if all is well, else in turn
 
@@ -222,14 +231,16 @@ class Channel(Generic[T]):
                 buffer.add(item, self._now())
                 return True
             policy = self.when_full
-            if policy == "reject" or (policy == "block" and timeout == 0):
-                self._rejected += 1
-                raise self._full_error()
-            if policy == "block":
-                raise Wait(_Putter(self, buffer.putters, timeout, item))
+            refuses = policy == "reject" or (policy == "block" and timeout == 0)
+            if policy == "block" and not refuses:
+                raise Wait(Putter(self, buffer.putters, timeout, item))
             newest = policy == "drop_newest" or not buffer.items
-            dropped = item if newest else buffer.exchange(item, self._now())
-            self._dropped += 1
+            if not refuses:
+                dropped = item if newest else buffer.exchange(item, self._now())
+                self._dropped += 1
+        # What others are told of, they are told without the lock.
+        if refuses:
+            raise self._refused(self._full_error())
         self._tell_dropped(dropped)
         return not newest
 
@@ -261,11 +272,11 @@ class Channel(Generic[T]):
             if buffer.over:
                 raise self._closed_error()
             if timeout == 0:
-                raise TimedOut(f"channel {self.name!r} is empty", seconds=0.0)
-            raise Wait(_Getter(self, buffer.getters, timeout))
+                raise TimedOut(f"channel {self.name!r} is empty", guard=self.name, seconds=0.0)
+            raise Wait(Getter(self, buffer.getters, timeout))
 
-    def _closing(self, timeout: float | None) -> _Drainer:
-        waiter = _Drainer(self, self._buffer.drainers, timeout)
+    def _closing(self, timeout: float | None) -> Drainer:
+        waiter = Drainer(self, self._buffer.drainers, timeout)
         self.close()
         return waiter
 
@@ -284,7 +295,16 @@ class Channel(Generic[T]):
     def _full_error(self, why: str = "") -> ChannelFull:
         unasked = self._buffer.demanding and self.depth < self.capacity
         state = "nothing more is requested" if unasked else f"all {self.capacity} places are taken"
-        return ChannelFull(f"channel {self.name!r}: {state}{why}", policy="channel")
+        return ChannelFull(f"channel {self.name!r}: {state}{why}")
+
+    def _refused(self, error: Rejected) -> Rejected:
+        """Count a refusal, tell of it, and return its error; not under the lock."""
+        with self._mutex:
+            self._rejected += 1
+        emit(CallRejected, self.name, policy="channel", reason=error.reason, enforced=True)
+        error.guard = self.name
+        error.policy = "channel"
+        return error
 
     def _after_fork(self) -> None:
         """Be usable in a child process: what was inside belongs to the parent's consumers."""
@@ -296,96 +316,9 @@ class Channel(Generic[T]):
         self._dropped = self._rejected = 0
 
 
-class _Waiter:
-    """Somebody who waits for a channel. Its state changes under the channel's lock only."""
-
-    def __init__(
-        self, channel: Channel[Any], line: Line, timeout: float | None, item: Any = None
-    ) -> None:
-        self._channel = channel
-        self._buffer = channel._buffer
-        self._line = line
-        self._item = item
-        self._timeout = timeout
-        self._state: Literal["waiting", "gone"] | End = "waiting"
-        self._since = 0.0
-        seconds = inf if timeout is None else timeout
-        check.seconds("timeout", seconds, zero=True, infinite=True)
-        self.until, self._late = give_up_at(channel._clock.now(), seconds)
-
-    def publish(self, wake: Callable[[], bool]) -> None:
-        self._wake = wake
-        with self._channel._mutex:
-            self._buffer.attention = True
-            self._line[self] = None
-            self._buffer.serve()
-
-    def end(self, state: End, since: float = 0.0) -> bool:
-        there = self._wake()
-        self._state, self._since = (state if there else "gone"), since
-        return there
-
-    def abandon(self) -> None:
-        # After a fork the buffer is another one, and what is given back to the old one is gone.
-        self._channel._mutex.do(self._withdraw)
-
-    def _withdraw(self) -> None:
-        self._line.pop(self, None)
-        if self._state == "granted":
-            self._give_back()
-        self._buffer.serve()
-
-    def _give_back(self) -> None:
-        """Return the token, as if it had never been granted."""
-
-    def _settle(self) -> str:
-        """Leave the line, if still in it; return what became of it."""
-        self._line.pop(self, None)
-        return self._state
-
-    def _refuse(self, error: Exception) -> Exception:
-        message = f"channel {self._channel.name!r}: the deadline passed while waiting"
-        return DeadlineExceeded(message, policy="channel") if self._late else error
-
-
-class _Putter(_Waiter):
-    def _give_back(self) -> None:
-        self._buffer.room.append(None)
-
-    def claim(self) -> None:
-        channel = self._channel
-        with channel._mutex:
-            state = self._settle()
-            if state == "granted" and not self._buffer.closed:
-                return self._buffer.add(self._item, channel._now())
-            if state != "waiting":
-                self._withdraw()
-                raise channel._closed_error()
-            channel._rejected += 1
-            raise self._refuse(channel._full_error(f", waited {self._timeout} s"))
-
-
-class _Getter(_Waiter):
-    def _give_back(self) -> None:
-        self._buffer.ready.appendleft(self._since)
-
-    def claim(self) -> Any:
-        channel = self._channel
-        with channel._mutex:
-            state = self._settle()
-            if state == "granted":
-                return self._buffer.remove()
-            if state == "closed":
-                raise channel._closed_error()
-            message = f"channel {channel.name!r}: nothing came, waited {self._timeout} s"
-            raise self._refuse(TimedOut(message, seconds=self._timeout))
-
-
-class _Drainer(_Waiter):
-    def claim(self) -> list[Any]:
-        left: list[Any] = []
-        with self._channel._mutex:
-            if self._settle() == "waiting":
-                while take(self._buffer.ready):
-                    left.append(self._buffer.remove())
-        return left
+def _plain(name: str, function: Callable[[T], object]) -> Callable[[T], object]:
+    """Return `function` if it is one that nobody has to await, or raise."""
+    check.function(name, function)
+    if not isinstance(function, type) and kind_of(function) != "sync":
+        raise TypeError(f"{name}={function!r}: pass a plain function; nobody would await this one")
+    return function

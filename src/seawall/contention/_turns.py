@@ -1,159 +1,27 @@
-"""When many want to change the same thing: try and compare, or take turns.
-
-`update_optimistically` reads, changes, and writes back only if nobody else wrote meanwhile, a
-bounded number of times. `Serializer` lets one at a time through for each key, in order; with
-stripes (`seawall.models.contention`), any number of keys shares a fixed number of queues.
-"""
+"""Take turns: one at a time for each key, in order."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from threading import get_ident
+from types import AsyncGeneratorType, GeneratorType
+from typing import Any, Final, TypeVar
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.context import deadline_var, give_up_at
-from seawall.errors import DeadlineExceeded, Overloaded
-from seawall.models.backoff import Backoff, as_backoff
-from seawall.models.contention import QUICK, Lost, Update, optimistic_steps, stripe_of
+from seawall.contention._optimistic import is_async, left
+from seawall.context import give_up_at
+from seawall.errors import DeadlineExceeded, Overloaded, Rejected
+from seawall.models.contention import drop, stripe_of
+from seawall.runtime.events import CallRejected, SettingsChanged, emit
 from seawall.runtime.functions import kind_of
 from seawall.runtime.layers import Wait
 from seawall.runtime.mutex import Mutex, survives_fork
-from seawall.runtime.runners import sleep_async, wait_async, wait_sync
-
-if TYPE_CHECKING:
-    from random import Random
+from seawall.runtime.runners import wait_async, wait_sync
 
 R = TypeVar("R")
-T = TypeVar("T")
-V = TypeVar("V")
-Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
-
-
-# Try and compare
-
-
-def update_optimistically(
-    read: Callable[[], tuple[T, V]],
-    change: Callable[[T], T],
-    write: Callable[[T, V], int],
-    *,
-    on: Errors = (),
-    attempts: int = 10,
-    backoff: Backoff | float = QUICK,
-    clock: Clock | None = None,
-    rng: Random | None = None,
-) -> T:
-    """Change a value that others change too, without a lock; return what was written.
-
-    `read()` gives the value and its version. `change(value)` gives the new value, or raises to
-    refuse, and that passes through. `write(new, version)` writes if the version is still that one,
-    and tells whether it did (or how many rows it changed). If it did not, or if reading or writing
-    raised one of `on`, all is done again after a jittered pause: `attempts` times at most, and not
-    beyond the deadline. Then `Contended` is raised.
-    """
-    _refuse_async(read, "await aupdate_optimistically(...)")
-    _refuse_async(write, "await aupdate_optimistically(...)")
-    lost = _errors(on)
-    clock = current_clock() if clock is None else check_clock(clock)
-    steps = optimistic_steps(
-        _checked(read, change, write, attempts, backoff), _chance(rng), clock.now, _left
-    )
-    result: Any = None
-    while True:
-        try:
-            step = steps.send(result)
-        except StopIteration as end:
-            written: T = end.value
-            return written
-        result = None
-        try:
-            if isinstance(step, float):
-                clock.sleep(step)
-            else:
-                result = step()
-        except lost as error:
-            result = Lost(error)
-
-
-async def aupdate_optimistically(
-    read: Callable[[], Awaitable[tuple[T, V]] | tuple[T, V]],
-    change: Callable[[T], T],
-    write: Callable[[T, V], Awaitable[int] | int],
-    *,
-    on: Errors = (),
-    attempts: int = 10,
-    backoff: Backoff | float = QUICK,
-    clock: Clock | None = None,
-    rng: Random | None = None,
-) -> T:
-    """Do as `update_optimistically` does, with a `read` and a `write` that may be async."""
-    lost = _errors(on)
-    clock = current_clock() if clock is None else check_clock(clock)
-    steps = optimistic_steps(
-        _checked(read, change, write, attempts, backoff), _chance(rng), clock.now, _left
-    )
-    result: Any = None
-    while True:
-        try:
-            step = steps.send(result)
-        except StopIteration as end:
-            written: T = end.value
-            return written
-        try:
-            result = sleep_async(step) if isinstance(step, float) else step()
-            if hasattr(result, "__await__"):
-                result = await result
-        except lost as error:
-            result = Lost(error)
-
-
-def _refuse_async(function: Callable[..., Any], instead: str) -> None:
-    if callable(function) and not isinstance(function, type) and kind_of(function) == "async":
-        raise TypeError(f"{function!r} is async: write `{instead}`")
-
-
-def _checked(
-    read: Callable[[], Any],
-    change: Callable[[Any], Any],
-    write: Callable[[Any, Any], Any],
-    attempts: int,
-    backoff: Backoff | float,
-) -> Update:
-    return Update(
-        check.function("read", read),
-        check.function("change", change),
-        check.function("write", write),
-        check.count("attempts", attempts),
-        as_backoff(backoff),
-    )
-
-
-def _errors(on: Errors) -> tuple[type[Exception], ...]:
-    types = on if isinstance(on, tuple) else (on,)
-    for error in types:
-        if not (isinstance(error, type) and issubclass(error, Exception)):
-            raise TypeError(f"on={error!r}: write a type of error, such as on=IntegrityError")
-    return types
-
-
-def _chance(rng: Random | None) -> Callable[[], float]:
-    if rng is not None:
-        return rng.random
-    from random import Random
-
-    return Random().random  # noqa: S311 - jitter is no secret
-
-
-def _left() -> float:
-    """Return the seconds until the deadline."""
-    held = deadline_var.get()
-    return inf if held is None else held[0] - held[1].now()
-
-
-# Take turns
 
 
 class Serializer:
@@ -177,6 +45,8 @@ class Serializer:
         More than `max_keys` in use at once are refused as well. With `stripes`, so many queues are
         shared by all keys: two keys of one stripe wait for each other.
         """
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"Serializer(name={name!r}): write a name, such as 'accounts'")
         self.name = name
         self.max_waiting = check.count("max_waiting", max_waiting, minimum=0)
         self.max_wait = check.seconds("max_wait", max_wait, zero=True, infinite=True)
@@ -190,7 +60,8 @@ class Serializer:
 
     def __repr__(self) -> str:
         striped = "" if self._stripes is None else f", stripes={self._stripes}"
-        return f"Serializer(max_waiting={self.max_waiting}, max_keys={self.max_keys}{striped})"
+        limits = f"max_waiting={self.max_waiting}, max_keys={self.max_keys}"
+        return f"Serializer({limits}{striped}, name={self.name!r})"
 
     def hold(self, key: Hashable) -> _Hold:
         """Return a block, `with` or `async with`, that only one at a time enters for `key`.
@@ -205,16 +76,32 @@ class Serializer:
 
     def run(self, key: Hashable, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Call `function(*args, **kwargs)` in its turn."""
-        _refuse_async(function, "await serializer.arun(...)")
+        check.function("function", function)
+        if is_async(function):
+            raise TypeError(f"{function!r} is async: write `await serializer.arun(...)`")
+        _refuse_generator(function)
         with self.hold(key):
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+        if hasattr(result, "__await__"):
+            drop(result)
+            raise TypeError(
+                f"{function!r} returned an awaitable: write `await serializer.arun(...)`"
+            )
+        return _in_turn(result)
 
     async def arun(
         self, key: Hashable, function: Callable[..., Awaitable[R]], *args: Any, **kwargs: Any
     ) -> R:
         """Call and await `function(*args, **kwargs)` in its turn."""
+        check.function("function", function)
+        _refuse_generator(function)
         async with self.hold(key):
-            return await function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            if not hasattr(result, "__await__"):
+                raise TypeError(
+                    f"{function!r} is not async: write `async with serializer.hold(key)`"
+                )
+            return _in_turn(await result)
 
     def update(
         self,
@@ -224,19 +111,21 @@ class Serializer:
         max_keys: int | None = None,
     ) -> None:
         """Change settings at run time; who holds or waits is not disturbed."""
-        fresh = Serializer(
-            max_waiting=self.max_waiting if max_waiting is None else max_waiting,
-            max_wait=self.max_wait if max_wait is None else max_wait,
-            max_keys=self.max_keys if max_keys is None else max_keys,
-        )
-        self.max_waiting, self.max_wait = fresh.max_waiting, fresh.max_wait
-        self.max_keys = fresh.max_keys
+        given = {"max_waiting": max_waiting, "max_wait": max_wait, "max_keys": max_keys}
+        changes: dict[str, Any] = {name: new for name, new in given.items() if new is not None}
+        if not changes:
+            raise TypeError(f"Serializer.update(): it takes {', '.join(given)}")
+        checked = Serializer(**changes)
+        for setting in changes:
+            setattr(self, setting, getattr(checked, setting))
+        emit(SettingsChanged, self.name, policy="serializer", changes=changes)
 
     def snapshot(self) -> dict[str, Any]:
         """Return how many hold a key, wait, and were refused."""
         with self._mutex:
             lines = [len(lane) for lane in self._lanes.values()]
         return {
+            "name": self.name,
             "in_flight": len(lines),
             "waiting": sum(lines),
             "longest_line": max(lines, default=0),
@@ -245,16 +134,26 @@ class Serializer:
             "max_waiting": self.max_waiting,
         }
 
-    def _enter(self, key: Hashable) -> _Lane:
+    def _enter(self, key: Hashable, holder: object) -> _Lane:
         """Open the key's lane, refuse, or raise `Wait`."""
-        if _left() <= 0:
+        if left() <= 0:
             raise self._too_late("before its turn came")
         with self._mutex:
             why = self._obstacle(key)
-            if why is None and key not in self._lanes:
-                lane = self._lanes[key] = OrderedDict()
+            lane = self._lanes.get(key)
+            if why is None and lane is None:
+                lane = self._lanes[key] = _Lane()
+                lane.holder = holder
                 return lane
-        raise Wait(_Turn(self, key)) if why is None else self._overloaded(why)
+        if why is not None:
+            raise self._overloaded(why)
+        turn = _Turn(self, key)
+        if turn.until is None and lane is not None and lane.holder == holder is not None:
+            raise RuntimeError(
+                f"serializer {self.name!r}: who holds the key would wait here for itself, for ever:"
+                " take it once, outside (with stripes, two keys can be one queue)"
+            )
+        raise Wait(turn)
 
     def _obstacle(self, key: Hashable) -> str | None:
         """Say why nobody can come, or wait, for `key` now. Under the lock."""
@@ -270,22 +169,41 @@ class Serializer:
         if self._lanes.get(key) is not lane:
             return  # a fork took the holder along: here nobody waits for it
         while lane:
+            lane.holder = None
             if lane.popitem(last=False)[0].grant():
                 return
         del self._lanes[key]
 
-    def _overloaded(self, why: str) -> Overloaded:
-        self._rejected += 1
-        return Overloaded(f"serializer {self.name!r}: {why}", policy="serializer")
+    def _overloaded(self, why: str) -> Rejected:
+        return self._refused(Overloaded(f"serializer {self.name!r}: {why}"))
 
-    def _too_late(self, when: str) -> DeadlineExceeded:
-        message = f"serializer {self.name!r}: the deadline passed {when}"
-        return DeadlineExceeded(message, policy="serializer")
+    def _too_late(self, when: str) -> Rejected:
+        return self._refused(
+            DeadlineExceeded(f"serializer {self.name!r}: the deadline passed {when}")
+        )
+
+    def _refused(self, error: Rejected) -> Rejected:
+        """Count a refusal, tell of it, and return its error; not under the lock."""
+        with self._mutex:
+            self._rejected += 1
+        emit(CallRejected, self.name, policy="serializer", reason=error.reason, enforced=True)
+        error.guard = self.name
+        error.policy = "serializer"
+        return error
 
     def _after_fork(self) -> None:
         """Be usable in a child process: who held a key there is not here."""
         self._mutex = Mutex()
         self._lanes = {}
+
+
+class _Lane(OrderedDict["_Turn", None]):
+    """Who waits for a key that somebody holds, first come first."""
+
+    __slots__ = ("holder",)
+
+    holder: object
+    """The thread or task that holds it; None while it is handed on."""
 
 
 class _Hold:
@@ -300,20 +218,22 @@ class _Hold:
         self._key = key
         self._used = False
 
-    def _enter(self) -> _Lane:
+    def _enter(self, holder: object) -> _Lane:
         if self._used:
             raise RuntimeError("this hold(...) was used already: write hold(key) for each block")
         self._used = True
-        return self._serializer._enter(self._key)
+        return self._serializer._enter(self._key, holder)
 
     def __enter__(self) -> None:
+        holder = get_ident()
         try:
-            self._lane = self._enter()
+            self._lane = self._enter(holder)
         except Wait as wait:
             waiter = wait.waiter
         else:
             return
         self._lane = wait_sync(waiter, self._serializer._clock)
+        self._lane.holder = holder
 
     def __exit__(self, *_exc: object) -> None:
         serializer = self._serializer
@@ -321,13 +241,15 @@ class _Hold:
         serializer._mutex.do(lambda: serializer._leave(self._key, self._lane))
 
     async def __aenter__(self) -> None:
+        holder = _find_task()
         try:
-            self._lane = self._enter()
+            self._lane = self._enter(holder)
         except Wait as wait:
             waiter = wait.waiter
         else:
             return
         self._lane = await wait_async(waiter, self._serializer._clock)
+        self._lane.holder = holder
 
     async def __aexit__(self, *_exc: object) -> None:
         self.__exit__()
@@ -342,7 +264,7 @@ class _Turn:
         self._serializer = serializer
         self._key = key
         self._state = "waiting"
-        self._lane: _Lane = OrderedDict()
+        self._lane = _Lane()
         self._why: str | None = None
         self.until, self._late = give_up_at(serializer._clock.now(), serializer.max_wait)
 
@@ -357,7 +279,8 @@ class _Turn:
                 self._lane = serializer._lanes[self._key]
                 self._lane[self] = None
             else:  # it became free meanwhile
-                self._lane = serializer._lanes[self._key] = OrderedDict()
+                self._lane = serializer._lanes[self._key] = _Lane()
+                self._lane.holder = None
                 self.grant()
 
     def grant(self) -> bool:
@@ -385,5 +308,31 @@ class _Turn:
             self._serializer._leave(self._key, self._lane)
 
 
-_Lane: TypeAlias = "OrderedDict[_Turn, None]"
-"""Who waits for a key that somebody holds, first come first."""
+def _first_find() -> object:
+    global _find_task  # noqa: PLW0603 - asyncio is imported when it is first needed
+    from seawall._expiry import current_task
+
+    _find_task = current_task
+    return current_task()
+
+
+_find_task: Callable[[], object] = _first_find
+"""The current task."""
+
+
+def _refuse_generator(function: Callable[..., Any]) -> None:
+    if callable(function) and not isinstance(function, type) and "generator" in kind_of(function):
+        raise TypeError(f"{function!r} is a generator, {_LATER}")
+
+
+def _in_turn(result: R) -> R:
+    """Return `result`, unless it is something that has yet to run."""
+    if isinstance(result, (GeneratorType, AsyncGeneratorType)):
+        raise TypeError(f"{result!r} was returned, {_LATER}")
+    return result
+
+
+_LATER: Final = (
+    "which runs when it is iterated over, after its turn: write `with serializer.hold(key):`"
+    " around the loop"
+)

@@ -1,0 +1,158 @@
+"""Try and compare: read, change, and write back only if nobody else wrote meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+from seawall import _checks as check
+from seawall.clock import Clock, check_clock, current_clock
+from seawall.context import deadline_var
+from seawall.models.backoff import Backoff, as_backoff
+from seawall.models.contention import QUICK, Lost, Update, drop, optimistic_steps
+from seawall.runtime.functions import kind_of
+from seawall.runtime.runners import sleep_async
+
+if TYPE_CHECKING:
+    from random import Random
+
+T = TypeVar("T")
+V = TypeVar("V")
+Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
+Steps: TypeAlias = Generator[float | Callable[[], Any], Any, Any]
+
+
+def update_optimistically(
+    read: Callable[[], tuple[T, V]],
+    change: Callable[[T], T],
+    write: Callable[[T, V], int],
+    *,
+    on: Errors = (),
+    attempts: int = 10,
+    backoff: Backoff | float = QUICK,
+    clock: Clock | None = None,
+    rng: Random | None = None,
+) -> T:
+    """Change a value that others change too, without a lock; return what was written.
+
+    `read()` gives the value and its version. `change(value)` gives the new value, or raises to
+    refuse, and that passes through. `write(new, version)` writes if the version is still that one,
+    and tells whether it did (or how many rows it changed). If it did not, or if reading or writing
+    raised one of `on`, all is done again after a jittered pause: `attempts` times at most, and not
+    beyond the deadline. Then `Contended` is raised.
+    """
+    for function in (read, write):
+        if is_async(function):
+            raise TypeError(f"{function!r} is async: write `{_INSTEAD}`")
+    lost, clock, steps = _begin(read, change, write, on, attempts, backoff, clock=clock, rng=rng)
+    result: Any = None
+    try:
+        while True:
+            try:
+                step = steps.send(result)
+            except StopIteration as end:
+                written: T = end.value
+                return written
+            result = None
+            try:
+                if isinstance(step, float):
+                    clock.sleep(step)
+                else:
+                    result = step()
+            except lost as error:
+                result = Lost(error)
+            if hasattr(result, "__await__"):
+                drop(result)
+                raise TypeError(f"read or write returned an awaitable: write `{_INSTEAD}`")
+    finally:
+        result = None  # it may lead to the error, and so would keep itself alive
+
+
+async def aupdate_optimistically(
+    read: Callable[[], Awaitable[tuple[T, V]] | tuple[T, V]],
+    change: Callable[[T], T],
+    write: Callable[[T, V], Awaitable[int] | int],
+    *,
+    on: Errors = (),
+    attempts: int = 10,
+    backoff: Backoff | float = QUICK,
+    clock: Clock | None = None,
+    rng: Random | None = None,
+) -> T:
+    """Do as `update_optimistically` does, with a `read` and a `write` that may be async."""
+    lost, clock, steps = _begin(read, change, write, on, attempts, backoff, clock=clock, rng=rng)
+    result: Any = None
+    try:
+        while True:
+            try:
+                step = steps.send(result)
+            except StopIteration as end:
+                written: T = end.value
+                return written
+            try:
+                result = sleep_async(step) if isinstance(step, float) else step()
+                if hasattr(result, "__await__"):
+                    result = await result
+            except lost as error:
+                result = Lost(error)
+    finally:
+        result = None  # it may lead to the error, and so would keep itself alive
+
+
+_INSTEAD: Final = "await aupdate_optimistically(...)"
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Tell whether `function` is an `async def`."""
+    return callable(function) and not isinstance(function, type) and kind_of(function) == "async"
+
+
+def _begin(
+    read: Callable[[], Any],
+    change: Callable[[Any], Any],
+    write: Callable[[Any, Any], Any],
+    on: Errors,
+    attempts: int,
+    backoff: Backoff | float,
+    *,
+    clock: Clock | None,
+    rng: Random | None,
+) -> tuple[tuple[type[Exception], ...], Clock, Steps]:
+    """Check all, and return which errors mean that others were faster, the clock, and the steps."""
+    check.function("change", change)
+    if not isinstance(change, type) and kind_of(change) != "sync":
+        raise TypeError(f"change={change!r}: pass a plain function; what takes time is for read()")
+    update = Update(
+        check.function("read", read),
+        change,
+        check.function("write", write),
+        check.count("attempts", attempts),
+        as_backoff(backoff),
+    )
+    clock = current_clock() if clock is None else check_clock(clock)
+    return _errors(on), clock, optimistic_steps(update, _chance(rng), clock.now, left)
+
+
+def _errors(on: Errors) -> tuple[type[Exception], ...]:
+    types = on if isinstance(on, tuple) else (on,)
+    for error in types:
+        if not (isinstance(error, type) and issubclass(error, Exception)):
+            raise TypeError(f"on={error!r}: write a type of error, such as on=IntegrityError")
+    return types
+
+
+def _chance(rng: Random | None) -> Callable[[], float]:
+    if rng is not None:
+        if isinstance(rng, type) or not hasattr(rng, "random"):
+            raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
+        return rng.random
+    from random import Random
+
+    return Random().random  # noqa: S311 - jitter is no secret
+
+
+def left() -> float:
+    """Return the seconds until the deadline."""
+    held = deadline_var.get()
+    return inf if held is None else held[0] - held[1].now()

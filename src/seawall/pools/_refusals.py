@@ -1,0 +1,88 @@
+"""Whom a pool refuses, and what it tells of those, and of who took too long."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import NoReturn
+
+from seawall.clock import Clock
+from seawall.context import deadline_var
+from seawall.errors import DeadlineExceeded, PoolExhausted, Rejected, TimedOut
+from seawall.pools._steps import Work
+from seawall.pools._upkeep import Upkeep
+from seawall.runtime.events import CallRejected, CallTimedOut, emit
+from seawall.runtime.slots import Refusal
+
+
+class Refusals:
+    """What is refused in one pool, and why."""
+
+    def __init__(self, upkeep: Upkeep, clock: Clock) -> None:
+        """Count in `upkeep`."""
+        self.name = upkeep.name
+        self.clock = clock
+        self.upkeep = upkeep
+        self.settings = upkeep.settings
+        self.closed = False
+
+    def turned_away(self, why: Refusal) -> NoReturn:
+        """Refuse a borrower that waited, or found no place to."""
+        self.check_open()
+        if why == "deadline":
+            self.refuse(DeadlineExceeded(f"pool {self.name!r}: the deadline passed while waiting"))
+        if why == "no room":
+            self.refuse(self.full("and no room to wait"))
+        self.refuse(self.full(f"waited {self.settings.checkout_timeout:g} s"))
+
+    def full(self, why: str) -> PoolExhausted:
+        """Return the error of who gets none: who has one for longest, and when to ask again."""
+        now = self.clock.now()
+        longest = ""
+        borrowed = self.upkeep.stock.borrowed()
+        if borrowed:
+            since, resource = min(borrowed, key=itemgetter(0))
+            longest = f"; the longest borrower, for {now - since:.3g} s, is {resource.place}"
+        return PoolExhausted(
+            f"pool {self.name!r}: no free resource of {self.settings.max_size}: {why}{longest}",
+            retry_after=self.upkeep.median(now),
+        )
+
+    def check_open(self) -> None:
+        """Refuse if the pool is closed."""
+        if self.closed:
+            self.refuse(PoolExhausted(f"pool {self.name!r} is closed"))
+
+    def time_left(self, limit: float | None) -> float | None:
+        """Return the nearer of `limit` and the deadline; refuse if that has passed."""
+        held = deadline_var.get()
+        if held is None:
+            return limit
+        left = held[0] - held[1].now()
+        if left <= 0:
+            self.refuse(DeadlineExceeded(f"pool {self.name!r}: the deadline has passed"))
+        return left if limit is None else min(left, limit)
+
+    def refuse(self, error: Rejected) -> NoReturn:
+        """Count a refusal, tell of it, and raise it."""
+        self.upkeep.counts["rejected"] += 1
+        emit(CallRejected, self.name, policy="pool", reason=error.reason, enforced=True)
+        error.guard = self.name
+        error.policy = "pool"
+        try:
+            raise error
+        finally:
+            del error  # or its own frame would keep it alive
+
+    def overdue(self) -> TimedOut:
+        """Count a borrower that took too long, and return its error."""
+        seconds = self.settings.read_timeout or 0.0
+        self.upkeep.counts["timed_out"] += 1
+        emit(CallTimedOut, self.name, seconds=seconds)
+        message = f"pool {self.name!r}: the borrower took more than {seconds:g} s"
+        return TimedOut(message, guard=self.name, seconds=seconds)
+
+    def note_timeout(self, work: Work) -> None:
+        """Count work that took too long, if it did."""
+        if work.expired and work.seconds is not None:
+            self.upkeep.counts["timed_out"] += 1
+            emit(CallTimedOut, self.name, seconds=work.seconds)
