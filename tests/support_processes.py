@@ -31,6 +31,14 @@ def hang(fifo: str) -> None:
         threading.Event().wait()
 
 
+def leave_a_child(fifo: str) -> None:
+    """Die, and leave a child that waits until somebody writes into `fifo`."""
+    if os.fork() == 0:
+        Path(fifo).read_text()
+        os._exit(0)
+    os._exit(5)
+
+
 def wait_for(fifo: str, value: Any) -> Any:
     """Return `value` when somebody has written into `fifo`."""
     Path(fifo).read_text()

@@ -26,7 +26,7 @@ from seawall import (
 )
 from seawall.executors._errands import ClosableThreads, Errand
 from seawall.testing import run_virtual, virtual_time
-from tests.support import falsified, quarters
+from tests.support import falsified, let_pass, quarters
 from tests.support_processes import in_thread, until
 
 WAIT = 30
@@ -88,7 +88,11 @@ def test_a_cpu_pool_has_as_many_workers_as_cores_may_be_used(
         (lambda: IoPool("a", workers=2, throughput=1.0, latency=1.0), "write throughput= "),
         (lambda: IoPool("a", workers=0), "workers=0: write 1 or more"),
         (lambda: IoPool("a", throughput=-1.0, latency=1.0), "throughput=-1.0"),
-        (lambda: IoPool("", workers=1), "name='': write a non-empty string"),
+        (lambda: IoPool("", workers=1), "name='': write a name, such as"),
+        (lambda: CpuPool(3), "name=3: write a name, such as"),  # type: ignore[arg-type]
+        (lambda: IoPool("a", throughput=1e9, latency=100), "150000000000 workers are too many"),
+        (lambda: IoPool("a", workers=10_001), "write at most workers=10000"),
+        (lambda: CpuPool("a", workers=10**9), "write at most workers=10000"),
         (lambda: IoPool("a", workers=1, max_queue=-1), "max_queue=-1: write 0 or more"),
         (lambda: IoPool("a", workers=1, clock=3), "clock=3: pass a clock"),  # type: ignore[arg-type]
         (lambda: CpuPool("a", kind="fibre"), "kind='fibre': write one of 'process', 'thread'"),  # type: ignore[arg-type]
@@ -161,6 +165,7 @@ def test_beyond_workers_and_queue_calls_are_refused_at_once(blocked):
     assert [(event.guard, event.policy) for event in events] == [("io", "io_pool")] * 2
     snapshot = pool.snapshot()
     assert snapshot == {
+        "name": "io",
         "workers": 2,
         "max_queue": 1,
         "in_flight": 2,
@@ -170,6 +175,7 @@ def test_beyond_workers_and_queue_calls_are_refused_at_once(blocked):
         "rejected": 2,
         "succeeded": 0,
         "failed": 0,
+        "cancelled": 0,
         "timed_out": 0,
         "p50": None,
         "p95": None,
@@ -180,6 +186,24 @@ def test_beyond_workers_and_queue_calls_are_refused_at_once(blocked):
         thread.join(WAIT)
     assert sorted(result for _, (result,) in calls) == [0, 1, 2]
     assert pool.close()
+
+
+def test_a_name_that_is_none_is_a_type_error():
+    """As with a guard."""
+    for make in (lambda: IoPool("", workers=1), lambda: CpuPool("")):
+        with pytest.raises(TypeError, match="write a name"):
+            make()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: IoPool("io", workers=1), lambda: CpuPool("cpu", workers=1, kind="thread")]
+)
+def test_a_function_that_returns_a_coroutine_is_refused(make):
+    """Nobody would await it: it is closed, and the caller told."""
+    with make() as pool:
+        with pytest.raises(TypeError, match=r"<lambda>\(1\) returned a coroutine"):
+            pool.run(lambda value: _until_async(value), 1)  # noqa: PLW0108 - no `async def` itself
+        assert pool.snapshot()["failed"] == 1
 
 
 def test_a_nested_call_of_a_full_pool_is_refused():
@@ -340,7 +364,12 @@ def _check_cancelled(case: tuple[int, int, list[bool]], drain: float = WAIT) -> 
         else:
             assert isinstance(result, asyncio.CancelledError)
     assert pool.close(drain), "something is still taken"
-    assert pool.snapshot()["abandoned"] == 0
+    snapshot = pool.snapshot()
+    assert snapshot["abandoned"] == 0
+    taken = list(zip(results, cancelled, strict=True))[: workers + queue]
+    assert snapshot["cancelled"] == sum(cancel for _, cancel in taken)
+    counts = ("succeeded", "failed", "rejected", "cancelled")
+    assert sum(snapshot[name] for name in counts) == len(cancelled)
 
 
 CANCELLED = st.tuples(
@@ -359,6 +388,22 @@ def test_without_withdrawing_places_would_be_lost(monkeypatch: pytest.MonkeyPatc
     """Leave queued work that nobody waits for in its place, and the property is falsified."""
     monkeypatch.setattr(ClosableThreads, "give_up", lambda _, job: job.give_up())
     assert falsified(lambda case: _check_cancelled(case, drain=0.05), CANCELLED)
+
+
+def test_a_call_that_ended_before_it_was_cancelled_is_counted_as_ended():
+    """Each call counts once, though its caller is cancelled at that very moment."""
+
+    async def main():
+        task = asyncio.create_task(pool.arun(abs, -1))
+        await let_pass(0.0)
+        until(lambda: pool.pool.idle)  # done, and this loop has not heard of it
+        task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    with IoPool("io", workers=1) as pool:
+        assert asyncio.run(main())
+        assert (pool.snapshot()["succeeded"], pool.snapshot()["cancelled"]) == (1, 0)
 
 
 # --- Closing ---
@@ -436,6 +481,22 @@ def test_a_cancelled_close_closes_all_the_same(blocked):
     assert not pool.pool._leavers
     blocked.go_on.set()
     running.join(WAIT)
+
+
+def test_closing_does_not_depend_on_a_loop_that_is_gone(blocked):
+    """A call whose loop was closed ends unseen; who waits for the end of all work is told."""
+    pool = IoPool("io", workers=1)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(pool.arun(blocked))
+    while not blocked.started.acquire(blocking=False):
+        loop.run_until_complete(let_pass(0.0))
+    loop.close()
+    closer, closed = in_thread(pool.close, float("inf"))
+    until(lambda: pool.pool._leavers)
+    blocked.go_on.set()
+    closer.join(WAIT)
+    assert closed == [True]
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 def test_leaving_by_an_error_does_not_wait(blocked):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,8 @@ def test_items_are_described_shortly_and_safely():
         return str(_processes.Item(function, args, kwargs))
 
     assert described(math.factorial, 5) == "math.factorial(5)"
+    bound = partial(partial(int, "ff"), base=10)
+    assert described(bound, base=16) == "int('ff', base=16)"
     assert described(int, "x" * 100, base=16).startswith("int('xxx")
     assert len(described(print, *range(1000))) == 200
     assert "Broken instance" in described(print, Broken())
@@ -229,6 +232,32 @@ def test_a_dead_process_takes_only_its_own_item(pool, fifo, replaced, how):
     Path(fifo).write_text("go on")
     beside.join(WAIT)
     assert result == ["beside"]
+
+
+def test_a_dead_process_is_replaced_at_once():
+    """The next caller does not wait for a process to start."""
+    with CpuPool("cpu", workers=1) as pool:
+        with pytest.raises(WorkerDied):
+            pool.run(os._exit, 3)
+        assert len(pool._crew._idle) == 1
+
+
+def test_a_dead_process_is_noticed_though_its_child_holds_the_pipe(
+    fifo, monkeypatch: pytest.MonkeyPatch
+):
+    """What it has started itself may live on; nobody waits for that."""
+    monkeypatch.setattr(_processes, "BEAT", 0.01)
+    with CpuPool("cpu", workers=1) as pool:
+        with pytest.raises(WorkerDied, match="exit code 5"):
+            pool.run(there.leave_a_child, fifo)
+        Path(fifo).write_text("")  # it waits for that, and goes
+
+
+def test_an_interrupt_is_for_the_parent(pool):
+    """Ctrl-C reaches all processes of a terminal: the workers ignore it."""
+    before = pool.run(os.getpid)
+    pool.run(signal.raise_signal, signal.SIGINT)
+    assert pool.run(os.getpid) == before
 
 
 def test_a_process_that_died_at_rest_is_replaced_unnoticed(pool, replaced):
@@ -399,20 +428,20 @@ def test_processes_of_a_fork_server_do_the_same():
 def test_closing_ends_the_processes(fifo):
     """Idle ones go by themselves; one that is busy is killed when its time is over."""
     pool = CpuPool("closed", workers=2)
-    assert pool.run(math.factorial, 3) == 6
     busy, result = in_thread(pool.run, there.hang, fifo)
     with Path(fifo).open() as stream:
         pid = _begun(stream)
-        others = [w.process for w in pool._crew._all if w.process.pid != pid]
+        idle = pool.run(os.getpid)
+        assert idle != pid
         assert not pool.close(0.0)
         assert stream.read() == ""
     busy.join(WAIT)
     assert isinstance(result[0], WorkerDied)
     assert str(result[0]).startswith("executor 'closed' was closed while it ran")
     assert not pool._crew._all
-    assert others == []
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    for process in (pid, idle):
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
     with pytest.raises(Rejected, match="is closed"):
         pool.run(print)
 
@@ -423,6 +452,65 @@ def test_async_closing_ends_the_processes():
     async def main():
         async with CpuPool("closed", workers=1) as pool:
             return await pool.arun(os.getpid)
+
+    pid = asyncio.run(main())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("ends", ["by itself", "cancelled"])
+def test_async_closing_needs_no_thread_of_the_loop(ends, monkeypatch: pytest.MonkeyPatch):
+    """A default executor that is shut down does not hold it up; if cancelled, it kills."""
+    go_on = threading.Event()
+    really = _processes.Crew.stop
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        closing = asyncio.Event()
+
+        def slowly(crew, *, kill=False):
+            if not kill:
+                loop.call_soon_threadsafe(closing.set)
+                assert go_on.wait(WAIT)
+            really(crew, kill=kill)
+
+        pool = CpuPool("closed", workers=1)
+        pid = await pool.arun(os.getpid)
+        await loop.shutdown_default_executor()
+        if ends == "by itself":
+            assert await pool.aclose()
+            return pid
+        monkeypatch.setattr(_processes.Crew, "stop", slowly)
+        task = asyncio.create_task(pool.aclose())
+        await closing.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert pool.pool.state == "closed"
+        return pid
+
+    pid = asyncio.run(main())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    go_on.set()
+    until(lambda: not [t for t in threading.enumerate() if t.name == "seawall-closing"])
+
+
+def test_async_closing_without_a_thread_to_give_closes_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Then the loop's own thread sees to it."""
+    from seawall import executors
+
+    def none_left(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    async def main():
+        pool = CpuPool("closed", workers=1)
+        pid = await pool.arun(os.getpid)
+        monkeypatch.setattr(executors, "Thread", none_left)
+        assert await pool.aclose()
+        return pid
 
     pid = asyncio.run(main())
     with pytest.raises(ProcessLookupError):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -276,11 +277,9 @@ def test_one_watchdog_watches_several_loops(reports):
     unsubscribe = subscribe(lambda _: told.set(), LoopBlocked)
     dog = LoopWatchdog(0.05, name="several")
     watching = threading.Barrier(2)
-    idents: list[int] = []
 
     async def blocked():
         async with dog:
-            idents.append(threading.get_ident())
             watching.wait(WAIT)
             assert told.wait(WAIT)
 
@@ -314,6 +313,30 @@ def test_a_loop_that_was_closed_meanwhile_is_forgotten():
     del loop, dog
     gc.collect()
     assert [thing() for thing in gone] == [None, None]
+
+
+def test_the_context_of_who_starts_it_is_not_kept():
+    """A watchdog that is started by a request keeps nothing of that request alive."""
+
+    class Request:
+        pass
+
+    variable: ContextVar[Request] = ContextVar("variable")
+
+    async def handle(dog):
+        variable.set(Request())
+        dog.start()
+        return weakref.ref(variable.get())
+
+    async def main():
+        dog = LoopWatchdog(1.0)
+        request = await asyncio.create_task(handle(dog))
+        await let_pass(3.0)
+        gc.collect()
+        assert request() is None
+        dog.stop()
+
+    run_virtual(main())
 
 
 def test_a_loop_at_rest_is_not_blocked(reports):
@@ -392,7 +415,8 @@ def test_a_forked_child_watches_nothing():
     [
         ({"threshold": 0}, "threshold=0: write finite seconds"),
         ({"threshold": "1"}, "threshold='1': write seconds"),
-        ({"name": ""}, "name='': write a non-empty string"),
+        ({"name": ""}, "name='': write a name, such as 'api'"),
+        ({"name": 3}, "name=3: write a name, such as 'api'"),
         ({"clock": 1}, "clock=1: pass a clock"),
     ],
 )

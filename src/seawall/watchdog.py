@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextvars import Context
 from threading import Event as Signal
 from threading import RLock, Thread, get_ident
 from types import FrameType, TracebackType
@@ -50,7 +51,7 @@ class LoopWatchdog:
         """
         self.threshold = check.seconds("threshold", threshold)
         if not isinstance(name, str) or not name:
-            raise ValueError(f"name={name!r}: write a non-empty string, such as 'api'")
+            raise TypeError(f"name={name!r}: write a name, such as 'api'")
         self.name = name
         self._clock = current_clock() if clock is None else check_clock(clock)
         self._period = self.threshold / LOOKS
@@ -81,7 +82,8 @@ class LoopWatchdog:
                 raise RuntimeError(f"watchdog {self.name!r} watches this loop already")
             pulse = self._pulses[id(loop)] = _Pulse(loop, self._clock.now() + self._period)
             self._hire()
-        loop.call_later(self._period, self._beat, pulse)
+        # In no context: that of whoever starts it, a request perhaps, would live as long.
+        loop.call_later(self._period, self._beat, pulse, context=Context())
 
     def stop(self) -> None:
         """Watch the running loop no more."""
@@ -108,7 +110,8 @@ class LoopWatchdog:
 
         The watchdog's thread does this by itself. `frame_of(thread_id)` tells where a thread is.
         """
-        return self._check(frame_of or _frame_of, paused=False)
+        reader = _frame_of if frame_of is None else check.function("frame_of", frame_of)
+        return self._check(reader, paused=False)
 
     def snapshot(self) -> dict[str, float]:
         """Return how many loops are watched, how late they are, and what there was so far."""

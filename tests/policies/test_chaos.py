@@ -79,6 +79,38 @@ def test_switched_on_for_a_block() -> None:
     assert not chaos.enabled
 
 
+def test_blocks_may_overlap() -> None:
+    """On until the last of them ends, whichever that is; then as it was before the first."""
+    chaos = Chaos(1.0, result="wrong")
+    for order in [(0, 1), (1, 0)]:
+        blocks = [chaos.on(), chaos.on()]
+        for block in reversed(blocks):
+            block.__enter__()
+        blocks[order[0]].__exit__(None, None, None)
+        assert chaos.enabled
+        blocks[order[1]].__exit__(None, None, None)
+        assert not chaos.enabled
+
+
+def test_what_is_switched_inside_a_block_lasts() -> None:
+    """`on()` without a block stays on, `off()` is off; the end of a block undoes neither."""
+    chaos = Chaos(1.0, result="wrong")
+    with chaos.on():
+        chaos.off()
+        assert not chaos.enabled
+        with chaos.on():
+            assert chaos.enabled
+        assert not chaos.enabled
+    assert not chaos.enabled
+    with chaos.on():
+        chaos.on()
+    assert chaos.enabled
+    chaos.off()
+    with chaos.on():
+        chaos.update(enabled=True)
+    assert chaos.enabled
+
+
 def test_switching_is_told_to_subscribers() -> None:
     """Whoever watches the service learns that what follows is on purpose."""
     told: list[SettingsChanged] = []
@@ -121,10 +153,41 @@ def test_a_seed_given_at_run_time_begins_anew() -> None:
     chaos.update(share=1.0, result="other")
     assert new_guard(chaos).call(lambda: "real") == "other"
     with pytest.raises(ValueError, match="one thing"):
-        chaos.update(share=0.1, error=ConnectionError)
+        chaos.update(share=0.1, error=ConnectionError, result="another")
     assert (chaos.share, chaos.error) == (1.0, None)
     with pytest.raises(TypeError, match="it takes share"):
         chaos.update(kind="flood")
+
+
+def test_what_is_named_replaces_what_was_done_before() -> None:
+    """One of error, result and hang takes the place of another; latency and hang exclude too."""
+    chaos = Chaos(1.0, result="wrong", latency=0.5)
+    chaos.update(error=ConnectionError)
+    assert repr(chaos) == "<Chaos(1, latency=0.5, error=ConnectionError), off>"
+    chaos.update(result=None)
+    assert repr(chaos) == "<Chaos(1, latency=0.5, result=None), off>"
+    chaos.update(error=None, hang=False)  # neither is one: nothing to replace
+    assert repr(chaos) == "<Chaos(1, latency=0.5, result=None), off>"
+    chaos.update(hang=True)
+    assert repr(chaos) == "<Chaos(1, hang=True), off>"
+    chaos.update(latency=0.2)
+    assert repr(chaos) == "<Chaos(1, latency=0.2), off>"
+
+
+def test_a_change_in_the_middle_is_for_later_calls() -> None:
+    """What is done to a call is settled when it begins."""
+
+    async def main() -> None:
+        chaos = Chaos(1.0, error=ConnectionError, latency=1.0, enabled=True)
+        guard = new_guard(chaos)
+        for change in ({"error": None}, {"result": "wrong"}, {"hang": True}):
+            chaos.update(error=ConnectionError, latency=1.0)
+            task = asyncio.create_task(guard.aattempt(let_pass, 0.0))
+            await let_pass(0.5)
+            chaos.update(**change)
+            assert isinstance((await task).error, ConnectionError)
+
+    run_virtual(main())
 
 
 def test_when_looks_at_the_arguments() -> None:
@@ -157,6 +220,24 @@ def test_threads_draw_from_one_sequence() -> None:
         thread.join()
     alone = sum(outcomes(Chaos(0.3, result="wrong", seed=5, enabled=True), 1000))
     assert seen.count("wrong") == alone
+    assert shown(guard)["injected"] == {"result": alone}
+
+
+def test_a_draw_and_its_count_are_one_step() -> None:
+    """Both numbers of a latency are drawn, and the call counted, before another thread draws."""
+    chaos = Chaos(1.0, latency=(0.1, 0.2), enabled=True)
+    guard = new_guard(chaos)
+    inside: list[bool] = []
+
+    class Watched(Random):
+        def random(self) -> float:
+            inside.append(chaos._mutex._depth == 1)
+            return super().random()
+
+    chaos._rng = Watched(1)
+    with virtual_time():
+        guard.call(lambda: None)
+    assert inside == [True, True]
 
 
 # How
@@ -360,6 +441,32 @@ def test_several_of_them_have_shares_of_their_own() -> None:
         assert guard.snapshot()["succeeded"] == 500 - counts[1]["error"]
 
 
+def test_several_of_them_are_counted_as_one() -> None:
+    """The first of a row at the very inside is measured with all that follow, once."""
+
+    async def main() -> None:
+        for first in (Chaos(1.0, latency=1.0, enabled=True), Chaos(0.0, result=1, enabled=True)):
+            failing = Chaos(1.0, error=ConnectionError)
+            guard = new_guard(first, Chaos(1.0, latency=2.0, enabled=True), failing)
+            result = await guard.aattempt(let_pass, 0.5)
+            assert (result.ok, result.attempts) == (True, 1)
+            took = 3.5 if first.share else 2.5
+            assert guard.snapshot()["p50"] == pytest.approx(took, rel=0.05)
+            assert guard.snapshot()["succeeded"] == 1
+            with failing.on():
+                result = await guard.aattempt(let_pass, 0.5)
+            assert (type(result.error), result.attempts) == (ConnectionError, 1)
+            assert guard.snapshot()["failed"] == 1
+            injected = [policy["injected"] for policy in guard.snapshot()["policies"]]
+            assert injected == [{"latency": 2} if first.share else {}, {"latency": 2}, {"error": 1}]
+        slow_one = Chaos(1.0, latency=5.0, enabled=True)
+        guard = new_guard(Timeout(2.0), slow_one, Chaos(0.01, error=ConnectionError))
+        assert not (await guard.aattempt(let_pass, 0.0)).ok
+        assert (guard.snapshot()["failed"], guard.snapshot()["timed_out"]) == (1, 1)
+
+    run_virtual(main())
+
+
 def test_threads_are_disturbed_too() -> None:
     """Inside a thread bulkhead the thread is what waits."""
 
@@ -426,6 +533,10 @@ def test_without_a_sequence_of_its_own_it_could_not_be_replayed(
         {"latency": (1.0, 2.0, 3.0)},
         {"latency": "slow"},
         {"error": "refused"},
+        {"error": int},
+        {"error": KeyboardInterrupt},
+        {"error": let_pass},
+        {"result": 1, "when": let_pass},
         {"hang": 1},
         {"result": 1, "when": 3},
         {"result": 1, "seed": -1},

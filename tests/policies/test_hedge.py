@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import subprocess
+import sys
 from contextlib import suppress
 from contextvars import ContextVar
+from pathlib import Path
 from random import Random
 from typing import Any
 from weakref import ref
@@ -36,6 +40,8 @@ from seawall import (
 )
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
 from tests.support import let_pass, new_guard
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Replica:
@@ -342,6 +348,88 @@ def test_without_the_losers_a_quantile_drifts(monkeypatch: pytest.MonkeyPatch) -
         test_a_quantile_is_not_deceived_by_the_calls_it_cut_short()
 
 
+def test_another_quantile_is_followed_at_once() -> None:
+    """A change of settings does not wait for the delay to be computed anew."""
+
+    async def main() -> None:
+        hedge = Hedge(quantile(0.95))
+        guard = new_guard(hedge)
+        for number in range(200):
+            await guard.acall(let_pass, 0.1 if number % 10 else 0.5)
+        assert shown(guard)["delay"] == pytest.approx(0.5, rel=0.05)
+        hedge.update(delay=quantile(0.5))
+        assert shown(guard)["delay"] == pytest.approx(0.1, rel=0.05)
+
+    run_virtual(main())
+
+
+def test_loops_that_are_closed_are_forgotten() -> None:
+    """A hedge that serves one loop after another keeps none of them alive."""
+    guard = new_guard(Hedge(1.0))
+    for _ in range(3):
+        run_virtual(guard.acall(let_pass, 0.1))
+    bound: Any = guard.bounds[0]
+    assert len(bound.layer("async")._queues) == 1
+
+
+FORKED = """
+import asyncio, os, threading, warnings
+warnings.simplefilter("ignore")  # newer versions warn of any fork beside threads
+from seawall import Chaos, Guard, Hedge
+from seawall.testing import run_virtual
+
+chaos = Chaos(0.0, result=1, enabled=True)
+hedge = Hedge(1.0, sync="thread", cap=1.0)
+guard = Guard("vendor", hedge, chaos)
+numbers = iter(range(100))
+
+async def ask():
+    number = next(numbers)
+    await asyncio.sleep(0.5 if number % 2 else 9.0)
+    return number % 2
+
+def check():
+    assert run_virtual(guard.acall(ask)) == 1
+    assert guard.call(lambda: "plain") == "plain"
+
+async def fork():
+    check_in_thread = threading.Thread(target=check)
+    check_in_thread.start()
+    check_in_thread.join()
+    held, release = threading.Event(), threading.Event()
+    def hold():
+        with hedge._mutex, chaos._mutex:
+            held.set()
+            release.wait(30)
+    threading.Thread(target=hold).start()
+    held.wait(30)
+    child = os.fork()
+    if child:
+        release.set()
+    return child
+
+child = asyncio.run(fork())
+if not child:
+    assert not guard.bounds[0].layer("async")._queues
+    check()
+    os._exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_hedges_with_threads_of_its_own() -> None:
+    """No lock that a thread held at the fork is waited for, no thread or loop of the parent's."""
+    ran = subprocess.run(  # noqa: S603 - our own text
+        [sys.executable, "-c", FORKED],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (ran.stdout, ran.stderr) == ("3\n", "")
+
+
 def test_a_floor_keeps_a_quantile_from_hedging_noise() -> None:
     """However quick the calls are, none is hedged sooner than that."""
 
@@ -422,6 +510,24 @@ def test_a_budget_shared_with_retry_counts_each_call_once() -> None:
         for _ in range(4):
             await guard.acall(Replica(2.0))
         assert alone.snapshot() == {"requests": 4, "retries": 2, "allowed": 2.0}
+
+    run_virtual(main())
+
+
+def test_two_hedges_that_share_a_budget_tell_it_of_each_call_once() -> None:
+    """The first of them does; with a retry that has it too, wherever that is, the retry."""
+
+    async def main() -> None:
+        for order in ("", "before", "after"):
+            budget = RetryBudget(RequestRatio(0.5, window=1000.0, floor=0.0))
+            stack: list[Any] = [Hedge(1.0, budget=budget), Hedge(1.0, budget=budget)]
+            if order:
+                retry = Retry(on=ConnectionError, budget=budget)
+                stack.insert(0 if order == "before" else 2, retry)
+            guard = new_guard(*stack)
+            for _ in range(3):
+                await guard.acall(let_pass, 0.1)
+            assert budget.snapshot()["requests"] == 3
 
     run_virtual(main())
 
@@ -609,6 +715,84 @@ def test_copies_see_the_context_of_the_call() -> None:
     run_virtual(main())
 
 
+def test_a_copy_that_cannot_be_started_is_not_waited_for() -> None:
+    """The loop is told why, the call has its own answer, other calls have their copies."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        told: list[Any] = []
+        refused: list[Any] = []
+
+        def factory(loop: Any, coro: Any, **options: Any) -> Any:
+            if "_copy" in coro.__qualname__ and not refused:
+                refused.append(coro)
+                raise RuntimeError("no more tasks")
+            return asyncio.Task(coro, loop=loop, **options)
+
+        loop.set_task_factory(factory)
+        loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+        budget = RetryBudget(InFlightRatio())
+        guard = new_guard(Hedge(1.0, budget=budget))
+        first, second = Replica(2.0), Replica(9.0, 0.5)
+        tasks = [asyncio.ensure_future(guard.acall(replica)) for replica in (first, second)]
+        assert await asyncio.gather(*tasks) == [0, 1]
+        assert (first.calls, second.calls, now()) == (1, 2, 2.0)
+        assert [str(error) for error in told] == ["no more tasks"]
+        assert (shown(guard)["hedges"], shown(guard)["stopped"]) == (1, {"task": 1})
+        assert (shown(guard)["available"], budget.snapshot()["retries"]) == (4.0, 0)
+
+    run_virtual(main())
+
+
+def test_copies_are_made_by_any_task_factory() -> None:
+    """Also by one that takes a loop and a coroutine only: a copy still has the call's context."""
+    var: ContextVar[str] = ContextVar("var", default="nothing")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(lambda loop, coro: asyncio.Task(coro, loop=loop))
+        replica = Replica(9.0, 0.5)
+
+        async def function() -> str:
+            await replica()
+            return var.get()
+
+        var.set("mine")
+        assert await new_guard(Hedge(1.0)).acall(function) == "mine"
+        assert replica.calls == 2
+
+    run_virtual(main())
+
+
+class Exit(BaseException):
+    """Neither a failure nor a cancellation."""
+
+
+@pytest.mark.parametrize("error", [Exit, asyncio.CancelledError])
+@pytest.mark.parametrize("first", ["runs", "has failed", "raises it"])
+def test_an_exit_of_any_copy_ends_the_call(error: type[BaseException], first: str) -> None:
+    """What is no `Exception` is raised, whatever other copies do; these are cancelled."""
+    steps = {
+        "runs": (9.0, (0.5, error())),
+        "has failed": ((1.25, ConnectionError()), (0.5, error())),
+        "raises it": ((1.5, error()), 9.0),
+    }
+
+    async def main() -> None:
+        disposed: list[Any] = []
+        guard = new_guard(Hedge(1.0, dispose=disposed.append), Bulkhead(5))
+        replica = Replica(*steps[first])
+        with pytest.raises(error):
+            await guard.acall(replica)
+        await let_pass(0.0)
+        assert (now(), replica.calls, replica.connections) == (1.5, 2, 0)
+        assert replica.cancelled == (first != "has failed")
+        assert guard.snapshot()["policies"][1]["in_flight"] == 0
+        assert disposed == []
+
+    run_virtual(main())
+
+
 def test_a_result_tells_of_all_attempts() -> None:
     """`aattempt` counts each copy that ran."""
 
@@ -768,9 +952,9 @@ def test_the_task_is_left_uncancelled_after_a_copy_won() -> None:
 
 def test_a_hedge_shows_its_settings() -> None:
     """The repr is how one would write it."""
-    assert repr(Hedge(0.05)) == "Hedge(0.05, most=2, cap=0.05)"
+    assert repr(Hedge(0.05)) == "Hedge(0.05, most=2, cap=0.05, burst=5)"
     written = repr(Hedge(quantile(0.99), budget=RetryBudget(), sync="thread"))
-    assert written.startswith("Hedge(quantile(0.99, floor=0.001), most=2, cap=0.05, budget=Retry")
+    assert written.startswith("Hedge(quantile(0.99, floor=0.001), most=2, cap=0.05, burst=5, bud")
     assert written.endswith(", sync='thread')")
 
 
@@ -803,14 +987,19 @@ def test_bad_quantiles_are_refused(p: float, floor: float) -> None:
 
 
 def test_a_generator_cannot_be_hedged() -> None:
-    """It gives its items bit by bit: there is no one answer to race for."""
-    guard = new_guard(Hedge(1.0))
+    """It gives its items bit by bit: there is no one answer to race for, in threads neither."""
 
     async def items() -> Any:
         yield 1
 
-    with pytest.raises(TypeError, match="generator"):
-        guard(items)
+    def plain() -> Any:
+        yield 1
+
+    for hedge in (Hedge(1.0), Hedge(1.0, sync="thread")):
+        for function in (items, plain):
+            guard = new_guard(hedge)
+            with pytest.raises(TypeError, match="cannot guard a generator"):
+                guard(function)
 
 
 def test_scripted_services_can_be_hedged() -> None:

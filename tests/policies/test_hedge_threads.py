@@ -17,6 +17,7 @@ from seawall import (
     Guard,
     Hedge,
     InFlightRatio,
+    Retry,
     RetryBudget,
     ThreadAbandoned,
     TimedOut,
@@ -25,14 +26,17 @@ from seawall import (
 )
 from seawall.clock import VirtualClock
 from seawall.policies import _hedge_threads
-from seawall.runtime.call import Abandoned
+from seawall.policies.hedge import HedgeBound
+from seawall.runtime.call import Abandoned, was_withdrawn
+from seawall.runtime.workers import WorkerPool
 from tests.support import new_guard
 
 
 class Stopwatch(VirtualClock):
     """Virtual time for threads: a wait really waits, unless the test has let it expire.
 
-    `expire_when(event)`: one more wait ends without success, as soon as the event is set.
+    `expire_when(event)`: one more wait of the main thread ends without success, as soon as the
+    event is set.
     """
 
     __slots__ = ("_expiring", "before_waiting")
@@ -46,7 +50,7 @@ class Stopwatch(VirtualClock):
         self._expiring.extend(events)
 
     def wait(self, lock: Any, seconds: float | None) -> bool:
-        if not self._expiring:
+        if not self._expiring or threading.current_thread() is not threading.main_thread():
             self.before_waiting()
             assert lock.acquire(timeout=30)
             return True
@@ -98,6 +102,11 @@ def replica() -> Iterator[Replica]:
     function.go.set()
 
 
+def fail() -> None:
+    """Raise."""
+    raise ConnectionError("reset")
+
+
 def eventually(holds: Callable[[], bool]) -> bool:
     """Wait until it holds; what threads do after they told their caller is theirs."""
     for _ in range(3000):
@@ -125,6 +134,7 @@ def test_a_slow_call_is_asked_again_in_another_thread(clock: Stopwatch, replica:
     shown = guard.snapshot()
     assert (shown["abandoned"], shown["cancelled"], shown["succeeded"]) == (1, 1, 1)
     assert (shown["policies"][0]["wins"], shown["policies"][0]["abandoned"]) == (1, 1)
+    assert shown["p99"] == pytest.approx(1.0, rel=0.05)  # the loser took at least that long
     assert slots.in_flight == 1
     replica.go.set()
     assert came_back(guard)
@@ -185,9 +195,6 @@ def test_errors_of_threads(clock: Stopwatch) -> None:
     """One alone is raised; of two, the first; beside a value, none."""
     guard = new_guard(Hedge(1.0, sync="thread"), clock=clock)
 
-    def fail() -> None:
-        raise ConnectionError("reset")
-
     def fail_late() -> None:
         raise KeyError("late")
 
@@ -234,6 +241,197 @@ def test_without_a_free_thread_a_call_runs_where_it_is(clock: Stopwatch, replica
     assert came_back(guard)
 
 
+@pytest.mark.parametrize("how", ["taken", "none to give"])
+@pytest.mark.parametrize("ends", ["value", "error"])
+def test_a_copy_that_finds_no_thread_was_never_made(
+    clock: Stopwatch, how: str, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call goes on without it, and cap, budget and counts are as if nobody had asked."""
+    budget = RetryBudget(InFlightRatio())
+    guard = new_guard(Hedge(1.0, sync="thread", budget=budget), clock=clock)
+    replica = Replica()
+    if ends == "error":
+        replica.late = fail
+    really = WorkerPool.submit
+
+    def submit(pool: WorkerPool, job: Any) -> bool:
+        if replica.calls and how == "taken":
+            return False  # by somebody else, a moment ago
+        if replica.calls:
+            raise RuntimeError("can't start new thread")
+        return really(pool, job)
+
+    monkeypatch.setattr(WorkerPool, "submit", submit)
+    told: list[Any] = []
+    unsubscribe = subscribe(told.append, CallHedged)
+    clock.expire_when(replica.begun[0])
+    clock.before_waiting = replica.go.set
+    result = guard.attempt(replica)
+    unsubscribe()
+    assert result.value == ("slow" if ends == "value" else None)
+    assert isinstance(result.error, ConnectionError) == (ends == "error")
+    shown = guard.snapshot()["policies"][0]
+    assert (shown["hedges"], shown["available"], shown["stopped"]) == (0, 5, {"threads": 1})
+    assert (shown["budget"]["active"], shown["budget"]["retries"]) == (0, 0)
+    assert (replica.calls, told) == (1, [])
+
+
+def test_without_threads_to_give_a_call_runs_where_it_is(
+    clock: Stopwatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if not even the first thread can be started."""
+
+    def none_left(*_: Any) -> bool:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(WorkerPool, "submit", none_left)
+    guard = new_guard(Hedge(1.0, sync="thread"), clock=clock)
+    assert guard.call(threading.get_ident) == threading.get_ident()
+    assert guard.snapshot()["policies"][0]["stopped"] == {"threads": 1}
+
+
+def test_a_call_that_fails_while_a_copy_is_asked_for_gets_none(
+    clock: Stopwatch, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody would wait for that copy, nor count it, nor dispose of what it returns."""
+    budget = RetryBudget(InFlightRatio())
+    guard = new_guard(Hedge(1.0, sync="thread", budget=budget), clock=clock)
+    replica.late = fail
+    really = HedgeBound.permits
+
+    def slowly(bound: HedgeBound, left: float | None) -> bool:
+        permitted = really(bound, left)
+        replica.go.set()
+        assert eventually(lambda: not guard.snapshot()["policies"][0]["in_flight"])
+        return permitted
+
+    monkeypatch.setattr(HedgeBound, "permits", slowly)
+    clock.expire_when(replica.begun[0])
+    with pytest.raises(ConnectionError):
+        guard.call(replica)
+    assert replica.calls == 1
+    shown = guard.snapshot()["policies"][0]
+    assert (shown["hedges"], shown["available"]) == (0, 5)
+    assert budget.snapshot()["retries"] == 0
+
+
+class Exit(BaseException):
+    """Neither a failure nor a cancellation."""
+
+
+def leave() -> None:
+    """Raise it."""
+    raise Exit
+
+
+@pytest.mark.parametrize("who", ["first", "copy"])
+def test_an_exit_in_a_thread_ends_the_call(clock: Stopwatch, replica: Replica, who: str) -> None:
+    """What is no `Exception` is raised at once, whoever raised it; others run on, counted."""
+    guard = new_guard(Hedge(1.0, sync="thread"), clock=clock)
+    go = threading.Event()
+    if who == "copy":
+        replica.then = leave
+    else:
+        replica.late = leave
+        replica.then = lambda: go.wait(30)
+        clock.before_waiting = lambda: (replica.begun[1].wait(30), replica.go.set())
+    clock.expire_when(replica.begun[0])
+    with pytest.raises(Exit):
+        guard.call(replica)
+    shown = guard.snapshot()
+    assert (shown["abandoned"], shown["cancelled"], shown["succeeded"]) == (1, 2, 0)
+    go.set()
+    replica.go.set()
+    assert came_back(guard)
+
+
+def test_a_losing_thread_that_has_not_begun_never_does(clock: Stopwatch, replica: Replica) -> None:
+    """One that waits for a slot when the call ends does not take it, and was no attempt."""
+    slots = Bulkhead(1, max_wait=60.0, max_waiting=5)
+    guard = new_guard(Hedge(1.0, sync="thread"), slots, clock=clock)
+    queued = threading.Event()
+    clock.before_waiting = queued.set
+    clock.expire_when(replica.begun[0], queued)
+    with deadline(5.0, clock=clock):
+        result = guard.attempt(replica)
+    assert isinstance(result.error, TimedOut)
+    assert (result.attempts, guard.snapshot()["abandoned"]) == (1, 2)
+    replica.go.set()
+    assert came_back(guard)
+    assert eventually(lambda: not slots.in_flight)
+    assert replica.calls == 1
+    shown = guard.snapshot()
+    counts = ("failed", "cancelled", "succeeded", "rejected")
+    assert [shown[name] for name in counts] == [1, 0, 0, 0]
+
+
+def test_copies_that_all_waited_in_vain_were_no_attempt(clock: Stopwatch) -> None:
+    """The deadline ends the call before any thread has its slot: the function never ran."""
+    slots = Bulkhead(1, max_wait=60.0, max_waiting=5)
+    guard = new_guard(Hedge(1.0, sync="thread"), slots, clock=clock)
+    queued = [threading.Event(), threading.Event()]
+    next_one = iter(queued)
+    clock.before_waiting = lambda: next(next_one).set()
+    clock.expire_when(*queued)
+    with new_guard(slots, clock=clock).hold():
+        with deadline(5.0, clock=clock):
+            result = guard.attempt(lambda: "called")
+        assert isinstance(result.error, TimedOut)
+        assert (result.attempts, guard.snapshot()["abandoned"]) == (0, 2)
+    assert came_back(guard)
+    assert eventually(lambda: not slots.in_flight)
+    shown = guard.snapshot()
+    counts = ("failed", "cancelled", "succeeded", "rejected")
+    assert [shown[name] for name in counts] == [0, 0, 0, 0]
+
+
+def test_a_losing_thread_makes_no_further_attempt(clock: Stopwatch, replica: Replica) -> None:
+    """A retry inside the hedge stops when the call has its answer."""
+    retry = Retry(on=ConnectionError, attempts=5, backoff=0.1)
+    guard = new_guard(Hedge(1.0, sync="thread"), retry, clock=clock)
+    replica.late = fail
+    clock.expire_when(replica.begun[0])
+    assert guard.call(replica) == "quick"
+    replica.go.set()
+    assert came_back(guard)
+    assert replica.calls == 2
+
+
+def test_a_copy_does_not_begin_when_the_answer_is_known(clock: Stopwatch) -> None:
+    """Even before the caller has seen it: then all other threads are told at once."""
+    guard = new_guard(Hedge(1.0, sync="thread"), clock=clock)
+    bound: Any = guard.bounds[0]
+    called: list[str] = []
+    copies = _hedge_threads.Copies(bound.layer("sync"), called.append, ("called",), {})
+    assert copies._race.returned(2, "value")
+    assert copies.start(1)
+    assert eventually(lambda: copies._race.running == 0)
+    assert called == []
+    assert not copies._jobs[1].goes_on()
+
+
+def test_a_caller_that_is_interrupted_before_a_thread_began_has_asked_for_nothing(
+    clock: Stopwatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work is withdrawn: nothing was sent, so nothing is counted."""
+
+    def only_take(pool: WorkerPool, _job: Any) -> bool:
+        pool._shared.taken += 1
+        return True
+
+    def interrupted(*_: Any) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WorkerPool, "submit", only_take)
+    monkeypatch.setattr(_hedge_threads, "wait_sync", interrupted)
+    guard = new_guard(Bulkhead(1), Hedge(1.0, sync="thread"), clock=clock)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        guard.call(print)
+    assert was_withdrawn(raised.value)
+    shown = guard.snapshot()
+    assert (shown["cancelled"], shown["policies"][1]["in_flight"]) == (0, 0)
+
+
 def test_a_plain_function_must_ask_for_threads() -> None:
     """At decoration, with what to write instead."""
     guard = new_guard(Hedge(1.0))
@@ -248,6 +446,8 @@ def test_a_plain_function_must_ask_for_threads() -> None:
     guard = new_guard(Hedge(1.0, sync="thread", dispose=close))
     with pytest.raises(TypeError, match="async"):
         guard(function)
+    with pytest.raises(TypeError, match="is async, the guarded"):
+        guard.call(function)
 
 
 def test_calls_that_are_not_hedged_need_no_thread(clock: Stopwatch) -> None:

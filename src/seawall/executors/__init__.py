@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from math import ceil
+from threading import Thread
 from types import TracebackType
-from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar, cast
+from typing import Any, ClassVar, Final, Literal, ParamSpec, Self, TypeVar, cast
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
@@ -25,6 +26,9 @@ from seawall.models.sizing import pool_size
 from seawall.runtime.functions import kind_of
 from seawall.runtime.process import usable_cores
 from seawall.runtime.runners import wait_async, wait_sync
+
+MOST_WORKERS: Final = 10_000
+"""More threads than any machine should run: whoever asks for them has mistaken a unit."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,7 +42,13 @@ class _Executor:
 
     def __init__(self, name: str, workers: int, max_queue: int | None, clock: Clock | None) -> None:
         if not isinstance(name, str) or not name:
-            raise ValueError(f"name={name!r}: write a non-empty string, such as 'thumbnails'")
+            raise TypeError(f"name={name!r}: write a name, such as 'reports'")
+        if workers > MOST_WORKERS:
+            raise ValueError(
+                f"{workers} workers are too many: write at most workers={MOST_WORKERS} (throughput"
+                " is in calls a second, latency in seconds each); waiting for more at once is"
+                " for async code"
+            )
         queue = workers if max_queue is None else check.count("max_queue", max_queue, minimum=0)
         self.name = name
         self._clock = current_clock() if clock is None else check_clock(clock)
@@ -68,11 +78,12 @@ class _Executor:
         finally:
             self.pool.look()
 
-    def snapshot(self) -> dict[str, float | None]:
-        """Return its size and use, counts of calls, and the time that recent ones ran."""
+    def snapshot(self) -> dict[str, Any]:
+        """Return its name, size and use, counts of calls, and the time that recent ones ran."""
         known = self._host.stats.snapshot(self._clock.now())
-        counts = ("rejected", "succeeded", "failed", "timed_out", "p50", "p95", "p99")
+        counts = ("rejected", "succeeded", "failed", "cancelled", "timed_out", "p50", "p95", "p99")
         return {
+            "name": self.name,
             "workers": self.pool.size,
             "max_queue": self.pool.queue,
             "in_flight": self.pool.in_use,
@@ -96,17 +107,15 @@ class _Executor:
 
     async def aclose(self, drain: float = 5.0) -> bool:
         """Do as `close`, and suspend only this task meanwhile."""
-        from asyncio import get_running_loop
-
         waiter = self._closing(drain)
         try:
             with _held_time():
                 wait = None if waiter is None else wait_async(waiter, self._clock)
                 ended: bool = self.pool.idle if wait is None else await wait
+                await wait_async(_End(self._end), self._clock)
         except BaseException:
             self._end(kill=True)
             raise
-        await get_running_loop().run_in_executor(None, self._end)
         return ended
 
     def __enter__(self) -> Self:
@@ -167,6 +176,35 @@ class _Executor:
         self.pool.stop()
         if self._crew is not None:
             self._crew.stop(kill=kill)
+
+
+class _End:
+    """Waits until `end` has run, in a thread of its own: those of the loop may all be taken."""
+
+    until: float | None = None
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end = end
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Begin; `wake` is called at the end."""
+
+        def run() -> None:
+            try:
+                self._end()
+            finally:
+                wake()
+
+        try:
+            Thread(target=run, name="seawall-closing", daemon=True).start()
+        except RuntimeError:  # the system has no more threads to give
+            run()
+
+    def claim(self) -> None:
+        """Have nothing more to wait for."""
+
+    def abandon(self) -> None:
+        """Leave it to itself."""
 
 
 class CpuPool(_Executor):

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from types import CoroutineType
 from typing import Any, Literal, NoReturn, cast
 
 from seawall.clock import Clock
-from seawall.errors import BulkheadFull, DeadlineExceeded, Rejected, TimedOut
+from seawall.errors import BulkheadFull, DeadlineExceeded, Rejected
 from seawall.executors._items import Item, time_left
 from seawall.executors._processes import Crew
 from seawall.runtime.call import Abandoned, job_var, mark_withdrawn
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Host
+from seawall.runtime.recent import service_time
 from seawall.runtime.stats import Stats
 from seawall.runtime.threads import ThreadDriver
 from seawall.runtime.workers import Job, WorkerPool
@@ -30,6 +32,7 @@ class ExecutorHost:
         self.name = name
         self.clock = clock
         self.stats = Stats(clock.now())
+        self.typical = service_time(cast("Host", self))
 
 
 class ClosableThreads(WorkerPool):
@@ -126,13 +129,15 @@ class Emptied:
 class Errand(ThreadDriver):
     """One call, in one of the threads of an executor."""
 
+    whose = "executor"
+    worker = "worker"
     pool: ClosableThreads
 
     def __init__(
         self, host: ExecutorHost, threads: ClosableThreads, policy: str, item: Item
     ) -> None:
         """Carry `item` to one of `threads`."""
-        super().__init__(cast("Host", host), threads, policy)
+        super().__init__(cast("Host", host), threads, policy, host.typical)
         self._item = item
 
     def run(self) -> Any:
@@ -166,7 +171,12 @@ class Errand(ThreadDriver):
         return value
 
     def _carry_out(self) -> Any:
-        return self._item.function(*self._item.args, **self._item.kwargs)
+        item = self._item
+        value = item.function(*item.args, **item.kwargs)
+        if type(value) is CoroutineType:
+            value.close()
+            raise TypeError(f"{item} returned a coroutine: await that in the event loop instead")
+        return value
 
     def _wanted(self) -> bool:
         """Tell whether somebody still waits; else its end was counted when it was given up."""
@@ -190,38 +200,40 @@ class Errand(ThreadDriver):
         finally:
             del error  # or its own frame would keep it alive
 
-    def limit(self, now: float) -> float | None:
-        """Return None: the deadline alone limits the wait."""
-        return None
-
     def full(self) -> BulkheadFull:
         """Return the refusal when nothing is free; raise another when it is closed."""
-        pool = self.pool
-        if pool.state != "open":
+        if self.pool.state != "open":
             self._refuse(Rejected(f"executor {self.host.name!r} is closed"))
-        return BulkheadFull(
-            f"executor {self.host.name!r}: all {pool.size} workers are busy"
-            f" ({pool.abandoned} abandoned) and {pool.queued} calls wait",
-            retry_after=self.host.stats.quantile(0.5, self.host.clock.now()),
-            guard=self.host.name,
-            policy=self.policy,
-        )
+        return super().full()
 
     def late(self, seconds: float, *, began: bool) -> BaseException:
-        """Return the error for a deadline that passed while it ran, or waited."""
-        name = self.host.name
-        if not began:
-            message = f"executor {name!r}: the deadline passed while waiting for a worker"
-            return DeadlineExceeded(message, guard=name, policy=self.policy)
-        self.host.stats.timed_out += 1
-        self.host.stats.failed += 1
-        message = f"executor {name!r}: the deadline passed after {seconds:.3f} s in a worker"
-        return TimedOut(message, guard=name, seconds=seconds)
+        """Return the error for a deadline that passed while it ran, or waited; count it."""
+        if began:
+            self.host.stats.timed_out += 1
+            self.host.stats.failed += 1
+        return super().late(seconds, began=began)
 
-    def _left_running(self, left: object, error: BaseException) -> None:
-        super()._left_running(left, error)
-        if isinstance(left, Abandoned):
-            left.when_stopped(self.pool.look)
+    def _submit(
+        self,
+        inner: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        done: Callable[[], object],
+        *,
+        in_task: bool,
+    ) -> tuple[Job, float | None]:
+        def ended() -> None:
+            done()
+            # Here too: a caller whose loop was closed never comes to look itself.
+            self.pool.look()
+
+        return super()._submit(inner, args, kwargs, ended, in_task=in_task)
+
+    def _give_up(self, job: Job, error: BaseException) -> None:
+        left = self.pool.give_up(job)
+        if left is not True:
+            self.host.stats.cancelled += 1
+        self._left_running(left, error)
 
 
 class ProcessErrand(Errand):
@@ -257,6 +269,5 @@ class ProcessErrand(Errand):
             return
         if isinstance(left, Abandoned) and self._crew.give_up(self._item):
             left.attach(error)  # until the process is gone
-            left.when_stopped(self.pool.look)
         else:
             mark_withdrawn(error)

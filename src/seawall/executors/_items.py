@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from contextvars import Context, ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall.context import (
@@ -65,11 +66,15 @@ class Item:
 
         short = Repr()
         short.maxother = short.maxstring = 60
-        module = getattr(self.function, "__module__", None)
-        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        function, args, kwargs = self.function, self.args, self.kwargs
+        while isinstance(function, partial):
+            args, kwargs = (*function.args, *args), function.keywords | kwargs
+            function = function.func
+        module = getattr(function, "__module__", None)
+        name = getattr(function, "__qualname__", type(function).__qualname__)
         called = name if module in {None, "builtins"} else f"{module}.{name}"
-        values = [short.repr(value) for value in self.args]
-        values += [f"{key}={short.repr(value)}" for key, value in self.kwargs.items()]
+        values = [short.repr(value) for value in args]
+        values += [f"{key}={short.repr(value)}" for key, value in kwargs.items()]
         text = f"{called}({', '.join(values)})"
         if not text.isprintable():
             text = text.encode("unicode_escape").decode()
@@ -81,6 +86,10 @@ class Luggage:
 
     def __init__(self, variables: Iterable[ContextVar[Any]]) -> None:
         """Find out where a worker process finds the same variables; raise if it cannot."""
+        if isinstance(variables, str) or not isinstance(variables, Iterable):
+            raise TypeError(
+                f"context={variables!r}: list context variables, such as context=[request_id]"
+            )
         self._places = [(var, *_address(var)) for var in variables]
 
     def values(self) -> list[tuple[str, str, Any]]:

@@ -1,5 +1,8 @@
 """The copies of one call, wherever they run: which value is the answer, and which error, if none.
 
+What is no `Exception` (an exit, an interrupt) is no failure that a value could make good: it ends
+the race, and is raised.
+
 Told by tasks of one loop or by threads; whoever made the call watches.
 """
 
@@ -26,6 +29,7 @@ class Race:
         "began",
         "copies",
         "decided",
+        "exit",
         "failure",
         "over",
         "running",
@@ -48,6 +52,8 @@ class Race:
         self.winner = 0
         self.value: Any = None
         self.failure: BaseException | None = None
+        self.exit: BaseException | None = None
+        """What is raised whatever the other copies do."""
 
     def may_grow(self) -> bool:
         """Tell whether slowness is still answered by a copy: failure is not, that is a retry's."""
@@ -55,12 +61,21 @@ class Race:
 
     def grow(self, left: float | None) -> int:
         """Return the number of a copy to start now, or 0; `left` are the seconds that remain."""
-        if not self.may_grow() or not self._bound.permits(self.running + 1, self.began, left):
+        if not self.may_grow() or not self._bound.permits(left):
             return 0
         with self._mutex:
-            self.copies += 1
-            self.running += 1
-            return self.copies
+            if self.may_grow() and not self.decided:
+                self.copies += 1
+                self.running += 1
+                return self.copies
+        self._bound.give_back()  # it was answered, or failed, while we asked
+        return 0
+
+    def not_started(self, number: int, cause: str) -> None:
+        """Take back the copy that was to start now: it cannot, and nobody may wait for it."""
+        self._bound.policy._give_back()
+        self._bound.not_made(cause)
+        self.ended(number)
 
     def returned(self, number: int, value: Any) -> bool:
         """Take the value of a copy; False if it comes too late, and is to be disposed of."""
@@ -89,13 +104,25 @@ class Race:
         if hidden is not None:
             bound.failure_hidden(hidden)
 
+    def exits(self, error: BaseException) -> bool:
+        """Take an error that is no `Exception`: all is over. False if it was so already."""
+        with self._mutex:
+            if self.over:
+                return False
+            self.over, self.exit = True, error
+            hidden, self.failure = self.failure, None
+        if hidden is not None:
+            self._bound.failure_hidden(hidden)
+        return True
+
     def ended(self, number: int) -> None:
         """Tell that a copy has ended, whatever way; the caller learns what it waits for."""
         if number > 1:
             self._bound.copy_ended()
         with self._mutex:
             self.running -= 1
-            self.decided = self.decided or self.winner == number or not self.running
+            won = self.winner == number or self.exit is not None
+            self.decided = self.decided or won or not self.running
             self._ring()
 
     def close(self) -> bool:
@@ -106,7 +133,8 @@ class Race:
 
     def take_failure(self) -> BaseException:
         """Return what to raise, and let go of it: an error must not lead to itself."""
-        error, self.failure = self.failure, None
+        error = self.failure if self.exit is None else self.exit
+        self.failure = self.exit = None
         assert error is not None  # noqa: S101 - for the type checker: all copies have failed
         return error
 

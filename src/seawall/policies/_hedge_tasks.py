@@ -54,8 +54,13 @@ class _Queue(_Lane):
             late.append(copies)
         for copies in late:
             due = self.pending.pop(copies, None)
-            if due is not None:
+            if due is None:
+                continue
+            try:
                 copies.late(due - self.seconds)
+            except Exception as error:  # noqa: BLE001 - told; the calls go on, without a copy
+                message = "seawall: a copy of a slow call could not be started"
+                self.loop.call_exception_handler({"message": message, "exception": error})
 
 
 class TaskHedge(Driver):
@@ -180,9 +185,16 @@ class Copies:
         if self.race is None:
             self.race = race
             self._tasks: dict[int, asyncio.Task[None]] = {}
+        under_way = race.running
         name = f"{self._bound.host.name}: copy {number}"
         copy = self._copy(race, number)
-        task = queue.loop.create_task(copy, name=name, context=self._context.copy())
+        try:
+            # In the context, not with it: task factories need not take one.
+            task = self._context.copy().run(queue.loop.create_task, copy, name=name)
+        except BaseException:
+            copy.close()
+            race.not_started(number, "task")
+            raise
         self._tasks[number] = task
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -192,6 +204,7 @@ class Copies:
             race.ended(number)
 
         task.add_done_callback(ended)
+        self._bound.made(under_way, race.began)
         if race.may_grow():
             queue.put(self)
 
@@ -210,6 +223,13 @@ class Copies:
             value = await self._inner(*self._args, **self._kwargs)
         except Exception as error:  # noqa: BLE001 - raised in the caller, if no copy returns
             race.failed(error)
+            return
+        except GeneratorExit:
+            raise  # the loop is gone, and the caller with it
+        except BaseException as error:
+            if not race.exits(error):
+                raise  # it was cancelled by us, or nobody waits any more
+            self._cancel(besides=number)
             return
         if race.returned(number, value):
             self._cancel(besides=number)
@@ -276,21 +296,21 @@ class Copies:
         except BaseException as stopped:  # noqa: BLE001 - raised when all copies have ended
             race.close()
             return await self._stop(race, stopped)
-        if race.over:
-            return await self._answer(race)
-        failure = race.take_failure()
-        try:
-            raise failure
-        finally:
-            del failure
+        return await self._answer(race)
 
     async def _answer(self, race: Race) -> Any:
-        """Return the value that won, when all copies have ended."""
+        """Return the value that won, or raise, when all copies have ended."""
         try:
             while race.running:
                 await wait_async(Watch(race, to_the_end=True), self._bound.host.clock)
         except BaseException as stopped:  # noqa: BLE001 - raised when all copies have ended
             return await self._stop(race, stopped)
+        if not race.winner:
+            failure = race.take_failure()
+            try:
+                raise failure
+            finally:
+                del failure
         value, race.value = race.value, None
         return value
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from seawall.errors import DeadlineExceeded, TimedOut
+from seawall.errors import DeadlineExceeded
 from seawall.policies._hedge_race import Race, Watch
 from seawall.policies.hedge import Account, disposal_failed
 from seawall.runtime.call import Abandoned, current_trace, mark_withdrawn
@@ -30,19 +30,6 @@ class ThreadHedge(ThreadDriver):
         """Ask `bound` whether and when; use the threads of `pool`."""
         super().__init__(bound.host, pool, bound.policy.kind)
         self.bound = bound
-
-    def limit(self, now: float) -> float | None:
-        """Return None: the deadline is the only limit."""
-        return None
-
-    def late(self, seconds: float, *, began: bool) -> BaseException:
-        """Return the error for a call that the deadline ended."""
-        name = self.host.name
-        if began:
-            message = f"guard {name!r}: the deadline passed after {seconds:.3f} s in a thread"
-            return TimedOut(message, guard=name, seconds=seconds)
-        message = f"guard {name!r}: the deadline passed before a thread began"
-        return DeadlineExceeded(message, guard=name, policy=self.policy)
 
     def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
         """Return a function that runs `inner`, in copies if it is slow."""
@@ -86,6 +73,18 @@ class ThreadHedge(ThreadDriver):
         self._left_running(left, _Nobody())
 
 
+class _CopyJob(Job):
+    """The work of one copy."""
+
+    __slots__ = ("race",)
+
+    race: Race
+
+    def goes_on(self) -> bool:
+        """End a wait; False if the answer is known, also if the caller has not seen it yet."""
+        return not self.race.over and super().goes_on()
+
+
 class Copies:
     """The threads that run for one call."""
 
@@ -111,10 +110,15 @@ class Copies:
         race, driver, inner = self._race, self._driver, self._inner
 
         def copy(*args: Any, **kwargs: Any) -> None:
+            if race.over:
+                return  # the answer is known
             try:
                 value = inner(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - raised in the caller, if none returns
+            except Exception as error:  # noqa: BLE001 - raised in the caller, if none returns
                 race.failed(error)
+                return
+            except BaseException as error:  # noqa: BLE001 - raised in the caller
+                race.exits(error)
                 return
             if not race.returned(number, value):
                 driver.dispose(value)
@@ -122,11 +126,15 @@ class Copies:
         def done() -> None:
             race.ended(number)
 
-        job = Job(copy, self._args, self._kwargs, done, driver.host.name, driver.pool)
-        if not driver.pool.submit(job):
-            return False
-        self._jobs[number] = job
-        return True
+        job = _CopyJob(copy, self._args, self._kwargs, done, driver.host.name, driver.pool)
+        job.race = race
+        try:
+            taken = driver.pool.submit(job)
+        except RuntimeError:  # the system has no more threads to give
+            taken = False
+        if taken:
+            self._jobs[number] = job
+        return taken
 
     def result(self, delay: float) -> Any:
         """Wait for the first value; after `delay` seconds, and again, start another copy."""
@@ -150,8 +158,9 @@ class Copies:
         except BaseException as stopped:
             self.give_up(stopped)
             raise
-        if error is None and not race.over:
+        if error is None and (race.exit is not None or not race.over):
             error = race.take_failure()
+            self._attach(self._withdraw(), error)
         if error is not None:
             try:
                 raise error
@@ -168,9 +177,14 @@ class Copies:
             self._driver.bound.not_made("threads")
             return False
         number = race.grow(left)
-        if number and not self.start(number):
-            race.ended(number)  # somebody else took the last thread
-        return bool(number) and race.may_grow()
+        if not number:
+            return False
+        under_way = race.running
+        if not self.start(number):
+            race.not_started(number, "threads")  # somebody else took the last one
+            return False
+        self._driver.bound.made(under_way, race.began)
+        return race.may_grow()
 
     def _out_of_time(self, seconds: float) -> BaseException | None:
         """Return the error, unless a value came at this very moment."""
@@ -214,15 +228,16 @@ class Copies:
         """Let `error` tell of the threads. The guard counts one attempt for it, here the rest."""
         if running:
             together(running).attach(error)
-            self._count(running[1:])
+            self._count([left for left in running if not left.counted][1:])
 
     def _count(self, losers: list[Abandoned]) -> None:
+        """Count threads that are in the function; those that wait further out never get there."""
         host = self._driver.host
         trace = current_trace(host.name)
-        for _ in losers:
-            host.stats.cancelled += 1
-            if trace is not None:
-                trace.attempts += 1
+        begun = sum(not left.counted for left in losers)
+        host.stats.cancelled += begun
+        if trace is not None:
+            trace.attempts += begun
 
 
 class _Nobody(Exception):
@@ -235,6 +250,7 @@ def together(works: list[Abandoned]) -> Abandoned:
     if not rest:
         return first
     everything = Abandoned()
+    everything.counted = all(work.counted for work in works)
 
     def next_one() -> None:
         if rest:

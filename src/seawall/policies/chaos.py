@@ -7,28 +7,23 @@ so; it can be cancelled, and waits no longer than the deadline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
-from seawall.context import deadline_var
-from seawall.errors import TimedOut
+from seawall.policies._chaos_strikes import NOTHING, Strike, disturb_async, disturb_sync
 from seawall.runtime.call import Call
+from seawall.runtime.events import SettingsChanged, emit
+from seawall.runtime.functions import kind_of
 from seawall.runtime.layers import Driver, Host, Kind
+from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.policy import Bound, Policy
-from seawall.runtime.runners import run_async, run_sync, wait_async
-
-
-class _Nothing:
-    """Stands for a result that was not given: None is one too."""
-
-    def __repr__(self) -> str:
-        return "<nothing>"
-
-
-_NOTHING: Final = _Nothing()
+from seawall.runtime.runners import run_async, run_sync
 
 _SETTINGS: Final = ("share", "latency", "error", "result", "hang", "when", "seed", "enabled")
+
+_ENDS: Final[dict[str, Any]] = {"error": None, "result": NOTHING, "hang": False}
+"""What a call can come to, and how to say that it does not: at most one of them is said."""
 
 
 class Chaos(Policy):
@@ -42,7 +37,7 @@ class Chaos(Policy):
         *,
         latency: float | tuple[float, float] | None = None,
         error: Callable[[], Exception] | None = None,
-        result: Any = _NOTHING,
+        result: Any = NOTHING,
         hang: bool = False,
         when: Callable[..., bool] | None = None,
         seed: int = 0,
@@ -51,14 +46,15 @@ class Chaos(Policy):
         """Disturb a `share` of calls (1.0 for all), chosen by `seed`, once it is `enabled`.
 
         `latency` is added before the call: seconds, or a pair to draw from. `error` (a type, or a
-        function that makes an error) is raised, or `result` returned, instead of the call, after
-        the latency if both are given. `hang` never answers: a plain function then needs a deadline.
-        `when(*args, **kwargs)` picks the calls that may be disturbed by their arguments.
+        function that makes an error) is raised, or `result` returned (that very object, each
+        time), instead of the call, after the latency if both are given. `hang` never answers: a
+        plain function then needs a deadline. `when(*args, **kwargs)` picks the calls that may be
+        disturbed by their arguments.
         """
         super().__init__()
         self.share = check.ratio("share", share, zero=True)
         self.latency = None if latency is None else _read_latency(latency)
-        if error is not None and (isinstance(error, BaseException) or not callable(error)):
+        if error is not None and not _makes_errors(error):
             raise TypeError(
                 f"error={error!r}: pass a type, such as error=ConnectionError, or a function that"
                 " makes a new error each time"
@@ -67,13 +63,21 @@ class Chaos(Policy):
         self.result = result
         self.hang = check.flag("hang", hang)
         self.when = None if when is None else check.function("when", when)
+        if _is_async(when):
+            raise TypeError(f"when={when!r}: pass a plain function, not an async one")
         self.seed = check.count("seed", seed, minimum=0)
         self.enabled = check.flag("enabled", enabled)
+        self._lasting = enabled
+        self._blocks = 0
+        """How often `on()` was called since it was switched off, less the blocks that ended."""
+        self._switched_off = 0
+        self._mutex = Mutex()
         self._check_kinds()
         self._begin()
+        survives_fork(self)
 
     def _check_kinds(self) -> None:
-        ends = [self.error is not None, self.result is not _NOTHING, self.hang]
+        ends = [self.error is not None, self.result is not NOTHING, self.hang]
         if sum(ends) > 1 or (self.hang and self.latency is not None):
             raise ValueError(
                 "Chaos does one thing: error=, result= or hang=, and latency= with the first two;"
@@ -87,54 +91,82 @@ class Chaos(Policy):
 
         self._rng = Random(self.seed)  # noqa: S311 - to be foreseen is its purpose
 
+    def _after_fork(self) -> None:
+        """Be usable in a child process."""
+        self._mutex = Mutex()
+
     def __repr__(self) -> str:
         latency = self.latency
         shown = latency and (latency[0] if latency[0] == latency[1] else latency)
         parts = [
             *([] if latency is None else [f"latency={shown!r}"]),
             *([] if self.error is None else [f"error={_name(self.error)}"]),
-            *([] if self.result is _NOTHING else [f"result={self.result!r}"]),
+            *([] if self.result is NOTHING else [f"result={self.result!r}"]),
             *(["hang=True"] if self.hang else []),
         ]
         state = "on" if self.enabled else "off"
         return f"<Chaos({self.share:g}, {', '.join(parts)}), {state}>"
 
-    @property
-    def does(self) -> str:
-        """What it does to a call, in a word: latency, error, result or hang."""
-        if self.error is not None:
-            return "error"
-        if self.result is not _NOTHING:
-            return "result"
-        return "hang" if self.hang else "latency"
-
     def on(self) -> SwitchedOn:
-        """Switch on; `with chaos.on():` until the end of the block."""
-        before = self.enabled
-        self.update(enabled=True)
-        return SwitchedOn(self, before=before)
+        """Switch on; `with chaos.on():` until the end of the block, and of others that overlap."""
+        with self._mutex:
+            self._blocks += 1
+            block = SwitchedOn(self, self._switched_off)
+        self._switch()
+        return block
 
     def off(self) -> None:
-        """Switch off; calls that are being disturbed go on."""
+        """Switch off, also inside a block; calls that are being disturbed go on."""
         self.update(enabled=False)
+
+    def _leave(self, block: SwitchedOn) -> None:
+        with self._mutex:
+            if block.left or block.switched_off != self._switched_off:
+                return
+            block.left = True
+            self._blocks -= 1
+        self._switch()
+
+    def _switch(self) -> None:
+        """Be on or off as it follows from the blocks, and tell if that is a change."""
+        with self._mutex:
+            before, self.enabled = self.enabled, self._lasting or self._blocks > 0
+            after = self.enabled
+        if after is not before:
+            for bound in self.bindings:
+                emit(SettingsChanged, bound.host.name, policy=self.kind, changes={"enabled": after})
 
     def _bind(self, host: Host) -> _ChaosBound:
         return _ChaosBound(self, host)
 
     def _update(self, changes: dict[str, Any]) -> None:
-        """Change settings; with `seed` the sequence begins anew."""
-        self._reject_unknown(changes, _SETTINGS)
-        settings = {name: getattr(self, name) for name in _SETTINGS} | changes
-        fresh = Chaos(settings.pop("share"), **settings)
-        for name in changes:
-            setattr(self, name, getattr(fresh, name))
-        if "seed" in changes:
-            self._rng = fresh._rng
+        """Change settings; with `seed` the sequence begins anew.
 
-    def _draw(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Strike | None:
-        """Decide on one call: what is to be done to it, or None."""
-        if self.when is not None and not self.when(*args, **kwargs):
-            return None
+        What is named takes the place of what cannot stand beside it.
+        """
+        self._reject_unknown(changes, _SETTINGS)
+        named = [name for name, none in _ENDS.items() if changes.get(name, none) is not none]
+        new = dict(_ENDS) if named else {}
+        if "hang" in named:
+            new["latency"] = None
+        elif changes.get("latency") is not None:
+            new["hang"] = False
+        new |= changes
+        settings = {name: getattr(self, name) for name in _SETTINGS} | new
+        fresh = Chaos(settings.pop("share"), **settings)
+        with self._mutex:
+            for name in new:
+                setattr(self, name, getattr(fresh, name))
+            if "seed" in changes:
+                self._rng = fresh._rng
+            if "enabled" in changes:
+                self._lasting = fresh.enabled
+                if not fresh.enabled:
+                    self._blocks = 0
+                    self._switched_off += 1
+
+    def _draw(self) -> Strike | None:
+        """Decide on one call: what is to be done to it, or None; under the mutex."""
         random = self._rng.random
         if random() >= self.share:
             return None
@@ -142,23 +174,32 @@ class Chaos(Policy):
         if self.latency is not None:
             low, high = self.latency
             seconds = low if low == high else low + (high - low) * random()
-        return _Strike(self, self.does, float("inf") if self.hang else seconds)
+        if self.hang:
+            return Strike("hang", float("inf"), None, NOTHING)
+        does = "latency"
+        if self.error is not None:
+            does = "error"
+        elif self.result is not NOTHING:
+            does = "result"
+        return Strike(does, seconds, self.error, self.result)
 
 
 class SwitchedOn:
-    """At the end of a `with` block, Chaos is again as it was."""
+    """At the end of a `with` block, Chaos is as it would be without it."""
 
-    __slots__ = ("_before", "_chaos")
+    __slots__ = ("_chaos", "left", "switched_off")
 
-    def __init__(self, chaos: Chaos, *, before: bool) -> None:
+    def __init__(self, chaos: Chaos, switched_off: int) -> None:
         self._chaos = chaos
-        self._before = before
+        self.switched_off = switched_off
+        """How often it had been switched off: once more, and this block has no say any longer."""
+        self.left = False
 
     def __enter__(self) -> Chaos:
         return self._chaos
 
     def __exit__(self, *exc: object) -> None:
-        self._chaos.update(enabled=self._before)
+        self._chaos._leave(self)
 
 
 class _ChaosBound(Bound):
@@ -174,27 +215,23 @@ class _ChaosBound(Bound):
     def layer(self, kind: Kind) -> _ChaosDriver:
         return self._driver
 
+    def strike(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Strike | None:
+        """Decide on one call, and count it if something is to be done to it."""
+        policy = self.policy
+        when = policy.when
+        if not policy.enabled or (when is not None and not when(*args, **kwargs)):
+            return None
+        with policy._mutex:
+            strike = policy._draw()
+            if strike is not None:
+                self.injected[strike.does] = self.injected.get(strike.does, 0) + 1
+            return strike
+
     def snapshot(self, now: float) -> dict[str, Any]:
         policy = self.policy
-        return {
-            "enabled": policy.enabled,
-            "share": policy.share,
-            "injected": dict(self.injected),
-        }
-
-
-class _Strike(NamedTuple):
-    """What is done to one call."""
-
-    policy: Chaos
-    does: str
-    seconds: float
-
-    def answer(self) -> Any:
-        """Raise the error, or return the result."""
-        if self.policy.error is not None:
-            raise self.policy.error()
-        return self.policy.result
+        with policy._mutex:
+            injected = dict(self.injected)
+        return {"enabled": policy.enabled, "share": policy.share, "injected": injected}
 
 
 class _ChaosDriver(Driver):
@@ -205,82 +242,49 @@ class _ChaosDriver(Driver):
 
     def wrap(self, inner: Callable[..., Any], kind: Kind, function: Any) -> Callable[..., Any]:
         """Return a function that runs `inner`, disturbed at times."""
-        policy, host = self._bound.policy, self._bound.host
+        bound = self._bound
+        policy, host = bound.policy, bound.host
         run: Callable[[Call], Any] = run_async if kind == "async" else run_sync
-        disturb = _disturb_async if kind == "async" else _disturb_sync
-        policies: Sequence[Any] = getattr(host, "policies", ())
-        innermost = bool(policies) and policies[-1] is policy
+        disturb = disturb_async if kind == "async" else disturb_sync
+        further = _further_in(bound)
+        innermost = further is not None
+        # What is counted is the function with all disturbances, as one; if other layers are
+        # inside they count the function, and a latency is that of what is around it.
+        real = inner if further is None else function
+        for other in reversed(further or ()):
+            real = _disturbed(other, real, disturb)
 
         def chaotic(*args: Any, **kwargs: Any) -> Any:
-            strike = policy._draw(args, kwargs) if policy.enabled else None
+            strike = bound.strike(args, kwargs) if policy.enabled else None
             if strike is None:
                 return inner(*args, **kwargs)
-            injected = self._bound.injected
-            injected[strike.does] = injected.get(strike.does, 0) + 1
-            # What is counted is the function with the disturbance, as one; if more layers are
-            # inside they count the function, and a latency is that of what is around it.
-            goes_on = strike.does == "latency"
-            real = function if innermost else inner
-            disturbed = disturb(strike, real if goes_on else None, host)
+            disturbed = disturb(strike, real if strike.goes_on else None, host)
             call = Call(host, (), disturbed, args, kwargs, host.clock.now())
-            call.counts = innermost or not goes_on
+            call.counts = innermost or not strike.goes_on
             return run(call)
 
         return chaotic
 
 
-def _disturb_sync(strike: _Strike, real: Any, host: Host) -> Callable[..., Any]:
-    def disturbed(*args: Any, **kwargs: Any) -> Any:
-        pause = _Pause(strike, host)
-        if pause.until is None:
-            raise RuntimeError(
-                f"guard {host.name!r}: a plain function would hang for ever here: give it a"
-                " deadline, such as Timeout(2.0, sync='cooperative') around Chaos, or use latency="
-            )
-        if strike.seconds:
-            host.clock.sleep(max(0.0, pause.until - host.clock.now()))
-            pause.claim()
-        return strike.answer() if real is None else real(*args, **kwargs)
-
-    return disturbed
+def _further_in(bound: _ChaosBound) -> list[_ChaosBound] | None:
+    """Return the policies inside of it, if all of them are Chaos too."""
+    bounds: list[Any] = getattr(bound.host, "bounds", [bound])
+    further = bounds[bounds.index(bound) + 1 :]
+    return further if all(isinstance(other, _ChaosBound) for other in further) else None
 
 
-def _disturb_async(strike: _Strike, real: Any, host: Host) -> Callable[..., Any]:
-    async def disturbed(*args: Any, **kwargs: Any) -> Any:
-        if strike.seconds:
-            await wait_async(_Pause(strike, host), host.clock)
-        return strike.answer() if real is None else await real(*args, **kwargs)
+def _disturbed(
+    bound: _ChaosBound, real: Callable[..., Any], disturb: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return `real`, disturbed at times, for somebody further out to count."""
 
-    return disturbed
+    def function(*args: Any, **kwargs: Any) -> Any:
+        strike = bound.strike(args, kwargs)
+        if strike is None:
+            return real(*args, **kwargs)
+        return disturb(strike, real if strike.goes_on else None, bound.host)(*args, **kwargs)
 
-
-class _Pause:
-    """Waits for nobody, until its time or the deadline has come."""
-
-    __slots__ = ("_late", "_name", "until")
-
-    def __init__(self, strike: _Strike, host: Host) -> None:
-        now = host.clock.now()
-        until = now + strike.seconds
-        held = deadline_var.get()
-        limit = float("inf") if held is None else now + held[0] - held[1].now()
-        self._name = host.name
-        self._late = limit < until
-        until = min(until, limit)
-        self.until: float | None = None if until == float("inf") else until
-
-    def publish(self, wake: Callable[[], bool]) -> None:
-        """Nobody will wake it."""
-
-    def claim(self) -> None:
-        """Go on, or say that the deadline has come first: so does a client that obeys it."""
-        if self._late:
-            raise TimedOut(
-                f"guard {self._name!r}: the deadline passed while Chaos delayed the call"
-            )
-
-    def abandon(self) -> None:
-        """Have nothing to give back."""
+    return function
 
 
 def _read_latency(latency: Any) -> tuple[float, float]:
@@ -292,6 +296,18 @@ def _read_latency(latency: Any) -> tuple[float, float]:
     if high < low:
         raise ValueError(f"latency={latency!r}: write the lower number first")
     return low, high
+
+
+def _makes_errors(error: Any) -> bool:
+    if isinstance(error, type):
+        return issubclass(error, Exception)
+    return callable(error) and not isinstance(error, BaseException) and not _is_async(error)
+
+
+def _is_async(function: Any) -> bool:
+    if function is None or isinstance(function, type):
+        return False
+    return kind_of(function) in ("async", "async generator")
 
 
 def _name(error: Any) -> str:

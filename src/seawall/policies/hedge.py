@@ -9,7 +9,7 @@ copies of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from seawall import _checks as check
@@ -116,7 +116,8 @@ class Hedge(Policy):
     def __repr__(self) -> str:
         sync = f", sync={self.sync!r}" if self.sync else ""
         budget = "" if self.budget is None else f", budget={self.budget!r}"
-        return f"Hedge({self.delay!r}, most={self.most}, cap={self.cap:g}{budget}{sync})"
+        settings = f"most={self.most}, cap={self.cap:g}, burst={self.burst}"
+        return f"Hedge({self.delay!r}, {settings}{budget}{sync})"
 
     @property
     def cap(self) -> float:
@@ -170,11 +171,7 @@ class HedgeBound(Bound):
         self.hedges = 0
         self.wins = 0
         self.stopped: dict[str, int] = {}
-        budget = policy.budget
-        # A Retry around it that has the same budget tells it how calls go; twice would be wrong.
-        others = [other for other in getattr(host, "policies", ()) if other is not policy]
-        told = any(getattr(other, "budget", None) is budget for other in others)
-        self.tells_budget = budget is not None and not told
+        self.tells_budget = policy.budget is not None and _teller(policy, host) is policy
         self._drivers: dict[Kind, Driver] = {}
         self._delay: float | None = None
         self.refresh()
@@ -184,7 +181,7 @@ class HedgeBound(Bound):
         self._stale_at = float("-inf")
 
     def layer(self, kind: Kind) -> Driver:
-        """Return what runs copies of a call of that kind; raises if nothing can."""
+        """Return what runs copies of a call of that kind."""
         driver = self._drivers.get(kind)
         if driver is None:
             driver = self._drivers[kind] = self._new_driver(kind)
@@ -197,13 +194,13 @@ class HedgeBound(Bound):
             return TaskHedge(self)
         policy = self.policy
         if policy.pool is None:
-            raise TypeError(
+            return _Unfit(
                 f"guard {self.host.name!r}: two copies of a plain function need two threads."
                 " Write Hedge(..., sync='thread') to run them in worker threads, or make the"
                 " function async"
             )
         if policy.dispose is not None and kind_of(policy.dispose) == "async":
-            raise TypeError(
+            return _Unfit(
                 f"guard {self.host.name!r}: dispose={policy.dispose!r} is async, the guarded"
                 " function is not: pass a plain function"
             )
@@ -233,20 +230,26 @@ class HedgeBound(Bound):
             self._stale_at = now + REFRESH
         return self._delay
 
-    def permits(self, number: int, began: float, left: float | None) -> bool:
-        """Decide on another copy, of which `number` would be under way; count it and tell."""
-        now = self.host.clock.now()
-        cause = self._against(left, now)
+    def permits(self, left: float | None) -> bool:
+        """Decide on another copy; it is paid for when this is True."""
+        cause = self._against(left, self.host.clock.now())
         if cause is not None:
             self.not_made(cause)
-            return False
+        return cause is None
+
+    def made(self, number: int, began: float) -> None:
+        """Count a copy that was started, and tell; `number` are under way with it."""
         self.hedges += 1
-        emit(CallHedged, self.host.name, number=number, delay=now - began)
-        return True
+        emit(CallHedged, self.host.name, number=number, delay=self.host.clock.now() - began)
 
     def not_made(self, cause: str) -> None:
         """Count a slow call that got no copy, and why."""
         self.stopped[cause] = self.stopped.get(cause, 0) + 1
+
+    def give_back(self) -> None:
+        """Undo a permission of which no use was made."""
+        self.policy._give_back()
+        self.copy_ended()
 
     def _against(self, left: float | None, now: float) -> str | None:
         stats = self.host.stats
@@ -304,6 +307,7 @@ class HedgeBound(Bound):
             "delay": self.delay(now),
             "most": policy.most,
             "cap": policy.cap,
+            "burst": policy.burst,
             "available": available,
             "calls": self.calls,
             "hedges": self.hedges,
@@ -312,6 +316,23 @@ class HedgeBound(Bound):
             **threads,
             **({} if budget is None else {"budget": budget.snapshot()}),
         }
+
+
+def _teller(policy: Hedge, host: Host) -> Policy:
+    """Return who tells the budget how calls go: a Retry that has it too, or the first Hedge."""
+    policies: Sequence[Any] = getattr(host, "policies", ())
+    sharing = [other for other in policies if getattr(other, "budget", None) is policy.budget]
+    return min(sharing, key=lambda other: other.kind != "retry", default=policy)
+
+
+class _Unfit(Driver):
+    """Stands where copies cannot be made, and says so when a function is given."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
+        raise TypeError(self._why)
 
 
 class Account:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from seawall import _checks as check
-from seawall.errors import BulkheadFull, DeadlineExceeded, TimedOut
 from seawall.runtime.layers import Host, Kind
 from seawall.runtime.policy import Bound, Policy
 from seawall.runtime.threads import ThreadDriver
@@ -47,9 +46,9 @@ class _ThreadBulkheadBound(Bound):
 
     def __init__(self, policy: ThreadBulkhead, host: Host) -> None:
         super().__init__(policy, host)
-        self._driver = _PoolDriver(host, policy.pool, policy.kind)
+        self._driver = ThreadDriver(host, policy.pool, policy.kind)
 
-    def layer(self, kind: Kind) -> _PoolDriver:
+    def layer(self, kind: Kind) -> ThreadDriver:
         return self._driver
 
     def snapshot(self, now: float) -> dict[str, Any]:
@@ -61,28 +60,3 @@ class _ThreadBulkheadBound(Bound):
             "abandoned": pool.abandoned,
             "rejected": self._driver.refused,
         }
-
-
-class _PoolDriver(ThreadDriver):
-    """Waits for as long as the deadline allows."""
-
-    def limit(self, now: float) -> float | None:
-        return None
-
-    def full(self) -> BulkheadFull:
-        pool = self.pool
-        return BulkheadFull(
-            f"guard {self.host.name!r}: all {pool.size} threads are busy"
-            f" ({pool.abandoned} abandoned) and {pool.queued} calls wait",
-            retry_after=self.host.stats.quantile(0.5, self.host.clock.now()),
-            guard=self.host.name,
-            policy=self.policy,
-        )
-
-    def late(self, seconds: float, *, began: bool) -> BaseException:
-        name = self.host.name
-        if began:
-            message = f"guard {name!r}: the deadline passed after {seconds:.3f} s in a thread"
-            return TimedOut(message, guard=name, seconds=seconds)
-        message = f"guard {name!r}: the deadline passed while waiting for a thread"
-        return DeadlineExceeded(message, guard=name, policy=self.policy)

@@ -20,12 +20,14 @@ from seawall.runtime.call import (
     Call,
     current_trace,
     given_up,
+    job_var,
     reason_var,
     trace_var,
     was_withdrawn,
 )
 from seawall.runtime.events import CallRejected, emit
 from seawall.runtime.layers import CANCELLED, FAILED, OK, Flow, Host, Next, Wait, Waiter
+from seawall.runtime.workers import Job
 
 
 class Run:
@@ -65,6 +67,7 @@ def interpret(
             upwards = True
             try:
                 if todo is not None and todo.delay:
+                    _stand_by(call.host)
                     yield todo.delay
                 if todo is not None and todo.instead is not None:
                     yield from _instead(call, todo.instead, todo.reason)
@@ -115,6 +118,7 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
         # Flows further out that have nothing to enter see this refusal too.
         while len(tickets) < len(call.layers) and call.layers[len(tickets)].enter is None:
             tickets.append(None)
+        _refuse_unwanted(call.host)
         refuse_expired(call.host)
     while len(tickets) < len(call.layers):
         layer = call.layers[len(tickets)]
@@ -122,12 +126,14 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
             if waiter is None:
                 tickets.append(enter(layer, now, call.args, call.kwargs))
                 continue
+            _stand_by(call.host)
             tickets.append((yield waiter))
         except Wait as wait:
             waiter = wait.waiter
             continue
         waiter = None
         now = clock.now()
+        _refuse_unwanted(call.host)
         refuse_expired(call.host)
     call.attempt_began = now
     call.reached = True
@@ -206,6 +212,28 @@ def refuse_expired(host: Host) -> None:
             guard=host.name,
             policy="deadline",
         )
+
+
+def _refuse_unwanted(host: Host) -> None:
+    """Raise in a worker thread that nobody waits for any more: what has not begun never does.
+
+    Not counted: whoever gave it up did that.
+    """
+    job = _own_job(host)
+    if job is not None and not job.goes_on():
+        raise Rejected(f"guard {host.name!r}: given up before it began", guard=host.name)
+
+
+def _stand_by(host: Host) -> None:
+    """Note in a worker thread that the function is not running now."""
+    job = _own_job(host)
+    if job is not None:
+        job.waits = True
+
+
+def _own_job(host: Host) -> Job | None:
+    job = job_var.get()
+    return job if isinstance(job, Job) and job.guard == host.name else None
 
 
 def count_refusal(host: Host, policy: str, reason: str) -> None:

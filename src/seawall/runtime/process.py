@@ -168,6 +168,7 @@ class LagMonitor:
         self._expected: float | None = None
         self._late = 0.0
         self._read_at = 0.0
+        self._asked = False
 
     @classmethod
     def of(cls, loop: AbstractEventLoop) -> LagMonitor:
@@ -185,6 +186,7 @@ class LagMonitor:
 
     def start(self) -> None:
         """Begin, if it has ended; called inside the loop."""
+        self._asked = False
         loop = self._loop()
         if loop is not None and self._expected is None:
             self._read_at = loop.time()
@@ -192,12 +194,26 @@ class LagMonitor:
             self._wait(loop)
 
     def lag(self) -> float:
-        """Return how late the loop was at the last look, or is by now if it has not come yet."""
+        """Return how late the loop was at the last look, or is by now if it has not come yet.
+
+        Should it have ended, for nobody read it, it begins again: also if asked by another thread.
+        """
         loop = self._loop()
-        if loop is None or self._expected is None or not loop.is_running():
+        if loop is None or not loop.is_running():
+            return 0.0
+        if self._expected is None:
+            self._ask_to_start(loop)
             return 0.0
         now = self._read_at = loop.time()
         return max(self._late, now - self._expected)
+
+    def _ask_to_start(self, loop: AbstractEventLoop) -> None:
+        if not self._asked:
+            self._asked = True
+            try:
+                loop.call_soon_threadsafe(self.start, context=Context())
+            except RuntimeError:
+                pass  # it was closed a moment ago
 
     def _wait(self, loop: AbstractEventLoop) -> None:
         self._expected = loop.time() + LAG_PERIOD

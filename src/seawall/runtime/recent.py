@@ -10,6 +10,9 @@ from seawall.models.histogram import LatencyWindow
 from seawall.runtime.layers import Host
 from seawall.runtime.mutex import survives_fork
 
+MOST: Final = 4096
+"""Samples that may lie about until somebody folds them in; of more, some of the oldest are lost."""
+
 REREAD: Final = 0.25
 """Seconds for which a number that was read is good enough."""
 
@@ -51,6 +54,13 @@ class ResponseTimes:
         self._latency = LatencyWindow(window)
         self._lock = Lock()
         survives_fork(self)
+
+    def add(self, seconds: float) -> None:
+        """Note what a call took."""
+        samples = self.samples
+        samples.append(seconds)
+        if len(samples) > MOST:  # nobody has asked for long, and need not at all
+            del samples[: MOST // 2]
 
     def quantile(self, p: float) -> Recent:
         """Return what a share `p` of them stayed below; None without samples."""

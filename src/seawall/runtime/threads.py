@@ -7,11 +7,12 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from seawall.context import deadline_var
-from seawall.errors import BulkheadFull, Rejected
+from seawall.errors import BulkheadFull, DeadlineExceeded, Rejected, TimedOut
 from seawall.runtime.call import Abandoned, job_var, mark_withdrawn
 from seawall.runtime.events import ThreadAbandoned, emit
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Driver, Host, Kind
+from seawall.runtime.recent import Recent, service_time
 from seawall.runtime.workers import Job, WorkerPool
 
 if TYPE_CHECKING:
@@ -23,24 +24,44 @@ if TYPE_CHECKING:
 class ThreadDriver(Driver):
     """Carries what is inside it to a worker thread, with deadline and context variables."""
 
-    def __init__(self, host: Host, pool: WorkerPool, policy: str) -> None:
-        """Use the threads of `pool`."""
+    whose = "guard"
+    worker = "thread"
+    """What its errors call the host, and one of those who work."""
+
+    def __init__(
+        self, host: Host, pool: WorkerPool, policy: str, typical: Recent | None = None
+    ) -> None:
+        """Use the threads of `pool`; `typical` is how long a call takes, if that is known."""
         self.host = host
         self.pool = pool
         self.policy = policy
         self.refused = 0
+        self._typical = service_time(host) if typical is None else typical
 
     def limit(self, now: float) -> float | None:
         """Return for how many seconds to wait at most, besides the deadline; None: no limit."""
-        raise NotImplementedError
+        return None
 
     def full(self) -> BulkheadFull:
         """Return the refusal when no thread and no place in the queue is free."""
-        raise NotImplementedError
+        pool, name = self.pool, self.host.name
+        return BulkheadFull(
+            f"{self.whose} {name!r}: all {pool.size} {self.worker}s are busy"
+            f" ({pool.abandoned} abandoned) and {pool.queued} calls wait",
+            retry_after=self._typical(self.host.clock.now()),
+            guard=name,
+            policy=self.policy,
+        )
 
     def late(self, seconds: float, *, began: bool) -> BaseException:
         """Return the error for work that was waited for `seconds` in vain."""
-        raise NotImplementedError
+        name = self.host.name
+        passed = f"{self.whose} {name!r}: the deadline passed"
+        if began:
+            message = f"{passed} after {seconds:.3f} s in a {self.worker}"
+            return TimedOut(message, guard=name, seconds=seconds)
+        message = f"{passed} while waiting for a {self.worker}"
+        return DeadlineExceeded(message, guard=name, policy=self.policy)
 
     def inner_kind(self, kind: Kind) -> Kind:
         """Return "sync": so it runs in a worker thread, whoever waits for it."""

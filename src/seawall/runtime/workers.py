@@ -33,6 +33,7 @@ class Job:
         "_value",
         "guard",
         "pool",
+        "waits",
     )
 
     def __init__(
@@ -62,6 +63,8 @@ class Job:
         self._value: Any = None
         self._error: BaseException | None = None
         self._abandoned = Abandoned()
+        self.waits = False
+        """Whether it stands before the guarded function: it waits for a slot, say, or pauses."""
 
     def run(self) -> bool:
         """Do the work, in a worker thread; False if it was withdrawn before it began."""
@@ -90,6 +93,14 @@ class Job:
         """Whether nobody waits for it any more."""
         return self._state == "abandoned"
 
+    def goes_on(self) -> bool:
+        """End a wait, in the worker thread; False if nobody wants the work any more."""
+        with self._lock:
+            if self._state == "abandoned":
+                return False
+            self.waits = False
+            return True
+
     def finished(self) -> None:
         """Tell whoever waits, after the worker is free again."""
         self._abandoned.stopped()
@@ -104,6 +115,7 @@ class Job:
                 return False
             if self._state == "running":
                 self._state = "abandoned"
+                self._abandoned.counted = self.waits  # what waits will not begin: no attempt
                 return self._abandoned
             return True
 
