@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 from random import Random
@@ -31,6 +32,7 @@ from seawall import (
     subscribe,
 )
 from seawall.ladder import LadderGate
+from seawall.models.ladder import Cause, Move
 from seawall.runtime.call import Call
 from seawall.runtime.runners import run_sync
 from seawall.signals import in_flight
@@ -132,6 +134,22 @@ def test_a_function_may_tell_of_trouble():
             "redis_down": {"level": "cached", "in_trouble": True},
             "everything_down": {"level": "maintenance", "in_trouble": True},
         }
+
+
+def test_each_dependency_has_a_name_of_its_own():
+    """A breaker is called after its guard; of two with the same name the second has a number."""
+    with virtual_time():
+        first, second, free = Breaker(), Breaker(), Breaker()
+        demands = {first: "cached", second: "static", free: "partial"}
+        functions = {(lambda: True): "partial", (lambda: False): "static"}
+        ladder = Ladder("shop", depends_on={**demands, **functions})
+        guards = Guard("stock", first), Guard("prices", second)
+        shown = ladder.snapshot()["depends_on"]
+        assert list(shown) == ["stock", "prices", "breaker", "<lambda>", "<lambda> 2"]
+        assert shown["<lambda> 2"] == {"level": "static", "in_trouble": False}
+        del guards
+        gc.collect()
+        assert list(ladder.snapshot()["depends_on"])[:3] == ["breaker", "breaker 2", "breaker 3"]
 
 
 def test_what_cannot_be_read_moves_nothing(caplog):
@@ -328,7 +346,7 @@ def test_a_rung_alone_says_why_it_does_not_answer():
         ladder.pin("static")
         with pytest.raises(Overloaded, match="'shop' stands at static, below cached") as caught:
             rung()
-        assert caught.value.policy == "ladder"
+        assert (caught.value.guard, caught.value.policy) == ("shop", "ladder")
         assert repr(rung).startswith("<'shop' at cached: <function")
 
 
@@ -485,6 +503,30 @@ def test_threads_read_it_at_once():
     go_on.set()
     thread.join()
     assert (seen, most) == ([CACHED], 1)
+
+
+def test_a_look_does_not_overwrite_a_pin():
+    """Pinned by another thread in the middle of a look, it stays where it was put."""
+    ladder = Ladder("shop", load=lambda: 1.0)
+    pins = threading.Thread(target=ladder.pin, args=("maintenance",))
+
+    class Meanwhile:
+        """A model whose level is read while another thread pins."""
+
+        def update(self, *_state: Any) -> Move:
+            return Move(FULL, CACHED, Cause.LOAD)
+
+        @property
+        def level(self) -> ServiceLevel:
+            pins.start()
+            if not ladder._mutex._depth:  # else it has to wait for us
+                pins.join()
+            return CACHED
+
+    ladder._model = Meanwhile()  # type: ignore[assignment]
+    assert ladder.level is not FULL
+    pins.join()
+    assert ladder._standing is MAINTENANCE
 
 
 def test_it_works_in_a_child_of_a_fork():

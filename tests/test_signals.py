@@ -31,6 +31,7 @@ from seawall.signals import (
     in_flight,
     latched,
     loop_lag,
+    occupancy,
     process_cpu,
     process_memory,
     queue_time,
@@ -275,6 +276,43 @@ def test_in_flight_is_the_share_of_slots_in_use():
         wide.update(limit=1)
         with other.hold():
             assert one() == 1.0
+
+
+def test_occupancy_counts_who_waits_too():
+    """Full slots are not the limit where there is room to wait; without any, they are."""
+
+    async def main() -> None:
+        queue, bare = Bulkhead(2, max_wait=10.0, max_waiting=6), Bulkhead(2)
+        guard, other = new_guard(queue), new_guard(bare)
+        full, alone, both = occupancy(queue), occupancy(bare), occupancy(new_guard(queue, bare))
+        assert (full(), alone(), both()) == (0.0, 0.0, 0.0)
+        service = ScriptedService(slow(1.0))
+        calls = [asyncio.ensure_future(guard.acall(service.acall)) for _ in range(5)]
+        with other.hold():
+            await let_pass(0.5)
+            assert (full(), alone(), both()) == (5 / 8, 0.5, 5 / 8)
+            with other.hold():
+                assert (alone(), both()) == (1.0, 1.0)
+        queue.update(limit=3, max_waiting=7)
+        assert full() == 0.5
+        await asyncio.gather(*calls)
+        assert full() == 0.0
+        assert full.name == "occupancy(bulkhead)"
+
+    run_virtual(main())
+
+
+def test_occupancy_of_pools_and_executors():
+    """They too have room to wait."""
+    with virtual_time(), Pool(object, name="database", max_size=4, max_waiting=4) as pool:
+        taken = occupancy(pool)
+        with pool.borrow():
+            assert taken() == 1 / 8
+    with IoPool("files", workers=2, max_queue=4) as executor:
+        taken = occupancy(executor)
+        with busy(*[executor.run] * 3):
+            _until(lambda: executor.snapshot()["waiting"] == 1)
+            assert taken() == 0.5
 
 
 def test_queue_time_is_that_of_the_longest_waiting():
@@ -722,6 +760,34 @@ def test_other_threads_see_the_loops_it_was_started_in():
         thread.start()
         thread.join()
         assert seen[0] > 4.0
+
+    run_virtual(main())
+
+
+def test_read_by_other_threads_alone_it_begins_again():
+    """A thread that comes back after a long pause sees the loop's lag again."""
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        signal = loop_lag()
+        signal.start()
+        await let_pass(10.0)
+        assert not [timer for timer in loop._scheduled if not timer.cancelled()]
+        seen: list[float] = []
+
+        def read() -> None:
+            thread = threading.Thread(target=lambda: seen.append(signal()))
+            thread.start()
+            thread.join()
+
+        read()
+        await let_pass(0.02)
+        read()
+        await let_pass(0.06)
+        block(0.5)
+        read()
+        assert seen[:2] == [0.0, 0.0]
+        assert seen[2] > 4.0
 
     run_virtual(main())
 

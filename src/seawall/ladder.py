@@ -8,8 +8,9 @@ hardly costs; `pin` overrides everything. The rules are in `seawall.models.ladde
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import count
 from threading import Lock
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
@@ -17,7 +18,7 @@ from seawall.errors import Overloaded
 from seawall.models.ladder import THRESHOLDS, Cause, LadderModel, LadderSettings, ServiceLevel
 from seawall.runtime.events import LevelChanged, SettingsChanged, emit
 from seawall.runtime.layers import Host, Inline
-from seawall.runtime.mutex import survives_fork
+from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
 from seawall.signals._signal import GAUGE_EVERY, Load, Signal, as_signal, clock_of
 
@@ -60,7 +61,8 @@ class Ladder:
         self.clock: Clock = current_clock() if clock is None else check_clock(clock)
         self._load = None if load is None else as_signal(load)
         self._demands = [
-            (_trouble(thing), ServiceLevel.of(level)) for thing, level in (depends_on or {}).items()
+            _Demand(_name(thing), _trouble(thing), ServiceLevel.of(level))
+            for thing, level in (depends_on or {}).items()
         ]
         given: Any = THRESHOLDS if thresholds is None else thresholds
         self.settings = LadderSettings(given, gap, hold, recover_after).checked()
@@ -71,6 +73,7 @@ class Ladder:
         self._since = self._now()
         self._due = float("-inf")
         self._lock = Lock()
+        self._mutex = Mutex()
         survives_fork(self)
 
     def __repr__(self) -> str:
@@ -104,13 +107,11 @@ class Ladder:
 
     def pin(self, level: LevelName) -> None:
         """Stand at `level`, whatever happens, until `unpin`."""
-        self._pinned = ServiceLevel.of(level)
-        self._stand(Cause.PINNED, self._now())
+        self._pin(ServiceLevel.of(level), Cause.PINNED)
 
     def unpin(self) -> None:
         """Stand where load and dependencies put the ladder, from the next look on."""
-        self._pinned = None
-        self._stand(Cause.UNPINNED, self._now())
+        self._pin(None, Cause.UNPINNED)
 
     def update(self, **changes: Any) -> None:
         """Change `thresholds`, `gap`, `hold` or `recover_after` at run time; it stays where it is.
@@ -135,11 +136,19 @@ class Ladder:
             "pinned": self._pinned is not None,
             "seconds": self._now() - self._since,
             "load": None if self._load is None else self._load.snapshot(),
-            "depends_on": {
-                trouble.name: {"level": level.label, "in_trouble": bool(trouble())}
-                for trouble, level in self._demands
-            },
+            "depends_on": self._demanded(),
         }
+
+    def _demanded(self) -> dict[str, Any]:
+        """Return by name what each dependency demands; a name that is taken gets a number."""
+        shown: dict[str, Any] = {}
+        for read_name, trouble, level in self._demands:
+            plain = name = read_name()
+            numbers = count(2)
+            while name in shown:
+                name = f"{plain} {next(numbers)}"
+            shown[name] = {"level": level.label, "in_trouble": bool(trouble())}
+        return shown
 
     def _look(self, now: float) -> None:
         """Take in load and dependencies; whoever comes meanwhile takes the level there is."""
@@ -149,7 +158,7 @@ class Ladder:
             self._due = now + GAUGE_EVERY
             load = 0.0 if self._load is None else self._load()
             demanded = max(
-                (level for trouble, level in self._demands if trouble()),
+                (level for _, trouble, level in self._demands if trouble()),
                 default=ServiceLevel.FULL,
             )
             move = self._model.update(load, demanded, now)
@@ -158,26 +167,51 @@ class Ladder:
         if move is not None:
             self._stand(move.cause, now)
 
+    def _pin(self, level: ServiceLevel | None, cause: Cause) -> None:
+        with self._mutex:
+            self._pinned = level
+        self._stand(cause, self._now())
+
     def _stand(self, cause: Cause, now: float) -> None:
-        after = self._model.level if self._pinned is None else self._pinned
-        before, self._standing = self._standing, after
+        with self._mutex:  # or a look that began before a pin would end after it
+            after = self._model.level if self._pinned is None else self._pinned
+            before, self._standing = self._standing, after
+            if before is not after:
+                self._since = now
         if before is not after:
-            self._since = now
             fields = {"before": before.label, "after": after.label, "cause": cause.value}
             emit(LevelChanged, self.name, **fields)
 
     def _after_fork(self) -> None:
         """Be usable in a child process, also if another thread was looking."""
         self._lock = Lock()
+        self._mutex = Mutex()
+
+
+class _Demand(NamedTuple):
+    """What is left of the service while something is in trouble."""
+
+    name: Callable[[], str]
+    trouble: Signal
+    level: ServiceLevel
+
+
+def _name(thing: Any) -> Callable[[], str]:
+    """Return what tells the name of a guard, a function, or the guard that a breaker is in."""
+    if hasattr(thing, "is_open"):
+        return lambda: next((bound.host.name for bound in thing.bindings), thing.kind)
+    name = str(getattr(thing, "name", None) or getattr(thing, "__name__", "trouble"))
+    return lambda: name
 
 
 def _trouble(thing: Any) -> Signal:
     """Return a signal that is 1.0 while `thing` is out of order."""
-    parts = [part for part in getattr(thing, "policies", (thing,)) if hasattr(part, "is_open")]
+    of = () if isinstance(thing, type) else getattr(thing, "policies", (thing,))
+    parts = [part for part in of if hasattr(part, "is_open")]
     if parts:
         name = str(getattr(thing, "name", None) or thing.kind)
         return Signal(name, lambda: any(p.is_open(clock_of(p).now()) for p in parts), every=0.0)
-    if not callable(thing) or hasattr(thing, "policies"):
+    if isinstance(thing, type) or not callable(thing) or hasattr(thing, "policies"):
         raise TypeError(
             f"depends_on={{{thing!r}: ...}}: pass a breaker, a guard that has one, or a function"
             " that returns True while there is trouble"
@@ -199,7 +233,8 @@ class _Rung:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._ladder.allows(self._level):
-            raise Overloaded(_refusal(self._ladder, self._level), policy="ladder")
+            message = _refusal(self._ladder, self._level)
+            raise Overloaded(message, guard=self._ladder.name, policy="ladder")
         return self._function(*args, **kwargs)
 
     def __repr__(self) -> str:

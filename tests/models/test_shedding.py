@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf, nan
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -251,46 +251,56 @@ def test_a_share_of_all_calls_goes_whatever_the_mix(case: tuple[int, float, list
     assert sum(gone) / len(gone) == pytest.approx(case[1], abs=0.07)
 
 
-class Moment:
-    """A state reached by some calls, and two calls more at one instant."""
+class Crowd(NamedTuple):
+    """Calls that come at one instant: each of a class, and at a place among its equals."""
 
-    def __init__(self, share: float, history: list[tuple[int, float]], pair: Any) -> None:
-        self.share = share
-        self.history = history
-        self.pair = pair
-
-    def __repr__(self) -> str:
-        return f"Moment({self.share!r}, {self.history!r}, {self.pair!r})"
+    calls: list[tuple[int, float]]
+    times: int
 
 
-PLACES = st.tuples(RANKS, UNIFORM)
-MOMENTS = st.builds(
-    Moment, st.floats(0.0, 1.0), st.lists(PLACES, max_size=60), st.tuples(PLACES, PLACES)
+CROWDS = st.builds(
+    Crowd, st.lists(st.tuples(RANKS, UNIFORM), min_size=1, max_size=4), st.sampled_from([1, 9])
 )
+MOMENTS = st.tuples(st.floats(0.0, 1.0), st.lists(CROWDS, min_size=1, max_size=12))
 
 
-def _check_moment(case: Moment) -> None:
+def _check_moment(case: tuple[float, list[Crowd]]) -> None:
+    share, crowds = case
     decides = LeastCriticalFirst()
-    for number, (rank, place) in enumerate(case.history):
-        decides.sheds(case.share, rank, place, float(number))
-    now = float(len(case.history))
-    answers = [(rank, decides.sheds(case.share, rank, place, now)) for rank, place in case.pair]
-    (lower, lower_goes), (higher, higher_goes) = sorted(answers, key=lambda answer: answer[0])
-    assert lower == higher or lower_goes or not higher_goes
+    for now, (calls, times) in enumerate(crowds):
+        shed, admitted = {-1}, {CLASSES}
+        for rank, place in calls * times:
+            goes = decides.sheds(share, rank, place, float(now))
+            (shed if goes else admitted).add(rank)
+        assert max(shed) <= min(admitted)
 
 
 @given(MOMENTS)
-def test_by_share_no_lower_class_is_admitted_while_a_higher_one_is_shed(case: Moment) -> None:
-    """At one instant, after any history, in whichever order the two come."""
+def test_by_share_no_lower_class_is_admitted_while_a_higher_one_is_shed(
+    case: tuple[float, list[Crowd]],
+) -> None:
+    """At any instant, however many calls come at it, and in whichever order."""
     _check_moment(case)
 
 
 def _measure_at_once(
-    decides: LeastCriticalFirst, share: float, rank: int, place: float, now: float
+    decides: LeastCriticalFirst, share: float, rank: int, place: float, _now: float
 ) -> bool:
     """Measure the classes again with each call, also at one instant."""
     decides._counts[rank] += 1
-    decides._measure(now)
+    decides._measure()
+    return share > decides._left[rank] + place * decides._width[rank]
+
+
+def _measure_when_counted(
+    decides: LeastCriticalFirst, share: float, rank: int, place: float, now: float
+) -> bool:
+    """Measure them once at an instant, but in the middle of it."""
+    decides._counts[rank] += 1
+    decides._counted += 1
+    if decides._counted >= decides._enough and now > decides._seen:
+        decides._measure()
+        decides._seen = now
     return share > decides._left[rank] + place * decides._width[rank]
 
 
@@ -299,8 +309,9 @@ def _measure_at_once(
     [
         lambda _self, share, _rank, place, _now: place < share,
         _measure_at_once,
+        _measure_when_counted,
     ],
-    ids=["by chance alone", "measured with each call"],
+    ids=["by chance alone", "measured with each call", "measured in the middle of an instant"],
 )
 def test_without_its_order_a_share_takes_from_all_classes(
     broken: Any, monkeypatch: pytest.MonkeyPatch

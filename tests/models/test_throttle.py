@@ -198,6 +198,18 @@ def test_one_request_in_each_interval_may_not_be_rejected():
     assert model.may_reject(1000.0)
 
 
+def test_a_request_that_was_given_back_was_not_the_one_sent():
+    """The next one goes in its stead; with others sent lately, there is no need."""
+    model = ThrottleModel(120.0, 2.0, 10.0)
+    model.count(0.0)
+    model.give_back(model.count(10.0))
+    assert not model.may_reject(10.25)
+    model.count(10.5)
+    model.give_back(model.count(11.0))
+    assert model.may_reject(11.0)
+    assert not model.may_reject(20.5)
+
+
 def test_another_window_begins_empty():
     """A window of another size counts anew."""
     model = ThrottleModel(10.0, 2.0, None)

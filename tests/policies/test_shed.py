@@ -190,6 +190,18 @@ def test_chance_is_the_guards_own() -> None:
     assert run(1) == run(1) != run(2)
 
 
+def test_a_share_learns_which_classes_there_are() -> None:
+    """The first 16 calls are taken for a mix of all four classes; from then on the mix is known."""
+    with virtual_time() as clock:
+        guard = new_guard(Shed(by_fraction(0.5)), rng=Random(1))
+        admitted = []
+        for _ in range(116):
+            admitted.append(_admits(guard))
+            clock.advance(0.01)
+        assert all(admitted[:16])
+        assert 35 <= sum(admitted[16:]) <= 65
+
+
 def test_a_long_queue_sheds_newcomers() -> None:
     """`of=` a bulkhead: its queue's length, before it is full."""
 
@@ -245,6 +257,17 @@ def test_calls_that_end_badly_count_where_they_took_too_long() -> None:
 
         assert not run(0.1, KeyError)
         assert run(1.0, KeyError)
+
+
+@pytest.mark.parametrize("mode", ["off", "shadow"])
+def test_response_times_that_nobody_asks_for_are_not_kept(mode: Any) -> None:
+    """Off it notes none; where another rule decides before, at most a few thousand."""
+    shed = Shed(by_fraction(1.0), by_latency(0.5), mode=mode)
+    guard = new_guard(shed)
+    for _ in range(10_000):
+        guard.call(int)
+    (gate,) = shed.bindings
+    assert len(gate._times.samples) <= (0 if mode == "off" else 4096)  # type: ignore[attr-defined]
 
 
 def test_what_cannot_be_done_in_time_is_refused() -> None:

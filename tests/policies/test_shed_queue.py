@@ -356,14 +356,14 @@ def _forget_to_tell(slots: Slots) -> Any:
         now = slots.queue.oldest()[0].clock.now()
         if not slots.discipline.sheds(slots._longest_wait(now), now):
             break
-        slots.queue.pop_below(4)
+        slots.queue.pop_lowest()
     return slots.queue.pop()
 
 
 def _stop_after_shedding(slots: Slots) -> Any:
     now = slots.queue.oldest()[0].clock.now()
     if len(slots.queue) > 1 and slots.discipline and slots.discipline.sheds(9.0, now):
-        slots.queue.pop_below(4).turn_away("shed")
+        slots.queue.pop_lowest().turn_away("shed")
         return None
     return slots.queue.pop()
 

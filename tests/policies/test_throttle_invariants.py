@@ -72,7 +72,7 @@ def check_books(day: tuple[list[Visit], int]) -> None:
             if visit.cancel is not None:
                 loop.call_later(visit.cancel, task.cancel)
         await asyncio.gather(*tasks, return_exceptions=True)
-        return throttle.model.recent(loop.time())
+        return throttle._model.recent(loop.time())
 
     recent = run_virtual(main(), seed=seed)
     assert recent.requests == len(ends)
@@ -248,4 +248,4 @@ def test_threads_lose_no_count(monkeypatch, lock_free):
         thread.start()
     for thread in threads:
         thread.join()
-    assert throttle.model.recent(guard.clock.now()).requests == 16000
+    assert throttle._model.recent(guard.clock.now()).requests == 16000

@@ -85,8 +85,10 @@ class Report:
         self.patience = patience
 
     def goodput(self, since: float = 0.0) -> float:
-        """Return answers a second that came while the client still waited."""
-        return sum(map(self._good, self.answers_since(since))) / (self.seconds - since)
+        """Return answers a second that came within the run and while the client still waited."""
+        good = [answer for answer in self.answers_since(since) if self._good(answer)]
+        in_time = sum(answer.at + (answer.seconds or 0.0) <= self.seconds for answer in good)
+        return in_time / (self.seconds - since)
 
     def kept(self, *ranks: Criticality) -> float:
         """Return the share of requests of these classes that were answered in time."""

@@ -4,7 +4,7 @@ The server serves 100 calls a second, one after another, and is asked for 93. It
 ten seconds. Clients wait for one second and try up to three times more. Afterwards the server is as
 strong as before, and still nobody is served: it is busy with calls whose clients have given up, and
 these have been replaced by retries. What ends this is to retry only what successes pay for, and not
-to begin what is too late.
+to begin what is too late; neither is enough by itself.
 """
 
 from __future__ import annotations
@@ -143,3 +143,11 @@ def test_a_budget_alone_is_not_enough() -> None:
     """With so little to spare, the old calls in the queue keep every new one waiting too long."""
     shares = goodput(SEEDS[0], OUTAGE[1] + 65, budget=True, drops_expired=False)
     assert answered_at_all(shares) < 0.05
+
+
+def test_to_drop_what_is_too_late_alone_is_not_enough() -> None:
+    """What is served is served in time, but retries ask for more than twice what there is."""
+    shares = goodput(SEEDS[0], OUTAGE[1] + 30, budget=False, drops_expired=True)
+    assert mean(shares, 1, OUTAGE[0] - 1) > 0.95
+    late = mean(shares, OUTAGE[1] + 15, OUTAGE[1] + 30)
+    assert 0.2 < late < 0.6

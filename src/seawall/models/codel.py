@@ -31,6 +31,9 @@ LONG: Final = 2
 MEMORY: Final = 16
 """Intervals within which a queue that stands again is shed from as fast as before."""
 
+FLOOD: Final = 2
+"""Intervals for which nobody has to wait in a queue that stands: beyond them it does not drain."""
+
 ServiceTime = Callable[[float], float | None]
 """`service_time(now)`: how many seconds a call typically takes once it is served, if known."""
 
@@ -103,7 +106,12 @@ class Codel:
 
 
 class CodelState:
-    """Controlled delay by RFC 8289: when it sheds, and how often."""
+    """Controlled delay by RFC 8289: when it sheds, and how often; and a bound on the wait.
+
+    The bound is our own. The RFC's law adds a drop at a time, which is for senders that slow down
+    when they see one; clients that come whatever happens fill any queue long before it has caught
+    up.
+    """
 
     __slots__ = (
         "_bad_from",
@@ -127,7 +135,10 @@ class CodelState:
         return False
 
     def sheds(self, sojourn: float, now: float) -> bool:
-        """Shed one when the wait has been above target for an interval, then ever more often."""
+        """Shed one when the wait has been above target for an interval, then ever more often.
+
+        And by then at once whoever has waited for longer than two intervals.
+        """
         self._spans.stretch(now)
         if sojourn < self._spans.short:
             self.emptied(now)
@@ -143,7 +154,7 @@ class CodelState:
             self._count += 1
             self._drop_next += interval / sqrt(self._count)
         else:
-            return False
+            return sojourn > FLOOD * interval
         return True
 
     def _begin(self, now: float, interval: float) -> None:
@@ -163,9 +174,10 @@ class CodelState:
 def codel(target: float = TARGET, *, interval: float = INTERVAL, scale: float = 2.0) -> QueueShed:
     """Shed from a queue in which the wait stays above `target` for `interval` seconds.
 
-    First one, then ever more often until the wait is below `target` again (RFC 8289). Where the
-    median call takes longer, `target` is `scale` times the median and `interval` at least twice
-    `target`; until there is a median nobody is shed. `scale=0` keeps both as they are.
+    First one, then ever more often until the wait is below `target` again (RFC 8289), and at once
+    all who have waited for longer than two intervals by then. Where the median call takes longer,
+    `target` is `scale` times the median and `interval` at least twice `target`; until there is a
+    median nobody is shed. `scale=0` keeps both as they are.
     """
     return Codel(target, interval, scale)
 

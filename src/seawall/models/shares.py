@@ -34,7 +34,7 @@ class LeastCriticalFirst:
     counted from the left.
     """
 
-    __slots__ = ("_counted", "_counts", "_enough", "_left", "_moved", "_width")
+    __slots__ = ("_counted", "_counts", "_enough", "_left", "_seen", "_width")
 
     FIRST: Final = 16
     LONGEST: Final = 256
@@ -45,20 +45,22 @@ class LeastCriticalFirst:
         self._counts = [0.0] * CLASSES
         self._counted = 0
         self._enough = self.FIRST
-        self._moved = -inf
+        self._seen = -inf
         self._left = [rank / CLASSES for rank in range(CLASSES)]
         self._width = [1 / CLASSES] * CLASSES
 
     def sheds(self, share: float, rank: int, place: float, now: float) -> bool:
         """Tell whether a call of `rank` goes, being at `place` (0 to 1) among its equals."""
+        # Between two instants, never at one: what is decided there is decided by the same measure.
+        if now > self._seen:
+            if self._counted >= self._enough:
+                self._measure()
+            self._seen = now
         self._counts[rank] += 1
         self._counted += 1
-        # Not twice at one instant: what is decided there is decided by the same measure.
-        if self._counted >= self._enough and now > self._moved:
-            self._measure(now)
         return share > self._left[rank] + place * self._width[rank]
 
-    def _measure(self, now: float) -> None:
+    def _measure(self) -> None:
         counts = self._counts[:]
         total = sum(counts)
         width = [count / total for count in counts]
@@ -67,7 +69,6 @@ class LeastCriticalFirst:
         self._counts = [count / 2 for count in counts]
         self._counted = 0
         self._enough = min(2 * self._enough, self.LONGEST)
-        self._moved = now
 
 
 def place_of(key: object) -> float:
@@ -187,7 +188,11 @@ def by_chance(start: float = START, *, key: Callable[..., object] | None = None)
 
 
 def by_fraction(share: float, *, key: Callable[..., object] | None = None) -> ShedRule:
-    """Shed `share` of all calls whatever the load, the least critical first; `key` as elsewhere."""
+    """Shed `share` of all calls whatever the load, the least critical first; `key` as elsewhere.
+
+    Which classes there are it learns from the calls: of the first 16 it takes all four for equally
+    frequent, and a `share` up to a quarter for SHEDDABLE alone.
+    """
     return ByFraction(share, key)
 
 

@@ -216,7 +216,7 @@ def _length_of(of: Any) -> Callable[[], float]:
         (getattr(of, "pool", None), "queued"),  # an executor, a thread bulkhead
         (of, "depth"),  # a channel
     ):
-        if hasattr(part, attribute):
+        if hasattr(part, attribute) and not isinstance(part, type):
             return partial(getattr, part, attribute)
     # A policy and a guard can be called too: they are decorators.
     if not callable(of) or hasattr(of, "bind") or hasattr(of, "policies"):
@@ -261,9 +261,13 @@ def check_start(start: float) -> float:
 
 
 def _bar(name: str, bar: float) -> float:
-    if isinstance(bar, bool) or not isinstance(bar, (int, float)) or isnan(bar) or bar < 0:
-        raise ValueError(f"{name}={bar!r}: write a load such as 0.7, or inf for a tier never shed")
-    return float(bar)
+    advice = "write a load such as 0.7, or inf for a tier never shed"
+    try:
+        if isinstance(bar, bool) or not isinstance(bar, (int, float)) or isnan(bar) or bar < 0:
+            raise ValueError(f"{name}={bar!r}: {advice}")
+        return float(bar)
+    except OverflowError:
+        raise ValueError(f"{name}: too large; {advice}") from None
 
 
 def by_criticality(start: float = START) -> ShedRule:

@@ -36,7 +36,7 @@ class ThrottleModel(TimeWindow):
     change that; all else ends the calm.) One writer at a time, apart from that.
     """
 
-    __slots__ = ("_k", "_sent_at", "calm", "probe_every")
+    __slots__ = ("_k", "_sent_at", "_sent_before", "calm", "probe_every")
 
     def __init__(self, window: float, k: float, probe_every: float | None) -> None:
         """Begin with an empty window; `k` is the least that is asked with.
@@ -47,7 +47,7 @@ class ThrottleModel(TimeWindow):
         self._k = k
         self.calm = True
         self.probe_every = probe_every
-        self._sent_at = float("-inf")
+        self._sent_at = self._sent_before = float("-inf")
 
     def recent(self, now: float) -> Recent:
         """Return what the window holds at `now`."""
@@ -63,7 +63,7 @@ class ThrottleModel(TimeWindow):
     def count(self, now: float, *, sent: bool = True) -> Ticket:
         """Count a request; the answer is for `refused` or `give_back`, should it come to that."""
         if sent:
-            self._sent_at = now
+            self._sent_before, self._sent_at = self._sent_at, now
         if now >= self.bucket.end:
             self._turn(now)
         bucket = self.bucket
@@ -76,8 +76,12 @@ class ThrottleModel(TimeWindow):
         self.calm = False
 
     def give_back(self, ticket: Ticket) -> None:
-        """Forget that request: nobody knows what the server would have said."""
+        """Forget that request: nobody knows what the server would have said.
+
+        Nor is it the one that went through: should none have been sent lately, the next one is.
+        """
         ticket.calls -= 1
+        self._sent_at = self._sent_before
         self.calm = False
 
     def update(self, window: float | None, k: float, probe_every: float | None) -> None:

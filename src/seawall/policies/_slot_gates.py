@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from seawall import _checks as check
 from seawall.errors import DeadlineExceeded, Overloaded, Rejected
@@ -10,6 +10,9 @@ from seawall.models.codel import QueueShed
 from seawall.models.waiting import ORDERS, Order
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
 from seawall.runtime.slots import Refusal, Slots
+
+MOST: Final = 1_000_000
+"""The largest limit: each slot takes up some bytes, and beyond this it limits nothing anyway."""
 
 
 class SlotPolicy(GatePolicy):
@@ -26,6 +29,10 @@ class SlotPolicy(GatePolicy):
     ) -> None:
         """Have `limit` slots."""
         super().__init__(mode)
+        if limit > MOST:
+            raise ValueError(
+                f"limit={limit}: write {MOST} or less; for no limit at all leave the policy out"
+            )
         self.max_wait = check.seconds("max_wait", max_wait, zero=True, infinite=True)
         room = None if max_waiting is None else check.count("max_waiting", max_waiting)
         self.shed = _check_shed(shed, self.max_wait)
@@ -95,21 +102,22 @@ class SlotGate(GateBound):
 
     def turned_away(self, why: Refusal) -> object:
         """Refuse a call that waited in vain; where the limit is not enforced, let it in."""
+        self.refuse(self._error(why))
+        return self.beyond
+
+    def _error(self, why: Refusal) -> Rejected:
+        """Return the refusal; whoever raises it must not hold it, or its frame keeps it alive."""
         name = self.host.name
         if why == "deadline":
-            self.refuse(
-                DeadlineExceeded(f"guard {name!r}: the deadline passed while waiting for a slot")
-            )
-        elif why == "shed":
-            message = f"guard {name!r}: shed from a queue that does not drain"
-            error = Overloaded(message, retry_after=self.typical())
-            error.reason = "shed_by_queue_time"
-            self.refuse(error)
-        elif why == "no room":
-            self.refuse(self.full("and no room to wait"))
-        else:
-            self.refuse(self.full(f"waited {self.policy.max_wait:g} s"))
-        return self.beyond
+            return DeadlineExceeded(f"guard {name!r}: the deadline passed while waiting for a slot")
+        if why == "no room":
+            return self.full("and no room to wait")
+        if why == "too long":
+            return self.full(f"waited {self.policy.max_wait:g} s")
+        message = f"guard {name!r}: shed from a queue that does not drain"
+        error = Overloaded(message, retry_after=self.typical())
+        error.reason = "shed_by_queue_time"
+        return error
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return slots, use and waiting."""
@@ -125,7 +133,8 @@ class SlotGate(GateBound):
 def _check_shed(shed: QueueShed | None, max_wait: float) -> QueueShed | None:
     if shed is None:
         return None
-    if isinstance(shed, type) or not hasattr(shed, "start"):
+    # The rules of Shed begin by `start` too, but decide for one call, not for a queue.
+    if isinstance(shed, type) or not hasattr(shed, "start") or hasattr(shed, "takes_arguments"):
         raise TypeError(f"shed={shed!r}: write codel() or adaptive_lifo()")
     if not max_wait:
         raise ValueError(f"shed={shed!r}: only who waits can be shed; write max_wait=... too")

@@ -101,7 +101,7 @@ def _check(rules: object, load: Load | None) -> tuple[tuple[ShedRule, ...], Load
         if rule.needs_load and load is None:
             raise TypeError(
                 f"Shed({rule!r}): it needs a load; write load=..., a function that returns how much"
-                " of the limit is in use, such as lambda: bulkhead.in_flight / bulkhead.limit"
+                " of the limit is in use, such as seawall.signals.occupancy(bulkhead)"
             )
     if load is not None:
         check.function("load", load)
@@ -146,27 +146,27 @@ class _ShedGate(GateBound):
             return now
         for sheds, takes_arguments, number in self._rules:
             if sheds(now, *args, **kwargs) if takes_arguments else sheds(now):
-                self._refuse_by(number)
+                self.shed[number] += 1
+                self.refuse(self._error(self.policy.rules[number]))
                 break
         return now
 
-    def _refuse_by(self, number: int) -> None:
-        rule = self.policy.rules[number]
-        self.shed[number] += 1
+    def _error(self, rule: ShedRule) -> Rejected:
+        """Return the refusal; whoever raises it must not hold it, or its frame keeps it alive."""
         name = self.host.name
-        error: Rejected
         if isinstance(rule, ByDeadline):
-            error = DeadlineExceeded(f"guard {name!r}: the deadline leaves too little time")
-        else:
-            error = Overloaded(f"guard {name!r}: shed by {rule.name}")
-            error.reason = f"shed_by_{rule.name}"
-        self.refuse(error)
+            return DeadlineExceeded(f"guard {name!r}: the deadline leaves too little time")
+        error = Overloaded(f"guard {name!r}: shed by {rule.name}")
+        error.reason = f"shed_by_{rule.name}"
+        return error
 
     def _leave_timed(self, ticket: float, outcome: Outcome, detail: object, now: float) -> None:
         """Note how long the call took; without success, only if that was too long."""
+        if self.policy.mode == "off":
+            return
         elapsed = now - ticket
         if outcome is OK or elapsed > self._shortest_sla():
-            self._times.samples.append(elapsed)
+            self._times.add(elapsed)
 
     def _shortest_sla(self) -> float:
         return min(rule.sla for rule in self.policy.rules if isinstance(rule, ByLatency))

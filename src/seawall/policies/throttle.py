@@ -58,7 +58,7 @@ class Throttle(GatePolicy):
         self.k = _read_k(k)
         self.window = check.seconds("window", window)
         every = None if probe_every is None else check.seconds("probe_every", probe_every)
-        self.model = ThrottleModel(self.window, self._least_k, every)
+        self._model = ThrottleModel(self.window, self._least_k, every)
         self._mutex = Mutex()
         survives_fork(self)
 
@@ -71,13 +71,13 @@ class Throttle(GatePolicy):
     def _least_k(self) -> float:
         return self.k if isinstance(self.k, float) else min(K, *self.k.values())
 
-    def k_now(self) -> float:
+    def _k_now(self) -> float:
         """Return the k of the call that is being made."""
         if isinstance(self.k, float):
             return self.k
         return self.k.get(current_criticality(), K)
 
-    def refused(self, error: BaseException | None, value: Any) -> bool:
+    def _refused(self, error: BaseException | None, value: Any) -> bool:
         """Tell whether the server refused a call that ended so."""
         if error is not None:
             # A call that a timeout of ours ended sees a cancellation; it did run out of time.
@@ -93,7 +93,7 @@ class Throttle(GatePolicy):
 
     def _update(self, changes: dict[str, Any]) -> None:
         self._reject_unknown(changes, _SETTINGS)
-        every = self.model.probe_every
+        every = self._model.probe_every
         fresh = Throttle(
             k=changes.get("k", self.k),
             window=changes.get("window", self.window),
@@ -102,7 +102,7 @@ class Throttle(GatePolicy):
         )
         with self._mutex:
             window = None if fresh.window == self.window else fresh.window
-            self.model.update(window, fresh._least_k, fresh.model.probe_every)
+            self._model.update(window, fresh._least_k, fresh._model.probe_every)
             self.k, self.window, self.mode = fresh.k, fresh.window, fresh.mode
 
     def _after_fork(self) -> None:
@@ -117,11 +117,11 @@ class _ThrottleGate(GateBound):
 
     def __init__(self, policy: Throttle, host: Host) -> None:
         super().__init__(policy, host)
-        self._model = policy.model
+        self._model = policy._model
         tell = ("{leave}({ticket}, OK_, value_, end_)",) if policy._predicates else ()
         if LOCK_FREE:
             self.inline = Inline(
-                names={"model": policy.model},
+                names={"model": policy._model},
                 enter=(
                     "if {model}.calm and now_ < {model}.bucket.end:",
                     "    {ticket} = {model}.bucket",
@@ -154,7 +154,7 @@ class _ThrottleGate(GateBound):
 
     def _ask(self, now: float) -> Ticket:
         policy, model = self.policy, self._model
-        k = policy.k_now()
+        k = policy._k_now()
         with policy._mutex:
             requests, accepts = model.recent(now)
             share = reject_share(requests, accepts, k)
@@ -179,7 +179,7 @@ class _ThrottleGate(GateBound):
 
     def _refused(self, error: BaseException | None, value: Any) -> bool:
         try:
-            return self.policy.refused(error, value)
+            return self.policy._refused(error, value)
         except Exception:
             import logging
 
@@ -193,7 +193,7 @@ class _ThrottleGate(GateBound):
         """Return what the window holds, and the share that is rejected of it now."""
         with self.policy._mutex:
             requests, accepts = self._model.recent(now)
-        k = self.policy.k_now()
+        k = self.policy._k_now()
         return {
             **super().snapshot(now),
             "requests": requests,
@@ -206,6 +206,8 @@ class _ThrottleGate(GateBound):
 def _read_k(k: Any) -> float | dict[Criticality, float]:
     if not isinstance(k, Mapping):
         return check.at_least("k", k, 1.0)
+    if not k:
+        raise ValueError("k={}: write a number, or one for some class: {Criticality.CRITICAL: 3.0}")
     for level in k:
         if not isinstance(level, Criticality):
             raise TypeError(

@@ -5,7 +5,7 @@ So `lambda: 0.5` is one. Those made here remember their value for a moment, keep
 be read, and show themselves in a `snapshot()`.
 """
 
-from seawall.signals._policies import in_flight, queue_time, thread_queue
+from seawall.signals._policies import in_flight, occupancy, queue_time, thread_queue
 from seawall.signals._process import gc_pauses, loop_lag, process_cpu, process_memory
 from seawall.signals._signal import Signal, highest, latched, smoothed
 
@@ -16,6 +16,7 @@ __all__ = [
     "in_flight",
     "latched",
     "loop_lag",
+    "occupancy",
     "process_cpu",
     "process_memory",
     "queue_time",

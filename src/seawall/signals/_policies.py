@@ -15,11 +15,20 @@ def in_flight(target: Any) -> Signal:
     return Signal(f"in_flight({_name(target)})", share, every=0.0)
 
 
+def occupancy(target: Any) -> Signal:
+    """Return the share of places taken: slots, and the room to wait for one.
+
+    Of a bulkhead, pool or executor, or a guard's fullest. Where nobody may wait it is `in_flight`.
+    """
+    share = _worst_of(target, _share_of_places, "occupancy", "a Bulkhead, a pool, an executor")
+    return Signal(f"occupancy({_name(target)})", share, every=0.0)
+
+
 def queue_time(target: Any, limit: float = 0.1) -> Signal:
     """Return how long the longest waiting for a slot has waited; 1.0 is `limit` seconds.
 
-    In a bulkhead, a pool, or any of a guard's. Of all signals this is the first to tell that more
-    comes than can be done.
+    In a bulkhead, a pool, or any of a guard's. It tells how late things are: what it reads now was
+    caused when the longest waiting came. To shed by, `occupancy` is quicker.
     """
     wait = _worst_of(target, _longest_wait, "queue_time", "a Bulkhead, a pool")
     limit = check.seconds("limit", limit)
@@ -43,7 +52,7 @@ def thread_queue(target: Any, limit: int | None = None) -> Signal:
 
 def _worst_of(target: Any, reader: Callable[[Any], Load | None], made_by: str, wanted: str) -> Load:
     """Return what reads `target` itself, or the worst of the policies of a guard."""
-    parts = getattr(target, "policies", (target,))
+    parts = () if isinstance(target, type) else getattr(target, "policies", (target,))
     found = [read for part in parts if (read := reader(part)) is not None]
     if not found:
         raise TypeError(f"{made_by}({target!r}): pass {wanted}, or a guard that has one")
@@ -67,6 +76,20 @@ def _share_in_use(part: Any) -> Load | None:
     if not (hasattr(inside, used) and hasattr(inside, most)):
         return None
     return lambda: float(getattr(inside, used) / getattr(inside, most))
+
+
+def _share_of_places(part: Any) -> Load | None:
+    inside = _inside(part)
+    if hasattr(inside, "queued") and hasattr(inside, "queue"):
+        return lambda: (inside.in_use + inside.queued) / (inside.size + inside.queue)
+    if not (hasattr(inside, "waiting") and hasattr(inside, "queue")):
+        return None
+
+    def share() -> float:
+        room = inside.queue.limit if getattr(part, "max_wait", True) else 0
+        return float((inside.in_use + inside.waiting) / (inside.limit + room))
+
+    return share
 
 
 def _longest_wait(part: Any) -> Load | None:
