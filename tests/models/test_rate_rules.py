@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall.models import rate_buckets
-from seawall.models.rate_buckets import LeakyBucket, SettledBucket, TokenBucket
+from seawall.models.rate_accounts import SettledBucket
+from seawall.models.rate_buckets import Bucket, LeakyBucket, TokenBucket
 from seawall.models.rate_rule import Rule
 from seawall.models.rate_windows import FixedWindow, SlidingCounter, SlidingLog
 from seawall.models.rates import Rate
@@ -209,10 +209,10 @@ def _forgets_a_microsecond_early(self: Any, log: Any, now: float) -> None:
 
 ABLATIONS: dict[str, tuple[str, type, str, Any]] = {
     "debt is forgotten": ("token_bucket", TokenBucket, "take", _forgets_debt),
-    "amounts round down": ("token_bucket", rate_buckets._Bucket, "amount", _rounds_down),
+    "amounts round down": ("token_bucket", Bucket, "amount", _rounds_down),
     "any debt fits": ("token_bucket", TokenBucket, "wait", lambda *_: 0.0),
     "the pause is forgotten": ("leaky_bucket", LeakyBucket, "wait", lambda *_: 0.0),
-    "pauses round down": ("leaky_bucket", rate_buckets._Bucket, "amount", _rounds_down),
+    "pauses round down": ("leaky_bucket", Bucket, "amount", _rounds_down),
     "the window steps back": ("fixed_window", FixedWindow, "_current", _window_of_the_raw_clock),
     "the counter steps back": (
         "sliding_counter",
@@ -397,7 +397,7 @@ def test_large_numbers_stay_exact_or_are_refused() -> None:
         TokenBucket(Rate(1, 86_400_000_000), 10**6)
 
 
-@pytest.mark.parametrize("name", ["token_bucket", "settled_bucket", "leaky_bucket"])
+@pytest.mark.parametrize("name", ["token_bucket", "leaky_bucket"])
 def test_a_debt_means_as_many_units_under_another_rate(name: str) -> None:
     """Ten times the rate, a tenth of the wait."""
     slow, fast = RULES[name](Rate(1, 1000), 4), RULES[name](Rate(10, 1000), 4)
@@ -406,3 +406,123 @@ def test_a_debt_means_as_many_units_under_another_rate(name: str) -> None:
         state, _mark = slow.take(state, 0.0, 1)
     assert slow.rest(state, 0.0) == 4000
     assert fast.rest(fast.adopt(state, slow, 0.0), 0.0) == 400
+
+
+# Behind others
+
+
+class Line(NamedTuple):
+    """A history in which some took more than there was, and then those who wait in line."""
+
+    history: History
+    over: int
+    costs: list[int]
+
+
+LINES = st.builds(
+    Line,
+    history=HISTORIES.map(_forwards),
+    over=st.sampled_from([0, 0, 1, 5, 30]),
+    costs=st.lists(st.integers(1, 3), min_size=1, max_size=20),
+)
+
+
+def turn(line: Line, name: str) -> tuple[float, float]:
+    """Return what the last in line is told to wait at least, and how long it really takes."""
+    rule = RULES[name](line.history.rate, line.history.burst)
+    most = rule.capacity or max(line.costs)
+    costs = [min(cost, most) for cost in line.costs]
+    now = line.history.start
+    state = rule.fresh(float(now))
+    for step in line.history.steps:
+        now += step.gap
+        state = rule.decide(state, float(now), step.cost).state
+    if line.over:  # an estimate was too low
+        state, _mark = rule.take(state, float(now), line.over)
+    told = rule.wait(state, float(now), costs[-1], sum(costs[:-1]))
+    at = float(now)
+    for cost in costs:
+        wait = rule.wait(state, at, cost)
+        assert wait is not None
+        at += wait
+        state, _mark = rule.take(state, at, cost)
+    assert told is not None
+    return told, at - now
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_last_in_line_waits_at_least_as_long_as_it_is_told(name: str) -> None:
+    """So nobody is sent away who would have had a turn in time."""
+
+    @given(LINES)
+    @settings(max_examples=200)
+    def check(line: Line) -> None:
+        told, real = turn(line, name)
+        assert told <= real
+
+    check()
+
+
+def told_exactly(line: Line, name: str) -> None:
+    """Compare for calls that cost one each."""
+    told, real = turn(line._replace(costs=[1] * len(line.costs)), name)
+    assert told == real
+
+
+@pytest.mark.parametrize("name", ["fixed_window", "sliding_log"])
+def test_among_calls_that_cost_one_it_is_told_exactly(name: str) -> None:
+    """So nobody waits in vain, however long the line is, also after an overshoot."""
+
+    @given(LINES)
+    @settings(max_examples=200)
+    def check(line: Line) -> None:
+        told_exactly(line, name)
+
+    check()
+
+
+def _as_if_for_one_window(self: Any, state: Any, now: float, cost: int, ahead: int = 0) -> Any:
+    if not ahead:
+        return WAIT(self, state, now, cost)
+    return WAIT(self, state, now, min(self.rate.limit, ahead + cost))
+
+
+WAIT = SlidingLog.wait
+
+
+def test_a_log_that_looks_ahead_by_one_window_only_would_be_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then the last of a long line waits in vain."""
+    monkeypatch.setattr(SlidingLog, "wait", _as_if_for_one_window)
+    assert falsified(lambda line: told_exactly(line, "sliding_log"), LINES)
+
+
+def test_what_was_too_much_in_a_window_is_no_matter_of_the_next() -> None:
+    """Whoever comes at the next boundary is admitted, and was told so."""
+    rule = FixedWindow(Rate(10, 100))
+    state, _mark = rule.take(rule.fresh(0.0), 0.0, 45)
+    assert rule.wait(state, 0.0, 1) == 100
+    assert rule.wait(state, 100.0, 1) == 0
+
+
+def test_what_is_given_back_is_looked_for_from_the_newest() -> None:
+    """In a log of a thousand takings the latest is found at once, and the oldest too."""
+    rule = SlidingLog(Rate(10_000, 10_000))
+    state = rule.fresh(0.0)
+    for now in range(1000):
+        state, mark = rule.take(state, float(now), 2)
+    state = rule.give_back(state, 999.0, 2, 0, mark)
+    state = rule.give_back(state, 999.0, 2, 1, 0.0)
+    assert state.used == 1997
+    assert (state.takings[0], state.takings[-1]) == ((0.0, 1), (998.0, 2))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_largest_amount_is_counted_exactly(name: str) -> None:
+    """One more of a bucket would not be."""
+    rule = RULES[name](Rate(7, 1_000_000), 3)
+    state, _mark = rule.take(rule.fresh(0.0), 0.0, rule.most)
+    assert 0 < rule.rest(state, 0.0) < 2**53
+    if name in ("token_bucket", "settled_bucket", "leaky_bucket"):
+        assert -(-(rule.most + 1) * 1_000_000 // 7) >= 2**53

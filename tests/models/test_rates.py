@@ -37,7 +37,21 @@ def test_rates_read_as_people_write_them(text: str, limit: int, seconds: float) 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "60", "60/", "/s", "s/60", "-1/s", "60/fortnight", "60//s", "10m/day", "1e3/s", "60/s/s"],
+    [
+        "",
+        "60",
+        "60/",
+        "\u0663/s",
+        "1/\u0662s",
+        "/s",
+        "s/60",
+        "-1/s",
+        "60/fortnight",
+        "60//s",
+        "10m/day",
+        "1e3/s",
+        "60/s/s",
+    ],
 )
 def test_what_is_no_rate_is_refused_with_an_example(text: str) -> None:
     """The message shows what to write."""
@@ -45,13 +59,19 @@ def test_what_is_no_rate_is_refused_with_an_example(text: str) -> None:
         Rate.parse(text)
 
 
-@pytest.mark.parametrize("text", ["0/s", "0.5/s", "1/0s", "1.0005k/1ms", "9999999999M/s"])
+@pytest.mark.parametrize("text", ["0/s", "0.5/s", "1/0s", "1.00055k/ms", "9999999999M/s"])
 def test_numbers_must_be_whole_and_countable(text: str) -> None:
     """Half a call in a second is one in two."""
-    if text == "1.0005k/1ms":
-        text = "1.00055k/ms"
     with pytest.raises(ValueError, match="'1/2s'"):
         Rate.parse(text)
+
+
+@pytest.mark.parametrize("text", ["1" * 65_536, b"x" * 65_536, "1/" + "s" * 65_536])
+def test_a_long_mistake_is_not_repeated_whole(text: object) -> None:
+    """The message shows its beginning."""
+    with pytest.raises((TypeError, ValueError), match=r"^rate .{50,60}\.\.\.: write") as caught:
+        Rate.parse(text)
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize("value", [60, None, 1.5, b"60/s"])

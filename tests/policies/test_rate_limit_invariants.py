@@ -27,7 +27,8 @@ from seawall.models.rate_buckets import TokenBucket
 from seawall.models.rates import whole_microseconds
 from seawall.policies import rate_limit
 from seawall.policies._rate_gates import RateGate
-from seawall.policies._rate_meters import Meter, Meters
+from seawall.policies._rate_lock import Meters
+from seawall.policies._rate_meters import Meter
 from seawall.policies._rate_waiting import RateWaiter
 from seawall.testing import run_virtual, virtual_time
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
@@ -157,7 +158,7 @@ class Office:
         now = whole_microseconds(asyncio.get_running_loop().time())
         with meters:
             for lane in [lane for meter in meters.all for lane in meter.lanes.values()]:
-                first = lane.waiters[0]
+                first = lane.first
                 if meters.look(first._charges, now, first) is None:
                     self.broken.append("a lost wake-up: somebody waits who could go")
 
@@ -379,7 +380,8 @@ def test_nobody_overtakes(queue: Queue) -> None:
 
 
 def _alone(self: Meter, charge: Any, now: float, _waiter: Any) -> Any:
-    return self.rule.wait(self.read(charge.place, now), now, charge.cost)
+    rule, state = self.at(charge.place, now)
+    return rule.wait(state, now, charge.cost)
 
 
 def test_without_lanes_somebody_overtakes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,7 +602,7 @@ def test_a_waiter_dropped_inside_the_section_leaves_at_its_end() -> None:
         await let_pass(0.1)
         (lane,) = limit._meters.all[0].lanes.values()
         with limit._meters:
-            lane.waiters[0].abandon()
+            lane.first.abandon()
             assert limit.waiting == 1
         assert limit.waiting == 0
         waiting.cancel()
@@ -641,7 +643,7 @@ def test_a_waiter_whose_loop_is_closed_holds_nobody_up() -> None:
             __slots__ = ()
 
         gate: Any = guard.bounds[0]
-        gone = Gone(gate, limit._charges((), {}, None), clock.now())
+        gone = Gone(gate, limit._charges((), {}), clock.now())
         gone.publish(lambda: False)
         assert limit.waiting == 1
         with limit._meters:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import sys
+import threading
 import tracemalloc
+from collections.abc import Iterator
+from contextvars import ContextVar
+from enum import StrEnum
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -14,12 +20,13 @@ from hypothesis import strategies as st
 from seawall import RateLimit, RateLimited
 from seawall.clock import VirtualClock
 from seawall.policies import _rate_meters
+from seawall.policies._rate_lock import Meters
 from seawall.policies._rate_meters import SHARED, Meter
-from seawall.testing import virtual_time
-from tests.support import falsified, new_guard, quarters
+from seawall.testing import run_virtual, virtual_time
+from tests.support import falsified, let_pass, new_guard, quarters
 
 
-def bytes_a_key(keys: int) -> float:
+def bytes_a_key(keys: int, kind: Any = str) -> float:
     """Return what so many live keys of 16 characters take, each, the key itself included."""
     with virtual_time():
         limit = RateLimit("10/day", key=lambda key: key, max_keys=keys)
@@ -31,7 +38,7 @@ def bytes_a_key(keys: int) -> float:
     try:
         before, _peak = tracemalloc.get_traced_memory()
         for number in range(keys - 1):
-            gate.enter(1.0, f"key-{number:012d}")
+            gate.enter(1.0, f"key-{number:012d}" if kind is str else kind(10**9 + number))
         gc.collect()
         after, _peak = tracemalloc.get_traced_memory()
     finally:
@@ -43,6 +50,11 @@ def bytes_a_key(keys: int) -> float:
 def test_a_hundred_thousand_live_keys_take_at_most_200_bytes_each() -> None:
     """A token bucket is one number; the key itself is included."""
     assert bytes_a_key(100_000) <= 200
+
+
+def test_a_key_that_is_no_text_takes_at_most_400_bytes() -> None:
+    """It is kept apart from the texts, which costs a little more."""
+    assert bytes_a_key(20_000, int) <= 400
 
 
 @pytest.mark.slow
@@ -130,19 +142,21 @@ class Crowd(NamedTuple):
 
     calls: list[tuple[float, int]]
     algorithm: str
+    kind: type
 
 
 CROWDS = st.builds(
     Crowd,
     calls=st.lists(st.tuples(quarters(6), st.integers(0, 5)), max_size=60),
     algorithm=st.sampled_from(["token_bucket", "sliding_log"]),
+    kind=st.sampled_from([int, str]),
 )
 
 
 def check_crowd(crowd: Crowd) -> None:
     """Check the bound of each key, whether it is kept by itself or shared, in turns."""
     clock = VirtualClock(100.0)
-    limit = RateLimit("2/s", algorithm=crowd.algorithm, key=lambda key: key, max_keys=2)
+    limit = RateLimit("2/s", algorithm=crowd.algorithm, key=crowd.kind, max_keys=2)
     guard = new_guard(limit, clock=clock)
     went: dict[int, list[float]] = {}
     for gap, key in crowd.calls:
@@ -234,3 +248,207 @@ def test_waiters_of_one_key_keep_its_state() -> None:
         with limit._meters:
             meter._sweep(16, 10**9)
         assert not meter.states
+
+
+# Those who share, and wait
+
+
+class Wave(NamedTuple):
+    """When somebody comes, and with which key."""
+
+    at: float
+    key: int
+
+
+WAVES = st.lists(st.builds(Wave, at=quarters(24), key=st.integers(0, 4)), max_size=30) | st.just(
+    # No room at first, and later there is: for those who came first, and for those who come then.
+    [Wave(0.0, 0), Wave(0.0, 1), *[Wave(0.0, 2)] * 8, *[Wave(3.25, 2)] * 8]
+)
+
+
+def check_waves(waves: list[Wave]) -> None:
+    """Let all wait for their turn, under a limit of their own and one for all."""
+    went: dict[str, list[float]] = {}
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        limit = RateLimit("1/s", key=lambda key: key, max_keys=2, max_wait=float("inf"))
+        guard = new_guard(limit)
+
+        async def come(wave: Wave) -> None:
+            await let_pass(wave.at)
+            await guard.acall(note, f"key {wave.key}")
+
+        async def note(key: str) -> None:
+            went.setdefault(key, []).append(loop.time())
+
+        await asyncio.gather(*[come(wave) for wave in waves])
+        assert limit.waiting == 0
+        guard.close()
+
+    run_virtual(main())
+    assert sum(map(len, went.values())) == len(waves)
+    for times in went.values():
+        for first, begin in enumerate(times):
+            for number, end in enumerate(times[first:], 1):
+                assert number <= 1 + Fraction(end) - Fraction(begin) + Fraction(1, 1000)
+
+
+@given(WAVES)
+@settings(max_examples=100)
+def test_the_bound_holds_for_each_key_that_waits_where_others_do(waves: list[Wave]) -> None:
+    """A key whose calls wait in a shared place has no second bucket when it finds room."""
+    check_waves(waves)
+
+
+def _wherever_there_is_room(self: Meter, key: Any, now: float) -> Any:
+    if self._holds(key) or self._has_room(now):
+        return key
+    self._shared = self._shared or [_rate_meters._Stripe() for _ in range(SHARED)]
+    return self._shared[hash(key) % SHARED]
+
+
+def test_a_key_with_two_places_to_wait_gets_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not look who waits where, and the bound of a key is broken."""
+    monkeypatch.setattr(Meter, "place", _wherever_there_is_room)
+    assert falsified(check_waves, WAVES)
+
+
+# What keys are made of
+
+
+class Odd:
+    """A key that meets a text in the map, and compares itself slowly, by code of the user."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __eq__(self, other: object) -> bool:
+        return sum(range(50)) < 0
+
+
+@pytest.fixture
+def _hasty() -> Iterator[None]:
+    """Let threads take turns as often as possible."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_a_key_of_another_kind_does_not_meet_a_text() -> None:
+    """Or its comparison would run in the middle of the success path, and takings were lost."""
+    with virtual_time():
+        limit = RateLimit("2000/day", key=lambda key: key)
+        guarded = new_guard(limit)(lambda _: 1)
+        guarded(Odd("a"))  # first in the map, where a lookup of the text would meet it
+    start = threading.Barrier(8)
+    went = []
+
+    def work() -> None:
+        start.wait(30)
+        own = 0
+        for _ in range(500):
+            try:
+                own += guarded("a")
+            except RateLimited:
+                pass
+        went.append(own)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sum(went) == 2000
+    assert all(type(place) is not Odd for place in limit._meters.all[0].states)
+
+
+class Nosy:
+    """A key whose comparison calls the guard itself."""
+
+    inside = False
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    def __hash__(self) -> int:
+        return 7
+
+    def __eq__(self, other: object) -> bool:
+        if not Nosy.inside:
+            Nosy.inside = True
+            try:
+                self.call(Nosy(self.call))
+            finally:
+                Nosy.inside = False
+        return isinstance(other, Nosy)
+
+
+def test_a_comparison_that_calls_the_guard_loses_nothing() -> None:
+    """Code of the user runs before anything is read, and not between reading and writing."""
+    with virtual_time():
+        guard = new_guard(RateLimit("10/day", key=lambda key: key))
+        went = []
+
+        def call(key: Nosy) -> None:
+            if guard.attempt(lambda _: None, key).ok:
+                went.append(key)
+
+        for _ in range(60):
+            call(Nosy(call))
+        assert len(went) == 10
+
+
+def test_a_section_within_a_section_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The success path stays shut until the outermost is over."""
+    limit = RateLimit("10/day")
+    (meter,) = limit._meters.all
+    seen = []
+    for _ in range(2):
+        with limit._meters:
+            with limit._meters:
+                pass
+            seen.append(meter.slack)
+        assert meter.slack > 0
+        # Without counting how deep it is, it would be open.
+        monkeypatch.setattr(Meters, "__exit__", _opens_always)
+    assert seen[0] == _rate_meters.SHUT
+    assert seen[1] > 0
+
+
+def _opens_always(self: Meters, *exc: object) -> None:
+    self._depth -= 1
+    for meter in self.all:
+        meter.reopen()
+    self._mutex.__exit__(*exc)
+
+
+class Tier(StrEnum):
+    """Text by another name."""
+
+    FREE = "free"
+
+
+def test_text_by_another_name_is_that_text() -> None:
+    """An enumeration of texts counts with the texts it is equal to."""
+    with virtual_time():
+        limit = RateLimit("2/s", key=lambda key: key)
+        assert tries(limit, VirtualClock(), Tier.FREE, 1) == 1
+        assert tries(limit, VirtualClock(), "free") == 1
+        assert list(limit._meters.all[0].states) == ["free"]
+
+
+def test_a_context_variable_is_asked_without_arguments() -> None:
+    """Its `get` takes a default, and the call's first argument is none."""
+    user: ContextVar[str] = ContextVar("user")
+    with virtual_time():
+        guard = new_guard(RateLimit("1/min", key=user.get))
+        with pytest.raises(LookupError):
+            guard.call(lambda _: 1, "question")
+        user.set("ann")
+        assert [guard.attempt(lambda _: 1, q).ok for q in "abc"] == [True, False, False]

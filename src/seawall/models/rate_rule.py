@@ -32,6 +32,9 @@ class Rule(Generic[S]):
     capacity: int | None
     """The most that one call may cost, ever; None where any cost is only a matter of time."""
 
+    most: int = EXACT - 1
+    """The largest amount that is counted exactly."""
+
     def __init__(self, rate: Rate) -> None:
         """Admit `rate.limit` in each `rate.period`."""
         self.rate = rate
@@ -54,7 +57,8 @@ class Rule(Generic[S]):
     def give_back(self, state: S, now: float, taken: int, used: int, mark: float) -> S:
         """Return the state as if `used`, not `taken`, had been taken at `mark`; never more lenient.
 
-        `used` is at most `taken`, and 0 if all is given back.
+        `used` is at most `taken`, and 0 if all is given back. `now` is no earlier than the latest
+        taking: who keeps the states sees to it, where a clock may step back.
         """
         raise NotImplementedError
 

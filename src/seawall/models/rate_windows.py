@@ -36,8 +36,9 @@ class FixedWindow(Rule[tuple[float, int]]):
         if cost > limit:
             return None
         begin, used = self._current(state, now)
-        # What is ahead fills so many windows at least before there is room for this.
-        windows = -(-(used + ahead + cost - limit) // limit)
+        # What is ahead fills so many windows at least before there is room for this; what is too
+        # much in this one is no matter of the next.
+        windows = -(-(min(used, limit) + ahead + cost - limit) // limit)
         if windows <= 0:
             return 0.0
         return begin + windows * self.rate.period - now
@@ -104,14 +105,21 @@ class SlidingCounter(Rule[Counts]):
         if cost > limit:
             return None
         begin, used, before = self._current(state, now)
-        cost = min(limit, ahead + cost)
-        elapsed = max(0.0, now - begin)
-        if before * (period - elapsed) + (used + cost) * period <= limit * period:
-            return 0.0
-        if used + cost <= limit:
-            return begin + period - (limit - used - cost) * period // before - now
-        # Not in this window: in the next one, this one is the one before.
-        return begin + 2 * period - (limit - cost) * period // used - now
+        total = ahead + cost
+        if used + total <= limit:
+            elapsed = max(0.0, now - begin)
+            if before * (period - elapsed) + (used + total) * period <= limit * period:
+                return 0.0
+            return begin + period - (limit - used - total) * period // before - now
+        # Not in this window. However those ahead spread over it and the next ones, no window takes
+        # more than the limit, and the fuller the one before, the less is left for the last.
+        windows = -(-(min(used, limit) + total - limit) // limit)
+        if windows == 1:
+            here = max(0, min(ahead, limit - used))
+            last, full = total - here, used + here
+        else:
+            last, full = min(used, limit) + total - windows * limit, limit
+        return begin + (windows + 1) * period - (limit - last) * period // full - now
 
     def take(self, state: Counts, now: float, cost: int) -> tuple[Counts, float]:
         """Count in the current window."""
@@ -179,14 +187,17 @@ class SlidingLog(Rule[Log]):
         if cost > limit:
             return None
         self._forget(state, now)
-        missing = state.used + min(limit, ahead + cost) - limit
+        # Of all that is to be taken, each is a period after the one that is `limit` before it.
+        rounds, rest = divmod(ahead + cost - 1, limit)
+        later = float(rounds * self.rate.period)
+        missing = state.used + rest + 1 - limit
         for at, taken in state.takings:
             if missing <= 0:
                 break
             missing -= taken
             if missing <= 0:
-                return at + self.rate.period - now
-        return 0.0
+                return at + self.rate.period - now + later
+        return later
 
     def take(self, state: Log, now: float, cost: int) -> tuple[Log, float]:
         """Remember it. Takings of one microsecond are one, with the sum of their costs."""
@@ -199,13 +210,15 @@ class SlidingLog(Rule[Log]):
 
     def give_back(self, state: Log, now: float, taken: int, used: int, mark: float) -> Log:
         """Remember less of it, if it is still remembered."""
-        for place, (at, cost) in enumerate(state.takings):
-            if at == mark:
-                state.used -= taken - used
-                if cost > taken - used:
-                    state.takings[place] = at, cost - taken + used
-                else:
-                    del state.takings[place]
+        for place in reversed(range(len(state.takings))):  # it is among the latest, mostly
+            at, cost = state.takings[place]
+            if at <= mark:
+                if at == mark:
+                    state.used -= taken - used
+                    if cost > taken - used:
+                        state.takings[place] = at, cost - taken + used
+                    else:
+                        del state.takings[place]
                 break
         return state
 

@@ -30,8 +30,9 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "w": ("w", "week", "weeks"),
 }
 _LENGTHS: Final = {name: _UNITS[unit] for unit, names in _NAMES.items() for name in names}
+_SHOWN: Final = 60
 _TIMES: Final[dict[str, int]] = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000}
-_NUMBER: Final = r"(\d[\d_]{0,30}(?:\.\d{1,9})?)"
+_NUMBER: Final = r"([0-9][0-9_]{0,30}(?:\.[0-9]{1,9})?)"
 _SPEC: Final = re.compile(
     rf"\s{{0,9}}{_NUMBER} ?([kKM]?)(?: ?/ ?| per )(?:{_NUMBER} ?)?([A-Za-z]{{1,12}})\s{{0,9}}"
 )
@@ -58,16 +59,22 @@ class Rate(NamedTuple):
         k is a thousand and M a million; units are ms, s, min, h, day and week, also written out.
         """
         if not isinstance(text, str):
-            raise TypeError(f"rate {text!r}: write text, such as '60/s' or '1000/min'")
+            raise TypeError(f"rate {_shown(text)}: write text, such as '60/s' or '1000/min'")
         match = _SPEC.fullmatch(text)
         length = _LENGTHS.get(match[4].lower()) if match else None
         if match is None or length is None:
             raise ValueError(
-                f"rate {text!r}: write a number, a slash and a unit of time (ms, s, min, h, day,"
-                " week), such as '60/s', '10k/day' or '100/15min'"
+                f"rate {_shown(text)}: write a number, a slash and a unit of time (ms, s, min, h,"
+                " day, week), such as '60/s', '10k/day' or '100/15min'"
             )
         limit = _scaled(text, match[1], _TIMES[match[2]])
         return cls(limit, _scaled(text, match[3] or "1", length))
+
+
+def _shown(value: object) -> str:
+    """Return `value` for a message, cut if it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _scaled(text: str, number: str, by: int) -> int:
@@ -77,7 +84,7 @@ def _scaled(text: str, number: str, by: int) -> int:
     value, rest = divmod(int(digits + decimals) * by, one)
     if rest or not 1 <= value < EXACT:
         raise ValueError(
-            f"rate {text!r}: write whole numbers of at least 1, such as '1/2s' for one in two"
+            f"rate {_shown(text)}: write whole numbers of at least 1, such as '1/2s' for one in two"
             " seconds"
         )
     return value

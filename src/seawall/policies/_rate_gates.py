@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from seawall.errors import DeadlineExceeded, RateLimited
 from seawall.models.rates import ROUND, whole_microseconds
-from seawall.policies._rate_meters import Blocked, Charge, Meter
+from seawall.policies._rate_lock import Blocked
+from seawall.policies._rate_meters import Charge, Meter
 from seawall.policies._rate_reservation import Reservation
 from seawall.policies._rate_settings import Key
 from seawall.policies._rate_waiting import RateWaiter
@@ -27,7 +28,7 @@ class RateGate(GateBound):
 
     def __init__(self, policy: RateLimit, host: Host) -> None:
         super().__init__(policy, host)
-        self.takes_arguments = any(limit.wants_arguments for limit in policy.limits)
+        self.takes_arguments = any(limit._wants_arguments for limit in policy.limits)
         self._settles = any(limit.settle is not None for limit in policy.limits)
         meters = policy._meters.all
         if LOCK_FREE and all(meter.plain and meter.limit.key is None for meter in meters):
@@ -35,7 +36,7 @@ class RateGate(GateBound):
 
     def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
         """Take what the call costs, refuse it, or let it wait."""
-        return self.ask(self.policy._charges(args, kwargs, None), now)
+        return self.ask(self.policy._charges(args, kwargs), now)
 
     def ask(self, charges: Sequence[Charge], now: float) -> object:
         """Do the same for charges, under the lock."""
@@ -53,20 +54,30 @@ class RateGate(GateBound):
             error = waiter.hopeless(blocked, now)
             if error is None:
                 raise Wait(waiter)
-            self.refuse(error)
+            try:
+                self.refuse(error)
+            finally:
+                del error  # or its own frame would keep it alive
         else:
             self.refuse(self.over(blocked, now))
         return None
 
     def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Give back what was not used, settle what is known now; a call that was sent keeps it."""
+        """Give back what was not used, settle what is known now; a call that was sent keeps it.
+
+        A bucket that is one number gives back only what it cannot have refilled meanwhile: nothing
+        for a call that waited further in for longer than its cost takes to refill.
+        """
         if outcome is UNUSED:
             if isinstance(ticket, float):
                 ticket = self._quick(((meter, None) for meter in self.policy._meters.all), ticket)
             if ticket is not None:
                 ticket.cancel()
-        elif self._settles and outcome is OK and detail is not STREAMED and ticket is not None:
-            ticket._settle_by(detail, self.host.name)
+        elif self._settles and ticket is not None:
+            if outcome is OK and detail is not STREAMED:
+                ticket._settle_by(detail, self.host.name)
+            else:
+                ticket._keep()
 
     def ticket(self, charges: Sequence[Charge]) -> Reservation:
         """Return the ticket of a call that has taken `charges`."""
@@ -76,10 +87,11 @@ class RateGate(GateBound):
         """Return what the success path took, at `mark`."""
         charges = []
         for meter, place in places:
-            charge = Charge(meter, place, meter.limit.cost_of((), {}), estimated=False)
-            charge.placed = True
+            charge = Charge(meter, place, meter.limit._cost_of((), {}), estimated=False)
             charge.mark = mark
-            charge.kind = type(meter.rule) if meter.plain else None
+            # In this order: `update` changes `since` first, so by a rule of now it was taken now.
+            rule = meter.rule
+            charge.rule = rule if mark > meter.since else None
             charges.append(charge)
         return self.ticket(charges)
 
@@ -104,10 +116,16 @@ class RateGate(GateBound):
                 shown: dict[str, Any] = {"limit": meter.limit.text}
                 limits[meter.limit.name] = shown
                 if meter.limit.key is None:
-                    shown["left"] = meter.rule.left(meter.read(None, us), us)
+                    rule, state = meter.at(None, us)
+                    shown["left"] = rule.left(state, us)
                 else:
                     shown["keys"] = meter.keys
-        return {**super().snapshot(now), "waiting": meters.waiting, "limits": limits}
+        return {
+            **super().snapshot(now),
+            "reserve_rejected": self.policy._reserve_rejected,
+            "waiting": meters.waiting,
+            "limits": limits,
+        }
 
 
 class KeyedRateGate(RateGate):
@@ -117,7 +135,7 @@ class KeyedRateGate(RateGate):
         super().__init__(policy, host)
         self._meter = meter
         self._states = meter.states
-        self._key: Key = meter.limit.ask_key or (lambda: None)
+        self._key: Key = meter.limit._ask_key or (lambda: None)
         names = {"key": self._key, "meter": meter, "states": meter.states, "slowly": self._slowly}
         arguments = "{arguments}" if self.takes_arguments else ""
         self.inline = Inline(
@@ -165,8 +183,8 @@ class KeyedRateGate(RateGate):
     def _slowly(self, key: Hashable, now: float) -> object:
         """Do the same under the lock."""
         limit = self._meter.limit
-        limit.check_key(key)
-        return self.ask([Charge(self._meter, key, limit.cost_of((), {}), estimated=False)], now)
+        key = limit._check_key(key)
+        return self.ask([Charge(self._meter, key, limit._cost_of((), {}), estimated=False)], now)
 
     def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
         """Give back what was not used."""

@@ -1,20 +1,24 @@
-"""The counting behind a rate limit: a state for each key, who waits for which, and one lock.
+"""The counting behind one limit: a state for each key, and who waits for which.
 
 The lock-free success path of `RateLimit` changes states without the lock, in steps that nothing can
-interrupt (see `seawall.runtime.gil`). So whoever holds the lock first shuts that path, by a slack
-that nothing fits, and opens it again at the end.
+interrupt (see `seawall.runtime.gil`). So whoever holds the lock (see `_rate_lock`) first shuts that
+path, by a slack that nothing fits, and opens it again at the end.
+
+Three things keep that path sound. What it looks up is text among texts, so no comparison runs code
+of the user: other keys are found once, before anything is read, and stand for themselves as an
+`_Other`. What it finds is one number: a bucket with open estimates is kept elsewhere, as an
+`Account`, until they are settled. And it is open only outside of the lock.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, Final
 
-from seawall.models.rate_buckets import Account, LeakyBucket, SettledBucket, TokenBucket
+from seawall.models.rate_accounts import Account, SettledBucket
+from seawall.models.rate_buckets import LeakyBucket, TokenBucket
 from seawall.models.rate_rule import Rule
-from seawall.runtime.mutex import Mutex, survives_fork
 
 if TYPE_CHECKING:
     from seawall.policies._rate_settings import Limit
@@ -37,22 +41,36 @@ class _Stripe:
     __slots__ = ()
 
 
+class _Other:
+    """Where the state of a key is kept that is no text, and so may be compared by any code."""
+
+    __slots__ = ("key", "stripe")
+
+    def __init__(self, key: Hashable, stripe: _Stripe | None) -> None:
+        self.key = key
+        self.stripe = stripe
+
+
 class Charge:
     """What one call takes, or has taken, from one limit."""
 
-    __slots__ = ("cost", "estimated", "kind", "mark", "meter", "place", "placed")
+    __slots__ = ("account", "beside", "cost", "estimated", "key", "mark", "meter", "place", "rule")
 
     def __init__(self, meter: Meter, key: Hashable, cost: int, *, estimated: bool) -> None:
         """Want `cost` of what `key` may have; `estimated` if the actual cost is told later."""
         self.meter = meter
+        self.key = key
         self.place = key
-        self.placed = meter.limit.key is None
-        """Whether `place` is where the state is kept; before, it is the key itself."""
+        """Where the state is kept, as of the last look."""
         self.cost = cost
         self.estimated = estimated
         self.mark = 0.0
-        self.kind: type[Rule[Any]] | None = None
+        self.rule: Rule[Any] | None = None
         """The rule by which it was taken; None while it is not."""
+        self.account: Account | None = None
+        """Where it is an open estimate."""
+        self.beside: tuple[Account, int] | None = None
+        """Beside whose open estimates it was taken, being none, and how many takings after."""
 
 
 class Lane:
@@ -61,9 +79,38 @@ class Lane:
     __slots__ = ("total", "waiters")
 
     def __init__(self) -> None:
-        self.waiters: deque[RateWaiter] = deque()
+        # Whoever leaves from the middle costs no more than who is served.
+        self.waiters: OrderedDict[RateWaiter, None] = OrderedDict()
         self.total = 0
         """What they want, together."""
+
+    @property
+    def first(self) -> RateWaiter:
+        """Whose turn is next."""
+        return next(iter(self.waiters))
+
+    def ahead(self, waiter: RateWaiter | None) -> int:
+        """Return what those want who came before `waiter`; before a newcomer, if None."""
+        if waiter is None or waiter.number > next(reversed(self.waiters)).number:
+            return self.total
+        ahead = 0
+        for other in self.waiters:
+            if other.number >= waiter.number:
+                break
+            ahead += other.wants
+        return ahead
+
+    def join(self, waiter: RateWaiter) -> None:
+        """Let `waiter` wait behind all who began to wait before it."""
+        newer = []
+        for other in reversed(self.waiters):
+            if other.number < waiter.number:
+                break
+            newer.append(other)
+        self.waiters[waiter] = None
+        for other in reversed(newer):
+            self.waiters.move_to_end(other)
+        self.total += waiter.wants
 
 
 class Meter:
@@ -73,12 +120,16 @@ class Meter:
         "_hand",
         "_horizon",
         "_opened",
+        "_others",
         "_shared",
+        "accounts",
         "lanes",
         "limit",
         "max_keys",
         "plain",
         "rule",
+        "settled",
+        "since",
         "single",
         "slack",
         "states",
@@ -90,6 +141,9 @@ class Meter:
         """Begin with nothing taken."""
         self.lanes: dict[Hashable, Lane] = {}
         self.states: dict[Hashable, Any] = {}
+        self.accounts: dict[Hashable, Account] = {}
+        """The state of a bucket that has open estimates; then it is not among the others."""
+        self._others: dict[Hashable, _Other] = {}
         self._hand: list[Hashable] = []
         self._horizon = float("-inf")
         """A state was forgotten at this instant: no new one may begin earlier."""
@@ -98,12 +152,17 @@ class Meter:
         """What a call takes from a plain bucket, and the slack that it has to fit into."""
         self.tat = float("-inf")
         """The state where there is but one and it is a plain number, for the success path."""
-        self.configure(limit, limit.rule(), max_keys)
+        self.since = float("-inf")
+        """What was taken up to this instant, by other numbers, is not given back."""
+        self.configure(limit, limit._rule(), max_keys)
+        self.reopen()
 
     def configure(self, limit: Limit, rule: Rule[Any], max_keys: int) -> None:
         """Take on settings; states are as they were."""
         self.limit = limit
         self.rule = rule
+        self.settled = SettledBucket(rule) if isinstance(rule, TokenBucket) else None
+        """The same rule for accounts."""
         self.max_keys = max_keys
         self.plain = False
         """Whether a state is one number and each call takes as much: fit for the success path."""
@@ -117,34 +176,49 @@ class Meter:
             self._opened = rule.tolerance if isinstance(rule, TokenBucket) else self.step
         self.single = self.plain and limit.key is None
         """Whether the state is `tat`."""
-        self.reopen()
 
     def reopen(self) -> None:
         """Open the success path, unless somebody waits or it is not for this rule."""
-        self.slack = self._opened if self.plain and not self.lanes else SHUT
+        fit = self.plain and not self.lanes and not (self.single and self.accounts)
+        self.slack = self._opened if fit else SHUT
 
     @property
     def keys(self) -> int:
         """How many keys have a state."""
-        return len(self.states)
+        return len(self.states) + len(self.accounts)
 
-    # States
+    # Where states are kept
 
     def place(self, key: Hashable, now: float) -> Hashable:
         """Return where the state of `key` is kept: by itself, or where there is no room, shared.
 
-        Shared is never more lenient: who shares has what others took counted too.
+        Shared is never more lenient: who shares has what others took counted too. While somebody
+        waits in one of the two places, nobody with that key goes to the other.
         """
-        if key in self.states or self._has_room(now):
-            return key
-        if not self._shared:
-            self._shared = [_Stripe() for _ in range(SHARED)]
-        return self._shared[hash(key) % SHARED]
+        own = key if type(key) is str else self._others.get(key)
+        if own is not None and (self._holds(own) or own in self.lanes):
+            return own
+        stripe = self._shared[hash(key) % SHARED] if self._shared else None
+        if stripe in self.lanes:
+            return stripe
+        if not self._has_room(now):
+            self._shared = self._shared or [_Stripe() for _ in range(SHARED)]
+            return self._shared[hash(key) % SHARED]
+        if type(key) is not str:
+            own = self._others.setdefault(key, _Other(key, stripe))
+            if not self._holds(own):
+                self.states[own] = self.read(own, now)
+        return own
+
+    def _holds(self, place: Hashable) -> bool:
+        return self.single or place in self.states or place in self.accounts
 
     def _has_room(self, now: float) -> bool:
-        if len(self.states) >= self.max_keys:
+        if self.keys >= self.max_keys:
             self._sweep(_SWEEP_WHEN_FULL, now)
-        return len(self.states) < self.max_keys
+        elif self.keys >= _SWEEP_FROM:
+            self._sweep(_SWEEP, now)
+        return self.keys < self.max_keys
 
     def _sweep(self, steps: int, now: float) -> None:
         """Look at a few states and forget those that are as good as none.
@@ -153,222 +227,147 @@ class Meter:
         """
         for _ in range(steps):
             if not self._hand:
-                self._hand = list(reversed(self.states))
+                self._hand = [*self.accounts, *reversed(self.states)]
                 if not self._hand:
                     return
-            key = self._hand.pop()
-            state = self.states.get(key)
-            if state is not None and key not in self.lanes and not self.rule.rest(state, now):
-                del self.states[key]
-                self._horizon = max(self._horizon, now)
+            place = self._hand.pop()
+            if self._holds(place) and place not in self.lanes:
+                rule, state = self.at(place, now)
+                if not rule.rest(state, now):
+                    if isinstance(place, _Other):
+                        self._others.pop(place.key, None)
+                    self.states.pop(place, None)
+                    self._horizon = max(self._horizon, now)
+
+    # States
+
+    def at(self, place: Hashable, now: float) -> tuple[Rule[Any], Any]:
+        """Return the state kept at `place`, a new one if there is none, and the rule for it."""
+        if not self.accounts:
+            return self.rule, self.tat if self.single else self.read(place, now)
+        account = self.accounts.get(place)
+        if account is None or self.settled is None:
+            return self.rule, self.read(place, now)
+        if account.owed_until > now:
+            return self.settled, account
+        self._dissolve(place, account)  # all is paid, so nothing of it can be given back
+        return self.rule, account.owed_until
 
     def read(self, place: Hashable, now: float) -> Any:
-        """Return the state kept at `place`, a new one if there is none."""
+        """Return the state kept at `place`, unless it is an account; a new one if there is none."""
         if self.single:
             return self.tat
         state = self.states.get(place)
         if state is not None:
             return state
-        if self._shared and not isinstance(place, _Stripe):
+        stripe: _Stripe | None = None
+        if isinstance(place, _Other):
+            stripe = place.stripe
+        elif self._shared and type(place) is str:
+            stripe = self._shared[hash(place) % SHARED]
+        if stripe is not None and self._holds(stripe):
             # While there was no room, what this key took was counted there.
-            shared = self.states.get(self._shared[hash(place) % SHARED])
-            if shared is not None:
-                return self.rule.copy(shared)
+            account = self.accounts.get(stripe)
+            return self.rule.copy(self.states[stripe]) if account is None else account.owed_until
         return self.rule.fresh(max(now, self._horizon))
 
-    def write(self, place: Hashable, state: Any, now: float) -> None:
+    def write(self, place: Hashable, state: Any) -> None:
         """Keep `state` at `place`."""
         if self.single:
             self.tat = state
-            return
-        if place not in self.states and len(self.states) >= _SWEEP_FROM:
-            self._sweep(_SWEEP, now)
-        self.states[place] = state
+        else:
+            self.states[place] = state
 
-    def settles(self) -> None:
-        """Keep account of takings from now on, so that they can be settled exactly."""
-        rule = self.rule
-        if not isinstance(rule, TokenBucket):
-            return
-        self.rule = SettledBucket(rule)
-        single = self.single
-        self.plain = self.single = False
-        # Another map: the success path of keys knows the old one, and finds nothing in it.
-        old, self.states = self.states, {}
-        for key, state in old.items():
-            self.states[key] = Account(state)
-        old.clear()
-        if single:
-            self.states[None] = Account(self.tat)
+    def _dissolve(self, place: Hashable, account: Account) -> None:
+        """Keep the debt of `account` as one number again."""
+        del self.accounts[place]
+        self.write(place, account.owed_until)
+
+    def take(self, charge: Charge, now: float) -> None:
+        """Take what `charge` wants."""
+        place, settled = charge.place, self.settled
+        charge.rule = self.rule
+        rule, state = self.at(place, now)
+        if charge.estimated and settled is not None:
+            if rule is not settled:
+                state = self.accounts[place] = Account(state)
+                self.states.pop(place, None)
+            charge.account, charge.mark = settled.estimate(state, now, charge.cost)
+        else:
+            state, charge.mark = rule.take(state, now, charge.cost)
+            if rule is self.rule:
+                self.write(place, state)
+            else:
+                charge.beside = state, state.taken
+
+    def settle(self, charge: Charge, used: int, now: float) -> bool:
+        """Count `used` for what was taken by `charge`; tell whether something is given back."""
+        place, given = charge.place, False
+        if used > charge.cost:
+            if self.limit.key is not None and not self._holds(place):
+                place = self.place(charge.key, now)
+            rule, state = self.at(place, now)
+            state, _mark = rule.take(state, now, used - charge.cost)
+            if rule is self.rule:
+                self.write(place, state)
+        elif used < charge.cost and charge.rule is self.rule and self._holds(place):
+            given = self._give_back(charge, used, now)
+        self._close(charge)
+        return given
+
+    def _give_back(self, charge: Charge, used: int, now: float) -> bool:
+        place, settled = charge.place, self.settled
+        rule, state = self.at(place, now)
+        taken = charge.cost
+        if charge.account is not None:
+            if charge.account is not state or settled is None:
+                return False  # it was paid, and its account is gone
+            settled.settle(state, now, taken, used, charge.mark)
+        elif rule is self.rule or settled is None:
+            self.write(place, rule.give_back(state, now, taken, used, charge.mark))
+        else:
+            beside = charge.beside
+            first = state.since(beside[1]) if beside is not None and beside[0] is state else 0
+            settled.give_back(state, now, taken, used, charge.mark, first)
+        return True
+
+    def _close(self, charge: Charge) -> None:
+        account, charge.account = charge.account, None
+        if account is not None:
+            account.end(charge.mark)
+            if not account.open and self.accounts.get(charge.place) is account:
+                self._dissolve(charge.place, account)
 
     def update(self, fresh: Meter, now: float) -> None:
-        """Take the settings of `fresh`, which counts nothing yet, and translate the states."""
+        """Take the settings of `fresh`, which counts nothing yet, and translate the states.
+
+        What was taken by other numbers is not given back any more; by the same ones, it is.
+        """
         old, rule = self.rule, fresh.rule
-        if isinstance(old, SettledBucket) and isinstance(rule, TokenBucket):
-            rule = SettledBucket(rule)
-        if self.single:
-            self.tat = rule.adopt(self.tat, old, now)
-        for key, state in self.states.items():
-            self.states[key] = rule.adopt(state, old, now)
+        if self._numbers() == fresh._numbers():
+            rule = old
+        else:
+            self.since = now
+            for place, account in list(self.accounts.items()):
+                self._dissolve(place, account)
+            if self.single:
+                self.tat = rule.adopt(self.tat, old, now)
+            for place, state in self.states.items():
+                self.states[place] = rule.adopt(state, old, now)
         self.configure(fresh.limit, rule, fresh.max_keys)
+
+    def _numbers(self) -> tuple[Any, ...]:
+        return self.rule.rate, self.rule.capacity, self.limit.cost
 
     # Questions
 
     def wait(self, charge: Charge, now: float, waiter: RateWaiter | None) -> float | None:
         """Return for how long `charge` has to wait, behind all who came before; None for ever."""
-        ahead = 0
-        lane = self.lanes.get(charge.place)
-        if lane is not None:
-            if waiter is None:
-                ahead = lane.total
-            else:
-                for other in lane.waiters:
-                    if other.number >= waiter.number:
-                        break
-                    ahead += other.wants
-        wait = self.rule.wait(self.read(charge.place, now), now, charge.cost, ahead)
+        rule, state = self.at(charge.place, now)
+        lane = self.lanes.get(charge.place) if self.lanes else None
+        if lane is None:
+            return rule.wait(state, now, charge.cost)
+        ahead = lane.ahead(waiter)
+        wait = rule.wait(state, now, charge.cost, ahead)
         # Who comes first has not gone yet, though it could: not before it, then.
         return 1.0 if ahead and wait == 0 else wait
-
-
-class Blocked(NamedTuple):
-    """Why a call cannot go now."""
-
-    first: Charge
-    """The first limit that is exceeded, in the order in which they were given."""
-    longest: Charge
-    """The one that keeps it longest."""
-    wait: float | None
-    """For how many microseconds, at least; None: for ever."""
-
-
-class Meters:
-    """The limits of one policy, checked and taken together. All but the section: under the lock."""
-
-    def __init__(self, meters: Sequence[Meter], max_waiting: int) -> None:
-        """Let up to `max_waiting` wait, for all limits and keys together."""
-        self.all = tuple(meters)
-        self.max_waiting = max_waiting
-        self.waiting = 0
-        self.numbers = count()
-        """Tell who began to wait before whom."""
-        self._mutex = Mutex()
-        survives_fork(self)
-
-    def __enter__(self) -> None:
-        self._mutex.__enter__()
-        for meter in self.all:
-            meter.slack = SHUT
-
-    def __exit__(self, *exc: object) -> None:
-        for meter in self.all:
-            if meter.plain:
-                meter.reopen()
-        self._mutex.__exit__(*exc)
-
-    def do(self, work: Callable[[], None]) -> None:
-        """Do `work` under the lock, or a little later, if this thread holds it: see `Mutex`."""
-
-        def shut() -> None:
-            with self:
-                work()
-
-        self._mutex.do(shut)
-
-    def _after_fork(self) -> None:
-        """Be usable in a child process: who waits has not come along."""
-        self._mutex = Mutex()
-        self.waiting = 0
-        for meter in self.all:
-            meter.lanes.clear()
-            meter.reopen()
-
-    def look(
-        self, charges: Sequence[Charge], now: float, waiter: RateWaiter | None = None
-    ) -> Blocked | None:
-        """Return why the charges cannot be taken now, all of them; None if they can."""
-        first = longest = None
-        most = 0.0
-        for charge in charges:
-            meter = charge.meter
-            if not charge.placed:
-                charge.place = meter.place(charge.place, now)
-                charge.placed = True
-            if not charge.cost:
-                continue
-            wait = meter.wait(charge, now, waiter)
-            if wait == 0:
-                continue
-            first = first or charge
-            if wait is None:
-                return Blocked(charge, charge, None)
-            if longest is None or wait > most:
-                longest, most = charge, wait
-        return None if first is None or longest is None else Blocked(first, longest, most)
-
-    def take(self, charges: Sequence[Charge], now: float) -> None:
-        """Take all of the charges."""
-        for charge in charges:
-            meter, place = charge.meter, charge.place
-            state, charge.mark = meter.rule.take(meter.read(place, now), now, charge.cost)
-            charge.kind = type(meter.rule)
-            meter.write(place, state, now)
-
-    def settle(self, charge: Charge, used: int, now: float) -> None:
-        """Count `used` for what was taken by `charge`."""
-        meter, place = charge.meter, charge.place
-        rule = meter.rule
-        if used > charge.cost:
-            state, _mark = rule.take(meter.read(place, now), now, used - charge.cost)
-            meter.write(place, state, now)
-        elif type(rule) is charge.kind and (meter.single or place in meter.states):
-            state = rule.give_back(meter.read(place, now), now, charge.cost, used, charge.mark)
-            meter.write(place, state, now)
-            self.attend(meter, place)
-
-    # Who waits
-
-    def join(self, waiter: RateWaiter, charge: Charge) -> None:
-        """Let `waiter` wait for `charge`, behind all who began to wait before it."""
-        lane = charge.meter.lanes.setdefault(charge.place, Lane())
-        place = len(lane.waiters)
-        while place and lane.waiters[place - 1].number > waiter.number:
-            place -= 1
-        lane.waiters.insert(place, waiter)
-        lane.total += charge.cost
-        waiter.lane, waiter.charge, waiter.wants = lane, charge, charge.cost
-        self.waiting += 1
-
-    def part(self, waiter: RateWaiter) -> None:
-        """Let `waiter` wait no more; who comes after it has its turn."""
-        charge = waiter.charge
-        if charge is not None and self._remove(waiter):
-            self.attend(charge.meter, charge.place)
-
-    def _remove(self, waiter: RateWaiter) -> bool:
-        """Take `waiter` out of its lane; tell whether it was the first there."""
-        lane, charge = waiter.lane, waiter.charge
-        waiter.lane = waiter.charge = None
-        if lane is None or charge is None or charge.meter.lanes.get(charge.place) is not lane:
-            return False  # in a child process, its lane is gone
-        first = lane.waiters[0] is waiter
-        lane.waiters.remove(waiter)
-        lane.total -= waiter.wants
-        self.waiting -= 1
-        if not lane.waiters:
-            del charge.meter.lanes[charge.place]
-        return first
-
-    def attend(self, meter: Meter, place: Hashable) -> None:
-        """Let the first who waits at `place` look again."""
-        while (lane := meter.lanes.get(place)) is not None:
-            first = lane.waiters[0]
-            if first.poke():
-                return
-            self._remove(first)  # nobody listens there any more
-
-    def attend_all(self) -> None:
-        """Let all who are first look again: the settings have changed."""
-        for meter in self.all:
-            for place in list(meter.lanes):
-                self.attend(meter, place)

@@ -43,13 +43,21 @@ class Reservation:
     def settle(self, actual: int) -> None:
         """Tell the actual cost, where an estimate was taken: less is given back, more is taken.
 
-        A second time raises.
+        A second time raises, and so it does where nothing was estimated.
         """
         check.count("actual", actual, minimum=0)
         charges = self._end()
         if charges is None:
             raise RuntimeError("this reservation was settled or cancelled already")
-        self._policy._settle([(charge, actual) for charge in charges if charge.estimated])
+        estimates = [charge for charge in charges if charge.estimated]
+        most = min((charge.meter.rule.most for charge in estimates), default=actual)
+        if actual > most or (charges and not estimates):
+            self._held.append(charges)
+            check.count("actual", actual, minimum=0, maximum=most)
+            raise RuntimeError(
+                "nothing was estimated here: write reserve(cost=...), or cancel() to give all back"
+            )
+        self._policy._settle([(charge, actual) for charge in estimates])
 
     def cancel(self) -> None:
         """Give all back, as if it had never been taken; does nothing once it is settled."""
@@ -68,14 +76,20 @@ class Reservation:
             settle = charge.meter.limit.settle
             if settle is None:
                 continue
+            actual = charge.cost
             try:
-                actual = check.count("settle(...)", settle(value), minimum=0)
+                most = charge.meter.rule.most
+                actual = check.count("settle(...)", settle(value), minimum=0, maximum=most)
             except Exception:
                 import logging
 
                 logging.getLogger("seawall").exception(
                     "settle of guard %r failed; the estimate of %d stays", guard, charge.cost
                 )
-            else:
-                settled.append((charge, actual))
+            settled.append((charge, actual))
         self._policy._settle(settled)
+
+    def _keep(self) -> None:
+        """Leave the estimates as they are, for good."""
+        charges = self._end() or ()
+        self._policy._settle([(charge, charge.cost) for charge in charges if charge.account])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextvars import ContextVar
 from typing import Any, Final, Literal
 
 from seawall import _checks as check
@@ -54,16 +55,22 @@ class Limit:
             raise ValueError(f"burst={burst!r}: only a token bucket has one; {algorithm} does not")
         self.burst = None if burst is None else check.count("burst", burst)
         self.key = None if key is None else check.function("key", key)
+        rule = self._rule()
+        self._most, self._capacity = rule.most, rule.capacity
         self.cost = cost if callable(cost) else check.count("cost", cost)
-        self.ask_key = None if key is None else _asked(key)
-        self._ask_cost = _asked(cost) if callable(cost) else None
+        self._ask_key = None if key is None else _asked(key)
+        self._ask_cost = _asked(cost) if callable(cost) else lambda *_, **__: cost
         self.settle = None if settle is None else check.function("settle", settle)
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"name={name!r}: write text, such as name='user'")
         self.name = name or self.text
-        most = self.rule().capacity
-        if isinstance(self.cost, int) and most is not None and self.cost > most:
-            raise ValueError(f"cost={cost!r}: {self.text} never admits more than {most} at once")
+        if isinstance(self.cost, int):
+            most = self._capacity
+            if most is not None and self.cost > most:
+                raise ValueError(
+                    f"cost={cost!r}: {self.text} never admits more than {most} at once"
+                )
+            check.count("cost", self.cost, maximum=self._most)
 
     def __repr__(self) -> str:
         given = {
@@ -77,39 +84,56 @@ class Limit:
         options = "".join(f", {name}={v!r}" for name, (v, usual) in given.items() if v != usual)
         return f"Limit({self.text!r}{options})"
 
-    def rule(self) -> Rule[Any]:
+    def _rule(self) -> Rule[Any]:
         """Return the algorithm with these settings."""
         if self.algorithm == "token_bucket":
             return TokenBucket(self.rate, self.burst or self.rate.limit)
         return _WITHOUT_BURST[self.algorithm](self.rate)
 
     @property
-    def wants_arguments(self) -> bool:
+    def _wants_arguments(self) -> bool:
         """Whether `key` or `cost` look at the call's arguments."""
         return any(_wants_arguments(f) for f in (self.key, self.cost) if callable(f))
 
-    def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """Return the key of a call; None if there is but one."""
-        return None if self.ask_key is None else self.check_key(self.ask_key(*args, **kwargs))
+    @property
+    def _estimates(self) -> bool:
+        """Whether what a call costs may turn out to be something else."""
+        return callable(self.cost) or self.settle is not None
 
-    def check_key(self, key: Hashable) -> Hashable:
-        """Return `key` if it can be one, or raise."""
+    def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        """Return the key of a call; None if there is but one."""
+        return None if self._ask_key is None else self._check_key(self._ask_key(*args, **kwargs))
+
+    def _check_key(self, key: Hashable) -> Hashable:
+        """Return `key` if it can be one, or raise. What is text by another name becomes text."""
         try:
             hash(key)
         except TypeError as error:
             raise TypeError(
                 f"the key of limit {self.name!r}: {error}; return text, a number or a tuple"
             ) from None
+        kind = type(key)
+        if isinstance(key, str) and kind is not str:
+            # Only if it says of itself what text says: that it is the same as that text.
+            same = kind.__eq__ is str.__eq__ and kind.__hash__ is str.__hash__
+            return str.__str__(key) if same else key
         return key
 
-    def cost_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def _cost_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Return what a call costs."""
-        cost = self.cost if self._ask_cost is None else self._ask_cost(*args, **kwargs)
-        if type(cost) is int and cost >= 0:
-            return cost
-        return check.count(f"cost of limit {self.name!r}", cost, minimum=0)
+        if isinstance(self.cost, int):
+            return self.cost
+        return self._checked_cost(self._ask_cost(*args, **kwargs))
 
-    def same_but_for_numbers(self, other: Limit) -> bool:
+    def _checked_cost(self, cost: int) -> int:
+        """Return `cost` if it is one, or raise; what is too large to count never fits."""
+        if type(cost) is int and 0 <= cost <= self._most:
+            return cost
+        if type(cost) is int and cost > 0 and self._capacity is not None:
+            return self._most
+        return check.count(f"cost of limit {self.name!r}", cost, minimum=0, maximum=self._most)
+
+    def _same_but_for_numbers(self, other: Limit) -> bool:
         """Tell whether `other` counts the same things for the same keys by the same algorithm."""
         functions = [f if callable(f) else None for f in (self.cost, other.cost)]
         return (
@@ -129,6 +153,8 @@ def _asked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _wants_arguments(function: Callable[..., Any]) -> bool:
     """Tell whether `function` takes arguments; if it cannot be told, it does."""
+    if isinstance(getattr(function, "__self__", None), ContextVar):
+        return False  # its `get` takes a default: not the call's first argument
     plain = getattr(function, "__func__", function)
     code = getattr(plain, "__code__", None)
     if code is None:

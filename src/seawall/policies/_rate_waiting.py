@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from seawall.context import deadline_var
 from seawall.errors import Rejected
 from seawall.models.rates import whole_microseconds
-from seawall.policies._rate_meters import Blocked, Charge, Lane, Meters
+from seawall.policies._rate_lock import Blocked, Meters
+from seawall.policies._rate_meters import Charge, Lane
 from seawall.runtime.layers import Wait
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class RateWaiter:
         give_up = whole_microseconds(self._give_up)
         return blocked.wait is not None and now < give_up and now + blocked.wait <= give_up
 
+    def is_late(self, now: float) -> bool:
+        """Tell whether its time is over."""
+        return now > whole_microseconds(self._give_up)
+
     def _refusal(self, blocked: Blocked, now: float, why: str) -> Rejected:
         if self._late and blocked.wait is not None:
             return self._gate.late(blocked)
@@ -93,6 +98,8 @@ class RateWaiter:
         blocked = self._meters.look(self._charges, now, self)
         if blocked is None:
             self._grant(now)
+        elif not self._in_time(blocked, now) or self._gate.policy.mode != "enforce":
+            self._state = "hopeless"
         elif self._meters.waiting >= self._meters.max_waiting:
             self._state = "turned away"
         else:
@@ -108,9 +115,11 @@ class RateWaiter:
         if self.charge is not blocked.longest:
             self._meters.part(self)
             self._meters.join(self, blocked.longest)
-        self.until = self._give_up
-        if self.lane is not None and self.lane.waiters[0] is self and blocked.wait is not None:
-            self.until = min(self.until, (now + blocked.wait) / 1e6)
+        # Who is not first gives up a microsecond late: if the turns of several come at the very
+        # end, those before it go first, and wake it.
+        self.until = self._give_up + 1e-6
+        if self.lane is not None and self.lane.first is self and blocked.wait is not None:
+            self.until = min(self._give_up, (now + blocked.wait) / 1e6)
         if self.until == float("inf"):
             self.until = None
 
@@ -132,12 +141,15 @@ class RateWaiter:
             return self._gate.ticket(self._charges)
         if self._state == "waiting":
             raise Wait(self)
-        if self._state == "turned away":
-            why = "and no room to wait"
-        else:
-            why = f"waited {self._gate.policy.max_wait:g} s"
-        self._gate.refuse(self._refusal(blocked, now, why))
+        self._gate.refuse(self._over(blocked, now))  # does not raise unless it is enforced
         return None
+
+    def _over(self, blocked: Blocked, now: float) -> Rejected:
+        if self._state == "turned away":
+            return self._gate.over(blocked, now, "and no room to wait")
+        if self._state == "hopeless":
+            return self._refusal(blocked, now, "it would have to wait too long")
+        return self._refusal(blocked, now, f"waited {self._gate.policy.max_wait:g} s")
 
     def _look_again(self, now: float) -> Blocked | None:
         """Take what is wanted (None), or return what is in the way; wait on only if it helps."""
@@ -147,7 +159,11 @@ class RateWaiter:
         if blocked is None:
             self._grant(now)
             self._meters.part(self)
-        elif self._state == "waiting" and self._in_time(blocked, now):
+        elif (
+            self._state == "waiting"
+            and self._in_time(blocked, now)
+            and self._gate.policy.mode == "enforce"
+        ):
             self._stand(blocked, now)
         elif self._state == "waiting":
             self._state = "given up"

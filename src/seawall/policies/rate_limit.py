@@ -17,7 +17,8 @@ from seawall.clock import current_clock
 from seawall.errors import RateLimited
 from seawall.models.rates import whole_microseconds
 from seawall.policies._rate_gates import KeyedRateGate, RateGate
-from seawall.policies._rate_meters import Blocked, Charge, Meter, Meters
+from seawall.policies._rate_lock import Blocked, Meters
+from seawall.policies._rate_meters import Charge, Meter
 from seawall.policies._rate_reservation import Quota, Reservation
 from seawall.policies._rate_settings import Algorithm, Cost, Key, Limit, Settle
 from seawall.runtime.gil import LOCK_FREE
@@ -67,9 +68,7 @@ class RateLimit(GatePolicy):
         self.max_keys = check.count("max_keys", max_keys)
         meters = [Meter(limit, self.max_keys) for limit in self.limits]
         self._meters = Meters(meters, check.count("max_waiting", max_waiting))
-        for meter in meters:
-            if meter.limit.settle is not None:
-                meter.settles()
+        self._reserve_rejected = 0
 
     def _checked(self, limits: tuple[str | Limit, ...]) -> tuple[Limit, ...]:
         if not limits:
@@ -109,19 +108,19 @@ class RateLimit(GatePolicy):
         """Take what a call with these arguments costs, or raise `RateLimited`; never waits.
 
         For code outside of a guard, and where the actual cost is known only later. `cost` stands
-        in for the cost of those limits that have a `cost=` function, or of all if none has one.
+        in for the cost of those limits that estimate it (by a `cost=` function, or with `settle=`),
+        or of all if none does.
         """
         if cost is not None:
             check.count("cost", cost, minimum=0)
-        charges = self._charges(args, kwargs, cost)
+        charges = self._charges(args, kwargs, cost, by_hand=True)
         now = self._now()
         with self._meters:
-            for charge in charges:
-                if charge.estimated:
-                    charge.meter.settles()
             blocked = self._meters.look(charges, whole_microseconds(now))
             if blocked is None:
                 self._meters.take(charges, whole_microseconds(now))
+            elif self.mode == "enforce":
+                self._reserve_rejected += 1
         if blocked is None:
             return Reservation(self, charges)
         if self.mode == "enforce":
@@ -135,7 +134,7 @@ class RateLimit(GatePolicy):
 
         Of several limits, that of the first that is exceeded; else of the one with least left.
         """
-        charges = self._charges(args, kwargs, None)
+        charges = self._charges(args, kwargs)
         now = self._now()
         us = whole_microseconds(now)
         with self._meters:
@@ -147,25 +146,34 @@ class RateLimit(GatePolicy):
     def _quota(self, charge: Charge, blocked: Blocked | None, now: float) -> Quota:
         us = whole_microseconds(now)
         meter = charge.meter
-        state = meter.read(charge.place, us)
+        rule, state = meter.at(charge.place, us)
         return Quota(
             limit=meter.limit.name,
-            left=meter.rule.left(state, us),
+            left=rule.left(state, us),
             retry_after=_seconds(blocked.wait, now) if blocked else 0.0,
-            reset_after=meter.rule.rest(state, us) / 1e6,
+            reset_after=rule.rest(state, us) / 1e6,
         )
 
     def _charges(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], cost: int | None
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        cost: int | None = None,
+        *,
+        by_hand: bool = False,
     ) -> list[Charge]:
-        """Ask the functions of the user what a call takes. Not under the lock."""
-        every = cost is not None and not any(callable(limit.cost) for limit in self.limits)
+        """Ask the functions of the user what a call takes. Not under the lock.
+
+        In a guard, only what `settle=` will settle is kept account of as an estimate.
+        """
+        every = cost is not None and not any(limit._estimates for limit in self.limits)
         charges = []
         for meter in self._meters.all:
             limit = meter.limit
-            estimated = every or callable(limit.cost)
-            own = limit.cost_of(args, kwargs) if cost is None or not estimated else cost
-            charges.append(Charge(meter, limit.key_of(args, kwargs), own, estimated=estimated))
+            estimated = every or (limit._estimates if by_hand else limit.settle is not None)
+            own = cost if estimated else None
+            own = limit._cost_of(args, kwargs) if own is None else limit._checked_cost(own)
+            charges.append(Charge(meter, limit._key_of(args, kwargs), own, estimated=estimated))
         return charges
 
     def _settle(self, settled: Sequence[tuple[Charge, int]]) -> None:
@@ -203,7 +211,12 @@ class RateLimit(GatePolicy):
     def _update(self, changes: dict[str, Any]) -> None:
         known = ("limits", "burst", "max_wait", "max_waiting", "max_keys", "mode")
         self._reject_unknown(changes, known)
+        with self._meters:  # two updates at once: one after the other, and both count
+            self._change(changes)
+
+    def _change(self, changes: dict[str, Any]) -> None:
         limits = changes.get("limits", self._given)
+        several = isinstance(limits, Sequence) and not isinstance(limits, str)
         options = {
             **self._options,
             "max_wait": self.max_wait,
@@ -212,23 +225,23 @@ class RateLimit(GatePolicy):
             "mode": self.mode,
             **{name: value for name, value in changes.items() if name != "limits"},
         }
-        fresh = RateLimit(*((limits,) if isinstance(limits, (str, Limit)) else limits), **options)
+        fresh = RateLimit(*(limits if several else (limits,)), **options)
         if len(fresh.limits) != len(self.limits) or not all(
-            old.same_but_for_numbers(new)
+            old._same_but_for_numbers(new)
             for old, new in zip(self.limits, fresh.limits, strict=True)
         ):
             raise ValueError(
                 "update(limits=...): only rates, bursts, costs and names can change, not how many"
                 " limits there are, their algorithms and functions; make a new RateLimit for that"
             )
+        # Asked for only now: what was taken outside of the lock was taken before it.
         now = whole_microseconds(self._now())
-        with self._meters:
-            self.mode, self.max_wait, self.max_keys = fresh.mode, fresh.max_wait, fresh.max_keys
-            self._given, self._options, self.limits = fresh._given, fresh._options, fresh.limits
-            self._meters.max_waiting = fresh.max_waiting
-            for meter, new in zip(self._meters.all, fresh._meters.all, strict=True):
-                meter.update(new, now)
-            self._meters.attend_all()
+        self.mode, self.max_wait, self.max_keys = fresh.mode, fresh.max_wait, fresh.max_keys
+        self._given, self._options, self.limits = fresh._given, fresh._options, fresh.limits
+        self._meters.max_waiting = fresh.max_waiting
+        for meter, new in zip(self._meters.all, fresh._meters.all, strict=True):
+            meter.update(new, now)
+        self._meters.attend_all()
 
 
 def _seconds(wait: float | None, now: float) -> float | None:

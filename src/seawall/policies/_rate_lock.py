@@ -1,0 +1,167 @@
+"""The limits of one policy together: looked at, taken and waited for under one lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+from seawall.policies._rate_meters import SHUT, Charge, Lane, Meter
+from seawall.runtime.mutex import Mutex, survives_fork
+
+if TYPE_CHECKING:
+    from seawall.policies._rate_waiting import RateWaiter
+
+
+class Blocked(NamedTuple):
+    """Why a call cannot go now."""
+
+    first: Charge
+    """The first limit that is exceeded, in the order in which they were given."""
+    longest: Charge
+    """The one that keeps it longest."""
+    wait: float | None
+    """For how many microseconds, at least; None: for ever."""
+
+
+class Meters:
+    """The limits of one policy, checked and taken together. All but the section: under the lock."""
+
+    def __init__(self, meters: Sequence[Meter], max_waiting: int) -> None:
+        """Let up to `max_waiting` wait, for all limits and keys together."""
+        self.all = tuple(meters)
+        self.max_waiting = max_waiting
+        self.waiting = 0
+        self.numbers = count()
+        """Tell who began to wait before whom."""
+        self._latest = float("-inf")
+        self._depth = 0
+        self._mutex = Mutex()
+        survives_fork(self)
+
+    def __enter__(self) -> None:
+        self._mutex.__enter__()
+        self._depth += 1
+        for meter in self.all:
+            meter.slack = SHUT
+
+    def __exit__(self, *exc: object) -> None:
+        # A section within a section (a signal handler, a key's own comparison) opens nothing.
+        self._depth -= 1
+        if not self._depth:
+            for meter in self.all:
+                if meter.plain:
+                    meter.reopen()
+        self._mutex.__exit__(*exc)
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Do `work` under the lock, or a little later, if this thread holds it: see `Mutex`."""
+
+        def shut() -> None:
+            with self:
+                work()
+
+        self._mutex.do(shut)
+
+    def _after_fork(self) -> None:
+        """Be usable in a child process: who waits has not come along."""
+        self._mutex = Mutex()
+        self._depth = 0
+        self.waiting = 0
+        for meter in self.all:
+            meter.lanes.clear()
+            meter.reopen()
+
+    def look(
+        self, charges: Sequence[Charge], now: float, waiter: RateWaiter | None = None
+    ) -> Blocked | None:
+        """Return why the charges cannot be taken now, all of them; None if they can."""
+        for charge in charges:
+            meter = charge.meter
+            # Anew at each look, since keys lose and find room; but where it stands, there it stays.
+            if meter.limit.key is not None and (waiter is None or waiter.charge is not charge):
+                charge.place = meter.place(charge.key, now)
+            if meter.lanes:
+                self._pass_over(charge, now, waiter)
+        first = longest = None
+        most = 0.0
+        for charge in charges:
+            if not charge.cost:
+                continue
+            wait = charge.meter.wait(charge, now, waiter)
+            if wait == 0:
+                continue
+            first = first or charge
+            if wait is None:
+                return Blocked(charge, charge, None)
+            if longest is None or wait > most:
+                longest, most = charge, wait
+        return None if first is None or longest is None else Blocked(first, longest, most)
+
+    def take(self, charges: Sequence[Charge], now: float) -> None:
+        """Take all of the charges."""
+        self._latest = max(self._latest, now)
+        for charge in charges:
+            if charge.cost:
+                charge.meter.take(charge, now)
+
+    def settle(self, charge: Charge, used: int, now: float) -> None:
+        """Count `used` for what was taken by `charge`."""
+        if charge.meter.settle(charge, used, max(now, self._latest)):
+            self.attend(charge.meter, charge.place)
+
+    # Who waits
+
+    def join(self, waiter: RateWaiter, charge: Charge) -> None:
+        """Let `waiter` wait for `charge`, behind all who began to wait before it."""
+        lane = charge.meter.lanes.setdefault(charge.place, Lane())
+        waiter.lane, waiter.charge, waiter.wants = lane, charge, charge.cost
+        lane.join(waiter)
+        self.waiting += 1
+
+    def part(self, waiter: RateWaiter) -> None:
+        """Let `waiter` wait no more; who comes after it has its turn."""
+        charge = waiter.charge
+        if charge is not None and self._remove(waiter):
+            self.attend(charge.meter, charge.place)
+
+    def _remove(self, waiter: RateWaiter) -> bool:
+        """Take `waiter` out of its lane; tell whether it was the first there."""
+        lane, charge = waiter.lane, waiter.charge
+        waiter.lane = waiter.charge = None
+        if lane is None or charge is None or charge.meter.lanes.get(charge.place) is not lane:
+            return False  # in a child process, its lane is gone
+        first = lane.first is waiter
+        del lane.waiters[waiter]
+        lane.total -= waiter.wants
+        self.waiting -= 1
+        if not lane.waiters:
+            del charge.meter.lanes[charge.place]
+        return first
+
+    def _pass_over(self, charge: Charge, now: float, waiter: RateWaiter | None) -> None:
+        """Let nobody stay first whose time is over: a loop that stands still holds nobody up."""
+        meter, place = charge.meter, charge.place
+        passed = False
+        while (lane := meter.lanes.get(place)) is not None:
+            first = lane.first
+            if first is waiter or not first.is_late(now):
+                break
+            self._remove(first)
+            passed = True
+        if passed:
+            self.attend(meter, place)
+
+    def attend(self, meter: Meter, place: Hashable) -> None:
+        """Let the first who waits at `place` look again."""
+        while (lane := meter.lanes.get(place)) is not None:
+            first = lane.first
+            if first.poke():
+                return
+            self._remove(first)  # nobody listens there any more
+
+    def attend_all(self) -> None:
+        """Let all who are first look again: the settings have changed."""
+        for meter in self.all:
+            for place in list(meter.lanes):
+                self.attend(meter, place)
