@@ -23,6 +23,7 @@ from seawall import (
     Breaker,
     Bulkhead,
     Cache,
+    Chaos,
     CircuitOpen,
     Criticality,
     Fallback,
@@ -400,7 +401,7 @@ def test_refusals_go_the_same_way_with_and_without_the_short_cut(case):
 
 
 def every_retry_ignores_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Retry, "retries_refusals", property(lambda _self: False))
+    monkeypatch.setattr(Retry, "_retries_refusals", property(lambda _self: False))
 
 
 def fallbacks_are_passed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -623,6 +624,13 @@ FAILING: dict[str, Callable[[], list[Any]]] = {
     "thread": lambda: [Timeout(5.0, sync="thread")],
     "threads": lambda: [ThreadBulkhead(2)],
     "cache": lambda: [Cache(5.0)],
+    "rates": lambda: [RateLimit("9/s"), RateLimit("9/s", key=lambda *_: "key", cost=2)],
+    "settled": lambda: [RateLimit("9/s", cost=3, settle=len)],
+    "shed": lambda: [Shed(by_latency(1.0), by_criticality(), load=lambda: 0.1)],
+    "throttle": lambda: [Throttle(on=[ValueError, lambda _error, _value: False])],
+    "limit": lambda: [AdaptiveLimit(), AdaptiveLimit(is_drop=lambda *_: True)],
+    "partitions": lambda: [AdaptiveLimit(partitions={"live": 0.5})],
+    "chaos": lambda: [Chaos(1.0, latency=0.1, enabled=True)],
     "all": lambda: [
         Fallback(no_level),
         Cache(5.0),
@@ -702,6 +710,40 @@ def test_a_refused_call_leaves_no_cycle():
         guard.policies[1].slots.take()
         with no_collector():
             assert refused()() is None
+
+
+REFUSALS: dict[str, Callable[[], Any]] = {
+    "rate": lambda: RateLimit("1/day"),
+    "keyed rate": lambda: RateLimit("1/day", key=lambda *_: "key"),
+    "leaky": lambda: RateLimit("1/day", algorithm="leaky_bucket", max_wait=1.0),
+    "shed": lambda: Shed(by_criticality(), load=lambda: 2.0),
+    "limit": lambda: AdaptiveLimit(aimd(slow_after=1.0, initial=1)),
+    "partitions": lambda: AdaptiveLimit(aimd(slow_after=1.0, initial=1), partitions={"live": 0.5}),
+    "queue": lambda: Bulkhead(1, max_wait=1.0, shed=codel()),
+}
+
+
+@pytest.mark.parametrize("gate", REFUSALS)
+@pytest.mark.parametrize("outside", ["timeout", "retry", "retry of refusals", "fallback"])
+def test_no_refusal_leaves_a_cycle(gate: str, outside: str):
+    """The same for each gate against scarcity, whichever way the refusal takes."""
+
+    def refused(guard: Guard) -> weakref.ref[Any]:
+        witness = Witness()
+        with pytest.raises(Rejected):
+            guard.call(lambda _: None, witness)
+        return weakref.ref(witness)
+
+    with virtual_time():
+        policy = REFUSALS[gate]()
+        guard = Guard("refused", MAKERS[outside](), policy)
+        if isinstance(policy, RateLimit):
+            policy.reserve()
+        elif not isinstance(policy, Shed):
+            policy.slots.take()
+        refused(guard)
+        with no_collector():
+            assert refused(guard)() is None
 
 
 def test_a_timed_out_call_leaves_no_cycle():

@@ -7,15 +7,22 @@ import gc
 import pytest
 
 from seawall import (
+    AdaptiveLimit,
     Breaker,
     Bulkhead,
     Cache,
     Fallback,
     Guard,
+    RateLimit,
+    RateLimited,
     Retry,
+    Shed,
     ThreadBulkhead,
+    Throttle,
     TimedOut,
     Timeout,
+    aimd,
+    by_latency,
     current_attempt,
     current_deadline,
     fallback_reason,
@@ -654,3 +661,93 @@ def test_an_async_fallback_is_sent_what_the_consumer_sends():
         return seen
 
     assert run_virtual(main()) == [None, "a", "handled"]
+
+
+# --- Gates against scarcity ---
+
+
+def _scarce():
+    limit = AdaptiveLimit(aimd(slow_after=9.0, initial=2), window=0.1)
+    shares = AdaptiveLimit(partitions={"live": 0.5}, partition=lambda: "live")
+    rate = RateLimit("10/week", cost=3, settle=len)
+    throttle = Throttle(on=[ConnectionError, lambda _error, value: value is None])
+    return [Shed(by_latency(9.0)), rate, limit, shares, throttle]
+
+
+def _taken(guard):
+    _, rate, limit, shares, _ = (bound.snapshot(0.0) for bound in guard.bounds)
+    return limit["in_flight"], shares["in_flight"], 10 - rate["limits"]["10/week"]["left"]
+
+
+@pytest.mark.parametrize("end", ["exhausted", "closed", "failed", "dropped"])
+def test_scarce_slots_are_held_to_the_end_of_a_stream(end):
+    """From the first item to the end, however it comes; the estimated cost stays, once."""
+    with virtual_time():
+        guard = Guard("scarce", *_scarce())
+
+        @guard
+        def items():
+            yield 1
+            yield 2
+            if end == "failed":
+                raise ConnectionError
+
+        stream = items()
+        assert _taken(guard) == (0, 0, 0)
+        next(stream)
+        assert _taken(guard) == (1, 1, 3)
+        if end == "closed":
+            stream.close()
+        elif end == "dropped":
+            del stream
+            gc.collect()
+        else:
+            with pytest.raises(ConnectionError) if end == "failed" else contextlib.nullcontext():
+                list(stream)
+        assert _taken(guard) == (0, 0, 3)
+        requests, accepts = guard.policies[-1]._model.recent(0.0)
+        # What yielded an item was accepted, unless it failed after all.
+        assert (requests, accepts) == (1, 0 if end == "failed" else 1)
+
+
+@pytest.mark.parametrize("end", ["exhausted", "closed", "failed"])
+def test_scarce_slots_are_held_to_the_end_of_an_async_stream(end):
+    """The same for async generators."""
+
+    async def main():
+        guard = Guard("scarce", *_scarce())
+
+        @guard
+        async def items():
+            yield 1
+            yield 2
+            if end == "failed":
+                raise ConnectionError
+
+        stream = items()
+        await anext(stream)
+        assert _taken(guard) == (1, 1, 3)
+        if end == "closed":
+            await stream.aclose()
+        else:
+            with pytest.raises(ConnectionError) if end == "failed" else contextlib.nullcontext():
+                assert [item async for item in stream] == [2]
+        assert _taken(guard) == (0, 0, 3)
+
+    run_virtual(main())
+
+
+def test_a_stream_takes_its_turn_before_the_first_item():
+    """A rate is waited for, or refused, by the first step, not when the stream is made."""
+    with virtual_time() as clock:
+        patient = Guard("patient", RateLimit("1/10s", max_wait=20.0))
+        strict = Guard("strict", RateLimit("1/10s"))
+
+        def items():
+            yield clock.now()
+
+        assert [next(patient(items)()) for _ in range(3)] == [0.0, 10.0, 20.0]
+        streams = [strict(items)() for _ in range(2)]
+        next(streams[0])
+        with pytest.raises(RateLimited):
+            next(streams[1])

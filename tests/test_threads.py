@@ -592,12 +592,159 @@ sys.exit(code)
 """,
 }
 
+SCARCE = """
+from seawall import signals
+rate = RateLimit("1000/s", key=lambda: "key", max_wait=5.0)
+slow = RateLimit("1/day", max_wait=float("inf"))
+limit = AdaptiveLimit(aimd(slow_after=9.0, initial=1), max_wait=1.0)
+shares = AdaptiveLimit(aimd(slow_after=9.0, initial=2), partitions={"live": 0.5}, max_wait=1.0)
+shed = Shed(by_criticality(), load=signals.latched(signals.highest(lambda: 0.5)))
+throttle, chaos = Throttle(), Chaos(0.0, error=OSError, enabled=True)
+hedge = Hedge(5.0, sync="thread", workers=2)
+guarded = Guard("scarce", shed, rate, limit, shares, throttle, chaos)
+hedged = Guard("hedged", hedge)
+waiting = Guard("waiting", slow)
+pool = Pool(lambda: [os.getpid()], close=list.clear, name="pool", max_size=1)
+channel, serializer = Channel(2), Serializer(max_wait=1.0)
+load, clock = [0.9], VirtualClock()
+signal = signals.Signal("load", lambda: load[0], every=0.0)
+ladder = Ladder("ladder", load=signal, clock=clock)
+cpu, io = CpuPool("cpu", workers=1, kind="thread"), IoPool("io", workers=1)
+watchdog = LoopWatchdog(1.0)
+
+def use():
+    assert guarded.call(work) == hedged.call(work) == "answer"
+    assert asyncio.run(guarded.acall(awork)) == "answer"
+    assert rate.peek().left > 0 and rate.reserve() is not None
+    with pool.borrow() as resource: assert resource == [os.getpid()]
+    assert channel.put("item") and channel.get(0) == "item"
+    assert serializer.run("key", work) == "answer"
+    assert cpu.run(work) == io.run(work) == "answer"
+    before, load[0] = ladder.level, load[0] + 1
+    clock.advance(10.0)
+    assert signal() == load[0] and ladder.level > before
+    async def watch():
+        async with watchdog: return await awork()
+    assert asyncio.run(watch()) == "answer"
+    for thing in (guarded, hedged, waiting, pool, channel, serializer, ladder, cpu, io, watchdog):
+        thing.snapshot()
+    rate.update(max_wait=4.0), limit.update(maximum=50), throttle.update(k=3.0)
+    hedge.update(cap=0.1), pool.update(max_size=2), channel.update(capacity=3)
+
+def idle():
+    assert (limit.in_flight, shares.in_flight, limit.waiting, shares.waiting) == (0, 0, 0, 0)
+    assert (rate.waiting, slow.waiting, pool.in_use, channel.depth) == (0, 0, 0, 0)
+    assert cpu.snapshot()["in_flight"] == io.snapshot()["in_flight"] == hedge.pool.in_use == 0
+    assert pool.snapshot()["in_flight"] == serializer.snapshot()["in_flight"] == 0
+"""
+
+SCARCE_CASES = {
+    "after use": """
+use()
+def check(): idle(); use(); idle(); assert pool.close(0.0)
+sys.exit(in_child(check))
+""",
+    "before use": """
+def check(): use(); idle()
+sys.exit(in_child(check))
+""",
+    "locks held by threads that are gone": """
+use()
+import gc
+from seawall.runtime.mutex import Mutex
+kinds = (type(threading.Lock()), type(threading.RLock()))
+ours = [thing for thing in gc.get_objects() if type(thing).__module__.startswith("seawall")]
+ours.remove(clock)  # for tests, in one process
+locks, seen = [], set()
+for thing in ours:
+    names = [name for kind in type(thing).__mro__ for name in vars(kind).get("__slots__", ())]
+    values = [getattr(thing, name, None) for name in names]
+    for value in (*values, *getattr(thing, "__dict__", {}).values()):
+        if isinstance(value, kinds) and id(value) not in seen:
+            seen.add(id(value))
+            locks.append(value)
+assert len(locks) > 15, len(locks)
+ready, release = threading.Event(), threading.Event()
+def hold():
+    for lock in locks: lock.acquire(timeout=0.2)
+    ready.set()
+    release.wait(20)
+thread = threading.Thread(target=hold, daemon=True)
+thread.start()
+ready.wait()
+def check(): idle(); use(); idle(); assert pool.close(0.0)
+sys.exit(in_child(check))
+""",
+    "all is taken by threads that are gone": """
+channel.put("first"), channel.put("second")
+release, inside = threading.Event(), threading.Semaphore(0)
+def busy():
+    inside.release()
+    release.wait(20)
+def borrow():
+    with pool.borrow(): busy()
+waiting.call(work)
+held = [lambda: limit(busy)(), lambda: shares(busy)(), lambda: serializer.run("key", busy),
+        lambda: cpu.run(busy), lambda: io.run(busy), lambda: hedged.call(busy), borrow]
+threads = [threading.Thread(target=work_, daemon=True) for work_ in held]
+for thread in threads: thread.start()
+for thread in threads: inside.acquire()
+queued = [lambda: waiting.call(work), lambda: channel.put("third"), lambda: hedged.call(busy)]
+queue = [threading.Thread(target=work_, daemon=True) for work_ in queued]
+for thread in queue: thread.start()
+while not (slow.waiting and channel.snapshot()["waiting_putters"] and hedge.pool.in_use == 2): pass
+def check(): idle(); use(); idle(); assert pool.close(0.0)
+os._exit(in_child(check))
+""",
+}
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_child_process_starts_clean(case: str):
     """After a fork, guards work in the child, whatever the parent's threads were doing."""
     finished = run_script(FORK + textwrap.dedent(CASES[case]))
     assert finished.returncode == 0, finished.stderr or "the child is stuck"
+
+
+@pytest.mark.parametrize("case", SCARCE_CASES)
+def test_what_is_scarce_is_there_in_a_child_process(case: str):
+    """The same for limits, pools, channels and executors: nothing is missing, and all work."""
+    finished = run_script(FORK + SCARCE + textwrap.dedent(SCARCE_CASES[case]))
+    assert finished.returncode == 0, finished.stderr or "the child is stuck"
+
+
+FORGETFUL = """
+from seawall.runtime import mutex
+class Forgetful(set):
+    def add(self, thing):
+        if not any(kind.__name__ == "KIND" for kind in type(thing).__mro__): set.add(self, thing)
+mutex._forkable = Forgetful()
+"""
+TAKEN, LOCKED = "all is taken by threads that are gone", "locks held by threads that are gone"
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        ("Meters", TAKEN),
+        ("Slots", TAKEN),
+        ("AdaptiveLimit", TAKEN),
+        ("WorkerPool", TAKEN),
+        ("Stock", TAKEN),
+        ("Channel", TAKEN),
+        ("Serializer", TAKEN),
+        ("Signal", LOCKED),
+        ("Ladder", LOCKED),
+        ("Throttle", LOCKED),
+    ],
+)
+def test_each_has_to_be_put_right_in_a_child_process(kind: str, case: str):
+    """If one kind of them is forgotten after the fork, the child misses something or is stuck."""
+    hasty = FORK.replace("Timer(3.0", "Timer(1.0")
+    finished = run_script(
+        hasty + FORGETFUL.replace("KIND", kind) + SCARCE + textwrap.dedent(SCARCE_CASES[case])
+    )
+    assert finished.returncode != 0
 
 
 def test_refusals_in_threads_are_rejections():

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from seawall.models.codel import adaptive_lifo, codel
     from seawall.models.contention import Stripes
     from seawall.models.ladder import ServiceLevel
+    from seawall.models.pooling import Advice
     from seawall.models.pressure import Pressure
     from seawall.models.probes import growing, n_of_m, ramp, single
     from seawall.models.shares import by_chance, by_fraction, by_latency
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from seawall.policies.throttle import Throttle
     from seawall.policies.timeout import Timeout, adaptive
     from seawall.pools import Pool
+    from seawall.pools._lease import Lease
     from seawall.registry import check_threads, get_guard, guards
     from seawall.runtime.events import (
         BreakerChanged,
@@ -109,6 +111,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptiveLimit",
+    "Advice",
     "Backoff",
     "Breaker",
     "BreakerChanged",
@@ -139,6 +142,7 @@ __all__ = [
     "InFlightRatio",
     "IoPool",
     "Ladder",
+    "Lease",
     "LevelChanged",
     "Limit",
     "LoopBlocked",
@@ -253,6 +257,7 @@ _HOMES = {
     "models.codel": "adaptive_lifo codel",
     "models.contention": "Stripes",
     "models.ladder": "ServiceLevel",
+    "models.pooling": "Advice",
     "models.pressure": "Pressure",
     "models.probes": "growing n_of_m ramp single",
     "models.shares": "by_chance by_fraction by_latency",
@@ -275,6 +280,7 @@ _HOMES = {
     "policies.throttle": "Throttle",
     "policies.timeout": "Timeout adaptive",
     "pools": "Pool",
+    "pools._lease": "Lease",
     "registry": "check_threads get_guard guards",
     "runtime.events": (
         "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut Event FallbackUsed "

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import isfinite, isnan
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+
+MOST: Final = 2**53
+"""Up to here all whole numbers are floats too, also in other languages."""
 
 
 def seconds(name: str, value: object, *, zero: bool = False, infinite: bool = False) -> float:
@@ -20,12 +23,14 @@ def seconds(name: str, value: object, *, zero: bool = False, infinite: bool = Fa
     return number
 
 
-def count(name: str, value: object, *, minimum: int = 1) -> int:
-    """Return `value` as a whole number of at least `minimum`, or raise."""
+def count(name: str, value: object, *, minimum: int = 1, maximum: int = MOST) -> int:
+    """Return `value` as a whole number from `minimum` to `maximum`, or raise."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={value!r}: write a whole number, such as {name}={max(minimum, 3)}")
     if value < minimum:
         raise ValueError(f"{name}={value!r}: write {minimum} or more")
+    if value > maximum:
+        raise ValueError(f"{name} is too large: write {maximum} or less")
     return value
 
 

@@ -650,6 +650,8 @@ def test_settings_are_checked_where_they_are_written() -> None:
         Bulkhead(0)
     with pytest.raises(TypeError, match="limit"):
         Bulkhead(2.5)
+    with pytest.raises(ValueError, match="limit=1000000000: write 1000000 or less"):
+        Bulkhead(10**9)
     with pytest.raises(ValueError, match="max_wait"):
         Bulkhead(1, max_wait=-1.0)
     with pytest.raises(ValueError, match="max_waiting"):

@@ -9,33 +9,69 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from typing import Any, assert_type
 
 from seawall import (
+    AdaptiveLimit,
     Breaker,
     BreakerChanged,
     Bulkhead,
     Cache,
+    Channel,
+    Chaos,
+    CpuPool,
     Criticality,
     Deadline,
     Event,
     Fallback,
     Guard,
+    Hedge,
+    IoPool,
+    Ladder,
+    Limit,
+    LoopWatchdog,
+    Pool,
+    Quota,
+    RateLimit,
+    Reservation,
     Result,
     Retry,
     RetryBudget,
+    Serializer,
+    ServiceLevel,
+    Shed,
+    Stripes,
     ThreadBulkhead,
+    Throttle,
     Timeout,
     adaptive,
     adaptive_attempts,
+    adaptive_lifo,
+    aimd,
+    aupdate_optimistically,
+    by_cost,
+    by_criticality,
+    by_latency,
+    by_queue,
+    by_tier,
+    codel,
     criticality,
     current_deadline,
+    current_tenant,
+    current_tier,
     deadline,
     full_jitter,
     get_guard,
+    gradient2,
     growing,
     guards,
     guards_from_toml,
     n_of_m,
+    quantile,
+    signals,
     static,
     subscribe,
+    tenant,
+    tier,
+    update_optimistically,
+    vegas,
 )
 from seawall.testing import ScriptedService, answer, run_virtual
 
@@ -226,6 +262,194 @@ def _is_retryable(error: Exception | None, value: Any) -> bool:
 
 def _pause(attempt: int) -> float:
     return 0.1 * attempt
+
+
+# --- Policies against scarcity ---
+
+scarce = Guard(
+    "scarce",
+    Shed(by_criticality(), by_tier({"free": 0.5}), by_cost(len, most=9.0), load=lambda: 0.5),
+    Hedge(quantile(0.95), most=2, cap=0.05, budget=RetryBudget(), dispose=print),
+    Throttle(k={Criticality.CRITICAL: 4.0}, on=(ConnectionError, TimeoutError)),
+    RateLimit("60/s", Limit("10k/day", key=current_tenant, name="tenant"), max_wait=0.5),
+    AdaptiveLimit(vegas(), partitions={"live": 0.6}, is_drop=_is_retryable, shed=codel()),
+    Bulkhead(20, max_wait=0.5, shed=adaptive_lifo()),
+    Chaos(0.1, latency=(0.1, 0.5), error=ConnectionError),
+)
+
+
+@RateLimit("60/s", key=lambda user: user, cost=len, settle=len)
+def limited(user: str) -> list[str]:
+    """Return names."""
+    return [user]
+
+
+@AdaptiveLimit(aimd(slow_after=0.5))
+async def adapted(user: str) -> list[str]:
+    """Return names."""
+    return [user]
+
+
+@Hedge(0.1)
+async def hedged_items(user: str) -> AsyncGenerator[int, None]:
+    """Yield numbers."""
+    yield len(user)
+
+
+async def check_scarcity() -> None:
+    """Check that policies against scarcity keep signatures, and have their settings checked."""
+    assert_type(limited("ann"), list[str])
+    assert_type(await adapted("ann"), list[str])
+    assert_type(hedged_items("ann"), AsyncGenerator[int, None])
+    limited(5)  # type: ignore[arg-type]
+    await adapted()  # type: ignore[call-arg]
+    limit = RateLimit("60/s", burst=5, algorithm="leaky_bucket")
+    assert_type(limit.peek("ann"), Quota)
+    assert_type(limit.peek().left, int)
+    assert_type(limit.peek().retry_after, float | None)
+    assert_type(limit.reserve("ann", cost=3), Reservation)
+    limit.reserve().settle(2)
+    limit.reserve().settle("2")  # type: ignore[arg-type]
+    RateLimit(60)  # type: ignore[arg-type]
+    RateLimit("60/s", algorithm="bucket")  # type: ignore[arg-type]
+    RateLimit("60/s", cost="1")  # type: ignore[arg-type]
+    Limit("60/s", burst=1.5)  # type: ignore[arg-type]
+    Shed(0.5)  # type: ignore[arg-type]
+    Shed(by_queue(5, of=Bulkhead(1)), by_latency(0.5), mode="on")  # type: ignore[arg-type]
+    Throttle(k={"critical": 2.0})  # type: ignore[dict-item]
+    AdaptiveLimit(20)  # type: ignore[arg-type]
+    AdaptiveLimit(gradient2(), order="random")  # type: ignore[arg-type]
+    AdaptiveLimit(partitions={"live": "0.5"})  # type: ignore[dict-item]
+    aimd()  # type: ignore[call-arg]
+    Hedge()  # type: ignore[call-arg]
+    Hedge(0.1, sync="process")  # type: ignore[arg-type]
+    Chaos(0.1, error=ConnectionError())  # type: ignore[arg-type]
+    Bulkhead(2, shed=0.005)  # type: ignore[arg-type]
+    with Chaos(0.1, hang=True).on() as chaos:
+        assert_type(chaos, Chaos)
+
+
+# --- Pools, channels, executors ---
+
+
+class Connection:
+    """Something that is costly to make."""
+
+    def ping(self) -> bool:
+        """Tell whether it is alive."""
+        return True
+
+
+async def _connect() -> Connection:
+    return Connection()
+
+
+async def _validate(connection: Connection) -> bool:
+    return connection.ping()
+
+
+def check_pool() -> None:
+    """Check that a pool lends what its factory makes."""
+    pool = Pool(Connection, name="plain", max_size=2, validate=Connection.ping)
+    assert_type(pool, Pool[Connection])
+    with pool.borrow() as connection:
+        assert_type(connection, Connection)
+    with pool as same:
+        assert_type(same, Pool[Connection])
+    assert_type(pool.close(), bool)
+    assert_type(pool.advice().size, int)
+    Pool(Connection, max_size=2)  # type: ignore[call-overload]
+    Pool(Connection, name="bad", max_size="2")  # type: ignore[call-overload]
+    Pool(Connection, name="bad", max_size=2, validate=_size)  # type: ignore[arg-type]
+    Pool(Connection, name="bad", max_size=2, when_exhausted="panic")  # type: ignore[call-overload]
+
+
+async def check_async_pool() -> None:
+    """Check the same where the factory is async."""
+    pool = Pool(_connect, name="async", max_size=2, validate=_validate)
+    assert_type(pool, Pool[Connection])
+    async with pool.borrow() as connection:
+        assert_type(connection, Connection)
+    async with pool as same:
+        assert_type(same, Pool[Connection])
+    assert_type(await pool.aclose(), bool)
+
+
+async def check_channel() -> None:
+    """Check that a channel gives what may be put into it."""
+    channel: Channel[int] = Channel(5, when_full="drop_oldest", on_drop=print)
+    assert_type(channel.put(1), bool)
+    assert_type(await channel.aput(1), bool)
+    assert_type(channel.get(), int)
+    assert_type(await channel.aget(timeout=1.0), int)
+    assert_type(await channel.adrain(), list[int])
+    assert_type([item for item in channel], list[int])  # noqa: C416 - what iterating gives
+    assert_type([item async for item in channel], list[int])
+    channel.put("1")  # type: ignore[arg-type]
+    await channel.aput(None)  # type: ignore[arg-type]
+    Channel(5, when_full="panic")  # type: ignore[arg-type]
+
+
+async def check_executors() -> None:
+    """Check that executors take a function's own arguments, and return what it does."""
+    with CpuPool("cpu", kind="thread") as cpu, IoPool("io", throughput=9.0, latency=0.1) as io:
+        assert_type(cpu, CpuPool)
+        assert_type(cpu.run(_size, "a", twice=True), int)
+        assert_type(await io.arun(_size, "a"), int)
+        assert_type(io.close(), bool)
+        cpu.run(_size, 5)  # type: ignore[arg-type]
+        cpu.run(_size)  # type: ignore[call-arg]
+        await io.arun(_size, "a", thrice=True)  # type: ignore[call-arg]
+        CpuPool("cpu", kind="fiber")  # type: ignore[arg-type]
+    async with LoopWatchdog() as watchdog:
+        assert_type(watchdog, LoopWatchdog)
+
+
+# --- Contention, ladder, signals ---
+
+
+async def _read() -> tuple[int, str]:
+    return 1, "version"
+
+
+async def _write(value: int, version: str) -> bool:
+    return bool(value and version)
+
+
+async def check_contention() -> None:
+    """Check that values and versions go through, and that turns keep a function's type."""
+    assert_type(update_optimistically(lambda: (1, "v"), lambda n: n + 1, lambda _n, _v: 1), int)
+    assert_type(await aupdate_optimistically(_read, lambda n: n + 1, _write), int)
+    update_optimistically(lambda: 1, abs, lambda _n, _v: 1)  # type: ignore[arg-type,return-value]
+    serializer = Serializer(max_wait=1.0)
+    assert_type(serializer.run("key", _size, "a"), int)
+    assert_type(await serializer.arun("key", _asize, "a"), int)
+    with serializer.hold("key"):
+        pass
+    async with serializer.hold(("a", 1)):
+        pass
+    stripes = Stripes(8, list[int])
+    assert_type(stripes["key"], list[int])
+    assert_type(stripes.index("key"), int)
+    Stripes("8", dict)  # type: ignore[arg-type]
+
+
+def check_ladder() -> None:
+    """Check that rungs keep what a function returns, and that levels compare."""
+    ladder = Ladder(
+        "shop", load=signals.smoothed(signals.process_cpu()), depends_on={vendor: "cached"}
+    )
+    assert_type(ladder.level, ServiceLevel)
+    assert_type(ladder.allows("cached"), bool)
+    assert_type(ladder.rung("static", _size)("a"), int)
+    Guard("shop", Fallback(ladder.rung("cached", _size)), ladder.gate(), Timeout(1.0))
+    assert_type(signals.highest(lambda: 0.5, signals.loop_lag())(), float)
+    assert_type(signals.in_flight(Bulkhead(1)), signals.Signal)
+    signals.latched(0.5)  # type: ignore[arg-type]
+    with tenant("acme"), tier("free"):
+        assert_type(current_tenant(), str | None)
+        assert_type(current_tier(), str | None)
+    tenant(5)  # type: ignore[arg-type]
 
 
 # --- The rest ---
