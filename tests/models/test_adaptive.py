@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import aimd, gradient2, vegas
-from seawall.models.adaptive import PATIENCE, Gradient2, Learner, ConcurrencyLimit, Vegas
+from seawall.models.adaptive import PATIENCE, Gradient2, Learner, Limit, Vegas
 from seawall.models.samples import FEWEST, MOST, SPAN, Window, Windows
 from tests.support import falsified
 
-MAKERS: dict[str, Callable[..., ConcurrencyLimit]] = {
+MAKERS: dict[str, Callable[..., Limit]] = {
     "aimd": lambda **bounds: aimd(slow_after=1.0, **bounds),
     "vegas": vegas,
     "gradient2": gradient2,
@@ -26,12 +26,12 @@ def _half() -> float:
     return 0.5
 
 
-def _tell(limit: ConcurrencyLimit, rtt: float, *, in_flight: int | None = None, dropped: bool = False) -> None:
+def _tell(limit: Limit, rtt: float, *, in_flight: int | None = None, dropped: bool = False) -> None:
     """Tell of a window in which all of the limit was used, unless said otherwise."""
     limit.on_sample(0.0, rtt, limit.limit if in_flight is None else in_flight, dropped, _half)
 
 
-def _knowing(make: Callable[..., ConcurrencyLimit], base: float, **settings: Any) -> Learner:
+def _knowing(make: Callable[..., Limit], base: float, **settings: Any) -> Learner:
     """Return a limit that knows its baseline and will not look again soon."""
     limit = make(**settings)
     assert isinstance(limit, Learner)
@@ -129,7 +129,7 @@ def test_gradient2_learns_slowly_and_forgets_a_slow_time_sooner() -> None:
 
 
 @pytest.mark.parametrize("make", [vegas, gradient2])
-def test_calls_that_take_no_time_tell_nothing(make: Callable[..., ConcurrencyLimit]) -> None:
+def test_calls_that_take_no_time_tell_nothing(make: Callable[..., Limit]) -> None:
     """A window of 0 s (in virtual time, say) neither moves the limit nor trains it."""
     limit = make()
     _tell(limit, 0.0)
@@ -141,7 +141,7 @@ def test_calls_that_take_no_time_tell_nothing(make: Callable[..., ConcurrencyLim
 
 @pytest.mark.parametrize("make", [vegas, gradient2])
 def test_in_full_use_the_limit_is_lowered_until_the_queue_has_drained(
-    make: Callable[..., ConcurrencyLimit],
+    make: Callable[..., Limit],
 ) -> None:
     """One window to drain, one to measure, one to fill again; then the limit is what it was."""
     limit = _knowing(make, 1.0, initial=100)
@@ -252,7 +252,7 @@ HISTORIES = st.builds(
 )
 
 
-def _play(case: History, look: Callable[[ConcurrencyLimit, Told, tuple[float, float | None]], None]) -> None:
+def _play(case: History, look: Callable[[Limit, Told, tuple[float, float | None]], None]) -> None:
     """Tell a limit of window after window, and look at what each did."""
     maximum = case.minimum + case.room
     limit = MAKERS[case.algorithm](initial=maximum, minimum=case.minimum, maximum=maximum)
@@ -264,7 +264,7 @@ def _play(case: History, look: Callable[[ConcurrencyLimit, Told, tuple[float, fl
 
 
 def _check_bounds(case: History) -> None:
-    def look(limit: ConcurrencyLimit, _told: Told, _before: object) -> None:
+    def look(limit: Limit, _told: Told, _before: object) -> None:
         assert limit.minimum <= limit.limit <= limit.maximum
         assert limit.minimum <= limit.estimate <= limit.maximum
 
@@ -272,7 +272,7 @@ def _check_bounds(case: History) -> None:
 
 
 def _check_no_growth_unused(case: History) -> None:
-    def look(limit: ConcurrencyLimit, told: Told, before: tuple[float, float | None]) -> None:
+    def look(limit: Limit, told: Told, before: tuple[float, float | None]) -> None:
         if told.used < 0.5:
             assert limit.estimate <= before[0]
 
@@ -280,7 +280,7 @@ def _check_no_growth_unused(case: History) -> None:
 
 
 def _check_drops_train_nothing(case: History) -> None:
-    def look(limit: ConcurrencyLimit, told: Told, before: tuple[float, float | None]) -> None:
+    def look(limit: Limit, told: Told, before: tuple[float, float | None]) -> None:
         if told.dropped:
             assert limit.baseline == before[1]
             assert limit.estimate <= max(before[0], 40 if case.algorithm == "gradient2" else 0)
@@ -306,7 +306,7 @@ def test_dropped_calls_never_train_the_baseline(case: History) -> None:
     _check_drops_train_nothing(case)
 
 
-def _move_anywhere(limit: ConcurrencyLimit, estimate: float) -> None:
+def _move_anywhere(limit: Limit, estimate: float) -> None:
     limit.estimate = estimate
 
 
@@ -320,8 +320,8 @@ def _train_by_drops(limit: Vegas, *told: Any) -> None:
 learner_on_sample = Learner.on_sample
 
 ABLATIONS: dict[str, tuple[Callable[[History], None], type, str, Any]] = {
-    "no bounds": (_check_bounds, ConcurrencyLimit, "_move_to", _move_anywhere),
-    "no freeze": (_check_no_growth_unused, ConcurrencyLimit, "_unused", lambda *_: False),
+    "no bounds": (_check_bounds, Limit, "_move_to", _move_anywhere),
+    "no freeze": (_check_no_growth_unused, Limit, "_unused", lambda *_: False),
     "drops train": (_check_drops_train_nothing, Learner, "on_sample", _train_by_drops),
 }
 
@@ -349,7 +349,7 @@ def test_new_bounds_hold_at_once(case: History, minimum: int, room: int) -> None
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_a_fresh_one_has_the_settings_and_nothing_else(make: Callable[..., ConcurrencyLimit]) -> None:
+def test_a_fresh_one_has_the_settings_and_nothing_else(make: Callable[..., Limit]) -> None:
     """Each policy begins to learn for itself."""
     limit = make(initial=30, minimum=25, maximum=90)
     for _ in range(5):
@@ -381,7 +381,7 @@ def test_reprs_are_calls() -> None:
         (lambda: gradient2(maximum=10.0), "maximum=10.0"),
     ],
 )
-def test_bad_settings_raise_at_once(make: Callable[[], ConcurrencyLimit], message: str) -> None:
+def test_bad_settings_raise_at_once(make: Callable[[], Limit], message: str) -> None:
     """And the message tells what to write."""
     with pytest.raises((TypeError, ValueError), match=message):
         make()

@@ -32,12 +32,12 @@ from seawall import (
     tier,
     vegas,
 )
-from seawall.models.adaptive import ConcurrencyLimit
+from seawall.models.adaptive import Limit
 from seawall.testing import ScriptedService, answer, fail, run_virtual, slow, virtual_time
 from tests.support import let_pass, new_guard
 
 
-class Told(ConcurrencyLimit):
+class Told(Limit):
     """A limit that stays as it is and writes down what it is told."""
 
     name = "told"

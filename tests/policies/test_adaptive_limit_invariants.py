@@ -23,7 +23,7 @@ from seawall import (
     tier,
     vegas,
 )
-from seawall.models.adaptive import ConcurrencyLimit
+from seawall.models.adaptive import Limit
 from seawall.policies._limit_gates import Gate, PartitionedGate, _PartitionWaiter, _Waiter
 from seawall.runtime.slots import Slots, SlotWaiter
 from seawall.testing import run_virtual
@@ -33,7 +33,7 @@ QUARTERS = quarters(8)
 SHARES = {"live": 0.5, "batch": 0.25}
 
 
-class Scripted(ConcurrencyLimit):
+class Scripted(Limit):
     """A limit that goes where a script says, window by window."""
 
     name = "scripted"

@@ -21,13 +21,13 @@ from typing import NamedTuple
 import pytest
 
 from seawall import AdaptiveLimit, aimd, gradient2, vegas
-from seawall.models.adaptive import Learner, ConcurrencyLimit
+from seawall.models.adaptive import Learner, Limit
 from seawall.models.samples import Windows
 from seawall.testing import run_virtual
 from tests.support import let_pass, new_guard
 
 WIDE = {"minimum": 1, "maximum": 1000}
-LIMITS: dict[str, Callable[[], ConcurrencyLimit]] = {
+LIMITS: dict[str, Callable[[], Limit]] = {
     "aimd": lambda: aimd(slow_after=1.2, **WIDE),
     "vegas": lambda: vegas(**WIDE),
     "gradient2": lambda: gradient2(**WIDE),
@@ -82,7 +82,7 @@ class Simulation:
     """A limit in front of a server, window by window."""
 
     def __init__(
-        self, limit: ConcurrencyLimit, workers: int, *, seed: int = 0, times: str = "lognormal"
+        self, limit: Limit, workers: int, *, seed: int = 0, times: str = "lognormal"
     ) -> None:
         self.limit = limit
         self.rng = Random(seed)
@@ -221,7 +221,7 @@ def test_traffic_that_fits_is_not_refused(name: str) -> None:
 
 def test_without_the_freeze_an_unused_limit_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the limit grow while it is not used, and nothing stops it: no queue ever tells."""
-    monkeypatch.setattr(ConcurrencyLimit, "_unused", lambda _self, _in_flight: False)
+    monkeypatch.setattr(Limit, "_unused", lambda _self, _in_flight: False)
     simulation = Simulation(LIMITS["vegas"](), 40)
     assert max(report.limit for report in simulation.run(200, load=0.6)) > 5 * 40
 
@@ -299,7 +299,7 @@ def _through_the_gate(policy: AdaptiveLimit, before: int, after: int) -> Iterato
     ],
     ids=["aimd", "vegas", "gradient2"],
 )
-def test_the_gate_does_the_same_on_the_event_loop(limit: ConcurrencyLimit, tolerance: float) -> None:
+def test_the_gate_does_the_same_on_the_event_loop(limit: Limit, tolerance: float) -> None:
     """120 clients at a server of 60 workers, then 30: the limit follows, the work goes on."""
     policy = AdaptiveLimit(limit, max_wait=float("inf"), max_waiting=1000)
     before, after, goodput = _through_the_gate(policy, 60, 30)

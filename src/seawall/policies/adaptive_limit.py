@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, ClassVar
 
 from seawall import _checks as check
-from seawall.models.adaptive import ConcurrencyLimit, vegas
+from seawall.models.adaptive import Limit, vegas
 from seawall.models.codel import QueueShed
 from seawall.models.partitions import Partitions
 from seawall.models.samples import Windows
@@ -35,7 +35,7 @@ class AdaptiveLimit(SlotPolicy):
 
     def __init__(
         self,
-        limit: ConcurrencyLimit | None = None,
+        limit: Limit | None = None,
         *,
         window: float = 0.1,
         max_wait: float = 0.0,
@@ -146,9 +146,9 @@ class AdaptiveLimit(SlotPolicy):
             self.partitions.forget_in_flight()
 
 
-def _check_limit(limit: ConcurrencyLimit | None) -> ConcurrencyLimit:
+def _check_limit(limit: Limit | None) -> Limit:
     if limit is None:
         return vegas()
-    if not isinstance(limit, ConcurrencyLimit):
+    if not isinstance(limit, Limit):
         raise TypeError(f"limit={limit!r}: write vegas(), gradient2() or aimd(slow_after=0.5)")
     return limit
