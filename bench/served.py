@@ -47,7 +47,9 @@ def hello_world(_function):
         return PlainTextResponse("hello")
 
     app = Starlette(routes=[Route("/hello", hello)])
-    config = Config(app, log_config=None, access_log=False, lifespan="off")
+    # Kept also while other cases have their turns.
+    kept = {"timeout_keep_alive": 86400}
+    config = Config(app, log_config=None, access_log=False, lifespan="off", **kept)
     config.load()
     wire = _Wire()
     protocol = None
