@@ -901,7 +901,7 @@ SCARCITY = [
         [case for case in _POSITIVE if case[0] != inf],
         "seconds",
     ),
-    ("aimd(backoff)", lambda x: aimd(slow_after=1, backoff=x), _SHARES, "share"),
+    ("aimd(shrink)", lambda x: aimd(slow_after=1, shrink=x), _SHARES, "share"),
     ("vegas(alpha)", lambda x: vegas(alpha=x), [*_AT_LEAST_ZERO, (7, ValueError)], "write"),
     ("vegas(beta)", lambda x: vegas(beta=x), [*_AT_LEAST_ZERO, (1, ValueError)], "write"),
     *(
@@ -1737,7 +1737,7 @@ def test_good_arguments_of_what_is_scarce_are_taken_at_the_edges():
     by_cost(len, most=1.5, least=1.0), by_fraction(0), by_fraction(1), by_deadline(quantile=1)
     codel(scale=0), adaptive_lifo(0.1, patience=0.1, scale=0)
     Throttle(k=1, probe_every=None)
-    AdaptiveLimit(aimd(slow_after=inf, backoff=1, initial=1, maximum=1), partitions={"all": 1})
+    AdaptiveLimit(aimd(slow_after=inf, shrink=1, initial=1, maximum=1), partitions={"all": 1})
     Hedge(1e-9, most=1, cap=0, burst=1)
     Chaos(0, latency=(0, 1e-9)), Chaos(1, result=None, seed=0)
     _pool(min_size=2, connect_timeout=None, idle_timeout=None, checkout_timeout=inf)

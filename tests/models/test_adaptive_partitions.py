@@ -16,7 +16,8 @@ from tests.support import falsified
     ("shares", "limit", "reserved"),
     [
         ({"a": 0.7, "b": 0.3}, 10, [7, 3]),
-        ({"a": 0.7, "b": 0.3}, 9, [6, 2]),
+        ({"a": 0.7, "b": 0.3}, 9, [6, 3]),
+        ({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}, 20, [7, 7, 6]),
         ({"a": 0.5}, 3, [1]),
         ({"a": 0.9, "b": 0.05, "c": 0.05}, 10, [8, 1, 1]),
         ({"a": 0.5, "b": 0.5}, 2, [1, 1]),
@@ -27,7 +28,7 @@ from tests.support import falsified
     ],
 )
 def test_what_is_reserved(shares: dict[str, float], limit: int, reserved: list[int]) -> None:
-    """Whole slots, rounded down; at least one each and one for all, or nothing at all."""
+    """Whole slots, at least one each and one for all, or nothing; all, if the shares make up 1."""
     assert list(reserve(shares, limit).values()) == [*reserved, 0]
 
 

@@ -32,12 +32,12 @@ from seawall import (
     tier,
     vegas,
 )
-from seawall.models.adaptive import Limit
+from seawall.models.concurrency import ConcurrencyLimit
 from seawall.testing import ScriptedService, answer, fail, run_virtual, slow, virtual_time
 from tests.support import let_pass, new_guard
 
 
-class Told(Limit):
+class Told(ConcurrencyLimit):
     """A limit that stays as it is and writes down what it is told."""
 
     name = "told"
@@ -49,6 +49,13 @@ class Told(Limit):
     def on_sample(self, now: float, rtt: float, in_flight: int, dropped: bool, rng: Any) -> None:  # noqa: FBT001
         assert 0 <= rng() < 1
         self.told.append((rtt, in_flight, dropped))
+
+
+def _warm(*arguments: Any, **settings: Any) -> AdaptiveLimit:
+    """Return a limit that has seen its first few calls already: each window counts."""
+    policy = AdaptiveLimit(*arguments, **settings)
+    policy.windows.typical = 0.0
+    return policy
 
 
 def _told(policy: AdaptiveLimit) -> list[tuple[float, int, bool]]:
@@ -201,8 +208,8 @@ def _learns(*policies: Any) -> Callable[[Callable[[], Any], int], AdaptiveLimit]
 def test_a_window_tells_the_mean_time_and_the_use() -> None:
     """Ten calls one after another: their mean, and one in flight."""
     with virtual_time() as clock:
-        times = iter([1.0, 3.0] * 10)
-        make = _learns(AdaptiveLimit(Told()))
+        times = iter([1.5, 2.5] * 10)
+        make = _learns(_warm(Told()))
         policy = make(lambda: clock.sleep(next(times)), 9)
         assert _told(policy) == []
         make(lambda: clock.sleep(next(times)), 1)
@@ -212,7 +219,7 @@ def test_a_window_tells_the_mean_time_and_the_use() -> None:
 def test_if_somebody_was_refused_all_of_the_limit_was_used() -> None:
     """A crowd may be gone by the end of the window."""
     with virtual_time() as clock:
-        policy = AdaptiveLimit(Told(5))
+        policy = _warm(Told(5))
         guard = new_guard(policy)
         held = [guard.hold() for _ in range(5)]
         for hold in held:
@@ -233,7 +240,7 @@ def test_time_in_the_queue_does_not_count() -> None:
     """What a call took begins when it has its slot."""
 
     async def main() -> AdaptiveLimit:
-        policy = AdaptiveLimit(Told(1), max_wait=60.0, max_waiting=20)
+        policy = _warm(Told(1), max_wait=60.0, max_waiting=20)
         guard = new_guard(policy)
         await _all(*[guard.acall(let_pass, 1.0) for _ in range(10)])
         return policy
@@ -246,7 +253,7 @@ def test_what_fails_tells_nothing(partitions: dict[str, float] | None) -> None:
     """An error at once is not a fast answer, and a refusal further in was no call at all."""
     with virtual_time() as clock:
         full = Bulkhead(1)
-        policy = AdaptiveLimit(Told(), partitions=partitions)
+        policy = _warm(Told(), partitions=partitions)
         guard, inner = new_guard(policy, full), new_guard(full)
         for _ in range(20):
             guard.attempt(ScriptedService(fail(ValueError)).call)
@@ -284,7 +291,7 @@ def test_calls_that_run_out_of_time_are_dropped(order: int) -> None:
     """Whether the timeout stands inside the limit or around it."""
 
     async def main() -> AdaptiveLimit:
-        policy = AdaptiveLimit(Told())
+        policy = _warm(Told())
         guard = new_guard(*[policy, Timeout(2.0)][::order])
         for _ in range(10):
             with pytest.raises(TimedOut):
@@ -298,7 +305,7 @@ def test_calls_that_run_out_of_time_are_dropped(order: int) -> None:
 def test_a_client_that_times_out_by_itself_tells_the_same(error: type[Exception]) -> None:
     """Any TimeoutError of the function means that the answer did not come in time."""
     with virtual_time():
-        policy = _learns(AdaptiveLimit(Told()))(ScriptedService(fail(error)).call, 10)
+        policy = _learns(_warm(Told()))(ScriptedService(fail(error)).call, 10)
         assert _told(policy) == [(0.0, 1, True)]
 
 
@@ -309,7 +316,7 @@ def test_is_drop_tells_what_else_is_one() -> None:
         def is_drop(error: Exception | None, value: object) -> bool:
             return isinstance(error, ConnectionError) or value == 503
 
-        make = _learns(AdaptiveLimit(Told(), is_drop=is_drop))
+        make = _learns(_warm(Told(), is_drop=is_drop))
         make(ScriptedService(fail(ConnectionError)).call, 5)
         make(ScriptedService(fail(ValueError)).call, 5)
         policy = make(ScriptedService(answer(503)).call, 4)
@@ -330,7 +337,7 @@ def test_an_is_drop_that_fails_does_no_harm(caplog: pytest.LogCaptureFixture) ->
 def test_a_block_is_a_call_too() -> None:
     """`hold()` and generators count with the time from their beginning to their end."""
     with virtual_time() as clock:
-        policy = AdaptiveLimit(Told(), is_drop=lambda _e, _v: True)
+        policy = _warm(Told(), is_drop=lambda _e, _v: True)
         guard = new_guard(policy)
         for _ in range(10):
             with guard.hold():
@@ -380,13 +387,13 @@ def test_the_limit_moves_and_the_slots_with_it() -> None:
     """Whoever waits is let in when the limit grows; when it shrinks nobody is interrupted."""
 
     async def main() -> None:
-        policy = AdaptiveLimit(aimd(slow_after=1.5, initial=2), max_wait=60.0, max_waiting=50)
+        policy = _warm(aimd(slow_after=1.5, initial=2), max_wait=60.0, max_waiting=50)
         guard = new_guard(policy)
         service = ScriptedService(slow(1.0, times=20), slow(2.0))
         await _all(*[guard.acall(service.acall) for _ in range(20)])
-        assert policy.limit == 3
+        assert policy.limit == 4
         await _all(*[guard.acall(service.acall) for _ in range(40)])
-        assert policy.limit < 3
+        assert policy.limit == 6  # it had doubled to 8 when calls were seen to take 2 s
         assert policy.in_flight == policy.waiting == 0
 
     run_virtual(main())
@@ -475,7 +482,7 @@ def test_a_class_that_waits_does_not_hold_up_another() -> None:
 def test_without_slots_for_a_class_nothing_is_said_of_the_whole() -> None:
     """A class at its share is no sign that the limit is in full use."""
     with virtual_time() as clock:
-        policy = AdaptiveLimit(Told(10), partitions={"live": 0.9, "batch": 0.1})
+        policy = _warm(Told(10), partitions={"live": 0.9, "batch": 0.1})
         guard = new_guard(policy)
         with tier("batch"), guard.hold():
             assert guard.attempt(lambda: None).reason == "overloaded"
@@ -491,7 +498,7 @@ def test_without_slots_for_a_class_nothing_is_said_of_the_whole() -> None:
 def test_settings_change_at_run_time() -> None:
     """Bounds, waiting and mode; what was learnt is kept."""
     with virtual_time() as clock:
-        policy = AdaptiveLimit(partitions={"a": 0.5})
+        policy = _warm(partitions={"a": 0.5})
         guard = new_guard(policy)
         changes: list[SettingsChanged] = []
         stop = subscribe(changes.append, SettingsChanged)
@@ -555,7 +562,7 @@ def test_each_policy_learns_for_itself() -> None:
     """One description in two policies; one policy in two guards shares what it learns."""
     with virtual_time() as clock:
         described = vegas()
-        first, second = AdaptiveLimit(described), AdaptiveLimit(described)
+        first, second = _warm(described), _warm(described)
         one, two = new_guard(first), new_guard(first)
         for guard in (one, two) * 5:
             guard.call(clock.sleep, 1.0)

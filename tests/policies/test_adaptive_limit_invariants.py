@@ -23,7 +23,7 @@ from seawall import (
     tier,
     vegas,
 )
-from seawall.models.adaptive import Limit
+from seawall.models.concurrency import ConcurrencyLimit
 from seawall.policies._limit_gates import Gate, PartitionedGate, _PartitionWaiter, _Waiter
 from seawall.runtime.slots import Slots, SlotWaiter
 from seawall.testing import run_virtual
@@ -33,7 +33,7 @@ QUARTERS = quarters(8)
 SHARES = {"live": 0.5, "batch": 0.25}
 
 
-class Scripted(Limit):
+class Scripted(ConcurrencyLimit):
     """A limit that goes where a script says, window by window."""
 
     name = "scripted"
@@ -172,6 +172,7 @@ def _check_day(case: Day) -> None:
         )
         assert isinstance(policy.model, Scripted)
         policy.model.script = case.limits[1:]
+        policy.windows.typical = 0.0  # as if the first calls had been seen
         visitors = Visitors(policy)
         for number, script in enumerate(case.visits):
             loop.call_later(script.at, visitors.begin, number, script)
@@ -191,6 +192,8 @@ def _check_day(case: Day) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # With one limit nothing is to end a window, so that all samples can be seen.
         patch.setattr("seawall.models.samples.FEWEST", 3 if len(case.limits) > 1 else 10**9)
+        patch.setattr("seawall.models.samples.ENOUGH", 3)
+        patch.setattr("seawall.models.samples.SPAN", 0)
         run_virtual(main(), seed=case.seed)
 
 
@@ -316,6 +319,7 @@ def test_a_dying_call_may_end_a_window_while_the_lock_is_held() -> None:
     guard = new_guard(policy)
     assert isinstance(policy.model, Scripted)
     policy.model.script = [7]
+    policy.windows.typical = 1.0
     policy.windows.samples += [1.0] * 9
 
     @guard

@@ -206,9 +206,10 @@ def _do_nothing(*_: Any) -> None:
     pass
 
 
-def _push_without_bound(queue: WaitQueue[Any], item: Any, rank: int = 0) -> None:
-    lane = rank if queue.order == "criticality" else 0
-    queue._lanes.setdefault(lane, OrderedDict())[item] = None
+def _push_without_bound(queue: WaitQueue[Any], item: Any, rank: int = 0, kind: Any = None) -> None:
+    lane = (rank if queue.order == "criticality" else 0, kind)
+    queue._arrivals += 1
+    queue._lanes.setdefault(lane, OrderedDict())[item] = queue._arrivals
     queue._size += 1
 
 

@@ -1,10 +1,10 @@
 """Adaptive limits in front of a simulated server whose capacity changes.
 
 The server has `workers`, each busy with one call for a mean of one second (times vary as they do in
-life: lognormal, or exponential where it says so), and a queue in front of them that it does not
-bound. So as many calls at once as it has workers are the optimum: fewer leave workers idle, more
-only stand in the queue. A window is what the policy takes for one: at least ten calls and four
-times what they take. What counts as settled is the median of the limit, 60 to 100 windows later.
+life: lognormal, or exponential), and a queue in front of them that it does not bound. So as many
+calls at once as it has workers are the optimum: fewer leave workers idle, more only stand in the
+queue. A window is what the policy takes for one. What counts as settled is the median of the limit,
+60 to 100 windows later. Goodput is what is served in a time, as a share of what could be.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from typing import NamedTuple
 
 import pytest
 
-from seawall import AdaptiveLimit, aimd, gradient2, vegas
-from seawall.models.adaptive import Learner, Limit
+from seawall import AdaptiveLimit, Criticality, aimd, gradient2, vegas
+from seawall.models.concurrency import ConcurrencyLimit, Learner
 from seawall.models.samples import Windows
 from seawall.testing import run_virtual
+from tests.scenarios import server as scenario
 from tests.support import let_pass, new_guard
 
 WIDE = {"minimum": 1, "maximum": 1000}
-LIMITS: dict[str, Callable[[], Limit]] = {
+LIMITS: dict[str, Callable[[], ConcurrencyLimit]] = {
     "aimd": lambda: aimd(slow_after=1.2, **WIDE),
     "vegas": lambda: vegas(**WIDE),
     "gradient2": lambda: gradient2(**WIDE),
@@ -76,13 +77,14 @@ class Report(NamedTuple):
     limit: float
     goodput: float
     refused: float
+    seconds: float
 
 
 class Simulation:
     """A limit in front of a server, window by window."""
 
     def __init__(
-        self, limit: Limit, workers: int, *, seed: int = 0, times: str = "lognormal"
+        self, limit: ConcurrencyLimit, workers: int, *, seed: int = 0, times: str = "lognormal"
     ) -> None:
         self.limit = limit
         self.rng = Random(seed)
@@ -121,15 +123,19 @@ class Simulation:
         in_flight = max(self.server.in_flight + 1, self.limit.limit if crowded else 0)
         in_flight = min(in_flight, max(self.limit.limit, self.server.in_flight))
         self.limit.on_sample(self.now, window.rtt, in_flight, window.dropped, self.rng.random)
-        goodput = served / (self.now - began) / self.server.workers
-        return Report(self.limit.estimate, goodput, refused / (served + refused))
+        seconds = self.now - began
+        goodput = served / seconds / self.server.workers
+        return Report(self.limit.estimate, goodput, refused / (served + refused), seconds)
 
 
-STEPS = [(100, 50), (100, 200), (60, 120)]
+SEEDS = range(3)
+STEPS = [(100, 50), (100, 200), (40, 20), (20, 40)]
 
 
-def _settled(reports: list[Report]) -> float:
-    return median(report.limit for report in reports[-40:])
+def _goodput(reports: list[Report]) -> float:
+    """Return what was served in the time of all these windows, as a share of capacity."""
+    seconds = sum(report.seconds for report in reports)
+    return sum(report.goodput * report.seconds for report in reports) / seconds
 
 
 # After a step
@@ -141,51 +147,66 @@ def _settled(reports: list[Report]) -> float:
 def test_the_limit_finds_the_optimum_again(name: str, step: tuple[int, int], times: str) -> None:
     """When capacity halves or doubles, AIMD and Vegas are within 30 % of it 60 windows later."""
     before, after = step
-    simulation = Simulation(LIMITS[name](), before, times=times)
-    assert _settled(simulation.run(250)) == pytest.approx(before, rel=0.3)
-    simulation.server.workers = after
-    assert _settled(simulation.run(100)) == pytest.approx(after, rel=0.3)
+    close = []
+    for seed in SEEDS:
+        simulation = Simulation(LIMITS[name](), before, seed=seed, times=times)
+        simulation.run(150)
+        simulation.server.workers = after
+        limits = [report.limit for report in simulation.run(100)[60:]]
+        assert median(limits) == pytest.approx(after, rel=0.3)
+        close += [abs(limit / after - 1) <= 0.3 for limit in limits]
+    assert fmean(close) >= (0.9 if times == "lognormal" else 0.7)
 
 
-@pytest.mark.parametrize("step", [(40, 20), (40, 80), (100, 50), (100, 200)], ids=str)
-def test_goodput_stays_with_gradient2(step: tuple[int, int]) -> None:
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_goodput_stays_with_gradient2(step: tuple[int, int], times: str) -> None:
     """When capacity halves or doubles, what is served stays at 90 % of it or more."""
     before, after = step
-    simulation = Simulation(LIMITS["gradient2"](), before)
-    assert fmean(report.goodput for report in simulation.run(300)[200:]) >= 0.9
-    simulation.server.workers = after
-    reports = simulation.run(120)
-    assert fmean(report.goodput for report in reports[:60]) >= 0.9
-    assert fmean(report.goodput for report in reports[60:]) >= 0.95
+    for seed in SEEDS:
+        simulation = Simulation(LIMITS["gradient2"](), before, seed=seed, times=times)
+        assert _goodput(simulation.run(100)) >= 0.9
+        simulation.server.workers = after
+        assert _goodput(simulation.run(60)) >= 0.9
+        assert _goodput(simulation.run(60)) >= 0.95
 
 
 # Under saturation
 
 
+def _saturated(name: str, workers: int, times: str = "lognormal") -> list[Report]:
+    """Return what 900 windows of as many calls as are let in tell."""
+    return Simulation(LIMITS[name](), workers, times=times).run(900)
+
+
 def _drift(name: str) -> float:
     """Return how many times the optimum the limit is at most, late in a long saturation."""
-    simulation = Simulation(LIMITS[name](), 40)
-    reports = simulation.run(700)
-    assert fmean(report.goodput for report in reports[100:]) >= 0.9
-    return max(report.limit for report in reports[600:]) / 40
+    return max(report.limit for report in _saturated(name, 20)[600:]) / 20
 
 
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("workers", [5, 10, 20, 40, 100])
 @pytest.mark.parametrize("name", LIMITS)
-def test_no_limit_drifts_upwards(name: str) -> None:
-    """After 600 windows in full use the limit is where its rule says: at most 1.5 and a few."""
-    assert _drift(name) < 2.0
+def test_no_limit_drifts_upwards(name: str, workers: int, times: str) -> None:
+    """It stays where its rule says, some chance allowed, and no higher at the end than before."""
+    reports = _saturated(name, workers, times)
+    limits = [report.limit for report in reports]
+    most = 1.75 * workers + 15 if name == "gradient2" else 1.5 * workers + 8
+    assert max(limits[300:]) < most
+    assert fmean(limits[600:]) < 1.15 * fmean(limits[300:600])
+    assert _goodput(reports) >= 0.9
 
 
 def test_without_a_fresh_baseline_gradient2_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never take the baseline anew, and the average follows the queue that the limit makes."""
     monkeypatch.setattr(Learner, "_interval", lambda _self, _rng: float("inf"))
-    assert _drift("gradient2") > 2.5
+    assert _drift("gradient2") > 3.0
 
 
 def test_without_draining_vegas_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the baseline anew with the queue still there, and the limit takes it for normal."""
-    monkeypatch.setattr(Learner, "_calm", lambda *_: 10**6)
-    assert _drift("vegas") > 2.5
+    monkeypatch.setattr(Learner, "_served", lambda *_: 10**6)
+    assert _drift("vegas") > 3.0
 
 
 @pytest.mark.parametrize("name", ["vegas", "gradient2"])
@@ -205,8 +226,9 @@ def test_a_start_in_the_middle_of_a_queue_is_overcome(name: str) -> None:
 def test_overload_leaves_goodput_as_it_is(name: str, load: float) -> None:
     """However many calls come, the server is busy, and its queue is short."""
     simulation = Simulation(LIMITS[name](), 40)
-    reports = simulation.run(200, load=load)[100:]
-    assert fmean(report.goodput for report in reports) >= 0.9
+    reports = simulation.run(200, load=load)
+    assert _goodput(reports) >= 0.9
+    reports = reports[100:]
     assert fmean(report.limit for report in reports) < 1.8 * 40
 
 
@@ -221,12 +243,88 @@ def test_traffic_that_fits_is_not_refused(name: str) -> None:
 
 def test_without_the_freeze_an_unused_limit_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the limit grow while it is not used, and nothing stops it: no queue ever tells."""
-    monkeypatch.setattr(Limit, "_unused", lambda _self, _in_flight: False)
+    monkeypatch.setattr(ConcurrencyLimit, "_unused", lambda _self, _in_flight: False)
+    monkeypatch.setattr(ConcurrencyLimit, "_starting", False)
     simulation = Simulation(LIMITS["vegas"](), 40)
     assert max(report.limit for report in simulation.run(200, load=0.6)) > 5 * 40
 
 
 # Through the gate
+
+
+DRAWS = {**TIMES, "constant": lambda _rng: 1.0}
+AT_ONCE: dict[str, Callable[[], ConcurrencyLimit]] = {
+    "vegas": vegas,
+    "gradient2": gradient2,
+    "aimd": lambda: aimd(slow_after=0.13),
+}
+
+
+class Times(Random):
+    """Draws times of the wanted kind where the server asks for exponential ones."""
+
+    def __init__(self, seed: int, times: str) -> None:
+        super().__init__(seed)
+        self._plain = Random(seed)
+        self._draw = DRAWS[times]
+
+    def expovariate(self, lambd: float = 1.0) -> float:
+        return self._draw(self._plain) / lambd
+
+
+def _from_the_start(name: str, workers: int, load: float, times: str, seed: int) -> float:
+    """Return what is served in the first 20 s of the process, as a share of what could be.
+
+    Calls take 0.1 s and come whatever becomes of others; the limit begins with 20.
+    """
+
+    async def main() -> float:
+        server = scenario.Server(workers, 0.1, Times(seed, times))
+        guard = new_guard(AdaptiveLimit(AT_ONCE[name]()), rng=Random(seed + 1))
+        report = await scenario.run_clients(
+            lambda: guard.acall(server.serve),
+            {Criticality.CRITICAL: load * server.capacity},
+            seconds=20.0,
+            patience=1.0,
+            rng=Random(seed + 2),
+        )
+        if load < 1:
+            return report.kept(Criticality.CRITICAL)
+        return report.goodput() / server.capacity
+
+    return run_virtual(main())
+
+
+@pytest.mark.parametrize("times", DRAWS)
+@pytest.mark.parametrize("workers", [10, 40, 100])
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_a_new_process_serves_what_it_can_at_once(name: str, workers: int, times: str) -> None:
+    """At twice the capacity 90 % of it are served in the first 20 s, start included."""
+    assert _from_the_start(name, workers, 2.0, times, seed=1) >= 0.9
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("workers", [10, 40])
+def test_the_default_limit_does_not_throttle_by_chance(workers: int, seed: int) -> None:
+    """Times that vary much are no sign of a queue, whatever the chance."""
+    assert _from_the_start("vegas", workers, 2.0, "exponential", seed=10 + seed) >= 0.9
+
+
+@pytest.mark.parametrize("times", DRAWS)
+@pytest.mark.parametrize("workers", [10, 40, 100])
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_traffic_that_fits_is_served_from_the_start(name: str, workers: int, times: str) -> None:
+    """At 60 % of capacity 96 % are, although 60 at once are three times what is let in first."""
+    assert _from_the_start(name, workers, 0.6, times, seed=1) >= 0.96
+
+
+@pytest.mark.parametrize("name", ["aimd", "gradient2"])
+def test_without_a_quick_start_it_takes_too_long(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the rules alone, one or so a window, the limit is not there after 20 s."""
+    monkeypatch.setattr(ConcurrencyLimit, "_starting", False)
+    assert _from_the_start(name, 100, 2.0, "exponential", seed=1) < 0.6
 
 
 class AsyncServer:
@@ -299,7 +397,9 @@ def _through_the_gate(policy: AdaptiveLimit, before: int, after: int) -> Iterato
     ],
     ids=["aimd", "vegas", "gradient2"],
 )
-def test_the_gate_does_the_same_on_the_event_loop(limit: Limit, tolerance: float) -> None:
+def test_the_gate_does_the_same_on_the_event_loop(
+    limit: ConcurrencyLimit, tolerance: float
+) -> None:
     """120 clients at a server of 60 workers, then 30: the limit follows, the work goes on."""
     policy = AdaptiveLimit(limit, max_wait=float("inf"), max_waiting=1000)
     before, after, goodput = _through_the_gate(policy, 60, 30)

@@ -2,256 +2,80 @@
 
 A limit is told of one window after another: the mean time of its calls, how many ran at once, and
 whether calls were dropped (ran out of time, or were refused for overload). With `L` the limit,
-`rtt` that time, `base` the time without a queue, and lg = max(1, log10 L), a window moves it so:
+`rtt` that time, `base` the time without a queue, lg = max(1, log10 L) and u = lg, but at most L/32
+and at least 0.5, a window moves it so:
 
-    Aimd        dropped, or rtt > slow_after: L * backoff; else L + 1
+    Aimd        dropped, or rtt > slow_after: L * shrink; else L + 1
     Vegas       queue = ceil(L * (1 - base/rtt));
-                queue <= lg: L + beta*lg;  queue < alpha*lg: L + lg;
-                queue > beta*lg, or dropped: L - lg
+                queue <= u: L + beta*u;  queue < alpha*u: L + lg;
+                queue > beta*u, or dropped: L - lg
     Gradient2   g = 1.5 * base/rtt within [0.5, 1] (0.5 if dropped); 0.8 * L + 0.2 * (g*L + 4)
 
 Common to all: L stays within its bounds; it does not grow while less than half of it is used; and
 a window with drops never trains `base`.
 
-Why `base` is taken anew: if all calls seen had stood in a queue, the limit would take that for
-normal and follow its own queue upwards. So every U(0.5, 1) * 30 windows, if the limit is in full
-use, it is lowered for two windows to where no queue can be, and what calls take then is `base`.
+How `base` is learnt, and why a limit grows faster at first: see `seawall.models.concurrency`.
 """
 
 from __future__ import annotations
 
-from math import ceil, floor, log10
+from math import ceil, log10
 from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
 from seawall.models.backoff import Rng
+from seawall.models.concurrency import NOISE, ConcurrencyLimit, Learner
 
-REPROBE: Final = 30
-"""At most so many windows pass before `base` is taken anew."""
-
-DRAINED: Final = 0.8
-"""The share of the presumed capacity at which no queue is left."""
-
-NOISE: Final = 0.2
-"""Two windows that differ by less than this share may differ by chance."""
-
-PATIENCE: Final = 8
-"""After so many windows a limit that was lowered goes up again, drained or not."""
+SMALL: Final = 32
+"""The logarithm counts for at most this part of the limit: six of it would be 40 % of 20."""
 
 
-class Limit:
-    """A number of calls at once, moved by one window after another. Locking is the caller's."""
-
-    name: ClassVar[str] = ""
-
-    def __init__(self, initial: int, minimum: int, maximum: int) -> None:
-        """Begin with `initial`, and stay from `minimum` to `maximum`."""
-        self.initial = check.count("initial", initial)
-        self.bound(minimum, maximum)
-        if self.initial != initial:
-            raise ValueError(f"initial={initial}: write a number from {minimum} to {maximum}")
-
-    def bound(self, minimum: int, maximum: int) -> None:
-        """Stay from `minimum` to `maximum` from now on."""
-        check.count("minimum", minimum)
-        check.count("maximum", maximum)
-        if minimum > maximum:
-            raise ValueError(f"minimum={minimum}: write at most the maximum, which is {maximum}")
-        self.minimum, self.maximum = minimum, maximum
-        self.initial = min(max(self.initial, minimum), maximum)
-        self._move_to(getattr(self, "estimate", self.initial))
-
-    def fresh(self) -> Limit:
-        """Return one with the same settings that has learnt nothing yet."""
-        return type(self)(**self.settings())
-
-    def settings(self) -> dict[str, Any]:
-        """Return what it was made with."""
-        names = ("initial", "minimum", "maximum")
-        return {name: getattr(self, name) for name in names}
-
-    def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
-        return f"{self.name}({given})"
-
-    @property
-    def limit(self) -> int:
-        """How many may run at once now."""
-        return floor(self.estimate)
-
-    @property
-    def baseline(self) -> float | None:
-        """What a call is thought to take without a queue; None if that is not known or needed."""
-        return None
-
-    def on_sample(self, now: float, rtt: float, in_flight: int, dropped: bool, rng: Rng) -> None:  # noqa: FBT001 - the field's own signature
-        """Take in a window that ended at `now`: its mean time, its use, and whether it dropped.
-
-        `rtt` counts only without drops. `rng` gives uniform numbers.
-        """
-        raise NotImplementedError
-
-    def _unused(self, in_flight: int) -> bool:
-        """Tell whether so little is in flight that nothing can be learnt of a higher limit."""
-        return in_flight * 2 < self.limit
-
-    def _move_to(self, estimate: float) -> None:
-        self.estimate = float(min(max(estimate, self.minimum), self.maximum))
-
-
-class Aimd(Limit):
+class Aimd(ConcurrencyLimit):
     """Add one while all is well, and back off by a factor when it is not."""
 
     name: ClassVar[str] = "aimd"
 
     def __init__(
-        self, *, slow_after: float, backoff: float, initial: int, minimum: int, maximum: int
+        self, *, slow_after: float, shrink: float, initial: int, minimum: int, maximum: int
     ) -> None:
         """Take a window whose calls take more than `slow_after` on average for overload."""
         self.slow_after = check.seconds("slow_after", slow_after, infinite=True)
-        self.backoff = check.ratio("backoff", backoff)
+        self.shrink = check.ratio("shrink", shrink)
         super().__init__(initial, minimum, maximum)
 
     def settings(self) -> dict[str, Any]:
         """Return what it was made with."""
         return {
             "slow_after": self.slow_after,
-            "backoff": self.backoff,
+            "shrink": self.shrink,
             **super().settings(),
         }
 
     def on_sample(self, now: float, rtt: float, in_flight: int, dropped: bool, rng: Rng) -> None:  # noqa: FBT001 - as above
         """Move by the rule of additive increase and multiplicative decrease."""
         if dropped or rtt > self.slow_after:
-            self._move_to(self.estimate * self.backoff)
+            self._move_to(self.estimate * self._share_kept(rtt, dropped=dropped))
+            self._starting = False
+        elif self._starting and self._full(in_flight):
+            self._move_to(2 * self.estimate)
         elif not self._unused(in_flight):
             self._move_to(self.estimate + 1)
 
+    def _share_kept(self, rtt: float, *, dropped: bool) -> float:
+        """Return what share of the limit is kept: at the end of the start, down to half.
 
-class Learner(Limit):
-    """What Vegas and Gradient2 share: a baseline that is learnt, and taken anew in time."""
-
-    _base: float | None = None
-    _windows_left = 0.0
-    _lowered_to = 0
-    """The limit while a queue is to drain; 0 at other times."""
-    _drained = False
-    _patience = 0
-    _higher: float | None = None
-    """What calls took at the limit that was lowered to before, if that was too much."""
-    _refilling = False
-    """True in the window after that: it still sees the drained queue, and would call it growth."""
-
-    @property
-    def limit(self) -> int:
-        """How many may run at once now."""
-        return self._lowered_to or floor(self.estimate)
-
-    @property
-    def baseline(self) -> float | None:
-        """What a call is thought to take without a queue, in seconds."""
-        return self._base
-
-    def bound(self, minimum: int, maximum: int) -> None:
-        """Stay from `minimum` to `maximum` from now on."""
-        super().bound(minimum, maximum)
-        self._lowered_to = 0
-
-    def on_sample(self, now: float, rtt: float, in_flight: int, dropped: bool, rng: Rng) -> None:  # noqa: FBT001 - as above
-        """Learn the baseline, take it anew if it is time, and move by the rule."""
-        if dropped:
-            self._lowered_to = 0
-            self._move_dropped()
-            return
-        if rtt <= 0:
-            return
-        if self._base is None:
-            self._take_anew(rtt, rng)
-        if self._lowered_to:
-            self._drain(rtt, in_flight, rng)
-            return
-        if self._refilling:
-            self._refilling = False
-            return
-        base = self._base = self._learn(rtt)
-        self._windows_left -= 1
-        if self._windows_left <= 0:
-            calm = self._calm(rtt, self.estimate)
-            if in_flight <= calm:
-                self._take_anew(rtt, rng)
-            elif in_flight >= self.limit and calm < self.limit:
-                self._lower(calm)
-                self._patience, self._higher = PATIENCE, None
-                return
-        if not self._unused(in_flight):
-            self._move(base, rtt)
-
-    def _calm(self, rtt: float, limit: float) -> int:
-        """Return how many at once make no queue, if `limit` of them take `rtt`."""
-        base = rtt if self._base is None else min(self._base, rtt)
-        served = limit * base / rtt  # at a time, by Little's law
-        return max(self.minimum, floor(DRAINED * served))
-
-    def _drain(self, rtt: float, in_flight: int, rng: Rng) -> None:
-        """Wait until no more than the lowered limit are in flight; believe the next window."""
-        self._patience -= 1
-        if not self._patience:
-            self._windows_left = self._interval(rng)
-        elif not self._drained:
-            self._drained = in_flight <= self._lowered_to
-            return
-        elif self._may_hold_a_queue(rtt):
-            self._lower(self._calm(rtt, self._lowered_to))
-            self._higher = rtt
-            return
-        else:
-            self._take_anew(rtt, rng)
-        self._lowered_to = 0
-        self._refilling = True
-
-    def _may_hold_a_queue(self, rtt: float) -> bool:
-        """Tell whether calls take longer than before although the limit is lowered, and why.
-
-        A queue gets shorter if the limit is lowered further; a slower dependency stays as slow.
+        It has just doubled, and calls take as many times too long as it is too high.
         """
-        if self._base is None or rtt <= (1 + NOISE) * self._base:
-            return False
-        return self._higher is None or rtt < self._higher * (1 - NOISE / 2)
-
-    def _lower(self, limit: int) -> None:
-        self._lowered_to, self._drained = limit, False
-
-    def _take_anew(self, rtt: float, rng: Rng) -> None:
-        base = self._base
-        self._windows_left = self._interval(rng)
-        if base is None:
-            self._base = rtt
-            self._windows_left /= 4  # the first may have stood in a queue: look again soon
-        elif abs(rtt - base) <= NOISE * base:
-            self._base = (base + rtt) / 2
-        else:
-            self._base = rtt
-
-    def _interval(self, rng: Rng) -> float:
-        return REPROBE * (0.5 + 0.5 * rng())
-
-    def _learn(self, rtt: float) -> float:
-        """Return the baseline, now that a window took `rtt`."""
-        raise NotImplementedError
-
-    def _move(self, base: float, rtt: float) -> None:
-        """Move the limit by the rule."""
-        raise NotImplementedError
-
-    def _move_dropped(self) -> None:
-        """Move the limit down: calls were dropped."""
-        raise NotImplementedError
+        if not self._starting:
+            return self.shrink
+        return min(self.shrink, 0.5 if dropped else max(0.5, self.slow_after / rtt))
 
 
 class Vegas(Learner):
     """Keep a small queue at the dependency: between `alpha` and `beta` times log10 of the limit."""
 
     name: ClassVar[str] = "vegas"
+    MEASURED_TWICE: ClassVar[bool] = True
 
     def __init__(
         self, *, alpha: float, beta: float, initial: int, minimum: int, maximum: int
@@ -268,19 +92,22 @@ class Vegas(Learner):
         return {"alpha": self.alpha, "beta": self.beta, **super().settings()}
 
     def _learn(self, rtt: float) -> float:
-        """Return the least that windows took; each counts for a quarter, as it may be chance."""
+        """Return the baseline: less than it was if calls take less than can be chance."""
         base = rtt if self._base is None else self._base
-        return base + min(0.0, rtt - base) / 4
+        return base + (rtt - base) / 4 if rtt < (1 - NOISE) * base else base
+
+    def _with_queue(self, served: float) -> float:
+        return served + self.alpha * self._unit()
 
     def _move(self, base: float, rtt: float) -> None:
         queue = ceil(self.estimate * (1 - base / rtt))
-        step = self._step()
-        if queue <= step:
-            self._move_to(self.estimate + self.beta * step)
-        elif queue < self.alpha * step:
-            self._move_to(self.estimate + step)
-        elif queue > self.beta * step:
-            self._move_to(self.estimate - step)
+        unit = self._unit()
+        if queue <= unit:
+            self._move_to(self.estimate + self.beta * unit)
+        elif queue < self.alpha * unit:
+            self._move_to(self.estimate + self._step())
+        elif queue > self.beta * unit:
+            self._move_to(self.estimate - self._step())
 
     def _move_dropped(self) -> None:
         self._move_to(self.estimate - self._step())
@@ -288,6 +115,10 @@ class Vegas(Learner):
     def _step(self) -> float:
         # Below 10 the logarithm is under one, and at 1 it is nothing: the limit would never move.
         return max(1.0, log10(self.estimate))
+
+    def _unit(self) -> float:
+        """Return what `alpha` and `beta` are multiples of."""
+        return max(0.5, min(self._step(), self.estimate / SMALL))
 
 
 class Gradient2(Learner):
@@ -314,6 +145,9 @@ class Gradient2(Learner):
         # The dependency became twice as fast: the average forgets the slow time sooner.
         return base * 0.95 if base > 2 * rtt else base
 
+    def _with_queue(self, served: float) -> float:
+        return self.TOLERANCE * served + self.ROOM
+
     def _move(self, base: float, rtt: float) -> None:
         self._follow(min(1.0, max(0.5, self.TOLERANCE * base / rtt)))
 
@@ -328,17 +162,17 @@ class Gradient2(Learner):
 def aimd(
     *,
     slow_after: float,
-    backoff: float = 0.9,
+    shrink: float = 0.9,
     initial: int = 20,
     minimum: int = 1,
     maximum: int = 200,
 ) -> Aimd:
-    """Grow by one a window; times `backoff` when calls are dropped or take over `slow_after`.
+    """Grow by one a window; times `shrink` when calls are dropped or take over `slow_after`.
 
     With `slow_after=inf` only dropped calls count.
     """
     return Aimd(
-        slow_after=slow_after, backoff=backoff, initial=initial, minimum=minimum, maximum=maximum
+        slow_after=slow_after, shrink=shrink, initial=initial, minimum=minimum, maximum=maximum
     )
 
 
@@ -350,7 +184,7 @@ def vegas(
     minimum: int = 1,
     maximum: int = 1000,
 ) -> Vegas:
-    """Keep a queue of `alpha` to `beta` times log10 of the limit at the dependency."""
+    """Keep a queue of `alpha` to `beta` times log10 of the limit, or less if that is below 56."""
     return Vegas(alpha=alpha, beta=beta, initial=initial, minimum=minimum, maximum=maximum)
 
 

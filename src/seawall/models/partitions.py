@@ -85,8 +85,9 @@ class Partitions:
 def reserve(shares: Mapping[str, float], limit: int) -> dict[str, int]:
     """Return how many slots of `limit` each class has for itself: in all, never more than that.
 
-    At least one each, and one for all if the shares leave something. While the limit is too low
-    for that nothing is reserved: some class would be shut out.
+    At least one each, and one for all if the shares leave something; if they do not, all of it:
+    what rounding leaves goes to who lost most by it. While the limit is too low for one each,
+    nothing is reserved: some class would be shut out.
     """
     for_all = int(sum(shares.values()) < 1 - ROUNDING)
     if limit < len(shares) + for_all:
@@ -95,6 +96,11 @@ def reserve(shares: Mapping[str, float], limit: int) -> dict[str, int]:
     while sum(reserved.values()) > limit - for_all:
         richest = max(reserved, key=lambda name: reserved[name])
         reserved[richest] -= 1
+    if not for_all:
+        lost = {name: share * limit - reserved[name] for name, share in shares.items()}
+        left = limit - sum(reserved.values())
+        for name in sorted(lost, key=lambda name: -lost[name])[:left]:
+            reserved[name] += 1
     reserved[OTHERS] = 0
     return reserved
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic, Literal, TypeVar
 
 T = TypeVar("T")
@@ -19,78 +19,97 @@ class WaitQueue(Generic[T]):
     caller has most likely given up.
     criticality: the highest rank is served first, fifo among equals; in a full room a newcomer
     takes the place of the newest of the lowest rank, if it outranks it.
+
+    Items may be of several kinds. They wait in one order, but each kind of each rank in a lane of
+    its own, so that passing over a kind costs the same however many of it wait.
     """
 
     def __init__(self, order: Order, limit: int) -> None:
         """Have room for `limit`."""
         self.order = order
         self.limit = limit
-        # Ordered by arrival; whoever leaves from the middle costs no more than who is served.
-        self._lanes: dict[int, OrderedDict[T, None]] = {}
+        # Items with the number of their arrival, in this order, by rank and kind. Whoever leaves
+        # from the middle costs no more than who is served.
+        self._lanes: dict[tuple[int, Hashable], OrderedDict[T, int]] = {}
         self._size = 0
+        self._arrivals = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def push(self, item: T, rank: int = 0) -> T | None:
+    def push(self, item: T, rank: int = 0, kind: Hashable = None) -> T | None:
         """Let `item` wait; return who has to go for it: None, another, or `item` itself."""
         rank = rank if self.order == "criticality" else 0
         displaced: T | None = None
         if self._size >= self.limit:
             if not self._size or self.order == "fifo":
                 return item
-            lowest = min(self._lanes)
+            lowest = self._ranks()[-1]
             if self.order == "criticality" and lowest >= rank:
                 return item
-            lane = self._lanes[lowest]
-            displaced, _ = lane.popitem(last=self.order != "lifo")
-            self._shrunk(lowest)
-        self._lanes.setdefault(rank, OrderedDict())[item] = None
+            displaced = self._take(self._lanes_of(lowest), newest=self.order != "lifo")
+        self._arrivals += 1
+        self._lanes.setdefault((rank, kind), OrderedDict())[item] = self._arrivals
         self._size += 1
         return displaced
 
     def pop(self, *, newest: bool = False, fits: Callable[[T], bool] | None = None) -> T | None:
         """Take whom to serve next: None when nobody waits, or nobody whom `fits` accepts.
 
-        With `newest`, the newest of the highest rank goes first, as it always does in lifo order.
+        It is asked once for each kind of each rank. With `newest`, the newest of the highest rank
+        goes first, as it always does in lifo order.
         """
-        newest = newest or self.order == "lifo"
-        for rank in sorted(self._lanes, reverse=True):
-            lane = self._lanes[rank]
-            if fits is None:
-                item, _ = lane.popitem(last=newest)
-                self._shrunk(rank)
-                return item
-            for item in reversed(lane) if newest else lane:
-                if fits(item):
-                    del lane[item]
-                    self._shrunk(rank)
-                    return item
+        for rank in self._ranks():
+            lanes = self._lanes_of(rank)
+            if fits is not None:
+                lanes = [lane for lane in lanes if fits(next(iter(self._lanes[lane])))]
+            if lanes:
+                return self._take(lanes, newest=newest or self.order == "lifo")
         return None
 
     def pop_lowest(self) -> T | None:
         """Take out the longest waiting of the lowest rank; None when nobody waits."""
         if not self._lanes:
             return None
-        lowest = min(self._lanes)
-        item, _ = self._lanes[lowest].popitem(last=False)
-        self._shrunk(lowest)
-        return item
+        return self._take(self._lanes_of(self._ranks()[-1]), newest=False)
 
     def remove(self, item: T) -> bool:
         """Take `item` out, wherever it is; tell whether it was there."""
-        for rank, lane in self._lanes.items():
+        for key, lane in self._lanes.items():
             if item in lane:
                 del lane[item]
-                self._shrunk(rank)
+                self._shrunk(key)
                 return True
         return False
 
     def oldest(self) -> list[T]:
         """Return the longest waiting of each rank."""
-        return [next(iter(lane)) for lane in self._lanes.values()]
+        firsts = [self._first(self._lanes_of(rank), newest=False) for rank in self._ranks()]
+        return [next(iter(self._lanes[lane])) for lane in firsts]
 
-    def _shrunk(self, rank: int) -> None:
+    def _ranks(self) -> list[int]:
+        """Return the ranks of those who wait, the highest first."""
+        return sorted({rank for rank, _ in self._lanes}, reverse=True)
+
+    def _lanes_of(self, rank: int) -> list[tuple[int, Hashable]]:
+        return [key for key in self._lanes if key[0] == rank]
+
+    def _first(self, lanes: list[tuple[int, Hashable]], *, newest: bool) -> tuple[int, Hashable]:
+        """Return in which of these lanes the first to arrive is, or the last."""
+        if len(lanes) == 1:
+            return lanes[0]
+        if newest:
+            return max(lanes, key=lambda lane: next(reversed(self._lanes[lane].values())))
+        return min(lanes, key=lambda lane: next(iter(self._lanes[lane].values())))
+
+    def _take(self, lanes: list[tuple[int, Hashable]], *, newest: bool) -> T:
+        """Take the first to arrive in these lanes, or the last."""
+        lane = self._first(lanes, newest=newest)
+        item, _ = self._lanes[lane].popitem(last=newest)
+        self._shrunk(lane)
+        return item
+
+    def _shrunk(self, lane: tuple[int, Hashable]) -> None:
         self._size -= 1
-        if not self._lanes[rank]:
-            del self._lanes[rank]
+        if not self._lanes[lane]:
+            del self._lanes[lane]

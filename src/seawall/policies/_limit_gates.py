@@ -153,27 +153,26 @@ class Gate(SlotGate):
 class _PartitionWaiter(_Waiter):
     """A call of one class waiting for a slot that its class may have."""
 
-    __slots__ = ("name", "partitions")
+    __slots__ = ("partitions",)
 
-    name: str
     partitions: Partitions
 
     def grant(self) -> bool:
         """Receive a slot; False if nobody is there to use it."""
-        self.partitions.take(self.name)
+        self.partitions.take(self.kind)
         if super().grant():
             return True
-        self.partitions.give_back(self.name)
+        self.partitions.give_back(self.kind)
         return False
 
     def claim(self) -> Any:
         """Return the instant at which the call begins, and its class."""
         began = super().claim()
-        return began if began is _BEYOND else (began, self.name)
+        return began if began is _BEYOND else (began, self.kind)
 
     def _give_up(self) -> None:
         if self._state == GRANTED:
-            self.partitions.give_back(self.name)
+            self.partitions.give_back(self.kind)
         super()._give_up()
 
 
@@ -221,9 +220,9 @@ class PartitionedGate(Gate):
             return _BEYOND
         clock, wait = self.host.clock, policy.max_wait
         waiter = _PartitionWaiter(
-            self._slots, clock, now, wait, partial(self._turned_away_from, name), _GRANTED
+            self._slots, clock, now, wait, partial(self._turned_away_from, name), _GRANTED, name
         )
-        waiter.name, waiter.partitions = name, self._partitions
+        waiter.partitions = self._partitions
         raise Wait(waiter)
 
     def _turned_away_from(self, name: str, why: Refusal) -> object:

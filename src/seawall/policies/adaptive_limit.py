@@ -13,8 +13,9 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, ClassVar
 
 from seawall import _checks as check
-from seawall.models.adaptive import Limit, vegas
+from seawall.models.adaptive import vegas
 from seawall.models.codel import QueueShed
+from seawall.models.concurrency import ConcurrencyLimit
 from seawall.models.partitions import Partitions
 from seawall.models.samples import Windows
 from seawall.models.waiting import Order
@@ -35,7 +36,7 @@ class AdaptiveLimit(SlotPolicy):
 
     def __init__(
         self,
-        limit: Limit | None = None,
+        limit: ConcurrencyLimit | None = None,
         *,
         window: float = 0.1,
         max_wait: float = 0.0,
@@ -67,7 +68,7 @@ class AdaptiveLimit(SlotPolicy):
         self.partition = None if partition is None else check.function("partition", partition)
         if partitions is not None:
             self.partitions = places = Partitions(partitions, self.model.limit)
-            self.slots.fits = lambda waiter: places.admits(waiter.name)  # type: ignore[attr-defined]
+            self.slots.fits = lambda waiter: places.admits(waiter.kind)
         elif partition is not None:
             raise TypeError('partition=...: write partitions={"live": 0.6, "batch": 0.2} too')
         self.is_drop = None if is_drop is None else check.function("is_drop", is_drop)
@@ -146,9 +147,9 @@ class AdaptiveLimit(SlotPolicy):
             self.partitions.forget_in_flight()
 
 
-def _check_limit(limit: Limit | None) -> Limit:
+def _check_limit(limit: ConcurrencyLimit | None) -> ConcurrencyLimit:
     if limit is None:
         return vegas()
-    if not isinstance(limit, Limit):
+    if not isinstance(limit, ConcurrencyLimit):
         raise TypeError(f"limit={limit!r}: write vegas(), gradient2() or aimd(slow_after=0.5)")
     return limit

@@ -1,8 +1,12 @@
 """A number of slots, and who waits for one: what bulkheads, adaptive limits and pools share.
 
-Promises: no more slots are out than `limit` (after it was lowered, than are still out); a slot goes
-from hand to hand while somebody waits, so nobody overtakes; a waiter that is cancelled or late
+Promises: no more slots are out than `limit` (after it was lowered, than are still out); a slot that
+comes back while somebody waits goes to who is next in the queue; a waiter that is cancelled or late
 takes nothing with it; threads and tasks of any loop share the slots and wake each other.
+
+In one thread nobody overtakes. Of several threads, one that comes in the very moment between a slot
+being put back and being handed on may take it: that one is served out of turn, and who is next gets
+the next slot. A lock for each call would be the price of preventing it.
 """
 
 from __future__ import annotations
@@ -66,7 +70,10 @@ class Slots:
         self.room = room
         self.discipline = discipline
         self.fits: Callable[[SlotWaiter], bool] | None = None
-        """Whether a waiter may have a free slot now; anyone may, if None. Asked under the lock."""
+        """Whether a waiter may have a free slot now, by its kind; if None, anyone may.
+
+        Asked under the lock.
+        """
         self.queue: WaitQueue[SlotWaiter] = WaitQueue(order, limit if room is None else room)
         self.mutex = Mutex()
         self.free: deque[None] = deque([None] * limit)
@@ -172,7 +179,7 @@ class Slots:
             if self.discipline is not None and not self.queue:
                 self.discipline.emptied(waiter.since)
             self.attention = True
-            turned_away = self.queue.push(waiter, waiter.rank)
+            turned_away = self.queue.push(waiter, waiter.rank, waiter.kind)
             if turned_away is not None:
                 turned_away.turn_away("no room")
             self.serve()
@@ -205,6 +212,7 @@ class SlotWaiter:
         "_state",
         "_wake",
         "clock",
+        "kind",
         "rank",
         "since",
         "ticket",
@@ -219,12 +227,14 @@ class SlotWaiter:
         max_wait: float,
         refuse: Callable[[Refusal], Any],
         ticket: Any = None,
+        kind: Any = None,
     ) -> None:
         """Wait from `now` on, for `max_wait` seconds at most, and not beyond the deadline."""
         self._slots = slots
         self._refuse = refuse
         self._state: str = WAITING
         self.ticket = ticket
+        self.kind = kind
         self.clock = clock
         self.rank: int = current_criticality()
         self.since = now
