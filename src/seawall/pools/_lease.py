@@ -126,7 +126,10 @@ class Lease(Generic[T]):
         if self._spoiled is not None:
             raise RuntimeError(_USED)
         self._spoiled = False
-        task = _find_task()
+        try:
+            task = _find_task()
+        except RuntimeError:  # without a loop, from Python 3.12 on
+            task = None
         if task is None:
             raise RuntimeError("borrow inside a task, such as asyncio.run() makes")
         self._task = task
