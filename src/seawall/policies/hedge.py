@@ -22,13 +22,11 @@ from seawall.runtime.functions import kind_of
 from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.policy import Bound, Policy
+from seawall.runtime.stats import ENOUGH_SAMPLES
 from seawall.runtime.workers import WorkerPool
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
-
-ENOUGH_SAMPLES = 20
-"""Calls that must be known before the typical one is believed."""
 
 ENOUGH_IN_THE_TAIL = 5
 """Calls that must be known above a quantile before it is believed."""

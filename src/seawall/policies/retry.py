@@ -21,6 +21,7 @@ from seawall.policies.budget import RetryBudget
 from seawall.runtime.events import CallRetried, RetryStopped, emit
 from seawall.runtime.layers import OK, Flow, Host, Kind, Next, Outcome
 from seawall.runtime.policy import Bound, Policy
+from seawall.runtime.stats import ENOUGH_SAMPLES
 
 if TYPE_CHECKING:
     from seawall.runtime.call import Call
@@ -30,9 +31,6 @@ Predicate = Callable[[Exception | None, Any], bool]
 
 On = type[Exception] | Predicate | Iterable["type[Exception] | Predicate"]
 RetryAfter = Callable[[Exception], float | None]
-
-ENOUGH_SAMPLES = 20
-"""Calls that must be known before the typical one is believed."""
 
 
 class Switch:
@@ -94,7 +92,7 @@ class Retry(Policy):
         up to `max_retry_after` seconds; a negative one means: do not retry.
         """
         super().__init__()
-        self._types, self._predicates = _read_on(on)
+        self._types, self._predicates = read_on(on)
         if not isinstance(attempts, AdaptiveAttempts):
             attempts = check.count("attempts", attempts)
         self.attempts = attempts
@@ -341,7 +339,8 @@ class _RetryFlow(Flow):
         add_note(error, f"{made}{refused}", " attempt")
 
 
-def _read_on(on: Any) -> tuple[tuple[type[Exception], ...], tuple[Predicate, ...]]:
+def read_on(on: Any) -> tuple[tuple[type[Exception], ...], tuple[Predicate, ...]]:
+    """Return the types and the predicates that `on` names, or raise."""
     items = [on] if isinstance(on, type) or callable(on) else on
     advice = "write exception types, such as on=ConnectionError, or a function of (error, value)"
     if isinstance(items, str) or not isinstance(items, Iterable):

@@ -16,7 +16,7 @@ from seawall import _checks as check
 from seawall.context import Criticality, current_criticality
 from seawall.errors import Overloaded, Rejected, TimedOut, matches
 from seawall.models.throttle import ThrottleModel, Ticket, reject_share
-from seawall.policies.retry import On, _read_on
+from seawall.policies.retry import On, read_on
 from seawall.runtime.call import STREAMED
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import FAILED, OK, Host, Inline, Outcome
@@ -54,7 +54,7 @@ class Throttle(GatePolicy):
         chance.
         """
         super().__init__(mode)
-        self._types, self._predicates = _read_on(on)
+        self._types, self._predicates = read_on(on)
         self.k = _read_k(k)
         self.window = check.seconds("window", window)
         every = None if probe_every is None else check.seconds("probe_every", probe_every)

@@ -16,6 +16,7 @@ from seawall.errors import BulkheadFull, DeadlineExceeded, TimedOut
 from seawall.runtime.events import CallTimedOut, emit
 from seawall.runtime.layers import Driver, Flow, Host, Inline, Kind, Layer, Outcome
 from seawall.runtime.policy import Bound, Policy
+from seawall.runtime.stats import ENOUGH_SAMPLES
 from seawall.runtime.threads import ThreadDriver
 from seawall.runtime.workers import WorkerPool
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 Sync = Literal["cooperative", "thread"]
 
-ENOUGH_SAMPLES = 20
 REFRESH = 1.0
 
 

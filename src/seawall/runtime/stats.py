@@ -14,6 +14,9 @@ FOLD_EVERY: Final = 0.25
 FOLD_AT_MOST: Final = 512
 """Samples used of one fold: at high rates latency is sampled, counts stay exact."""
 
+ENOUGH_SAMPLES: Final = 20
+"""Calls that must be known before the typical one is believed."""
+
 RATE_SPAN: Final = 10.0
 """The error rate is that of the last 10 to 20 seconds."""
 
