@@ -25,7 +25,7 @@ from seawall import (
 )
 from seawall.clock import VirtualClock
 from seawall.pools import Pool
-from seawall.pools._lease import Lease
+from seawall.pools._borrowed import Borrowed
 from seawall.testing import run_virtual, virtual_time
 from tests.support import let_pass
 
@@ -180,10 +180,10 @@ def test_reprs_tell_the_state():
     """Pool and lease say what is in use."""
     pool = pool_of(2)
     lease = pool.borrow()
-    assert repr(lease) == "<Lease of pool 'wires': free>"
+    assert repr(lease) == "<Borrowed of pool 'wires': free>"
     with lease:
         assert repr(pool) == "<Pool 'wires': 1 of 2 in use>"
-        assert repr(lease) == "<Lease of pool 'wires': borrowed>"
+        assert repr(lease) == "<Borrowed of pool 'wires': borrowed>"
 
 
 # When all are in use
@@ -978,7 +978,7 @@ def test_a_lease_that_is_lost_gives_its_resource_back():
 
 def test_without_a_look_at_lost_leases_the_slot_is_gone(monkeypatch: pytest.MonkeyPatch):
     """Let a lease die in silence, and its slot never comes back."""
-    monkeypatch.setattr(Lease, "__del__", lambda _lease: None)
+    monkeypatch.setattr(Borrowed, "__del__", lambda _lease: None)
     pool = pool_of(when_exhausted="fail")
     pool.borrow().__enter__()
     gc.collect()

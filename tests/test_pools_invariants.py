@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from seawall import DeadlineExceeded, PoolExhausted, TimedOut, deadline
 from seawall.pools import Pool
+from seawall.pools._borrowed import Borrowed
 from seawall.pools._closing import Closing, ClosingWaiter
-from seawall.pools._lease import Lease
 from seawall.pools._lending import Lending
 from seawall.pools._resources import Stock
 from seawall.runtime.slots import SlotWaiter
@@ -371,13 +371,13 @@ def test_without_a_look_at_the_task_the_next_borrower_reads_a_stale_reply(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Believe that a block which ends without error was not cancelled, and replies are mixed up."""
-    aexit = Lease.__aexit__
+    aexit = Borrowed.__aexit__
 
     async def trusting(lease: Any, *error: Any) -> None:
         lease._cancelling = 99
         await aexit(lease, *error)
 
-    monkeypatch.setattr(Lease, "__aexit__", trusting)
+    monkeypatch.setattr(Borrowed, "__aexit__", trusting)
     assert _reply_after_a_swallowed_cancellation() == ["asked 2, and read the reply to 1"]
 
 

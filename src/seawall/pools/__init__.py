@@ -18,8 +18,8 @@ from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.models.pooling import Advice, Exhausted, PoolSettings, advise
 from seawall.models.waiting import ORDERS, Order
+from seawall.pools._borrowed import Borrowed
 from seawall.pools._closing import Emptied
-from seawall.pools._lease import Lease
 from seawall.pools._lending import Lending
 from seawall.pools._resources import Stock
 from seawall.pools._steps import Request, drive_async, drive_sync
@@ -183,10 +183,10 @@ class Pool(Generic[T]):
         """How many borrowers wait for a free resource now."""
         return self.slots.waiting
 
-    def borrow(self) -> Lease[T]:
+    def borrow(self) -> Borrowed[T]:
         """Return a lease: `with pool.borrow() as resource:`, or `async with`."""
         frame = _getframe(1)
-        return Lease(self._lending, (frame.f_code, frame.f_lasti))
+        return Borrowed(self._lending, (frame.f_code, frame.f_lasti))
 
     # --- Beginning and end ---
 

@@ -57,7 +57,7 @@ def _in_force(held: tuple[float, Clock] | None) -> tuple[float, Clock] | None:
     return held
 
 
-class Lease(Generic[T]):
+class Borrowed(Generic[T]):
     """A resource for the time of one block: `with pool.borrow() as resource:`, or `async with`."""
 
     __slots__ = (
@@ -81,7 +81,7 @@ class Lease(Generic[T]):
 
     def __repr__(self) -> str:
         state = "free" if self._resource is None else "borrowed"
-        return f"<Lease of pool {self._lending.name!r}: {state}>"
+        return f"<Borrowed of pool {self._lending.name!r}: {state}>"
 
     def discard(self) -> None:
         """Have the resource closed at the end of the block, whatever happens."""
