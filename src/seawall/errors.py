@@ -8,12 +8,18 @@
     │   ├── Overloaded          shed: more is asked for than can be done well
     │   ├── PoolExhausted       no resource of the pool is free, and no place or time to wait
     │   ├── ChannelFull         the channel has no room, and its policy is to refuse
+    │   ├── QueueFull           the queue holds as many jobs as it may
     │   └── DeadlineExceeded    the deadline had passed before the work began
     ├── TimedOut            began, and ran out of time; also a TimeoutError
     ├── CacheMiss           nothing stored for that key; also a LookupError
     ├── ChannelClosed       nothing can be put in (or taken out) any more
     ├── Contended           others were faster, each time, as often as it was tried
-    └── WorkerDied          the process that did the work crashed; what it did is unknown
+    ├── WorkerDied          the process that did the work crashed; what it did is unknown
+    ├── StoreUnavailable    the shared store did not answer, or not in time
+    ├── LeaseLost           somebody else holds the lease, or may hold it by now
+    ├── JobLost             the claim is not good any more: the job is somebody else's, or over
+    ├── JobFailed           the job ended without a result
+    └── UnknownJob          the queue knows no such job; also a LookupError
 
 A refusal is a new instance each time, so that tracebacks do not grow. What the guarded function
 itself raises passes through as it is.
@@ -98,6 +104,12 @@ class ChannelFull(Rejected):
     reason = "channel_full"
 
 
+class QueueFull(Rejected):
+    """The queue holds as many jobs as it may; nothing was pushed."""
+
+    reason = "queue_full"
+
+
 class DeadlineExceeded(Rejected):
     """The deadline had passed, or leaves too little time, before the work began."""
 
@@ -144,6 +156,51 @@ class WorkerDied(SeawallError):
         super().__init__(message)
         self.item = item
         self.exit_code = exit_code
+
+
+class StoreUnavailable(SeawallError):
+    """The shared store did not answer in time, or refused: what was asked may have been done."""
+
+    reason = "store_unavailable"
+
+
+class LeaseLost(SeawallError):
+    """The lease is not held, or not for sure: whatever it protects must not be done."""
+
+    reason = "lease_lost"
+
+
+class JobLost(SeawallError):
+    """The claim is not good any more: its lease was over, or the job was cancelled or has ended."""
+
+    reason = "job_lost"
+
+    def __init__(self, message: str = "", *, job: str = "", state: str = "") -> None:
+        """Say which job, and the state it is in now ("claimed": by somebody else)."""
+        super().__init__(message)
+        self.job = job
+        self.state = state
+
+
+class JobFailed(SeawallError):
+    """The job ended without a result: `state` is "dead", "cancelled" or "expired"."""
+
+    reason = "job_failed"
+
+    def __init__(
+        self, message: str = "", *, job: str = "", state: str = "", cause: str = ""
+    ) -> None:
+        """Say which job, how it ended, and why."""
+        super().__init__(message)
+        self.job = job
+        self.state = state
+        self.cause = cause
+
+
+class UnknownJob(SeawallError, LookupError):
+    """The queue knows no such job; or not any more, since how a job ended is not kept for ever."""
+
+    reason = "unknown_job"
 
 
 def reason_of(error: BaseException) -> str:

@@ -8,6 +8,9 @@ What a block prints must be what its `#>` comments say, line by line, in that or
 
     print("hello")  #> hello
 
+A page that says `<!-- real time -->` below its title is about what a real server does: it is run on
+the machine's clock, with the address of a server in the environment's REDIS_URL.
+
 The same holds for the files in examples/, which are run as programs (there the formatter writes
 `# >`). A failure names the page and the line.
 """
@@ -15,6 +18,7 @@ The same holds for the files in examples/, which are run as programs (there the 
 from __future__ import annotations
 
 import ast
+import asyncio
 import contextlib
 import inspect
 import io
@@ -24,6 +28,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
@@ -39,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
+REAL_TIME = "\n<!-- real time -->\n"
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXPECTED = re.compile(r"(?:^|(?<=\s))# ?>(?: (.*))?$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -76,14 +82,17 @@ def compiled(page: Path, block: Block) -> CodeType:
 def run_page(page: Path) -> None:
     """Run the blocks of a page in order; fail with the page and the line of the first trouble."""
     namespace: dict[str, Any] = {"__name__": "__snippet__"}
-    with virtual_time() as clock:
-        for block in blocks(page.read_text("utf-8"), "python"):
+    text = page.read_text("utf-8")
+    real = REAL_TIME in text
+    with contextlib.nullcontext() if real else virtual_time() as clock:
+        for block in blocks(text, "python"):
             printed = io.StringIO()
             try:
                 code = compiled(page, block)
                 with contextlib.redirect_stdout(printed):
                     if code.co_flags & inspect.CO_COROUTINE:
-                        run_virtual(eval(code, namespace), clock=clock)  # noqa: S307
+                        run = asyncio.run if clock is None else partial(run_virtual, clock=clock)
+                        run(eval(code, namespace))  # noqa: S307
                     else:
                         exec(code, namespace)  # noqa: S102
             except Exception as error:  # noqa: BLE001 - reported with its place
@@ -121,17 +130,20 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_snippets_do_what_the_page_says(page: Path):
+def test_snippets_do_what_the_page_says(
+    page: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+):
     """Every Python block of the page runs, and prints what its comments promise."""
+    monkeypatch.setenv("REDIS_URL", redis_url)
     run_page(page)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_examples_do_what_they_say(example: Path):
+def test_examples_do_what_they_say(example: Path, redis_url: str):
     """Every example runs as a program, warns of nothing, and prints what its comments promise."""
     ran = subprocess.run(  # noqa: S603 - the project's own examples
         [sys.executable, "-W", "error", str(example)],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "REDIS_URL": redis_url},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -189,6 +201,7 @@ def test_breaker_diagram_is_drawn_from_the_transition_table():
 
 
 AROUND = {
+    "across-pods",
     "checklist",
     "deadlines",
     "design",

@@ -215,6 +215,67 @@ class LoopBlocked(Event):
         self.over = over
 
 
+class StoreModeChanged(Event):
+    """A shared policy goes on without its store, or with it again."""
+
+    __slots__ = ("after", "before", "cause", "policy", "store")
+    name = "store_mode_changed"
+
+    def __init__(
+        self, guard: str, *, policy: str, store: str, before: str, after: str, cause: str
+    ) -> None:
+        """Tell the modes: "shared", or what `on_store_failure` says; and what happened."""
+        super().__init__(guard)
+        self.policy = policy
+        self.store = store
+        self.before = before
+        self.after = after
+        self.cause = cause
+
+
+class SettingsDiffer(Event):
+    """Pods share a policy of the same name and do not agree on its settings."""
+
+    __slots__ = ("other", "own", "policy", "shared_name")
+    name = "settings_differ"
+
+    def __init__(self, guard: str, *, policy: str, shared_name: str, own: str, other: str) -> None:
+        """Tell this pod's settings and those that another has announced."""
+        super().__init__(guard)
+        self.policy = policy
+        self.shared_name = shared_name
+        self.own = own
+        self.other = other
+
+
+class LeaseChanged(Event):
+    """A lease was taken, given up or lost; `guard` is its name."""
+
+    __slots__ = ("cause", "held", "token")
+    name = "lease_changed"
+
+    def __init__(self, guard: str, *, token: int, held: bool, cause: str) -> None:
+        """Tell the fencing token, whether it is held now, and why."""
+        super().__init__(guard)
+        self.token = token
+        self.held = held
+        self.cause = cause
+
+
+class JobDied(Event):
+    """A job of a queue was given up after its last attempt; `guard` is the queue's name."""
+
+    __slots__ = ("attempts", "cause", "job")
+    name = "job_died"
+
+    def __init__(self, guard: str, *, job: str, attempts: int, cause: str) -> None:
+        """Tell its id, how often it was tried, and why the last attempt failed."""
+        super().__init__(guard)
+        self.job = job
+        self.attempts = attempts
+        self.cause = cause
+
+
 Listener = Callable[[Any], object]
 
 _lock = RLock()

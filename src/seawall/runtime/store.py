@@ -1,0 +1,12 @@
+"""What a policy may ask of a store; `seawall.shared` implements it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from seawall.runtime.breaker_share import BreakerStore
+from seawall.runtime.limit_share import LimitStore
+
+
+class Store(BreakerStore, LimitStore, Protocol):
+    """A store that keeps whatever policies share."""

@@ -1,0 +1,269 @@
+"""The store's one background thread: an event loop of its own.
+
+It serves callers that have none, runs what is due every so often, and hears what other pods push.
+Tasks of a user's loop would die with that loop; these live until the store is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
+from typing import Any, Final
+
+from seawall.errors import StoreUnavailable
+from seawall.runtime.mutex import Mutex
+
+CLOSING: Final = 2.0
+"""Seconds that closing may take."""
+
+OWN_THREAD: Final = (
+    "this runs in the store's own thread, which must not block: do it in a thread of yours, or with"
+    " the async twin in a loop of yours"
+)
+
+
+class Handle:
+    """A job that runs every so often in the background."""
+
+    def __init__(self, background: Background, seconds: float, job: Job) -> None:
+        """Run `job` every `seconds`, once the thread runs."""
+        self._background = background
+        self._seconds = seconds
+        self._job = job
+        self._asked = False
+        self._task: asyncio.Task[None] | None = None
+        self._bell: asyncio.Event | None = None
+
+    def soon(self) -> None:
+        """Ask for a run at once. From any thread; asked twice before it runs, it runs once."""
+        if not self._asked:
+            self._asked = True
+            if not self._background.submit_if_running(self._ring):
+                self._asked = False
+
+    def stop(self) -> None:
+        """Run no more."""
+        self._background.forget(self)
+
+    def _ring(self) -> None:
+        if self._bell is not None:
+            self._bell.set()
+
+    def begin(self) -> None:
+        """Begin to run; in the background loop."""
+        self._bell = asyncio.Event()
+        self._asked = False
+        self._task = asyncio.get_running_loop().create_task(self._repeat(self._bell))
+
+    def end(self) -> None:
+        """Stop running; in the background loop."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _repeat(self, bell: asyncio.Event) -> None:
+        while True:
+            self._asked = False
+            bell.clear()
+            try:
+                await self._job()
+            except StoreUnavailable:
+                pass  # the store's health knows
+            except Exception:
+                logging.getLogger("seawall").exception("a background job of the store failed")
+            try:
+                async with asyncio.timeout(self._seconds):
+                    await bell.wait()
+            except TimeoutError:
+                pass
+
+
+Job = Callable[[], Awaitable[None]]
+_abandoned: list[object] = []
+"""Loops of a parent process. Closing one would disturb the parent, which shares its descriptors."""
+
+
+class Background:
+    """The thread and its loop: made when first needed, and anew in a child process."""
+
+    def __init__(self, at_start: Callable[[], None], at_end: Callable[[], Awaitable[None]]) -> None:
+        """Call `at_start` in the loop when it begins, and wait for `at_end` when it is stopped."""
+        self._mutex = Mutex()
+        self._at_start = at_start
+        self._at_end = at_end
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._handles: list[Handle] = []
+        self._closed = False
+
+    @property
+    def thread(self) -> threading.Thread | None:
+        """The thread, while it runs."""
+        return self._thread
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop, once it runs."""
+        return self._loop
+
+    def every(self, seconds: float, job: Job) -> Handle:
+        """Run `job` every `seconds`, from now on or once the thread runs."""
+        handle = Handle(self, seconds, job)
+        with self._mutex:
+            self._handles.append(handle)
+            loop = self._loop
+        if loop is not None:
+            self.submit_if_running(handle.begin)
+        return handle
+
+    def forget(self, handle: Handle) -> None:
+        """Run a job no more. The garbage collector may ask for it, at any moment."""
+
+        def remove() -> None:
+            self._handles = [known for known in self._handles if known is not handle]
+
+        self._mutex.do(remove)
+        self.submit_if_running(handle.end)
+
+    def start(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, started if it does not run yet."""
+        if self._closed:
+            raise StoreUnavailable("the store was closed")
+        loop = self._loop
+        if loop is not None:
+            return loop
+        loop = asyncio.new_event_loop()
+        # Nobody's context: a deadline of whoever came first is no business of the others.
+        thread = threading.Thread(
+            target=Context().run, args=(self._run, loop), name="seawall-store", daemon=True
+        )
+        with self._mutex:
+            first = self._loop is None and not self._closed
+            if first:
+                loop.call_soon(self._begin, list(self._handles))
+                self._loop, self._thread = loop, thread
+                thread.start()
+        if not first:
+            loop.close()
+            return self.start()
+        return loop
+
+    def _begin(self, handles: list[Handle]) -> None:
+        self._at_start()
+        for handle in handles:
+            handle.begin()
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.run_forever()
+        finally:
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+                loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    def submit(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call `callback` in the loop, soon. From any thread."""
+        loop = self.start()
+        try:
+            loop.call_soon_threadsafe(callback, *args, context=Context())
+        except RuntimeError:  # closed meanwhile
+            raise StoreUnavailable("the store was closed") from None
+
+    def submit_if_running(self, callback: Callable[..., object], *args: Any) -> bool:
+        """Do the same if the thread runs; False if it does not."""
+        loop = self._loop
+        if loop is None:
+            return False
+        try:
+            loop.call_soon_threadsafe(callback, *args, context=Context())
+        except RuntimeError:
+            return False
+        return True
+
+    def stop(self) -> Callable[[], None]:
+        """Begin to end the thread; what is returned waits until it has ended."""
+        with self._mutex:
+            self._closed = True
+            loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return lambda: None
+
+        def stopping() -> None:
+            _keep(asyncio.get_running_loop().create_task(self._end(loop)))
+
+        try:
+            loop.call_soon_threadsafe(stopping, context=Context())
+        except RuntimeError:
+            pass  # stopped already
+        here = thread is threading.current_thread()
+        return (lambda: None) if here else (lambda: thread.join(2 * CLOSING))
+
+    async def _end(self, loop: asyncio.AbstractEventLoop) -> None:
+        for handle in self._handles:
+            handle.end()  # or one could take again what the closing gives back
+        try:
+            async with asyncio.timeout(CLOSING):
+                await self._at_end()
+        except TimeoutError:
+            logging.getLogger("seawall").warning(
+                "the store did not hear of all that was to be told"
+            )
+        except Exception:
+            logging.getLogger("seawall").exception("the store was not closed properly")
+        finally:
+            loop.stop()
+
+    def after_fork(self) -> None:
+        """Forget the thread, which has not come along; jobs run again once it is started."""
+        if self._loop is not None:
+            _abandoned.append(self._loop)
+            _abandoned.extend(handle._task for handle in self._handles)
+        self._mutex = Mutex()
+        self._loop = self._thread = None
+        for handle in self._handles:
+            handle._task = handle._bell = None
+            handle._asked = False
+
+
+_kept: set[asyncio.Task[Any]] = set()
+
+
+def _keep(task: asyncio.Task[Any]) -> None:
+    """Let `task` live until it is done: a loop alone does not hold on to it."""
+    _kept.add(task)
+    task.add_done_callback(_kept.discard)
+
+
+def run_in(
+    background: Background, work: Callable[[], Coroutine[Any, Any, Any]], timeout: float
+) -> Any:
+    """Run `work()` in the background loop, and block this thread until it is done."""
+    from concurrent.futures import Future
+    from concurrent.futures import TimeoutError as Late
+
+    if background.thread is threading.current_thread():
+        raise RuntimeError(OWN_THREAD)
+    answer: Future[Any] = Future()
+
+    async def carry() -> None:
+        try:
+            result = await work()
+        except asyncio.CancelledError:  # of this task: the thread that waits was not cancelled
+            answer.set_exception(StoreUnavailable("the store was closed"))
+            raise
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)
+
+    background.submit(lambda: _keep(asyncio.get_running_loop().create_task(carry())))
+    try:
+        return answer.result(timeout)
+    except Late:
+        if answer.done():
+            raise
+        raise StoreUnavailable(f"the store did not answer within {timeout:g} s") from None

@@ -1,0 +1,280 @@
+"""What everything shared is built on: scripts, questions, jobs, messages, pushes; fork and close.
+
+Coroutines talk to the store in their own event loop, so that a loop which is busy does not wait for
+a thread to get its turn. Callers without a loop, jobs and pushed messages have the background
+thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from secrets import token_hex
+from typing import Any, Final, Literal
+from weakref import WeakMethod
+
+from seawall import _checks as check
+from seawall.clock import Clock
+from seawall.errors import StoreUnavailable
+from seawall.runtime.mutex import survives_fork
+from seawall.shared._asking import Asking, Coalesced
+from seawall.shared._background import OWN_THREAD, Background, Handle, run_in
+from seawall.shared._clients import settings_of
+from seawall.shared._health import Health
+from seawall.shared._keys import make_key, name_part
+from seawall.shared._link import Argument, Link, printable
+from seawall.shared._links import Links
+from seawall.shared._posts import Posts
+from seawall.shared._pushes import Listener, Pushes
+from seawall.shared._scripts import Script, compose, lua
+
+SLACK: Final = 0.02
+"""Seconds that a caller waits beyond the timeout: the link gives up first, and says why."""
+
+TRIES: Final = 3
+"""So many answers of a store that was down are waited for, until one comes in time."""
+
+REMEMBERED: Final = 3600.0
+"""Seconds for which announced settings are kept without being heard of again."""
+
+TOLD: Final = 16
+"""So many different settings of other pods are told of; more are no news."""
+
+_of_parent: list[object] = []
+"""Connections of a parent process: closing them would disturb it, so they are kept, untouched."""
+
+
+class StoreCore:
+    """The part of a store that its users need not know."""
+
+    def __init__(self, target: Any, name: str, prefix: str, timeout: float) -> None:
+        """Connect when first asked."""
+        self._clients = settings_of(target)
+        self.name = _text("name", name)
+        self.prefix = name_part(_text("prefix", prefix))
+        self.timeout = check.seconds("timeout", timeout)
+        self.health = Health()
+        self.pod = token_hex(8)
+        """What this process is called; another name in a child process."""
+        self._clock = lua("clock")
+        self._closed = False
+        self._closers: list[Callable[[], Callable[[], Awaitable[None]] | None]] = []
+        self._links = Links(self._clients, self.health, self.timeout)
+        self._pushes = Pushes(self._clients)
+        self._healing: asyncio.Task[None] | None = None
+        self._background = Background(self._pushes.refresh, self._end)
+        self._posts = Posts(self._background, self._link)
+        self.health.watch(self._on_health)
+        survives_fork(self)
+
+    @property
+    def up(self) -> bool:
+        """Whether the store answers; while it does not, shared policies do as they were told."""
+        return self.health.up and not self._closed
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed: then it never comes back."""
+        return self._closed
+
+    def key(self, kind: str, name: str, *parts: str) -> str:
+        """Return the key of a part of what is called `name`; the parts are plain, or hashed."""
+        return make_key(self.prefix, kind, name, *parts)
+
+    def channel(self, kind: str, name: str) -> str:
+        """Return the channel on which changes of what is called `name` are pushed."""
+        return make_key(self.prefix, kind, name, "pushed")
+
+    def script(self, name: str) -> Script:
+        """Return the script called `name`, as the server is to run it."""
+        return compose(self._clock, lua(name))
+
+    async def acall(
+        self,
+        script: str,
+        keys: Sequence[str],
+        args: Sequence[Argument],
+        timeout: float | None = None,  # noqa: ASYNC109 - it bounds the wait, not the call
+    ) -> Any:
+        """Run a script and return its reply, or raise `StoreUnavailable`."""
+        wait = self.timeout if timeout is None else timeout
+        return await self._link().call(self.script(script), keys, args, wait)
+
+    def call(
+        self,
+        script: str,
+        keys: Sequence[str],
+        args: Sequence[Argument],
+        timeout: float | None = None,
+    ) -> Any:
+        """Do the same, and block this thread meanwhile."""
+        self._refuse_if_down()
+        wait = self.timeout if timeout is None else timeout
+        return run_in(self._background, lambda: self.acall(script, keys, args, wait), wait + SLACK)
+
+    def post(self, script: str, keys: Sequence[str], args: Sequence[Argument]) -> None:
+        """Run a script in the background, after those posted before; never blocks or raises."""
+        if self.health.up:
+            self._posts.add(self.script(script), keys, args)
+        else:
+            self._posts.dropped += 1
+
+    def ask(
+        self, kind: Literal["sync", "async"], about: Coalesced, item: Any, clock: Clock
+    ) -> Asking:
+        """Return a waiter for the answer to `item`; what is asked at once goes together.
+
+        In a loop the link gives up in time; a thread also looks at its clock, since the loop that
+        serves it is another thread's.
+        """
+        if kind == "async":
+            return Asking(about, item, None, self._add)
+        return Asking(about, item, clock.now() + self.timeout + SLACK, self._add_from_thread)
+
+    def _add(self, asking: Asking) -> None:
+        self._link().add(asking, self.script(asking.about.script))
+
+    def _add_from_thread(self, asking: Asking) -> None:
+        if self._background.thread is threading.current_thread():
+            raise RuntimeError(OWN_THREAD)
+        self._refuse_if_down()
+        self._background.submit(asking.publish_in, self._add)
+
+    def start(self) -> None:
+        """Start the background thread, if it does not run: jobs and pushes need it."""
+        self._background.start()
+
+    def every(self, seconds: float, job: Callable[[], Awaitable[None]]) -> Handle:
+        """Run `job` every `seconds` in the background, once the thread is started."""
+        return self._background.every(seconds, job)
+
+    def listen(self, channel: str, listener: Listener) -> Callable[[], None]:
+        """Call `listener` in the background for each message of `channel`, and b"" at the start."""
+        self._pushes.add(channel, listener)
+        self._background.submit_if_running(self._pushes.begin, channel, listener)
+
+        def stop() -> None:
+            self._pushes.remove(channel, listener)
+            self._background.submit_if_running(self._pushes.refresh)
+
+        return stop
+
+    def watch(self, watcher: Callable[[bool, str], object]) -> Callable[[], None]:
+        """Call `watcher(up, cause)` when the store goes down and when it comes back."""
+        return self.health.watch(watcher)
+
+    def at_close(self, closer: Callable[[], Awaitable[None]]) -> None:
+        """Wait for `closer()` in the background loop before the store is closed.
+
+        A method is held weakly: what is not in use any more has nothing to flush.
+        """
+        weak = hasattr(closer, "__self__")
+        kept = [known for known in self._closers if known() is not None]
+        self._closers = [*kept, WeakMethod(closer) if weak else lambda: closer]
+
+    def announce(
+        self, kind: str, name: str, settings: str, on_differ: Callable[[str], object]
+    ) -> Handle:
+        """Compare `settings` with those of other pods, again and again; tell what differs, once."""
+        key = self.key(kind, name, "settings")
+        told: set[str] = set()
+
+        async def compare() -> None:
+            kept = await self.acall("settings", [key], [settings, int(REMEMBERED * 1000)], 1.0)
+            other = kept.decode("utf-8", "replace") if isinstance(kept, bytes) else settings
+            if other != settings and other not in told and len(told) < TOLD:
+                told.add(other)
+                on_differ(printable(other, 1000))
+
+        return self.every(REMEMBERED / 4, compare)
+
+    # Inside
+
+    def _refuse_if_down(self) -> None:
+        if self._closed:
+            raise StoreUnavailable(f"the store {self.name!r} was closed")
+        if not self.health.up:
+            raise StoreUnavailable(f"the store {self.name!r} is down; it is tried again meanwhile")
+
+    def _link(self) -> Link:
+        """Return the running loop's way to the store."""
+        loop = asyncio.get_running_loop()
+        if not self.up and loop is not self._background.loop:
+            self._refuse_if_down()  # what is to be flushed at the end still goes in the background
+        return self._links.here()
+
+    def _on_health(self, up: bool, cause: str) -> None:  # noqa: FBT001 - a watcher's
+        log = logging.getLogger("seawall")
+        if up:
+            log.warning("store %r: %s", self.name, cause)
+        else:
+            log.warning("store %r is down: %s", self.name, cause)
+            try:
+                self._background.submit(self._begin_healing)
+            except StoreUnavailable:
+                pass
+
+    def _begin_healing(self) -> None:
+        if self._healing is None or self._healing.done():
+            self._healing = asyncio.get_running_loop().create_task(self._heal())
+
+    async def _heal(self) -> None:
+        link = self._links.apart()
+        try:
+            while not self.health.up:
+                await asyncio.sleep(self.health.left())
+                self.health.tried(await self._try(link))
+        finally:
+            await link.close()
+
+    async def _try(self, link: Link) -> str | None:
+        """Return what is wrong with the store, if anything is.
+
+        The quickest of a few answers counts: this thread may itself be late, the store may not.
+        """
+        loop = asyncio.get_running_loop()
+        key = self.key("store", self.pod)
+        for _ in range(TRIES):
+            began = loop.time()
+            try:
+                answer = await link.exchange(self.script("probe"), [key], [])
+            except StoreUnavailable as error:
+                return str(error)
+            if answer != 1:
+                return "its answer makes no sense"
+            if loop.time() - began <= self.timeout:
+                return None
+        return "slow to answer"
+
+    async def _end(self) -> None:
+        """Close what the background loop holds."""
+        if self._healing is not None:
+            self._healing.cancel()
+        self._pushes.wake_all()  # who waits for a message hears that none will come
+        for closer in [closer for known in self._closers if (closer := known()) is not None]:
+            try:
+                await closer()
+            except StoreUnavailable:
+                pass
+            except Exception:
+                logging.getLogger("seawall").exception("the store %r was closing", self.name)
+        await self._posts.flush()
+        await self._pushes.close()
+        await self._links.close()
+
+    def _after_fork(self) -> None:
+        """Be another pod, with connections of its own; those of the parent are left alone."""
+        kept = (self._links.after_fork(), self._pushes.after_fork(), self._posts.after_fork())
+        _of_parent.append((kept, self._healing))
+        self._healing = None
+        self.pod = token_hex(8)
+        self.health.after_fork()
+        self._background.after_fork()
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{name}={value!r}: write text, such as {name}='orders'")
+    return value

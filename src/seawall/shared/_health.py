@@ -1,0 +1,125 @@
+"""The store's own small breaker: one that is gone costs its timeout a few times, then nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from seawall.clock import SYSTEM
+from seawall.models.breaker import BreakerModel, Refusal, State
+from seawall.models.breaker_settings import BreakerSettings
+from seawall.models.probes import Verdict, growing
+from seawall.runtime.mutex import Mutex
+
+FAILURES: Final = 3
+"""So many failures in a row, and the store is taken to be down."""
+
+STEADY: Final = 10.0
+"""Seconds for which the store must stay up, or the next break goes on growing where it was."""
+
+NOTED: Final = 16
+"""So many different mistakes are logged, each once: one that comes with every call is enough."""
+
+_PAUSES: Final = growing(0.1, cap=1.0)
+
+Watcher = Callable[[bool, str], object]
+
+
+class Health:
+    """Whether the store answers. `up` may be read by anybody; watchers hear of every change."""
+
+    def __init__(self) -> None:
+        """Take the store to be there."""
+        self.up = True
+        self.outages = 0
+        """How often the store was found to be down."""
+        self._mutex = Mutex()
+        self._returns = 0
+        self._back_since = float("-inf")
+        self._model = self._new_model()
+        self._watchers: tuple[Watcher, ...] = ()
+        self._noted: set[str] = set()
+
+    def _new_model(self) -> BreakerModel:
+        def pause(opens: int) -> float:
+            return _PAUSES(opens + self._returns)
+
+        return BreakerModel(
+            BreakerSettings(consecutive=FAILURES, break_for=pause, probe_timeout=5.0)
+        )
+
+    def watch(self, watcher: Watcher) -> Callable[[], None]:
+        """Call `watcher(up, cause)` at every change; returns what ends that."""
+        with self._mutex:
+            self._watchers = (*self._watchers, watcher)
+
+        def stop() -> None:
+            with self._mutex:
+                self._watchers = tuple(kept for kept in self._watchers if kept is not watcher)
+
+        return stop
+
+    def ok(self) -> None:
+        """Note that the store has answered in time."""
+        if self.up:
+            self._model.success(0.0)  # ends the row of failures; nothing else is counted
+
+    def failed(self, cause: str, *, certain: bool = False) -> None:
+        """Note that the store has failed, or is late; `certain`: it says itself that it is down."""
+        if not self.up:
+            return
+        now = SYSTEM.now()
+        with self._mutex:
+            if now - self._back_since > STEADY:
+                self._returns = 0
+            for _ in range(FAILURES if certain else 1):
+                self._model.settle(self._model.generation, Verdict.FAILURE, now)
+                if self._model.state is not State.CLOSED:
+                    break
+        self._tell(cause)
+
+    def note(self, mistake: str) -> None:
+        """Log a failure that is one call's own: the store answers, so it is up."""
+        self.ok()
+        if mistake not in self._noted and len(self._noted) < NOTED:
+            self._noted.add(mistake)
+            logging.getLogger("seawall").error("a question to the store failed: %s", mistake)
+
+    def left(self) -> float:
+        """Return how long to wait before the store may be tried again; 0 while it is up."""
+        with self._mutex:
+            return self._model.retry_after(SYSTEM.now()) or 0.0
+
+    def tried(self, cause: str | None) -> None:
+        """Note how an attempt to reach the store ended, made while it is down; None: well."""
+        now = SYSTEM.now()
+        with self._mutex:
+            permit = self._model.admit(now)
+            if not isinstance(permit, Refusal):
+                verdict = Verdict.SUCCESS if cause is None else Verdict.FAILURE
+                self._model.settle(permit, verdict, now)
+        self._tell(cause or "it answers again")
+
+    def _tell(self, cause: str) -> None:
+        with self._mutex:
+            up = self._model.state is State.CLOSED
+            if up == self.up:
+                return
+            self.up = up
+            self.outages += not up
+            if up:
+                self._returns += 1
+                self._back_since = SYSTEM.now()
+            watchers = self._watchers
+        for watcher in watchers:
+            try:
+                watcher(up, cause)
+            except Exception:
+                logging.getLogger("seawall").exception("a watcher of the store failed")
+
+    def after_fork(self) -> None:
+        """Begin anew in a child process; who watches goes on."""
+        self._mutex = Mutex()
+        self._model = self._new_model()
+        self.up = True

@@ -1,0 +1,344 @@
+"""One event loop's way to the store.
+
+Nobody who waits for an answer touches a connection: each script call is a task of its own, which
+goes on when its caller gives up or is cancelled. So a connection never yields another call's reply,
+and a slow answer is not punished by closing the connection at once. A call that is late holds up
+nobody: others go past it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall.errors import StoreUnavailable
+from seawall.shared._asking import Asking, Coalesced
+from seawall.shared._scripts import Script
+
+if TYPE_CHECKING:
+    from seawall.shared._clients import Clients
+    from seawall.shared._health import Health
+
+PATIENCE: Final = 1.0
+"""After so many seconds without an answer the connection is given up; who waits has long gone."""
+
+AT_ONCE: Final = 32
+"""So many calls are under way at once, late ones aside; more wait for their turn."""
+
+LANES: Final = 256
+"""From so many on, lanes where nobody waits are forgotten."""
+
+SECOND_LOOK: Final = 0.002
+"""Seconds between a timer and what it does: a loop that was busy first reads what has arrived."""
+
+_UNFIT: Final = ("NOREPLICAS", "MISCONF", "MASTERDOWN", "CLUSTERDOWN")
+
+_OWN: Final = ("WRONGTYPE", "CROSSSLOT")
+
+CLOSED: Final = "the store was closed"
+
+Argument = str | int | float | bytes
+
+
+class Link:
+    """The connections of one event loop, used in the thread of that loop only."""
+
+    def __init__(self, clients: Clients, health: Health, timeout: float) -> None:
+        """Connect when first asked."""
+        self.era = health.outages
+        """After how many outages this link was made."""
+        self.health = health
+        self._timeout = timeout
+        self._patience = max(PATIENCE, 2 * timeout)
+        self.client: Any = clients.make(self._patience)
+        self.room = asyncio.Semaphore(AT_ONCE)
+        self._lanes: dict[Any, _Lane] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Argument],
+        late: float,
+        wanted: Callable[[], bool] | None = None,
+    ) -> Any:
+        """Return the reply of one script call; raise `StoreUnavailable` on any failure.
+
+        An answer that takes longer than `late` seconds counts as a failure of the store, even if
+        it comes. Waiting for its turn is not the store's fault; what is not `wanted` any more when
+        its turn comes is not sent.
+        """
+        await self.room.acquire()
+        watch = _Watch(self, late)
+        try:
+            self.refuse_while_down()
+            _refuse_unless(wanted)
+            reply = await self.exchange(script, keys, args)
+        except StoreUnavailable as error:
+            if watch.end():
+                self._judge(error)
+            raise
+        finally:
+            in_time = watch.end()
+        if in_time:
+            self.health.ok()
+        return reply
+
+    def _judge(self, error: StoreUnavailable) -> None:
+        """Tell the store's health of a failure, unless it is one call's own."""
+        cause = error.__cause__
+        if cause is None:
+            return  # it was not sent
+        if _is_of_this_call(cause):
+            self.health.note(str(error))
+        else:
+            self.health.failed(str(error), certain=_admitted(cause))
+
+    async def exchange(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        """Do the same at once, whether the store is known to be down or not.
+
+        A script that the server does not know is sent whole, in the same call.
+        """
+        from redis.exceptions import NoScriptError
+
+        try:
+            async with asyncio.timeout(self._patience):
+                try:
+                    return await self.client.evalsha(script.sha, len(keys), *keys, *args)
+                except NoScriptError:
+                    return await self.client.eval(script.text, len(keys), *keys, *args)
+        except Exception as error:  # what a client makes of nonsense may be of any type
+            raise StoreUnavailable(f"the store failed: {describe(error)}") from error
+
+    def refuse_while_down(self) -> None:
+        """Raise at once while the store is known to be down."""
+        if not self.health.up:
+            raise StoreUnavailable("the store is down; it is tried again in the background")
+
+    async def call(
+        self, script: Script, keys: Sequence[str], args: Sequence[Argument], wait: float
+    ) -> Any:
+        """Return the reply of one script call, if it comes within `wait` seconds."""
+        self.refuse_while_down()
+        waits = [True]
+        task = self.spawn(self.run(script, keys, args, wait, lambda: bool(waits)))
+        try:
+            done, _pending = await asyncio.wait({task}, timeout=wait)
+        finally:
+            waits.clear()
+        if not done:
+            raise StoreUnavailable(f"the store did not answer within {wait:g} s")
+        if task.cancelled():
+            raise StoreUnavailable(CLOSED)
+        return task.result()
+
+    def add(self, asking: Asking, script: Script) -> None:
+        """Let `asking` be answered together with all that ask for the same."""
+        lane = self._lanes.get(asking.about)
+        if lane is None or lane.script is not script:
+            if len(self._lanes) >= LANES:
+                self._lanes = {about: lane for about, lane in self._lanes.items() if lane.busy}
+            lane = self._lanes[asking.about] = _Lane(self, asking.about, script, self._timeout)
+        lane.add(asking)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run `work` as a task of its own, which belongs to nobody's context."""
+        task = asyncio.get_running_loop().create_task(work, context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever still waits has it too; nobody else need hear of it
+
+    async def retire(self) -> None:
+        """Close once what is under way has ended: this link is used no more."""
+        try:
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """End what is under way, and close the connections."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await self.client.aclose()
+        except Exception as error:  # noqa: BLE001 - they are given up, whatever the client says
+            logging.getLogger("seawall").debug("connections closed: %s", describe(error))
+
+
+class _Watch:
+    """Looks at one call: one that is late is a failure of the store, and holds up nobody."""
+
+    __slots__ = ("_late", "_link", "_loop", "_open", "_timer")
+
+    def __init__(self, link: Link, late: float) -> None:
+        self._link = link
+        self._late = late
+        self._open = True
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(late, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = self._loop.call_later(SECOND_LOOK, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.end():
+            self._link.health.failed(f"no answer in {self._late:g} s")
+
+    def end(self) -> bool:
+        """Let the next call go; False if this one was late, and has done so already."""
+        if not self._open:
+            return False
+        self._open = False
+        self._timer.cancel()
+        self._link.room.release()
+        return True
+
+
+class _Lane:
+    """Those who wait for the same script: what has gathered meanwhile goes as one call.
+
+    All wait equally long at most, so whoever came first is due first, and one timer is enough.
+    """
+
+    def __init__(self, link: Link, about: Coalesced, script: Script, timeout: float) -> None:
+        self.script = script
+        self._link = link
+        self._about = about
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[Asking] = deque()
+        self._asked: list[Asking] = []
+        self._sender: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits here."""
+        return self._sender is not None
+
+    def add(self, asking: Asking) -> None:
+        asking.due = self._loop.time() + self._timeout
+        self._waiting.append(asking)
+        if self._timer is None:
+            self._timer = self._loop.call_at(asking.due, self._look_again)
+        if self._sender is None:
+            self._sender = self._link.spawn(self._serve())
+
+    def _look_again(self) -> None:
+        self._timer = self._loop.call_later(SECOND_LOOK, self._give_up)
+
+    def _give_up(self) -> None:
+        """Fail those who have waited long enough; what is under way goes on, and is passed by."""
+        self._timer = None
+        now = self._loop.time()
+        for asking in [*self._asked, *self._waiting]:
+            if asking.over:
+                continue
+            if asking.due > now:
+                self._timer = self._loop.call_at(asking.due, self._look_again)
+                break
+            asking.fail(StoreUnavailable(f"the store did not answer within {self._timeout:g} s"))
+        if self._asked and all(asking.over for asking in self._asked):
+            self._asked = []
+            self._sender = self._link.spawn(self._serve()) if self._waiting else None
+
+    async def _serve(self) -> None:
+        """Send what waits, one call after another, until passed by."""
+        me = asyncio.current_task()
+        try:
+            while self._sender is me and self._waiting:
+                most = min(len(self._waiting), self._about.most)
+                batch = [self._waiting.popleft() for _ in range(most)]
+                batch = [asking for asking in batch if not asking.over]
+                if batch:
+                    self._asked = batch
+                    await self._ask(batch)
+        finally:
+            if self._sender is me:
+                self._sender, self._asked = None, []
+                while self._waiting:  # only if this task was cancelled: the loop is closing
+                    self._waiting.popleft().fail(StoreUnavailable(CLOSED))
+
+    async def _ask(self, batch: list[Asking]) -> None:
+        about, items = self._about, [asking.item for asking in batch]
+        answers: Sequence[Any] = ()
+        failure = CLOSED
+        try:
+            keys, args = about.pack(items)
+            reply = await self._link.run(
+                self.script,
+                keys,
+                args,
+                self._timeout,
+                lambda: not all(asking.over for asking in batch),
+            )
+            answers = about.unpack(reply, items)
+            if len(answers) != len(items):
+                failure = f"{len(answers)} answers to {len(items)} questions"
+        except StoreUnavailable as error:
+            failure = str(error)
+        except Exception as error:
+            logging.getLogger("seawall").exception("the store's answer makes no sense")
+            failure = f"the store's answer makes no sense: {describe(error)}"
+        finally:
+            if len(answers) == len(batch):
+                for asking, answer in zip(batch, answers, strict=True):
+                    asking.deliver(answer)
+            else:
+                for asking in batch:
+                    asking.fail(StoreUnavailable(failure))
+
+
+def _refuse_unless(wanted: Callable[[], bool] | None) -> None:
+    if wanted is not None and not wanted():
+        raise StoreUnavailable("nobody waits for it any more")
+
+
+def _is_of_this_call(error: BaseException) -> bool:
+    """Tell whether only this call is to blame: what it sent, or what it found in its own keys.
+
+    The server lives and answers, so nobody else need do without it. What is wrong with the server
+    itself has a code of its own, in capitals: BUSY, NOAUTH, CLUSTERDOWN and so on.
+    """
+    from redis.exceptions import DataError, ResponseError
+
+    if isinstance(error, (DataError, UnicodeError)):
+        return True
+    text = str(error)
+    code = text.partition(" ")[0]
+    mistake = code in _OWN or ("script" in text and not code.isupper())
+    return type(error) is ResponseError and mistake  # a kind of it is about the server
+
+
+def _admitted(error: BaseException | None) -> bool:
+    """Tell whether a server said itself that it cannot be written to now.
+
+    Scripts that only read may still be answered; that is no sign of health.
+    """
+    from redis.exceptions import OutOfMemoryError, ReadOnlyError
+
+    return isinstance(error, (OutOfMemoryError, ReadOnlyError)) or str(error).startswith(_UNFIT)
+
+
+def describe(error: BaseException) -> str:
+    """Return what went wrong, for a message: short, on one line."""
+    text = printable(" ".join(str(error).split()), 200)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def printable(text: str, most: int) -> str:
+    """Return what a server said, cut and fit for a log: it may say anything."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[:most])

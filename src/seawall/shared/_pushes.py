@@ -1,0 +1,170 @@
+"""What other pods push: one subscribed connection for all channels of a store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall.runtime.mutex import Mutex
+
+if TYPE_CHECKING:
+    from seawall.shared._clients import Clients
+
+SILENCE: Final = 5.0
+"""After so many silent seconds the connection is asked for a sign of life; then given up."""
+
+RETRY: Final = 0.2
+
+LONGEST: Final = 65_536
+"""Bytes of a message: whatever is longer is none of ours."""
+
+Listener = Callable[[bytes], object]
+
+
+class Pushes:
+    """The channels that somebody listens to.
+
+    Messages are only a shortcut: whoever listens also polls. After each (re)connection every
+    listener hears b"", so that it polls at once.
+    """
+
+    def __init__(self, clients: Clients) -> None:
+        """Connect when there is a channel."""
+        self._clients = clients
+        self._mutex = Mutex()
+        self._listeners: dict[str, tuple[Listener, ...]] = {}
+        self._forget_connection()
+
+    def _forget_connection(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+        self._pubsub: Any = None
+        self._subscribed: set[str] = set()
+        self._changing: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+
+    def add(self, channel: str, listener: Listener) -> None:
+        """Call `listener(message)` for each message of `channel`, once `refresh` was called."""
+        with self._mutex:
+            self._listeners[channel] = (*self._listeners.get(channel, ()), listener)
+
+    def remove(self, channel: str, listener: Listener) -> None:
+        """Call it no more. The garbage collector may ask for it, at any moment."""
+
+        def remove() -> None:
+            known = self._listeners.get(channel, ())
+            kept = tuple(one for one in known if one is not listener)
+            if kept:
+                self._listeners[channel] = kept
+            else:
+                self._listeners.pop(channel, None)
+
+        self._mutex.do(remove)
+
+    def begin(self, channel: str, listener: Listener) -> None:
+        """Subscribe to what is new; a listener of what is not has b"" at once."""
+        if channel in self._subscribed:
+            self._call(listener, b"")
+        self.refresh()
+
+    def wake_all(self) -> None:
+        """Let everybody look for themselves: nothing more will be heard."""
+        for listener in [one for known in list(self._listeners.values()) for one in known]:
+            self._call(listener, b"")
+
+    def refresh(self) -> None:
+        """Subscribe to what is new; in the background loop."""
+        loop = asyncio.get_running_loop()
+        if self._task is None:
+            if self._listeners:
+                self._task = loop.create_task(self._run())
+        elif self._pubsub is not None and (self._changing is None or self._changing.done()):
+            self._changing = loop.create_task(self._change_later())
+
+    async def close(self) -> None:
+        """Hear no more."""
+        tasks = {task for task in (self._task, self._changing) if task is not None}
+        while tasks:  # a client that is just connecting may swallow a cancellation
+            for task in tasks:
+                task.cancel()
+            _done, tasks = await asyncio.wait(tasks, timeout=0.05)
+
+    def after_fork(self) -> object:
+        """Forget the connection, which belongs to the parent; return what must not be closed."""
+        parents = self._task, self._pubsub, self._changing
+        self._mutex = Mutex()
+        self._forget_connection()
+        return parents
+
+    async def _run(self) -> None:
+        for attempt in count():
+            client: Any = self._clients.make_listener(SILENCE, attempt)
+            pubsub = client.pubsub()
+            try:
+                self._pubsub, self._subscribed = pubsub, set()
+                await self._change()
+                await self._hear(pubsub)
+            except Exception as error:  # noqa: BLE001 - whatever it is, a new connection is tried
+                logging.getLogger("seawall").debug("pushes are heard no more: %r", error)
+            finally:
+                self._pubsub = None
+                for one in (pubsub, client):
+                    try:
+                        await one.aclose()
+                    except Exception:  # noqa: BLE001, S110 - it is given up all the same
+                        pass
+            await asyncio.sleep(RETRY)
+
+    async def _change_later(self) -> None:
+        try:
+            await self._change()
+        except Exception:  # noqa: BLE001 - the connection is lost; `_run` makes another
+            logging.getLogger("seawall").debug("a channel cannot be subscribed to")
+
+    async def _change(self) -> None:
+        """Subscribe to the channels that somebody listens to, and to no others.
+
+        One at a time: two that find the client without a connection would each make one, and what
+        comes over the first would be heard by nobody.
+        """
+        async with self._turn:
+            pubsub = self._pubsub
+            while pubsub is self._pubsub and (different := self._subscribed ^ set(self._listeners)):
+                fresh = different - self._subscribed
+                self._subscribed ^= different
+                if fresh:
+                    await pubsub.subscribe(*fresh)
+                if different - fresh:
+                    await pubsub.unsubscribe(*(different - fresh))
+
+    async def _hear(self, pubsub: Any) -> None:
+        """Hand messages to those who listen, until there is no sign of life."""
+        silent = False
+        while True:
+            message = await pubsub.get_message(timeout=SILENCE)
+            if message is not None:
+                silent = False
+                self._tell(message)
+            elif silent:
+                raise TimeoutError("no sign of life")
+            else:
+                silent = True
+                await pubsub.ping()
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        kind, channel, data = message["type"], message["channel"], message["data"]
+        data = b"" if kind == "subscribe" else data
+        if kind not in {"message", "subscribe"} or not isinstance(channel, bytes):
+            return
+        if not isinstance(data, bytes) or len(data) > LONGEST:
+            return  # nonsense
+        for listener in self._listeners.get(channel.decode("utf-8", "replace"), ()):
+            self._call(listener, data if kind == "message" else b"")
+
+    def _call(self, listener: Listener, message: bytes) -> None:
+        try:
+            listener(message)
+        except Exception:
+            logging.getLogger("seawall").exception("a listener of the store failed")

@@ -1,0 +1,107 @@
+"""The store that pods share: Redis or Valkey.
+
+Promises: nothing waits longer than `timeout` for it, or longer than nothing once it is known to be
+down; it heals by itself; a cancelled caller never disturbs another's answer; time is the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from seawall.shared._core import StoreCore
+
+if TYPE_CHECKING:
+    from seawall.runtime.breaker_share import BreakerShare
+    from seawall.runtime.limit_share import LimitShare
+    from seawall.shared._pods import Pods
+
+
+class RedisStore(StoreCore):
+    """What pods share, on a Redis or Valkey server, behind Sentinels, or in a cluster."""
+
+    def __init__(
+        self,
+        target: Any,
+        /,
+        *,
+        name: str = "redis",
+        prefix: str = "seawall",
+        timeout: float = 0.05,
+    ) -> None:
+        """Keep what is shared where `target` leads: a URL, or a client of redis-py.
+
+        Of a client only the settings are taken; connections are the store's own, made when first
+        needed. `name` stands for the store in events and messages. What has another `prefix` is
+        another store, on the same server. `timeout` is how many seconds a caller waits for it.
+        """
+        super().__init__(target, name, prefix, timeout)
+        self._pods: Pods | None = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "up" if self.up else "down"
+        return f"<RedisStore {self.name!r} at {self._clients.describe()}: {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a store is not for pickling: make one in each process, from the same URL")
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what there is to see of the store."""
+        return {
+            "name": self.name,
+            "at": self._clients.describe(),
+            "up": self.up,
+            "pod": self.pod,
+            "dropped": self._posts.dropped,
+        }
+
+    def close(self) -> None:
+        """Flush what waits, give back what is leased, and end the background thread.
+
+        What is closed stays closed: its policies go on as if the store were down.
+        """
+        self._closed = True
+        self._background.stop()()
+
+    async def aclose(self) -> None:
+        """Do the same, without blocking the event loop, and close this loop's connections."""
+        self._closed = True
+        ended = self._background.stop()
+        await asyncio.get_running_loop().run_in_executor(None, ended)
+        await self._links.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.aclose()
+
+    # What policies ask for
+
+    @property
+    def pods(self) -> Pods:
+        """The live pods that share this store."""
+        if self._pods is None:
+            from seawall.shared._pods import Pods
+
+            self._pods = Pods(self)
+        return self._pods
+
+    def limits(self, name: str, rules: Sequence[Any], **how: Any) -> LimitShare:
+        """Return the rate limits that are shared under `name`; see `LimitStore`."""
+        from seawall.shared._limits import make_share
+
+        return make_share(self, name, rules, **how)
+
+    def breaker(self, name: str, settings: Any, owner: Any, **how: Any) -> BreakerShare:
+        """Return the breaker that is shared under `name`; see `BreakerStore`."""
+        from seawall.shared._breaker import Share
+
+        return Share(self, name, settings, owner, **how)
