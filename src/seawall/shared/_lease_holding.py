@@ -1,0 +1,239 @@
+"""One holding of a lease: until when it lasts for sure, how it is renewed, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from seawall.errors import StoreUnavailable
+from seawall.models.lease import Busy, Granted
+from seawall.runtime.events import LeaseChanged, emit
+from seawall.runtime.mutex import Mutex
+from seawall.shared._lease_waiting import Arguments, answer_of
+
+if TYPE_CHECKING:
+    from seawall.clock import Clock
+    from seawall.shared._background import Handle
+    from seawall.shared._link import Link
+    from seawall.shared._store import RedisStore
+
+DRIFT: Final = 0.001
+"""Clocks may run apart by this share: the holder gives up that much before the store does."""
+
+GIVING_BACK: Final = 1.0
+"""Seconds that a release may take when nobody waits for it, or the store is closing."""
+
+
+class Terms(NamedTuple):
+    """What does not change about a lease, and what its script is told."""
+
+    store: RedisStore
+    name: str
+    key: str
+    channel: str
+    ttl: float
+    renew_every: float
+    clock: Clock
+
+    def taking(self, holder: str, attempt: int) -> Arguments:
+        """Return the arguments that take it."""
+        return "take", self.channel, holder, round(self.ttl * 1e6), attempt
+
+    def renewing(self, token: int) -> Arguments:
+        """Return the arguments that renew it."""
+        return "renew", self.channel, token, round(self.ttl * 1e6)
+
+    def releasing(self, token: int) -> Arguments:
+        """Return the arguments that end it."""
+        return "release", self.channel, token
+
+    def give_back(self, token: int) -> None:
+        """End it in the background, if it is still that of `token`."""
+        link = self._own_link() if self.store.closed else None
+        if link is None:
+            self.store.post("lease", [self.key], self.releasing(token))
+        else:
+            script = self.store.script("lease")
+            link.spawn(link.run(script, [self.key], self.releasing(token), GIVING_BACK))
+
+    def withdraw(self, holder: str, attempt: int) -> None:
+        """End it in the background, if `holder` got it by this attempt and never heard of it."""
+        if self.store.up:
+            self.store.post("lease", [self.key], ("withdraw", self.channel, holder, attempt))
+
+    def _own_link(self) -> Link | None:
+        """Return the link of a user's loop that runs here: it outlives the background's."""
+        from asyncio import get_running_loop
+
+        try:
+            loop = get_running_loop()
+        except RuntimeError:
+            return None
+        return None if loop is self.store._background.loop else self.store._links.here()
+
+    def until(self, sent: float) -> float:
+        """Return until when it is held for sure, if a request sent at `sent` has succeeded."""
+        return sent + self.ttl * (1 - DRIFT)
+
+
+class Holding:
+    """A lease that is held: `left` counts down, renewals wind it up, and it ends once."""
+
+    def __init__(self, terms: Terms, token: int, sent: float, on_lost: Callable[[], None]) -> None:
+        """Hold what was granted to a request sent at `sent`; not renewed before `start`."""
+        self.token = token
+        self._terms = terms
+        self._on_lost = on_lost
+        self._since = sent
+        self._until = terms.until(sent)
+        self._due = self._seen_over = self._ended = False
+        self._mutex = Mutex()
+        self._renewal: Handle | None = None
+        self._unwatch: Callable[[], None] | None = None
+
+    @property
+    def left(self) -> float:
+        """For how many seconds more it is held for sure. Once 0, it stays 0."""
+        if self._ended or self._seen_over:
+            return 0.0
+        left = self._until - self._terms.clock.now()
+        if left > 0:
+            return left
+        self._seen_over = True
+        self._hurry()
+        return 0.0
+
+    def start(self) -> bool:
+        """Renew it from now on, in the store's background thread; False if the store is closed."""
+        store = self._terms.store
+        held = _to_give_back(store)
+        held.add(self)
+        try:
+            store.start()
+        except StoreUnavailable:
+            pass  # closed, as is seen next
+        if store.closed:
+            # Whoever closes it may have looked before this was added: it is undone here.
+            self._ended = True
+            held.discard(self)
+            return False
+        self._renewal = store.every(self._terms.renew_every, self.renew)
+        self._unwatch = store.watch(self._on_health)
+        emit(LeaseChanged, self._terms.name, token=self.token, held=True, cause="acquired")
+        return True
+
+    async def renew(self) -> None:
+        """Renew the lease if that is due; if the store fails, try until the time is over."""
+        from asyncio import sleep
+
+        terms = self._terms
+        while not self._ended:
+            sent = terms.clock.now()
+            if not self._due and sent < self._since + terms.renew_every / 2:
+                return  # it has just been taken
+            self._due = False
+            if not self.left:
+                self._lose("expired")
+                return
+            patience = max(terms.store.timeout, min(terms.renew_every, self._until - sent))
+            try:
+                reply = await terms.store.acall(
+                    "lease", [terms.key], terms.renewing(self.token), patience
+                )
+                answer = answer_of(reply)
+            except StoreUnavailable:
+                rest = self._until - terms.clock.now()
+                if rest > 2 * terms.renew_every:
+                    return
+                await sleep(max(0.0, min(rest, terms.renew_every / 4)))
+            else:
+                self._renewed(sent, answer)
+                return
+        self._forget()
+
+    def _renewed(self, sent: float, answer: Granted | Busy) -> None:
+        with self._mutex:
+            # An answer that comes when the time seems to be over changes nothing any more.
+            if self.left and isinstance(answer, Granted):
+                self._since, self._until = sent, self._terms.until(sent)
+                return
+        self._lose("expired" if isinstance(answer, Granted) else "taken")
+
+    def _on_health(self, up: bool, _cause: str) -> None:  # noqa: FBT001 - the store calls it
+        if up:
+            self._hurry()
+
+    def _hurry(self) -> None:
+        self._due = True
+        if self._renewal is not None:
+            self._renewal.soon()
+
+    def let_go(self) -> bool:
+        """End it because its holder says so; tell whether it was held until now."""
+        held = self.left > 0
+        if not self._end("released" if held else "expired"):
+            return False
+        if not held:
+            self._terms.give_back(self.token)
+        return held
+
+    def abandon(self) -> None:
+        """Take it to be another's, without telling: in a child process it is the parent's."""
+        self._ended = True
+
+    def close(self) -> bool:
+        """End it because the store is closed; False if it has ended already."""
+        return self._lose("closed")
+
+    async def release(self) -> None:
+        """Let others have it, if the store can be reached."""
+        terms = self._terms
+        try:
+            await terms.store.acall("lease", [terms.key], terms.releasing(self.token), GIVING_BACK)
+        except StoreUnavailable:
+            pass  # then it runs out by itself
+
+    def _lose(self, cause: str) -> bool:
+        if not self._end(cause):
+            return False
+        if cause == "expired":  # here; the store may still know of it
+            self._terms.give_back(self.token)
+        self._on_lost()
+        return True
+
+    def _end(self, cause: str) -> bool:
+        """End it; False if it has ended already."""
+        with self._mutex:
+            ended, self._ended = self._ended, True
+        if not ended:
+            self._forget()
+            emit(LeaseChanged, self._terms.name, token=self.token, held=False, cause=cause)
+        return not ended
+
+    def _forget(self) -> None:
+        _to_give_back(self._terms.store).discard(self)
+        if self._renewal is not None:
+            self._renewal.stop()
+        if self._unwatch is not None:
+            self._unwatch()
+
+
+_held: WeakKeyDictionary[RedisStore, set[Holding]] = WeakKeyDictionary()
+
+
+def _to_give_back(store: RedisStore) -> set[Holding]:
+    """Return what is to be given back when `store` is closed."""
+    fresh = set[Holding]()
+    held = _held.setdefault(store, fresh)
+    if held is fresh:
+
+        async def give_back() -> None:
+            from asyncio import gather
+
+            # All are told before the store is asked for anything: it may be away.
+            ended = [holding for holding in list(held) if holding.close()]
+            await gather(*(holding.release() for holding in ended))
+
+        store.at_close(give_back)
+    return held
