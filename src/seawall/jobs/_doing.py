@@ -1,0 +1,155 @@
+"""How a worker does one job, and tells the queue how it went."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import islice
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall import _checks as check
+from seawall.clock import Clock
+from seawall.context import deadline
+from seawall.errors import JobLost, Rejected, StoreUnavailable, reason_of
+from seawall.executors import IoPool
+from seawall.jobs._queue import JobQueue
+from seawall.jobs._records import Claim
+from seawall.jobs._runs import Run
+from seawall.models.backoff import Backoff, full_jitter
+from seawall.runtime.runners import sleep_async
+
+if TYPE_CHECKING:
+    from seawall.guard import Guard
+
+OUTAGE: Final = full_jitter(0.05, cap=2.0)
+"""The pauses while the store does not answer."""
+PAUSE: Final = 1.0
+"""Seconds for which claiming pauses after a refusal that does not say when to come again."""
+SHORTEST_PAUSE: Final = 0.001
+"""Who is told to come again at once does not spin."""
+LONGEST_PAUSE: Final = 60.0
+"""A guard may say to come again in an hour; the queue is looked at sooner."""
+
+
+class Doing:
+    """What a worker does with a job."""
+
+    queue: JobQueue
+    _handler: Callable[[Claim], Any]
+    _guard: Guard | None
+    _backoff: Backoff
+    _rng: Random
+    _clock: Clock
+    _pool: IoPool | None
+    _resume_at: float
+    _tell_until: float = inf
+    """From this instant on nobody is told anything: the worker has to end."""
+
+    async def _outcome(self, run: Run) -> str:
+        """Do a job and tell the queue how it went; return the word for it."""
+        import asyncio
+
+        if run.settling:
+            return await self._give_back(run)
+        try:
+            with deadline(run.claim.time_left, clock=self._clock):
+                result = await self._call(run)
+        except asyncio.CancelledError as error:
+            run.settling = True
+            if run.wanted == "to return":
+                return await self._give_back(run)
+            if run.task is not None and run.task.cancelling() and not run.lost:
+                raise  # by whoever ends the loop: no time is left
+            return await self._failed(run, error)
+        except Exception as error:  # noqa: BLE001 - it is the job's, and goes to the queue
+            run.settling = True
+            return await self._failed(run, error)
+        run.settling = True
+        return await self._succeeded(run, result)
+
+    async def _call(self, run: Run) -> Any:
+        handler, pool = self._handler, self._pool
+
+        def begin(claim: Claim) -> Any:
+            run.begun = True
+            return handler(claim)
+
+        async def work(claim: Claim) -> Any:
+            return await (begin(claim) if pool is None else pool.arun(begin, claim))
+
+        if self._guard is None:
+            return await work(run.claim)
+        return await self._guard.acall(work, run.claim)
+
+    async def _give_back(self, run: Run) -> str:
+        if self._pool is not None and run.begun:
+            return "lost"  # its thread is still at it: not before the lease is over
+        return await self._tell(run, "returned", self.queue.anack, counted=False)
+
+    async def _succeeded(self, run: Run, result: Any) -> str:
+        try:
+            return await self._tell(run, "done", self.queue.aack, result)
+        except Exception as error:  # noqa: BLE001 - whatever it takes to write it, it failed
+            reason = f"the result cannot be kept: {_described(error)}"
+            return await self._tell(run, "failed", self.queue.anack, reason=reason, retry=False)
+
+    async def _failed(self, run: Run, error: BaseException) -> str:
+        if self._refused(run, error):
+            pause = getattr(error, "retry_after", None)
+            pause = PAUSE if pause is None else pause
+            pause = min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE, self.queue.keep)
+            self._resume_at = max(self._resume_at, self._clock.now() + pause)
+            how = {"delay": pause, "reason": f"refused: {reason_of(error)}", "counted": False}
+            return await self._tell(run, "refused", self.queue.anack, **how)
+        delay, reason = self._pause_after(run.claim.attempt), _described(error)
+        return await self._tell(run, "failed", self.queue.anack, delay=delay, reason=reason)
+
+    def _refused(self, run: Run, error: BaseException) -> bool:
+        """Tell whether the guard, or the threads, refused before the handler was begun."""
+        return isinstance(error, Rejected) and not run.begun
+
+    def _pause_after(self, attempt: int) -> float:
+        try:
+            schedule = self._backoff.delays(self._rng.random)
+            # Of a schedule that grows without end, the hundredth pause is as good as the last.
+            delay = next(islice(schedule, min(attempt, 100) - 1, None))
+            return min(check.seconds("backoff", delay, zero=True), self.queue.keep)
+        except Exception:  # the job must not be lost for that
+            logging.getLogger("seawall").exception("queue %r: backoff failed", self.queue.name)
+            return min(PAUSE, self.queue.keep)
+
+    async def _tell(
+        self, run: Run, outcome: str, verb: Callable[..., Any], *args: Any, **how: Any
+    ) -> str:
+        """Tell the queue how a job went, again and again until the lease is over.
+
+        Return `outcome`, or "lost" if the queue does not want to hear it.
+        """
+        delays = OUTAGE.delays(self._rng.random)
+        tried = False
+        while not run.lost:
+            try:
+                await verb(run.claim, *args, **how)
+            except JobLost as error:
+                # An answer that was lost may have been a yes: then the job is what we made it.
+                ours = tried and outcome != "done" and error.state in ("waiting", "delayed", "dead")
+                return outcome if ours else "lost"
+            except StoreUnavailable:
+                left = min(run.claim.until, self._tell_until) - self._clock.now()
+                if left <= 0 or self.queue._closed:  # noqa: SLF001 - of this package
+                    break
+                await sleep_async(min(next(delays), left))
+                tried = True
+            else:
+                return outcome
+        return "lost"
+
+
+def _described(error: BaseException) -> str:
+    """Return what went wrong; of an error that cannot say so, at least its type."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an error inside the error
+        return type(error).__name__

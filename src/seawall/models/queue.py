@@ -1,0 +1,399 @@
+"""A queue of jobs: who is next, whose job it is, and how each job ends.
+
+                 ┌── nack, lease over ──┐
+    push ─▶ delayed ─▶ waiting ─▶ claimed ─▶ done
+                 │         │          │
+                 └─────────┴──────────┴────▶ dead, cancelled or expired
+
+- **Order.** The least score is next: the instant at which a job could first be claimed, minus a
+  head start for each level of its priority. So a job is overtaken only by jobs that came less than
+  their greater head start after it: nothing starves. A job that comes back keeps its score. A clock
+  that was set back changes no order: for scores, time stands still until it has caught up.
+- **Claims.** A claim is good until its lease is over, by one clock; each claim of a job has a
+  higher `fence` than the one before, and who comes with an older one is refused. From the instant
+  at which the lease is over the job is not the claimer's any more, whether another wants it or not.
+- **Lost answers.** Each claim has a token. Who hears the answer says so (`heard`); who does not has
+  it taken back (`release`), and then that claim grants nothing any more, should it come later. A
+  lease that is over before anybody has heard of the claim is no attempt.
+- **Ends.** A job is tried `max_attempts` times at most, and never started after its deadline; every
+  job has one. A cancelled job ends at once: who works on it is refused from then on.
+- **Memory.** How a job ended is kept for `result_ttl`, dead letters for `keep`, and of both so many
+  at most: the first to be forgotten make room. Nothing is kept for ever.
+
+Times are whole microseconds. `perform` first settles what is due, at most `SWEEP` of each sort: one
+call never takes long. What is asked for by id, or claimed, is right also if more than that is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from seawall.models.queue_index import Index, Tokens
+from seawall.models.queue_jobs import (
+    BATCH_BYTES,
+    CALLED_OFF,
+    LATE,
+    LEASE_OVER,
+    NOBODY,
+    PRIORITIES,
+    SWEEP,
+    TOTALS,
+    UNHEARD,
+    Answer,
+    Counts,
+    Granted,
+    How,
+    Job,
+    Letter,
+    NewJob,
+    QueueRules,
+    Seen,
+    State,
+)
+
+
+class Queue:
+    """The jobs of one queue, and the rules they follow."""
+
+    def __init__(self, rules: QueueRules) -> None:
+        """Begin empty."""
+        self.rules = rules
+        self.stirred = False
+        """Whether somebody who waits for a job should look again. Whoever tells them resets it."""
+        self.ended: list[str] = []
+        """Ids of jobs that ended; for whoever tells those who wait, and clears it."""
+        self.died: list[tuple[str, int, str]] = []
+        """Of these the ones that died, with attempts and reason."""
+        self.dropped: list[str] = []
+        """Ids of dead letters for which there was no room."""
+        self._jobs: dict[str, Job] = {}
+        self._by_dedupe: dict[str, str] = {}
+        self._serial = 0
+        self._latest = 0  # the highest instant that a score was made of
+        self._ready = Index()  # by score
+        self._since = Index()  # the same, by the instant since which they could be claimed
+        self._delayed = Index()  # by the instant at which they are ready
+        self._leases = Index()  # the claimed ones, by the end of the lease
+        self._deadlines = Index()  # waiting and delayed ones
+        self._memory = Index()  # done, cancelled and expired ones, by when they are forgotten
+        self._dead = Index()  # dead ones, by the same
+        self._tokens = Tokens()  # of claims that nobody has said to have heard of
+        self._waiting = [0] * PRIORITIES
+        self._totals = dict.fromkeys(TOTALS, 0)
+
+    def perform(self, now: int, operation: str, *args: Any) -> Any:
+        """Settle what is due, then do one of the operations below."""
+        self._settle(now)
+        return getattr(self, operation)(now, *args)
+
+    # The operations
+
+    def push(self, now: int, jobs: Sequence[NewJob]) -> list[str] | None:
+        """Add jobs and return their ids; None, and none is added, if there is no room for all.
+
+        One whose dedupe id is taken is not added: it gets the id of the job that has it.
+        """
+        fresh = sum(self._known(now, new.dedupe) is None for new in jobs)
+        if self._unfinished() + fresh > self.rules.max_size:
+            return None
+        return [self._known(now, new.dedupe) or self._add(now, new) for new in jobs]
+
+    def claim(self, now: int, count: int, lease: int, token: str) -> tuple[list[Granted], int]:
+        """Take the next jobs, at most `count`, for `lease`; asked again, return the same.
+
+        If there is none: also in how long there may be one, -1 if nobody knows.
+        """
+        if token in self._tokens:
+            self._tokens.prolong(token, now + lease)
+            return [self._grant(now, job, lease) for job in self._claimed_by(now, token)], -1
+        granted: list[Granted] = []
+        size = 0
+        for _ in range(count + SWEEP):
+            first = self._ready.first()
+            if first is None or len(granted) == count:
+                break
+            job = self._jobs[first[1]]
+            if job.deadline <= now:
+                self._finish(now, job, "expired", LATE)
+                continue
+            size += len(job.payload)
+            if granted and size > BATCH_BYTES:
+                break
+            self._leave_line(job)
+            job.state, job.heard = "claimed", False
+            job.fence += 1
+            job.attempts += 1
+            granted.append(self._grant(now, job, lease))
+        if granted:
+            self._tokens.put(token, [(one.id, one.fence) for one in granted], now + lease)
+            return granted, 0
+        if len(self._ready):
+            return [], 0
+        ahead = [first[0] for line in (self._delayed, self._leases) if (first := line.first())]
+        return [], max(0, min(ahead) - now) if ahead else -1
+
+    def heard(self, now: int, token: str) -> Answer:
+        """Know that the claimer has heard of its claim: from now on it is an attempt."""
+        for job in self._claimed_by(now, token):
+            job.heard = True
+        self._tokens.discard(token)
+        return True, "heard"
+
+    def release(self, now: int, token: str, lease: int) -> Answer:
+        """Take back what was claimed and never heard of; a claim that comes later grants nothing.
+
+        `lease` is how long that is remembered.
+        """
+        for job in self._claimed_by(now, token):
+            job.attempts -= 1
+            self._back(now, job, 0, NOBODY, fatal=False, counted=False)
+        self._tokens.put(token, [], now + lease)
+        return True, "released"
+
+    def extend(self, now: int, id_: str, fence: int, lease: int) -> Answer:
+        """Let a claim be good for `lease` from now."""
+        job, answer = self._mine(now, id_, fence)
+        if job is not None:
+            job.heard = True
+            job.at = now + lease
+            self._leases.set(id_, job.at)
+        return answer
+
+    def ack(self, now: int, id_: str, fence: int, result: bytes) -> Answer:
+        """End a claimed job as done; said again by the same claim, it is so already."""
+        job, answer = self._mine(now, id_, fence)
+        if job is None:
+            known = self._jobs.get(id_)
+            again = known is not None and known.state == "done" and known.fence == fence
+            return again, answer[1]
+        job.result = result
+        self._finish(now, job, "done", "")
+        return True, job.state
+
+    def nack(self, now: int, id_: str, fence: int, delay: int, reason: str, how: How) -> Answer:
+        """Give a claimed job back, to be ready after `delay`, or as dead after its last attempt."""
+        job, answer = self._mine(now, id_, fence)
+        if job is None:
+            return answer
+        if how == "returned":
+            job.attempts -= 1
+        self._back(now, job, delay, reason, fatal=how == "fatal", counted=how == "failed")
+        return True, job.state
+
+    def cancel(self, now: int, id_: str) -> Answer:
+        """End a job that has not ended as cancelled."""
+        job = self._look(now, id_)
+        if job is None:
+            return False, "unknown"
+        if job.state not in ("waiting", "delayed", "claimed"):
+            return False, job.state
+        self._finish(now, job, "cancelled", CALLED_OFF)
+        return True, job.state
+
+    def status(self, now: int, id_: str) -> Seen | None:
+        """Return what is known of a job; None if nothing is."""
+        job = self._look(now, id_)
+        if job is None:
+            return None
+        age = max(0, now - job.pushed)
+        return Seen(job.state, job.priority, job.attempts, age, job.reason, job.result)
+
+    def dead(self, now: int, limit: int) -> list[Letter]:
+        """Return dead letters, the oldest first."""
+        jobs = [self._jobs[id_] for id_ in self._dead.some(limit)]
+        ages = [max(0, now - job.at) for job in jobs]
+        return [
+            Letter(job.id, job.priority, job.attempts, age, job.reason, job.payload)
+            for job, age in zip(jobs, ages, strict=True)
+        ]
+
+    def requeue(self, now: int, id_: str) -> Answer:
+        """Begin anew with a dead job: all attempts, a new place in line, a new deadline."""
+        job = self._look(now, id_)
+        if job is None or job.state != "dead":
+            return False, "unknown" if job is None else job.state
+        if self._unfinished() >= self.rules.max_size:
+            return False, "full"
+        if self._known(now, job.dedupe) not in (None, id_):
+            return False, "taken"
+        if id_ not in self._jobs:  # that look has ended another, and there was no room for both
+            return False, "unknown"
+        if job.dedupe:
+            self._by_dedupe[job.dedupe] = id_
+        self._dead.discard(id_)
+        job.attempts = job.unheard = 0
+        job.score = self._of_line(now) - job.priority * self.rules.head_start
+        job.deadline = now + self.rules.keep
+        self._place(now, job, now)
+        return True, job.state
+
+    def drop(self, now: int, id_: str) -> Answer:
+        """Forget a dead job."""
+        job = self._look(now, id_)
+        if job is None or job.state != "dead":
+            return False, "unknown" if job is None else job.state
+        self._forget(job)
+        return True, "dropped"
+
+    def counts(self, now: int) -> Counts:
+        """Return how many there are."""
+        oldest = self._since.first()
+        return Counts(
+            tuple(self._waiting),
+            len(self._delayed),
+            len(self._leases),
+            len(self._dead),
+            -1 if oldest is None else max(0, now - oldest[0]),
+            tuple(self._totals.values()),
+        )
+
+    # What they are made of
+
+    def _settle(self, now: int) -> None:
+        """Let the past be past: of each sort at most `SWEEP`, in this order."""
+        for line in (self._memory, self._dead):
+            for id_ in line.take(SWEEP, now):
+                self._forget(self._jobs[id_])
+        self._tokens.sweep(SWEEP, now)
+        for id_ in self._leases.take(SWEEP, now):
+            self._lose(now, self._jobs[id_])
+        for id_ in self._deadlines.take(SWEEP, now):
+            self._finish(now, self._jobs[id_], "expired", LATE)
+        for id_ in self._delayed.take(SWEEP, now):
+            self._place(now, self._jobs[id_], self._jobs[id_].at)
+
+    def _look(self, now: int, id_: str) -> Job | None:
+        """Return a job as it is now, also if the sweep has not come to it yet."""
+        job = self._jobs.get(id_)
+        if job is None:
+            return None
+        if job.state == "claimed" and job.at <= now:
+            self._lose(now, job)
+        if job.state in ("waiting", "delayed") and job.deadline <= now:
+            self._finish(now, job, "expired", LATE)
+        if job.state == "delayed" and job.at <= now:
+            self._place(now, job, job.at)
+        return job
+
+    def _mine(self, now: int, id_: str, fence: int) -> tuple[Job | None, Answer]:
+        """Return the job if that claim of it is good, and the answer to give."""
+        job = self._look(now, id_)
+        if job is None:
+            return None, (False, "unknown")
+        good = job.state == "claimed" and job.fence == fence
+        return (job if good else None), (good, job.state)
+
+    def _grant(self, now: int, job: Job, lease: int) -> Granted:
+        job.at = now + lease
+        self._leases.set(job.id, job.at)
+        age, left = max(0, now - job.pushed), job.deadline - now
+        return Granted(job.id, job.fence, job.attempts, job.priority, age, left, job.payload)
+
+    def _claimed_by(self, now: int, token: str) -> list[Job]:
+        """Return what is still claimed by that token, and not heard of."""
+        jobs = [self._mine(now, id_, fence)[0] for id_, fence in self._tokens.claims(token)]
+        return [job for job in jobs if job is not None and not job.heard]
+
+    def _known(self, now: int, dedupe: str) -> str | None:
+        """Return the id of the job that answers for a dedupe id."""
+        job = self._look(now, self._by_dedupe.get(dedupe, "")) if dedupe else None
+        if job is None:
+            return None
+        alive = job.state in ("waiting", "delayed", "claimed")
+        return job.id if alive or job.at + self.rules.dedupe > now else None
+
+    def _of_line(self, now: int) -> int:
+        """Return the instant for a score: not before the one of the score before.
+
+        What is further ahead than any job is kept was no clock to go by.
+        """
+        if not now <= self._latest <= now + self.rules.keep:
+            self._latest = now
+        return self._latest
+
+    def _add(self, now: int, new: NewJob) -> str:
+        self._serial += 1
+        self._totals["pushed"] += 1
+        job = Job(f"{self._serial:016d}-{new.nonce}", new, now, self._of_line(now), self.rules)
+        self._jobs[job.id] = job
+        if new.dedupe:
+            self._by_dedupe[new.dedupe] = job.id
+        self._place(now, job, job.at)
+        return job.id
+
+    def _place(self, now: int, job: Job, ready: int) -> None:
+        """Put a job in line, or among those that will be. Who waits is woken for the first one."""
+        job.at = ready
+        self._delayed.discard(job.id)
+        self._deadlines.set(job.id, job.deadline)
+        if ready > now:
+            job.state = "delayed"
+            first = self._delayed.first()
+            self.stirred |= first is None or ready < first[0]
+            self._delayed.set(job.id, ready)
+            return
+        job.state = "waiting"
+        self.stirred |= not len(self._ready)
+        self._ready.set(job.id, job.score)
+        self._since.set(job.id, job.score + job.priority * self.rules.head_start)
+        self._waiting[job.priority] += 1
+
+    def _leave_line(self, job: Job) -> None:
+        if job.state == "waiting":
+            self._waiting[job.priority] -= 1
+        for line in (self._ready, self._since, self._delayed, self._leases, self._deadlines):
+            line.discard(job.id)
+
+    def _lose(self, now: int, job: Job) -> None:
+        self._totals["lost"] += 1
+        counted = job.heard or job.unheard >= UNHEARD
+        if not counted:
+            job.unheard += 1
+            job.attempts -= 1
+        self._back(now, job, 0, LEASE_OVER, fatal=False, counted=counted)
+
+    def _back(
+        self, now: int, job: Job, delay: int, reason: str, *, fatal: bool, counted: bool
+    ) -> None:
+        self._leave_line(job)
+        job.reason = reason
+        if fatal or (counted and job.attempts >= self.rules.max_attempts):
+            self._finish(now, job, "dead", reason)
+        elif job.deadline <= now:
+            self._finish(now, job, "expired", LATE)
+        else:
+            self._place(now, job, now + delay)
+
+    def _finish(self, now: int, job: Job, state: State, reason: str) -> None:
+        self._leave_line(job)
+        job.state, job.at, job.reason = state, now, reason
+        self.ended.append(job.id)
+        self._totals["died" if state == "dead" else state] += 1
+        if state == "dead":
+            self.died.append((job.id, job.attempts, reason))
+            self._dead.set(job.id, now + self.rules.keep)
+            gone = self._make_room(self._dead, self.rules.max_dead)
+            self.dropped += gone
+            self._totals["dropped"] += len(gone)
+        else:
+            job.payload = b""
+            self._memory.set(job.id, now + self.rules.result_ttl)
+            self._make_room(self._memory, self.rules.max_ended)
+
+    def _make_room(self, line: Index, most: int) -> list[str]:
+        """Forget those that would be forgotten first; return their ids."""
+        gone = line.take(min(len(line) - most, SWEEP))
+        for id_ in gone:
+            self._forget(self._jobs[id_])
+        return gone
+
+    def _forget(self, job: Job) -> None:
+        self._memory.discard(job.id)
+        self._dead.discard(job.id)
+        if self._by_dedupe.get(job.dedupe) == job.id:
+            del self._by_dedupe[job.dedupe]
+        del self._jobs[job.id]
+
+    def _unfinished(self) -> int:
+        return sum(self._waiting) + len(self._delayed) + len(self._leases)

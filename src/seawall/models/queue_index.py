@@ -1,0 +1,93 @@
+"""Ids in the order of a number, what a sorted set is in the store; and tokens of claims."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Final
+
+SLACK: Final = 64
+"""So many entries that no longer count are left in the heap before it is made anew."""
+
+
+class Index:
+    """Ids, each with a number; ids of the same number stand in the order of their text."""
+
+    __slots__ = ("_heap", "_numbers")
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._numbers: dict[str, int] = {}
+        self._heap: list[tuple[int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def set(self, id_: str, number: int) -> None:
+        """Give `id_` its number, in place of the one it had."""
+        self._numbers[id_] = number
+        heappush(self._heap, (number, id_))
+        if len(self._heap) > 2 * len(self._numbers) + SLACK:
+            self._heap = [(number, id_) for id_, number in self._numbers.items()]
+            heapify(self._heap)
+
+    def discard(self, id_: str) -> None:
+        """Forget `id_`, if it is here. Its entry stays in the heap until it comes up."""
+        self._numbers.pop(id_, None)
+
+    def first(self) -> tuple[int, str] | None:
+        """Return the least number and its id."""
+        heap = self._heap
+        while heap and self._numbers.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def take(self, most: int, last: float = inf) -> list[str]:
+        """Take out the first ids, at most `most`, whose numbers are not above `last`."""
+        taken: list[str] = []
+        while len(taken) < most and (first := self.first()) is not None and first[0] <= last:
+            del self._numbers[first[1]]
+            taken.append(first[1])
+        return taken
+
+    def some(self, most: int) -> list[str]:
+        """Return the first ids, at most `most`, and leave them where they are."""
+        return [id_ for id_, _ in sorted(self._numbers.items(), key=lambda one: one[::-1])[:most]]
+
+
+class Tokens:
+    """What was claimed with each token, as id and fence, until it is forgotten."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._claims: dict[str, list[tuple[str, int]]] = {}
+        self._ends = Index()
+
+    def __contains__(self, token: str) -> bool:
+        return token in self._claims
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def claims(self, token: str) -> list[tuple[str, int]]:
+        """Return what was claimed with `token`."""
+        return self._claims.get(token, [])
+
+    def put(self, token: str, claims: list[tuple[str, int]], until: int) -> None:
+        """Know that until `until`."""
+        self._claims[token] = claims
+        self._ends.set(token, until)
+
+    def prolong(self, token: str, until: int) -> None:
+        """Know the same for longer."""
+        self._ends.set(token, until)
+
+    def discard(self, token: str) -> None:
+        """Forget `token`, if it is here."""
+        self._claims.pop(token, None)
+        self._ends.discard(token)
+
+    def sweep(self, most: int, now: int) -> None:
+        """Forget what is over, at most `most`."""
+        for token in self._ends.take(most, now):
+            del self._claims[token]

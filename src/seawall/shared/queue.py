@@ -1,0 +1,290 @@
+"""A queue of jobs that all pods share, on Redis or Valkey.
+
+Promises: a job that was pushed ends done, dead, cancelled or expired, whatever dies meanwhile (as
+long as the store keeps what it was told); it is tried `max_attempts` times at most; of two claims
+of a job only the later can ack it; a claim whose holder is gone is back when its lease is over, in
+its old place, and one whose answer got lost as soon as the store answers again; nothing starves.
+Time is the store's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from weakref import finalize, ref
+
+from seawall.clock import Clock, check_clock, current_clock
+from seawall.errors import StoreUnavailable
+from seawall.jobs._bells import READY
+from seawall.jobs._driven import Ask
+from seawall.jobs._queue import JobQueue
+from seawall.jobs._records import DeadLetterDropped
+from seawall.models.queue_jobs import PRIORITIES, TOTALS, Counts, Granted, Letter, Seen
+from seawall.runtime.events import JobDied, SettingsDiffer, emit
+from seawall.runtime.layers import Kind
+from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.shared._asking import Asking
+from seawall.shared._queue_releases import releases_of
+from seawall.shared._store import RedisStore
+
+PARTS: Final = (
+    "jobs",
+    "payloads",
+    "results",
+    "ready",
+    "since",
+    "delayed",
+    "leases",
+    "deadlines",
+    "memory",
+    "dead",
+    "tokens",
+    "unheard",
+    "dedupe",
+    "counts",
+)
+"""The keys of a queue, in the order in which the script wants them."""
+
+_ANSWERS: Final = frozenset(
+    {"heard", "release", "extend", "ack", "nack", "cancel", "requeue", "drop"}
+)
+_MOST: Final = 2**53
+"""A number beyond this is none that the script has made."""
+_DIGITS: Final = 17
+
+
+class PriorityQueue(JobQueue):
+    """A queue of jobs with priorities, leases and dead letters, shared by all pods."""
+
+    def __init__(
+        self,
+        store: RedisStore,
+        name: str,
+        *,
+        head_start: float = 60.0,
+        max_attempts: int = 5,
+        max_size: int = 100_000,
+        max_dead: int = 10_000,
+        keep: float = 7 * 86_400.0,
+        result_ttl: float = 3600.0,
+        dedupe_window: float = 0.0,
+        max_payload: int = 262_144,
+        clock: Clock | None = None,
+    ) -> None:
+        """Share the queue called `name` with every pod that uses the same store.
+
+        Each level of priority is worth `head_start` seconds in line. A job is tried `max_attempts`
+        times, and a push beyond `max_size` unfinished jobs refused. A job that was not started
+        within `keep` seconds is expired, and a dead one is forgotten after as many, or when more
+        than `max_dead` have died since; how other jobs ended is kept for `result_ttl` seconds, of
+        as many as may wait, and a dedupe id answered for `dedupe_window` seconds after the end.
+        Payloads and results have up to `max_payload` bytes, as JSON.
+        """
+        if not isinstance(store, RedisStore):
+            raise TypeError(f"PriorityQueue({store!r}, ...): the first argument is a RedisStore")
+        super().__init__(
+            name,
+            head_start=head_start,
+            max_attempts=max_attempts,
+            max_size=max_size,
+            max_dead=max_dead,
+            keep=keep,
+            result_ttl=result_ttl,
+            dedupe_window=dedupe_window,
+            max_payload=max_payload,
+            clock=current_clock() if clock is None else check_clock(clock),
+        )
+        self.store = store
+        self._calls = _Calls(self)
+        self._releases = releases_of(store)
+        self._mutex = Mutex()
+        self._announced = False
+        self._heard: set[str] = set()
+        survives_fork(self)
+
+    def __repr__(self) -> str:
+        return f"PriorityQueue({self.store!r}, {self.name!r})"
+
+    def _answering(self, kind: Kind, ask: Ask) -> Asking:
+        self.store.start()
+        if not self._announced:
+            self._announce()
+        return self.store.ask(kind, self._calls, ask, self.clock)
+
+    def _telling(self, kind: Kind, ask: Ask) -> None:
+        self._answering(kind, ask).publish(lambda: True)
+
+    def _release(self, token: str, lease: int) -> None:
+        self._releases.add(self._calls, token, lease)
+
+    @property
+    def _up(self) -> bool:
+        return self.store.up
+
+    @property
+    def _closed(self) -> bool:
+        return self.store._closed
+
+    # What is heard of other pods, for as long as this object lives
+
+    def _announce(self) -> None:
+        with self._mutex:
+            if self._announced:
+                return
+            self._announced = True
+        own = f"{self.rules!r}, max_payload={self.max_payload}"
+        me = ref(self)
+        told = self.store.announce("queue", self.name, own, lambda other: _differ(me, own, other))
+        finalize(self, told.stop)
+
+    def _listen(self, topic: str) -> None:
+        """Hear, once for all who wait here, what happens in other pods."""
+        self.store.start()
+        calls, bells = self._calls, self._bells
+        channel = calls.stirred if topic == READY else calls.ended
+        with self._mutex:
+            if channel in self._heard:
+                return
+            self._heard.add(channel)
+
+        def hear(message: bytes) -> None:
+            if channel == calls.stirred:
+                bells.ring(READY)
+            elif message:
+                bells.ring(message.decode("utf-8", "replace"))
+            else:
+                bells.ring_all()
+
+        finalize(self, self.store.listen(channel, hear))
+
+    def _after_fork(self) -> None:
+        self._mutex = Mutex()
+
+
+def _differ(me: ref[PriorityQueue], own: str, other: str) -> None:
+    queue = me()
+    if queue is not None:
+        name = queue.name
+        emit(SettingsDiffer, name, policy="queue", shared_name=name, own=own, other=other)
+
+
+class _Calls:
+    """How operations become one script call: all that are asked for at one moment go together."""
+
+    script = "queue"
+    most = 32
+
+    def __init__(self, queue: PriorityQueue) -> None:
+        store, name = queue.store, queue.name
+        self._name = name
+        self.stirred = store.channel("queue", name)
+        self.ended = f"{self.stirred}:ended"
+        rules = queue.rules
+        # Longer than any job can be: waiting, then claimed, then dead.
+        expiry = (4 * rules.keep + 2 * rules.result_ttl) // 1000 + 1
+        self._keys = [store.key("queue", name, part) for part in PARTS]
+        self._settings = (*rules, self.stirred, self.ended, expiry)
+
+    def pack(self, items: Sequence[Ask]) -> tuple[list[str], list[Any]]:
+        args: list[Any] = [*self._settings]
+        for operation, given in items:
+            values = [value for job in given[0] for value in job] if operation == "push" else given
+            args += (operation, len(values), *values)
+        return self._keys, args
+
+    def unpack(self, reply: Any, items: Sequence[Ask]) -> list[Any]:
+        replies, died, dropped = reply
+        answers = [_READERS[item.operation](one) for one, item in zip(replies, items, strict=True)]
+        for id_, attempts, cause in _rows(died, 3):
+            fields = {"job": _str(id_), "attempts": _int(attempts), "cause": _str(cause)}
+            emit(JobDied, self._name, **fields)
+        for (id_,) in _rows(dropped, 1):
+            emit(DeadLetterDropped, self._name, job=_str(id_))
+        return answers
+
+    def unwanted(self, item: Ask, answer: Any) -> None:
+        """Leave it to whoever has asked: a claim that was not heard of is released."""
+
+
+# What comes back from the store. Whatever makes no sense raises, and so is a failure of the store.
+
+
+def _read_push(reply: list[bytes]) -> list[str] | None:
+    return [_str(id_) for id_ in reply] or None
+
+
+def _read_claim(reply: list[bytes]) -> tuple[list[Granted], int]:
+    granted = [
+        Granted(
+            _str(id_),
+            _int(fence),
+            _int(attempt),
+            _int(level),
+            _int(age),
+            _int(left),
+            _bytes(payload),
+        )
+        for id_, fence, attempt, level, age, left, payload in _rows(reply[1:], 7)
+    ]
+    return granted, _int(reply[0])
+
+
+def _read_answer(reply: list[bytes]) -> tuple[bool, str]:
+    done, state = reply
+    return _int(done) == 1, _str(state)
+
+
+def _read_status(reply: list[Any]) -> Seen | None:
+    if not reply:
+        return None
+    state, priority, attempts, age, reason, result = reply
+    data = None if result is None else _bytes(result)
+    return Seen(_str(state), _int(priority), _int(attempts), _int(age), _str(reason), data)
+
+
+def _read_dead(reply: list[bytes]) -> list[Letter]:
+    return [
+        Letter(_str(id_), _int(priority), _int(attempts), _int(age), _str(reason), _bytes(payload))
+        for id_, priority, attempts, age, reason, payload in _rows(reply, 6)
+    ]
+
+
+def _read_counts(reply: list[bytes]) -> Counts:
+    numbers = [_int(value) for value in reply]
+    waiting, rest = numbers[:PRIORITIES], numbers[PRIORITIES:]
+    delayed, claimed, dead, oldest, *totals = rest
+    if len(totals) != len(TOTALS):
+        raise StoreUnavailable("the store's answer makes no sense")
+    return Counts(tuple(waiting), delayed, claimed, dead, oldest, tuple(totals))
+
+
+_READERS: Final = {
+    "push": _read_push,
+    "claim": _read_claim,
+    "status": _read_status,
+    "dead": _read_dead,
+    "counts": _read_counts,
+    **dict.fromkeys(_ANSWERS, _read_answer),
+}
+
+
+def _rows(values: Any, width: int) -> list[list[Any]]:
+    if not isinstance(values, list) or len(values) % width:
+        raise StoreUnavailable("the store's answer makes no sense")
+    return [values[start : start + width] for start in range(0, len(values), width)]
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise StoreUnavailable("the store's answer makes no sense")
+    return value
+
+
+def _str(value: Any) -> str:
+    return _bytes(value).decode()
+
+
+def _int(value: Any) -> int:
+    if len(_bytes(value)) > _DIGITS or abs(number := int(value)) > _MOST:
+        raise StoreUnavailable("the store's answer makes no sense")
+    return number

@@ -1,0 +1,192 @@
+"""Claims whose answers get lost: by a store that pauses, and by callers that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from seawall import subscribe
+from seawall.clock import SYSTEM
+from seawall.errors import StoreUnavailable
+from seawall.jobs import Claim, Worker
+from seawall.jobs._driven import Ask
+from seawall.runtime.events import JobDied
+from seawall.shared import _queue_releases as releases
+from seawall.shared._store import RedisStore
+from seawall.shared.queue import PriorityQueue
+from tests.shared.support import Server, mutate
+from tests.shared.test_queue import fork
+from tests.support import let_pass
+
+JOBS = 30
+SECOND = 1_000_000
+
+
+async def work_through_a_pause(
+    server: Server, new_store: Callable[..., RedisStore], *, pause: float, lease: float, last: float
+) -> tuple[set[int], dict[str, Any]]:
+    """Let the server stand still while a worker claims; return what was begun, and the counts."""
+    begun: set[int] = set()
+
+    async def handler(claim: Claim) -> None:
+        begun.add(claim.payload)
+
+    store, other = new_store(url=server.url, timeout=0.05), new_store(url=server.url)
+    queue = PriorityQueue(store, "mails", max_attempts=1)
+    look = PriorityQueue(other, "mails", max_attempts=1)
+    worker = Worker(queue, handler, lease=lease)
+    running = asyncio.create_task(worker.run())
+    await let_pass(0.2)
+    await look.apush_many(range(JOBS), delay=0.2)
+    server.freeze()
+    try:
+        await let_pass(pause)
+    finally:
+        server.thaw()
+    until = SYSTEM.now() + last
+    counts = await look.asnapshot()
+    while SYSTEM.now() < until and counts["done"] + counts["dead"] < JOBS:
+        await let_pass(0.05)
+        counts = await look.asnapshot()
+    worker.stop(0.0)
+    await running
+    await store.aclose()
+    await other.aclose()
+    return begun, counts
+
+
+@pytest.mark.parametrize("pause", [0.5, 1.3])
+def test_what_was_claimed_for_nobody_is_free_when_the_store_is_back(
+    server: Server, new_store: Callable[..., RedisStore], pause: float
+) -> None:
+    """Also if the pause was so long that the connections were given up; no attempt is spent."""
+    trial = work_through_a_pause(server, new_store, pause=pause, lease=600.0, last=10.0)
+    begun, counts = asyncio.run(trial)
+    assert begun == set(range(JOBS))
+    assert (counts["done"], counts["dead"], counts["claimed"]) == (JOBS, 0, 0)
+
+
+def test_if_nobody_said_so_it_would_be_claimed_for_the_whole_lease(
+    server: Server, new_store: Callable[..., RedisStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a claim that was done when who had asked was gone."""
+    monkeypatch.setattr(PriorityQueue, "_release", lambda *_args: None)
+    trial = work_through_a_pause(server, new_store, pause=0.5, lease=600.0, last=1.5)
+    _begun, counts = asyncio.run(trial)
+    assert counts["claimed"] > 0
+
+
+@pytest.mark.parametrize("rule", ["is no attempt", "is one"])
+def test_a_lease_that_nobody_heard_of_buries_no_job(
+    server: Server,
+    new_store: Callable[..., RedisStore],
+    monkeypatch: pytest.MonkeyPatch,
+    rule: str,
+) -> None:
+    """Whose process died before it could say anything, say; if it did, jobs would die unbegun."""
+    monkeypatch.setattr(PriorityQueue, "_release", lambda *_args: None)
+    if rule == "is one":
+        mutate(monkeypatch, "queue", "local counted = job.heard or", "local counted = true or")
+    trial = work_through_a_pause(server, new_store, pause=0.5, lease=1.0, last=6.0)
+    begun, counts = asyncio.run(trial)
+    if rule == "is one":
+        assert counts["dead"] > 0
+        assert len(begun) < JOBS
+    else:
+        assert begun == set(range(JOBS))
+        assert counts["dead"] == 0
+
+
+def test_a_release_is_tried_until_the_store_answers(
+    server: Server, new_store: Callable[..., RedisStore]
+) -> None:
+    """While the store is away it is kept; its answer may bring deaths to tell of."""
+    died: list[JobDied] = []
+    stop = subscribe(died.append, JobDied)
+    store = new_store(url=server.url, timeout=0.2)
+    try:
+        queue = PriorityQueue(store, "mails", max_attempts=1)
+        queue.push(1)
+        (claim,) = queue.claim(lease=0.3)  # nobody prolongs it
+        server.freeze()
+        with pytest.raises(StoreUnavailable):
+            queue.claim()
+        assert len(queue._releases) == 1
+        SYSTEM.sleep(0.7)
+        assert len(queue._releases) == 1
+        server.thaw()
+        until = SYSTEM.now() + 10.0
+        while queue._releases and SYSTEM.now() < until:
+            SYSTEM.sleep(0.02)
+    finally:
+        server.thaw()
+        stop()
+    assert len(queue._releases) == 0
+    assert [event.job for event in died] in ([claim.id], [])  # once at most: an answer can get lost
+
+
+def test_what_a_closed_store_owes_is_said_before(
+    store: RedisStore, new_store: Callable[..., RedisStore]
+) -> None:
+    """A caller that is cancelled just before the end leaves no job claimed."""
+
+    async def main() -> None:
+        queue = PriorityQueue(store, "mails")
+        await queue.apush_many(range(10))
+        task = asyncio.create_task(queue.aclaim(10, lease=600.0))
+        await let_pass(0)
+        await let_pass(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await store.aclose()
+
+    asyncio.run(main())
+    assert PriorityQueue(new_store(), "mails").snapshot()["claimed"] == 0
+
+
+def test_releases_are_bounded_in_number_and_time(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first are kept, since the later were never sent; and none for ever."""
+    monkeypatch.setattr(releases, "MOST", 3)
+    made = releases.Releases()
+    for number in range(5):
+        made.add(PriorityQueue(store, "mails")._calls, str(number), SECOND)
+    assert list(made._waiting) == ["0", "1", "2"]
+    monkeypatch.setattr(releases.SYSTEM, "now", lambda: 1e12, raising=False)
+    asyncio.run(made.flush())
+    assert len(made) == 0
+
+
+def test_a_child_leaves_to_its_parent_what_is_the_parents(store: RedisStore) -> None:
+    """Who was forked has asked for nothing."""
+    import os
+
+    made = releases.releases_of(store)
+    made._waiting["t"] = (PriorityQueue(store, "m")._calls, Ask("release", ("t", 1)), 1e12)
+    child = fork()
+    if child == 0:
+        os._exit(len(made))
+    assert os.waitpid(child, 0)[1] == 0
+    made._waiting.clear()
+
+
+def test_queues_of_one_store_share_what_is_kept(new_store: Callable[..., RedisStore]) -> None:
+    """And it keeps no store alive."""
+    one, two = new_store(), new_store()
+    assert PriorityQueue(one, "a")._releases is PriorityQueue(one, "b")._releases
+    assert PriorityQueue(two, "a")._releases is not PriorityQueue(one, "a")._releases
+
+
+def test_a_claim_comes_after_its_own_release(store: RedisStore) -> None:
+    """Then it grants nothing, or it would be nobody's."""
+    queue = PriorityQueue(store, "mails")
+    queue.push(1)
+    for ask in (Ask("release", ("t", 9 * SECOND)), Ask("claim", (1, 9 * SECOND, "t"))):
+        reply = store.call("queue", *queue._calls.pack([ask]))
+        (answer,) = queue._calls.unpack(reply, [ask])
+    assert answer == ([], -1)
+    assert queue.snapshot()["waiting"] == 1
