@@ -36,6 +36,12 @@ class Cause(Enum):
     CLOSE = "close()"
 
 
+class Told(Enum):
+    """Why the state of a breaker that pods share changes, if not for a cause of its own."""
+
+    STORE = "told by the store"
+
+
 TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.CLOSED, Cause.TRIPPED): State.OPEN,
     (State.OPEN, Cause.BREAK_OVER): State.HALF_OPEN,
@@ -62,15 +68,19 @@ class Change(NamedTuple):
 
     before: State
     after: State
-    cause: Cause
+    cause: Cause | Told
     at: float
     generation: int
 
 
 class Refusal(NamedTuple):
-    """A call that may not be made; `retry_after` is None where nobody can know."""
+    """A call that may not be made; `retry_after` is None where nobody can know.
 
-    reason: Literal["open", "probing", "isolated"]
+    The last two are of breakers that pods share: the store has to be asked first ("unknown"), or
+    cannot be asked and nothing may pass without it ("store").
+    """
+
+    reason: Literal["open", "probing", "isolated", "unknown", "store"]
     retry_after: float | None
 
 
@@ -224,13 +234,16 @@ class BreakerModel:
         self.generation += 1
         self._running.clear()
         if after is State.HALF_OPEN:
-            s = self.settings
-            timeout = min(s.probe_timeout, s.slow_after or s.probe_timeout)
-            self._trial = s.probes.begin(self.generation, timeout, s.failure_ratio or 0.5, now)
+            self._begin_trial(now)
         elif after is State.CLOSED:
             self._opens = 0
             self._count_afresh()
         self.changes.append(Change(before, after, cause, now, self.generation))
+
+    def _begin_trial(self, now: float) -> None:
+        s = self.settings
+        timeout = min(s.probe_timeout, s.slow_after or s.probe_timeout)
+        self._trial = s.probes.begin(self.generation, timeout, s.failure_ratio or 0.5, now)
 
     def _conclude(self, shown: Verdict, now: float) -> None:
         if shown is Verdict.SUCCESS:
@@ -269,17 +282,21 @@ class BreakerModel:
 
     def _judge(self, now: float) -> None:
         """Trip if a rule says so."""
-        s = self.settings
-        tripped = s.consecutive is not None and self._streak >= s.consecutive
-        if not tripped and s.min_calls is not None:
-            # Divided, not multiplied: 7 of 100 is 0.07, but 0.07 * 100 is more than 7.
-            calls, failures, slow = self._window.totals(now)
-            tripped = calls >= s.min_calls and (
-                (s.failure_ratio is not None and failures / calls >= s.failure_ratio)
-                or (s.slow_ratio is not None and slow / calls >= s.slow_ratio)
-            )
-        if tripped:
+        if self._is_bad(now):
             self._move(Cause.TRIPPED, now)
+
+    def _is_bad(self, now: float) -> bool:
+        s = self.settings
+        if s.consecutive is not None and self._streak >= s.consecutive:
+            return True
+        if s.min_calls is None:
+            return False
+        # Divided, not multiplied: 7 of 100 is 0.07, but 0.07 * 100 is more than 7.
+        calls, failures, slow = self._window.totals(now)
+        return calls >= s.min_calls and (
+            (s.failure_ratio is not None and failures / calls >= s.failure_ratio)
+            or (s.slow_ratio is not None and slow / calls >= s.slow_ratio)
+        )
 
     def _count_afresh(self) -> None:
         self._streak = 0

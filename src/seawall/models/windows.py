@@ -131,6 +131,17 @@ class CountWindow:
         """Sum up the latest `size` calls."""
         return Totals(min(self._counted, self._size), self._failures, self._slow)
 
+    @property
+    def counted(self) -> int:
+        """How many calls were ever counted."""
+        return self._counted
+
+    def since(self, counted: int) -> Totals:
+        """Sum up the calls of the window that came after so many."""
+        calls = min(self._counted - counted, self._size)
+        marks = [self._ring[(self._next - 1 - age) % self._size] for age in range(calls)]
+        return Totals(calls, sum(mark & _FAILED for mark in marks), sum(m >> 1 for m in marks))
+
     def _push(self, mark: int) -> None:
         slot = self._next
         old = self._ring[slot]
@@ -170,6 +181,11 @@ class TimeWindow:
         """The running one. Until its `end` a success may be added to its `calls` directly."""
         self._kept: tuple[Bucket, ...] = ()
 
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The latest ones, oldest first; some may have left the window."""
+        return self._kept
+
     def success(self, now: float, /) -> None:
         """Count a call that succeeded in time."""
         if now >= self.bucket.end:
@@ -202,13 +218,17 @@ class TimeWindow:
 
     def totals(self, now: float, /) -> Totals:
         """Sum up the buckets that are still in the window."""
-        self._turn(now)
         calls = failures = slow = 0
-        for bucket in self._live():
+        for bucket in self.live(now):
             calls += bucket.calls
             failures += bucket.failures
             slow += bucket.slow
         return Totals(calls, failures, slow)
+
+    def live(self, now: float) -> list[Bucket]:
+        """Return the buckets that are still in the window."""
+        self._turn(now)
+        return self._live()
 
     def _live(self) -> list[Bucket]:
         newest = self.bucket.index

@@ -2,7 +2,8 @@
 
 Promises: what a call admitted before a change of state says afterwards counts for nothing; a
 cancelled or further-in refused call is no verdict and gives a probe's permit back; half-open, no
-more probes run than configured; no lock is held while the call runs. The rules are in
+more probes run than configured; no lock is held while the call runs. With `shared` all that holds
+for all pods together, and a closed or open breaker costs no more than a local one. The rules are in
 `seawall.models.breaker`.
 """
 
@@ -10,34 +11,27 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
+from weakref import ref
 
 from seawall import _checks as check
 from seawall.clock import current_clock
-from seawall.errors import CircuitOpen
-from seawall.models.breaker import BreakerModel, Refusal, State
+from seawall.models.breaker import BreakerModel, State
 from seawall.models.breaker_settings import BreakerSettings
-from seawall.models.probes import Probes, Verdict
-from seawall.runtime.call import STREAMED
-from seawall.runtime.events import BreakerChanged, emit
-from seawall.runtime.gil import LOCK_FREE
-from seawall.runtime.layers import FAILED, OK, Host, Inline, Outcome
+from seawall.models.probes import Probes
+from seawall.policies._breaker_gates import BreakerGate, KeyedBreakerGate
+from seawall.runtime.breaker_share import BreakerShare, BreakerStore
+from seawall.runtime.events import BreakerChanged, SettingsDiffer, StoreModeChanged, emit
+from seawall.runtime.layers import Host
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
 
 Classifier = Callable[[Exception | None, Any], bool]
 """`is_failure(error, value)`: whether a call that raised `error`, or returned `value`, failed."""
 
+OnStoreFailure = Literal["local", "open", "closed"]
+
 BREAK_FOR: Final = 15.0
-
-_WHY: Final = {
-    "open": "open",
-    "probing": "being tried by others at the moment",
-    "isolated": "isolated by hand",
-}
-
-_UNCOUNTED = object()
-"""The ticket of a call let through where the breaker is not enforced."""
 
 
 class Breaker(GatePolicy):
@@ -63,6 +57,10 @@ class Breaker(GatePolicy):
         key: Callable[..., Hashable] | None = None,
         max_keys: int = 1024,
         mode: Mode = "enforce",
+        shared: BreakerStore | None = None,
+        name: str | None = None,
+        on_store_failure: OnStoreFailure = "local",
+        quorum: int | None = None,
     ) -> None:
         """Trip by any of the rules given; `failure_ratio=0.5` over 30 s and 20 calls if none is.
 
@@ -75,6 +73,12 @@ class Breaker(GatePolicy):
         `is_failure(error, value)` decides what is a failure; by default any Exception is. With
         `key`, a function of the call's arguments, each key has a breaker of its own, at most
         `max_keys` of them.
+
+        With `shared`, a store, and a `name`, the breaker is one for all pods that give that name:
+        ratios are taken over the calls of all, `consecutive` is about each pod's own. With a
+        `quorum` each pod judges its own calls, and it trips when so many pods agree. While the
+        store is away each pod goes by its own calls ("local"), lets all through ("open"), or
+        refuses all ("closed").
         """
         super().__init__(mode)
         self.settings = BreakerSettings(
@@ -94,7 +98,10 @@ class Breaker(GatePolicy):
         self.max_keys = check.count("max_keys", max_keys)
         self._mutex = Mutex()
         survives_fork(self)
-        self.model = BreakerModel(self.settings)
+        self.shared = shared
+        self.name = name
+        self._share = self._shared_by(on_store_failure, quorum)
+        self.model = self._new_model(None) if key is None else BreakerModel(self.settings)
         self._keyed: OrderedDict[Hashable, BreakerModel] = OrderedDict()
         self._overflowed = False
 
@@ -102,6 +109,8 @@ class Breaker(GatePolicy):
         given = {
             name: value for name, value in self.settings._asdict().items() if value is not None
         }
+        if self.shared is not None:
+            given |= {"shared": self.shared, "name": self.name}
         return f"Breaker({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     @property
@@ -153,9 +162,14 @@ class Breaker(GatePolicy):
             if evicted is None:
                 self._overflowed = True
                 return self.model  # shared by all keys that find no room
-            del self._keyed[evicted]
-        model = self._keyed[key] = BreakerModel(self.settings)
+            forgotten = self._keyed.pop(evicted)
+            if self._share is not None:
+                self._share.forget(forgotten)
+        model = self._keyed[key] = self._new_model(key)
         return model
+
+    def _new_model(self, key: Hashable) -> BreakerModel:
+        return BreakerModel(self.settings) if self._share is None else self._share.model(key)
 
     def _evictable(self) -> Hashable | None:
         """Return the key that was longest unused and is in no trouble.
@@ -181,6 +195,8 @@ class Breaker(GatePolicy):
             raise RuntimeError(
                 f"{command}({key!r}): all {self.max_keys} keys are in use and broken"
             )
+        if self._share is not None:
+            self._share.begin()
         with self._mutex:
             getattr(model, command)(self._now())
         self._report(model, key)
@@ -204,7 +220,36 @@ class Breaker(GatePolicy):
         self._mutex = Mutex()
 
     def _bind(self, host: Host) -> GateBound:
-        return _BreakerGate(self, host) if self.key is None else _KeyedBreakerGate(self, host)
+        return BreakerGate(self, host) if self.key is None else KeyedBreakerGate(self, host)
+
+    def _shared_by(
+        self, on_store_failure: OnStoreFailure, quorum: int | None
+    ) -> BreakerShare | None:
+        """Return this breaker's part of the store, if it is shared."""
+        check.choice("on_store_failure", on_store_failure, ("local", "open", "closed"))
+        if quorum is not None:
+            check.count("quorum", quorum)
+        if self.shared is None:
+            if (self.name, on_store_failure, quorum) != (None, "local", None):
+                raise TypeError(
+                    "name, on_store_failure and quorum are for a breaker that pods share: write"
+                    " shared=store too"
+                )
+            return None
+        if isinstance(self.shared, type) or not callable(getattr(self.shared, "breaker", None)):
+            raise TypeError(f"shared={self.shared!r}: pass a store, such as RedisStore(url)")
+        if not isinstance(self.name, str) or not self.name:
+            raise TypeError(
+                f"name={self.name!r}: write under which name pods share it, such as name='vendor'"
+            )
+        return self.shared.breaker(
+            self.name,
+            self.settings,
+            _Owner(self),
+            on_store_failure=on_store_failure,
+            quorum=quorum,
+            keyed=self.key is not None,
+        )
 
     def _update(self, changes: dict[str, Any]) -> None:
         known = tuple(self.settings._asdict())
@@ -217,6 +262,8 @@ class Breaker(GatePolicy):
         now = self._now()
         models = [self.model, *self.models().values()]
         with self._mutex:
+            if self._share is not None:
+                self._share.update(settings)
             self.mode, self.settings = mode, settings
             for model in models:
                 model.update(settings, now)
@@ -242,129 +289,38 @@ class _NeverRaising:
         return repr(self._function)
 
 
-class _BreakerGate(GateBound):
-    """The breaker inside one guard."""
+class _Owner:
+    """What a share in a store may know of its breaker, without keeping it alive."""
 
-    policy: Breaker
+    def __init__(self, policy: Breaker) -> None:
+        self._policy = ref(policy)
+        self._spare = Mutex()
 
-    def __init__(self, policy: Breaker, host: Host) -> None:
-        super().__init__(policy, host)
-        self._model = policy.model
-        if policy.key is None and (not LOCK_FREE or policy.is_failure is not None):
-            self.leave = self._leave_slow  # type: ignore[method-assign]
-        elif policy.key is None:
-            self.inline = Inline(
-                names={"model": policy.model},
-                enter=("{ticket} = {model}.generation if {model}.calm else {enter}(now_)",),
-                leave=(
-                    "if {ticket} == {model}.generation:",
-                    "    {bucket} = {model}.counter.bucket",
-                    "    if end_ < {bucket}.end:",
-                    "        {bucket}.calls += 1",
-                    "    else:",
-                    "        {model}.success(end_)",
-                    "else:",
-                    "    {leave}({ticket}, OK_, value_, end_)",
-                ),
-            )
+    @property
+    def mutex(self) -> Mutex:
+        policy = self._policy()
+        return self._spare if policy is None else policy._mutex
 
-    def enter(self, now: float, /) -> object:
-        """Let the call through, or refuse it."""
-        model = self._model
-        if model.calm:
-            return model.generation
-        return self.ask(model, None, now)
+    def now(self) -> float:
+        policy = self._policy()
+        return current_clock().now() if policy is None else policy._now()
 
-    def leave(self, ticket: object, outcome: Outcome, detail: Any, now: float) -> None:
-        """Take in how the call ended; a success in calm times needs no lock."""
-        model = self._model
-        if outcome is OK and ticket == model.generation:
-            model.success(now)
-        else:
-            self.tell(model, None, ticket, outcome, detail, now)
+    def report(self, model: BreakerModel, key: Hashable) -> None:
+        policy = self._policy()
+        if policy is not None:
+            policy._report(model, key)
 
-    def _leave_slow(self, ticket: object, outcome: Outcome, detail: Any, now: float) -> None:
-        self.tell(self._model, None, ticket, outcome, detail, now)
+    def mode_changed(self, before: str, after: str, cause: str) -> None:
+        policy = self._policy()
+        if policy is not None and policy.shared is not None:
+            fields = {"before": before, "after": after, "cause": cause}
+            for bound in policy.bindings:
+                store = policy.shared.name
+                emit(StoreModeChanged, bound.host.name, policy=policy.kind, store=store, **fields)
 
-    def ask(self, model: BreakerModel, key: Hashable, now: float) -> object:
-        """Ask the model, under the lock."""
-        with self.policy._mutex:
-            answer = model.admit(now)
-        if model.changes:
-            self.policy._report(model, key)
-        if not isinstance(answer, Refusal):
-            return answer
-        what = f"circuit of {key!r}" if self.policy.key is not None else "circuit"
-        why = _WHY[answer.reason]
-        after = answer.retry_after
-        hint = "" if after is None else f", for another {after:.3f} s"
-        message = f"guard {self.host.name!r}: the {what} is {why}{hint}"
-        self.refuse(CircuitOpen(message, retry_after=after))
-        return _UNCOUNTED
-
-    def tell(
-        self,
-        model: BreakerModel,
-        key: Hashable,
-        ticket: Any,
-        outcome: Outcome,
-        detail: Any,
-        now: float,
-    ) -> None:
-        """Tell the model, under the lock."""
-        if ticket is _UNCOUNTED:
-            return
-        verdict = self._verdict(outcome, detail)
-        self.policy._mutex.do(lambda: model.settle(ticket, verdict, now))
-        if model.changes:
-            self.policy._report(model, key)
-
-    def _verdict(self, outcome: Outcome, detail: Any) -> Verdict:
-        if outcome is not OK and outcome is not FAILED:
-            return Verdict.NONE
-        classify = self.policy.is_failure
-        failed = outcome is FAILED
-        if classify is not None and detail is not STREAMED:
-            error = detail if isinstance(detail, Exception) and failed else None
-            if error is not None or not failed:
-                try:
-                    failed = bool(classify(error, None if failed else detail))
-                except Exception:
-                    import logging
-
-                    logging.getLogger("seawall").exception(
-                        "is_failure of guard %r failed; the call counts as failed", self.host.name
-                    )
-                    failed = True
-        return Verdict.FAILURE if failed else Verdict.SUCCESS
-
-    def snapshot(self, now: float) -> dict[str, Any]:
-        with self.policy._mutex:
-            return {**super().snapshot(now), **self._model.snapshot(now)}
-
-
-class _KeyedBreakerGate(_BreakerGate):
-    """One breaker for each key, inside one guard."""
-
-    takes_arguments = True
-
-    def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
-        """Let the call through, or refuse it, by the breaker of its key."""
-        key = self.policy.key(*args, **kwargs)  # type: ignore[misc]
-        model = self.policy._model_for(key)
-        if model.calm:
-            return model, key, model.generation
-        return model, key, self.ask(model, key, now)
-
-    def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Take in how the call ended."""
-        model, key, own = ticket
-        self.tell(model, key, own, outcome, detail, now)
-
-    def snapshot(self, now: float) -> dict[str, Any]:
-        models = self.policy.models()
-        with self.policy._mutex:
-            keys = {str(key): model.snapshot(now) for key, model in models.items()}
-            if self.policy._overflowed:
-                keys["(others)"] = self._model.snapshot(now)
-        return {**GateBound.snapshot(self, now), "state": self.policy.state, "keys": keys}
+    def settings_differ(self, own: str, other: str) -> None:
+        policy = self._policy()
+        if policy is not None:
+            fields = {"shared_name": policy.name, "own": own, "other": other}
+            for bound in policy.bindings:
+                emit(SettingsDiffer, bound.host.name, policy=policy.kind, **fields)

@@ -1,0 +1,227 @@
+"""The breaker inside one guard: a gate that asks a model, or the one of the call's key.
+
+A model that pods share may not know the answer. Then the call waits for the store's, and what that
+is comes back as any model's answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall.errors import CircuitOpen
+from seawall.models.breaker import BreakerModel, Refusal, Ticket
+from seawall.models.probes import Verdict
+from seawall.runtime.call import STREAMED
+from seawall.runtime.gil import LOCK_FREE
+from seawall.runtime.layers import FAILED, OK, Host, Inline, Kind, Layer, Outcome, Wait, Waiter
+from seawall.runtime.policy import GateBound
+
+if TYPE_CHECKING:
+    from seawall.policies.breaker import Breaker
+
+_WHY: Final = {
+    "open": "open",
+    "probing": "being tried by others at the moment",
+    "unknown": "being tried by others at the moment",
+    "isolated": "isolated by hand",
+    "store": "taken to be open",
+}
+
+_UNCOUNTED = object()
+"""The ticket of a call let through where the breaker is not enforced."""
+
+
+class BreakerGate(GateBound):
+    """The breaker inside one guard."""
+
+    policy: Breaker
+
+    def __init__(self, policy: Breaker, host: Host) -> None:
+        super().__init__(policy, host)
+        self._model = policy.model
+        if policy.key is None and (not LOCK_FREE or policy.is_failure is not None):
+            self.leave = self._leave_slow  # type: ignore[method-assign]
+        elif policy.key is None:
+            self.inline = Inline(
+                names={"model": policy.model},
+                enter=("{ticket} = {model}.generation if {model}.calm else {enter}(now_)",),
+                leave=(
+                    "if {ticket} == {model}.generation:",
+                    "    {bucket} = {model}.counter.bucket",
+                    "    if end_ < {bucket}.end:",
+                    "        {bucket}.calls += 1",
+                    "    else:",
+                    "        {model}.success(end_)",
+                    "else:",
+                    "    {leave}({ticket}, OK_, value_, end_)",
+                ),
+            )
+
+    def layer(self, kind: Kind) -> Layer:
+        """Return this gate; where the store may have to be asked, one that waits in that way."""
+        return self if self.policy._share is None or kind == "sync" else _InLoop(self)
+
+    def enter(self, now: float, /) -> object:
+        """Let the call through, or refuse it."""
+        return self.enter_as("sync", now)
+
+    def enter_as(self, kind: Kind, now: float, /) -> object:
+        """Do the same for a call of that kind."""
+        model = self._model
+        if model.calm:
+            return model.generation
+        return self.ask(kind, model, None, now)
+
+    def leave(self, ticket: object, outcome: Outcome, detail: Any, now: float) -> None:
+        """Take in how the call ended; a success in calm times needs no lock."""
+        model = self._model
+        if outcome is OK and ticket == model.generation:
+            model.success(now)
+        else:
+            self.tell(model, None, ticket, outcome, detail, now)
+
+    def _leave_slow(self, ticket: object, outcome: Outcome, detail: Any, now: float) -> None:
+        self.tell(self._model, None, ticket, outcome, detail, now)
+
+    def ask(self, kind: Kind, model: BreakerModel, key: Hashable, now: float) -> object:
+        """Ask the model, under the lock."""
+        with self.policy._mutex:
+            answer = model.admit(now)
+        if model.changes:
+            self.policy._report(model, key)
+        share = self.policy._share
+        if share is not None and isinstance(answer, Refusal) and self.policy.mode != "off":
+            share.begin()  # also who refuses has to hear when that is over
+            if answer.reason == "unknown":
+                asked = share.ask(kind, model, self.host.clock)
+                raise Wait(_Asked(asked, lambda answer: self.answered(key, answer)))
+        return self.answered(key, answer)
+
+    def answered(self, key: Hashable, answer: Ticket | Refusal) -> object:
+        """Return the ticket of a call, or refuse it."""
+        if not isinstance(answer, Refusal):
+            return answer
+        what = f"circuit of {key!r}" if self.policy.key is not None else "circuit"
+        why = _WHY[answer.reason]
+        after = answer.retry_after
+        hint = "" if after is None else f", for another {after:.3f} s"
+        if answer.reason == "store" and self.policy.shared is not None:
+            hint = f": the store {self.policy.shared.name!r} does not answer"
+        message = f"guard {self.host.name!r}: the {what} is {why}{hint}"
+        self.refuse(CircuitOpen(message, retry_after=after))
+        return _UNCOUNTED
+
+    def tell(
+        self,
+        model: BreakerModel,
+        key: Hashable,
+        ticket: Any,
+        outcome: Outcome,
+        detail: Any,
+        now: float,
+    ) -> None:
+        """Tell the model, under the lock."""
+        if ticket is _UNCOUNTED:
+            return
+        verdict = self._verdict(outcome, detail)
+        self.policy._mutex.do(lambda: model.settle(ticket, verdict, now))
+        if model.changes:
+            self.policy._report(model, key)
+
+    def _verdict(self, outcome: Outcome, detail: Any) -> Verdict:
+        if outcome is not OK and outcome is not FAILED:
+            return Verdict.NONE
+        classify = self.policy.is_failure
+        failed = outcome is FAILED
+        if classify is not None and detail is not STREAMED:
+            error = detail if isinstance(detail, Exception) and failed else None
+            if error is not None or not failed:
+                try:
+                    failed = bool(classify(error, None if failed else detail))
+                except Exception:
+                    import logging
+
+                    logging.getLogger("seawall").exception(
+                        "is_failure of guard %r failed; the call counts as failed", self.host.name
+                    )
+                    failed = True
+        return Verdict.FAILURE if failed else Verdict.SUCCESS
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        with self.policy._mutex:
+            return {**super().snapshot(now), **self._model.snapshot(now), **self._sharing()}
+
+    def _sharing(self) -> dict[str, Any]:
+        share = self.policy._share
+        return {} if share is None else {"shared": share.snapshot()}
+
+
+class KeyedBreakerGate(BreakerGate):
+    """One breaker for each key, inside one guard."""
+
+    takes_arguments = True
+
+    def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
+        """Let the call through, or refuse it, by the breaker of its key."""
+        return self.enter_as("sync", now, *args, **kwargs)
+
+    def enter_as(self, kind: Kind, now: float, /, *args: Any, **kwargs: Any) -> object:
+        """Do the same for a call of that kind."""
+        key = self.policy.key(*args, **kwargs)  # type: ignore[misc]
+        model = self.policy._model_for(key)
+        if model.calm:
+            return model, key, model.generation
+        try:
+            return model, key, self.ask(kind, model, key, now)
+        except Wait as wait:
+            asked = _Asked(wait.waiter, lambda own: (model, key, own))
+        raise Wait(asked)
+
+    def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
+        """Take in how the call ended."""
+        model, key, own = ticket
+        self.tell(model, key, own, outcome, detail, now)
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        models = self.policy.models()
+        with self.policy._mutex:
+            keys = {str(key): model.snapshot(now) for key, model in models.items()}
+            if self.policy._overflowed:
+                keys["(others)"] = self._model.snapshot(now)
+        seen = {**GateBound.snapshot(self, now), "state": self.policy.state, "keys": keys}
+        return seen | self._sharing()
+
+
+class _InLoop(Layer):
+    """The same gate, for calls that wait in an event loop."""
+
+    def __init__(self, gate: BreakerGate) -> None:
+        self.takes_arguments = gate.takes_arguments
+        self.inline = gate.inline
+        self.enter = partial(gate.enter_as, "async")
+        self.leave = gate.leave
+
+
+class _Asked:
+    """A call that waits for the store's answer, from which `meant` makes a ticket or a refusal."""
+
+    __slots__ = ("_meant", "_waiter", "until")
+
+    def __init__(self, waiter: Waiter, meant: Callable[[Any], Any]) -> None:
+        self._waiter = waiter
+        self._meant = meant
+        self.until = waiter.until
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Ask the store."""
+        self._waiter.publish(wake)
+
+    def claim(self) -> Any:
+        """Return the ticket, or refuse the call."""
+        return self._meant(self._waiter.claim())
+
+    def abandon(self) -> None:
+        """Wait no longer; what was granted is given back."""
+        self._waiter.abandon()

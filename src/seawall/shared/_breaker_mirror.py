@@ -1,0 +1,399 @@
+"""One breaker as this pod sees it: a model whose state is decided in the store.
+
+Closed it only counts, and what it counted is told to the store every so often; open it refuses.
+Neither asks anybody. What it does not know (whether a probe may be made) it says it does not know.
+While the store is away it is a plain model of this pod's own calls, or does as it was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from math import ceil
+from typing import Any, Final, Protocol
+
+from seawall.models.breaker import BreakerModel, Cause, Change, Refusal, State, Ticket
+from seawall.models.breaker_report import Report, TimeReport, at_once, reported
+from seawall.models.breaker_settings import BreakerSettings
+from seawall.models.probes import Countdown, NOfM, Verdict
+from seawall.models.windows import new_window
+from seawall.shared._breaker_asking import Leased
+from seawall.shared._breaker_untold import LOST, Order, Sent, Untold
+from seawall.shared._breaker_wire import Breaks, Reply, Standing, microseconds, vote_for
+
+UNCOUNTED: Final = 0
+"""The ticket of a call that passed while nobody was counting: of a generation that never was."""
+
+FULL_FOR: Final = 0.02
+"""Seconds for which it is remembered that all probes are out, unless something is heard earlier."""
+
+_UNKNOWN: Final = Refusal("unknown", None)
+_PROBING: Final = Refusal("probing", None)
+_ISOLATED: Final = Refusal("isolated", None)
+
+
+class Sharing(Protocol):
+    """What a mirror knows of the share that it belongs to."""
+
+    on_store_failure: str
+    quorum: int | None
+    full_for: float
+
+    def new_id(self) -> str:
+        """Return an id that nothing else has, in no pod."""
+
+    def soon(self) -> None:
+        """Ask for one at once."""
+
+    def hurry(self, now: float) -> None:
+        """Ask for one at once, unless there has just been one."""
+
+
+class Mirror(BreakerModel):
+    """A breaker of all pods. Everything under the owner's lock, except what a model allows."""
+
+    __slots__ = (
+        "__weakref__",
+        "_breaks",
+        "_epoch",
+        "_full_until",
+        "_known",
+        "_leased",
+        "_lineage",
+        "_share",
+        "_totals",
+        "_untold",
+        "_urgent",
+        "away",
+        "key",
+        "keys",
+        "polled_at",
+        "suspect",
+        "tag",
+        "used",
+    )
+
+    def __init__(
+        self, share: Sharing, settings: BreakerSettings, key: Hashable, tag: str, keys: list[str]
+    ) -> None:
+        """Know nothing yet."""
+        self._share = share
+        self.key = key
+        self.tag = tag
+        self.keys = keys
+        self.away: str | None = None
+        """What is done instead, while the store is away."""
+        self.polled_at = float("-inf")
+        self.used = False
+        """Whether a call has ended since then."""
+        self.suspect = False
+        """Whether the store answers, but not for this breaker."""
+        self._known = False
+        self._lineage = ""
+        self._epoch = 0
+        self._untold = Untold()
+        self._leased: dict[Leased, None] = {}  # probes of this pod that are out
+        self._totals = (0, 0, 0)
+        self._full_until = float("-inf")
+        self._breaks = Breaks()
+        super().__init__(settings)
+
+    def __repr__(self) -> str:
+        where = self.away or ("shared" if self._known else "not heard of yet")
+        return f"<Mirror {self.state.value}, epoch {self._epoch}: {where}>"
+
+    def admit(self, now: float) -> Ticket | Refusal:
+        """Let a call through, say why not, or say that the store has to be asked."""
+        if self.state is State.ISOLATED:
+            return _ISOLATED
+        if self.away is not None:
+            return self._admit_alone(now)
+        if self.state is State.OPEN:
+            left = self._break.left(now)
+            if left > 0:
+                return Refusal("open", left)
+        elif self.state is State.CLOSED and (self._known or self._untold.order is not None):
+            return super().admit(now)
+        return _PROBING if now < self._full_until else _UNKNOWN
+
+    def _admit_alone(self, now: float) -> Ticket | Refusal:
+        if self.away != "local":
+            return UNCOUNTED if self.away == "open" else Refusal("store", None)
+        if self.state is State.HALF_OPEN:
+            # Probes that the store allowed are this pod's trial too, until they end or hang.
+            self._leased = {probe: None for probe in self._leased if probe.hung.left(now) > 0}
+            if self._leased:
+                return _PROBING
+        return super().admit(now)
+
+    def settle(self, ticket: Ticket, verdict: Verdict, now: float) -> None:
+        """Take in how an admitted call ended; of a probe the store is told at once."""
+        self.used = True
+        if isinstance(ticket, Leased):
+            self._leased.pop(ticket, None)
+            self.give_back(ticket.id, verdict)
+        else:
+            super().settle(ticket, verdict, now)
+
+    def give_back(self, id_: str, verdict: Verdict = Verdict.NONE) -> None:
+        """Tell the store how a probe ended, until it has heard: twice counts once."""
+        self._untold.settle(id_, verdict.value)
+        self._share.soon()
+
+    def lose(self, id_: str) -> None:
+        """Tell the store that nobody will make the probe of which it may have said that it may."""
+        self._untold.settle(id_, LOST)
+
+    def isolate(self, now: float) -> None:
+        """Refuse every call, here at once and in all pods soon, until `close`."""
+        super().isolate(now)
+        self._order("isolate")
+
+    def close(self, now: float) -> None:
+        """Let calls through again, here at once and in all pods soon."""
+        super().close(now)
+        self._order("close")
+
+    def update(self, settings: BreakerSettings, now: float) -> None:
+        """Go on under other settings, in the same state."""
+        window = self._window
+        super().update(settings, now)
+        if self._window is not window:
+            self._window = self._new_window()
+            self._choose_path()
+
+    def snapshot(self, now: float) -> dict[str, str | float | None]:
+        """Return what there is to see: calls of this pod, and of all pods as last heard of."""
+        calls, failures, slow = self._totals
+        return {
+            **super().snapshot(now),
+            "store_mode": self.away or "shared",
+            "shared_calls": calls,
+            "shared_failures": failures,
+            "shared_slow": slow,
+        }
+
+    # With the store
+
+    @property
+    def dirty(self) -> bool:
+        """Whether the store should hear of something, or be heard."""
+        return bool(
+            self._untold
+            or self.away
+            or not self._known
+            or (isinstance(self._window, Report) and self._window.fresh and self._counts)
+        )
+
+    def notice(self, now: float) -> None:
+        """See what time alone has brought: slow calls, and a window that is fine again."""
+        self._notice_slow(now)
+        if self._untold.vote:
+            self._cast(now, renew=False)
+
+    def question(self, now: float) -> dict[str, Any]:
+        """Return what the store has to know of this breaker to answer a question."""
+        left = self.retry_after(now)
+        return {
+            "tag": self.tag,
+            "lineage": self._lineage,
+            "epoch": self._epoch,
+            "state": self.state.value,
+            "left": microseconds(left) if left else 0,
+            "opens": self._opens,
+            "breaks": self._breaks.after(self.settings, self._opens),
+            "settled": [],
+            "report": [],
+            "asked": [],
+        }
+
+    def outgoing(self, now: float) -> tuple[dict[str, Any], Sent]:
+        """Return all that there is to tell. Counts are told once: lost rather than doubled."""
+        taken = self._window.take() if isinstance(self._window, Report) else []
+        entries = taken if self._counts else []
+        message = self.question(now)
+        message["report"] = [entry.told() for entry in entries]
+        sent = self._untold.pack(message, entries, now)
+        if self.away == "local" and self.state in (State.OPEN, State.HALF_OPEN):
+            self._bring_evidence(message, now)
+        return message, sent
+
+    def incoming(self, reply: Reply, sent: Sent, now: float) -> None:
+        """Take in the answer to `outgoing`."""
+        for entry, place in zip(sent.entries, reply.places, strict=False):
+            if place is not None:
+                entry.counted(place)
+        self.suspect = False
+        self._totals = reply.totals
+        self.adopt(reply.standing, now, obeyed=self._untold.heard(sent))
+
+    def unheard(self, sent: Sent) -> None:
+        """Note that `outgoing` had no answer: what may be told twice is told again, soon."""
+        self._untold.unheard(sent)
+        if not self.suspect:
+            self.polled_at = float("-inf")
+
+    def adopt(self, standing: Standing, now: float, *, obeyed: bool = False) -> None:
+        """Take over how the breaker stands in the store, unless that is old."""
+        if self._untold.order is not None:
+            return  # what was ordered here comes later than this
+        same = standing.lineage == self._lineage
+        if same and standing.epoch < self._epoch:
+            return
+        self._full_until = float("-inf")
+        moved = standing.state is not self.state
+        missed = same and standing.epoch > self._epoch and not obeyed
+        # Probes that this pod allowed itself meanwhile say nothing to the others.
+        missed = missed or (self.away == "local" and self.state is State.HALF_OPEN)
+        self._lineage, self._epoch = standing.lineage, standing.epoch
+        came_back, self.away = self.away is not None or not self._known, None
+        self._known = True
+        self._opens = standing.opens
+        if moved or missed:
+            self._follow(standing, now)
+        elif came_back:
+            self._choose_path()
+        if standing.state is State.OPEN and (
+            moved or missed or not same or not self._break.left(now)
+        ):
+            self._break = Countdown(standing.left, now)  # counted here: no clock that jumps ends it
+
+    def heard(self, standing: Standing, now: float) -> bool:
+        """Take over what was pushed; False if the store had better be asked."""
+        if not self._known or self.away is not None or standing.lineage != self._lineage:
+            return False
+        self.adopt(standing, now)
+        return True
+
+    def answer(self, standing: Standing, granted: str, now: float) -> Ticket | Refusal:
+        """Return the store's answer to a call, after `adopt`."""
+        if granted:
+            present = (standing.lineage, standing.epoch) == (self._lineage, self._epoch)
+            generation = self.generation if present else UNCOUNTED
+            probe = Leased(granted, generation, now, self.settings.probe_timeout)
+            self._leased[probe] = None
+            return probe
+        if self._untold.order is not None:
+            return self.admit(now)
+        if standing.state is State.OPEN:
+            return Refusal("open", standing.left)
+        if standing.state is State.HALF_OPEN:
+            if isinstance(self.settings.probes, NOfM):  # a ramp counts whom it refuses
+                self._full_until = now + self._share.full_for
+            return _PROBING
+        if standing.state is State.ISOLATED:
+            return _ISOLATED
+        return self.admit(now)
+
+    def stay(self, now: float) -> Refusal | None:
+        """Keep to the store though one answer did not come, and refuse the call; None if not so.
+
+        Alone, a breaker that is not closed would let calls through which the others do not expect:
+        that has to wait until the store is known to be away.
+        """
+        broken = self.state in (State.OPEN, State.HALF_OPEN)
+        if self._share.on_store_failure != "local" or self.away is not None or not broken:
+            return None
+        self._full_until = now + self._share.full_for
+        return _PROBING
+
+    def leave_store(self, now: float) -> None:
+        """Go on without the store, from the state in which it was."""
+        self.away = self._share.on_store_failure
+        if isinstance(self._window, Report):
+            self._window.take()
+            self._window.mark(now)
+        if self.away == "local" and self.state is State.HALF_OPEN:
+            self._begin_trial(now)
+        self._choose_path()
+        if self._untold.trip:  # told, and not heard
+            self._judge(now)
+
+    def forked(self) -> None:
+        """Be another pod: what is untold or still runs is the parent's to tell."""
+        if isinstance(self._window, Report):
+            self._window.take()
+        self._untold = Untold()
+        self._running.clear()
+        self._leased.clear()
+        self.generation += 1
+        self.suspect = self._known = False
+        self.away = None
+        self._choose_path()
+
+    @property
+    def _counts(self) -> bool:
+        return self.state is State.CLOSED and self.away is None
+
+    def _follow(self, standing: Standing, now: float) -> None:
+        before = self.state
+        self.calm = False
+        self.state = standing.state
+        self.generation += 1
+        self._running.clear()
+        self._untold.drop()
+        if self.state is State.CLOSED:
+            self._count_afresh()
+        if before is not self.state:
+            self.changes.append(Change(before, self.state, standing.cause, now, self.generation))
+
+    def _order(self, command: str) -> None:
+        if self._untold.withdraw():  # on its way to be opened by what was counted before
+            self._count_afresh()
+        self._untold.order = Order(command, self._share.new_id())
+        self._share.soon()
+
+    def _judge(self, now: float) -> None:
+        """Alone, trip; else tell the others, the sooner the worse it looks."""
+        untold, consecutive = self._untold, self.settings.consecutive
+        if self.away is not None:
+            if self.away == "local":
+                super()._judge(now)
+        elif self._share.quorum is not None:
+            self._cast(now, renew=True)
+        elif consecutive is not None and self._streak >= consecutive:
+            if not untold.trip:
+                untold.trip = True
+                self._share.soon()
+        elif isinstance(self._window, Report) and self._window.bad >= self._urgent:
+            self._share.hurry(now)
+
+    def _cast(self, now: float, *, renew: bool) -> None:
+        """Vote by what this pod has seen; every third of its life a vote is renewed."""
+        renew_after = vote_for(self.settings) / 3 if renew else float("inf")
+        if self._untold.cast(self._is_bad(now), now, renew_after):
+            self._share.soon()
+
+    def _move(self, cause: Cause, now: float) -> None:
+        super()._move(cause, now)
+        self._untold.drop()
+
+    def _bring_evidence(self, message: dict[str, Any], now: float) -> None:
+        """Let the others know why this pod opened while it was alone: once, as all counts."""
+        if isinstance(self._window, Report):
+            seen = self._window.since_mark(now)
+            message["report"] = [at_once(seen)] if any(seen) else []
+            self._window.mark(now)
+        consecutive = self.settings.consecutive
+        message["trip"] = consecutive is not None and self._streak >= consecutive
+        if self._share.quorum is not None:
+            message["vote"] = True
+
+    def _new_window(self) -> Any:
+        window = new_window(self.settings.window, self.settings.window_calls)
+        if self._share.quorum is not None:
+            return window  # judged here: nobody else needs the numbers
+        return reported(window) or window
+
+    def _count_afresh(self) -> None:
+        self._streak = 0
+        self._window = self._new_window()
+        self._choose_path()
+
+    def _choose_path(self) -> None:
+        super()._choose_path()
+        s = self.settings
+        if s.consecutive is None and isinstance(self._window, TimeReport):
+            self.counter = self._window.window
+        least = min(s.failure_ratio or 1.0, s.slow_ratio or 1.0) * (s.min_calls or 1)
+        self._urgent = max(1, ceil(least / 4))
+        self.calm = self.calm and (self._known if self.away is None else self.away == "local")

@@ -1,0 +1,178 @@
+"""What a pod tells of its calls: all of it, once, in order; lock-free counting loses nothing."""
+
+from __future__ import annotations
+
+from threading import Thread
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seawall.models.breaker_report import (
+    MOST,
+    CountReport,
+    Place,
+    Report,
+    TimeReport,
+    at_once,
+    reported,
+)
+from seawall.models.windows import CountWindow, NoWindow, TimeWindow, Totals
+
+WINDOWS = {"time": lambda: TimeWindow(10.0), "count": lambda: CountWindow(7)}
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["success", "success", "failure", "slow", "fail", "tell", "lose"]),
+        st.integers(0, 3),
+        st.integers(0, 9),
+    ),
+    max_size=60,
+)
+
+
+class Others:
+    """The window of the others, which hears only what it is told."""
+
+    def __init__(self, kind: str) -> None:
+        self.window = WINDOWS[kind]()
+        self.kind = kind
+
+    def hear(self, report: Report, now: float) -> None:
+        """Take in all that there is to tell, and answer where it was counted."""
+        for entry in report.take():
+            plain, failed, both, slow, place = entry.told()
+            if place >= 0:
+                self.window.fail(place, now)
+                continue
+            for _ in range(plain):
+                self.window.success(now)
+            for _ in range(failed):
+                self.window.failure(now)
+            for _ in range(both):
+                self.window.fail(self.window.slow(now), now)
+            last = None
+            for _ in range(slow):
+                last = self.window.slow(now)
+            if last is not None:
+                entry.counted(int(last))
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+@given(steps=STEPS)
+def test_told_at_every_step_the_others_count_the_same(kind, steps):
+    """Whoever is told at each step has counted what this pod has, slow calls that fail included."""
+    report, others = reported(WINDOWS[kind]()), Others(kind)
+    slow: list[float] = []
+    now = 1000.0
+    for action, wait, which in steps:
+        now += wait
+        if action in ("success", "failure"):
+            getattr(report, action)(now)
+        elif action == "slow":
+            slow.append(report.slow(now))
+        elif action == "fail" and slow:
+            report.fail(slow.pop(which % len(slow)), now)
+        others.hear(report, now)
+        assert not report.fresh
+        assert others.window.totals(now) == report.totals(now)
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+@given(steps=STEPS)
+def test_told_now_and_then_nothing_is_told_twice(kind, steps):
+    """Each call is told once, however seldom; what is lost on the way is not told again."""
+    report = reported(WINDOWS[kind]())
+    calls = told = 0
+    slow: list[float] = []
+    for action, _wait, which in steps:
+        if action in ("success", "failure"):
+            getattr(report, action)(1000.0)
+            calls += 1
+        elif action == "slow":
+            slow.append(report.slow(1000.0))
+            calls += 1
+        elif action == "fail" and slow:
+            report.fail(slow.pop(which % len(slow)), 1000.0)
+        elif action in ("tell", "lose"):
+            before = calls
+            for entry in report.take():
+                told += sum(entry.told()[:4])
+                if entry.late is not None and entry.late.shared is None:
+                    told -= 1  # the others never heard of that call, so it is told as a new one
+                if action == "tell" and entry.slow:
+                    entry.counted(5)
+            assert told == before
+
+
+def test_many_entries_become_one():
+    """A flood of failures is summed up, not told one by one."""
+    report = reported(TimeWindow(10.0))
+    places = []
+    for number in range(10 * MOST):
+        report.success(1.0)
+        report.failure(1.0)
+        if number % 2:
+            places.append(report.slow(1.0))
+    entries = report.take()
+    assert len(entries) <= MOST
+    sums = [sum(column) for column in zip(*(entry.told()[:4] for entry in entries), strict=True)]
+    assert sums == [10 * MOST, 10 * MOST, 0, 5 * MOST]
+    for place in places:
+        report.fail(place, 1.0)
+    late = report.take()
+    assert len(late) <= MOST + 1
+    assert sum(sum(entry.told()[:3]) for entry in late) == 5 * MOST
+
+
+def test_successes_counted_without_a_lock_are_all_told():
+    """Threads that add to the running bucket meanwhile lose nothing, and nothing is told twice."""
+    window = TimeWindow(10.0)
+    report = reported(window)
+    window.success(1.0)
+
+    def add() -> None:
+        for _ in range(20_000):
+            window.bucket.calls += 1
+
+    threads = [Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    told = failures = 0
+    while any(thread.is_alive() for thread in threads):
+        report.failure(1.0)
+        failures += 1
+        told += sum(entry.plain for entry in report.take())
+    for thread in threads:
+        thread.join()
+    told += sum(entry.plain for entry in report.take())
+    assert told == 80_001
+    assert window.totals(1.0) == (80_001 + failures, failures, 0)
+
+
+def test_a_slow_call_that_left_the_own_window_is_told_as_late():
+    """Where it was counted long ago it fails anew here; the others decide for themselves."""
+    report = reported(TimeWindow(10.0))
+    place = report.slow(1.0)
+    (entry,) = report.take()
+    entry.counted(77)
+    report.fail(place, 50.0)
+    (late,) = report.take()
+    assert late.told() == (0, 0, 0, 0, 77)
+    assert report.totals(50.0) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("totals", [(0, 0, 0), (9, 2, 3), (4, 3, 3), (2, 2, 2)])
+def test_a_whole_window_can_be_told_at_once(totals):
+    """No call is made up and none is lost, whichever of them were both failed and slow."""
+    plain, failed, both, slow, place = at_once(Totals(*totals))
+    assert min(plain, failed, both, slow) >= 0
+    assert (plain + failed + both + slow, failed + both, slow + both) == totals
+    assert place == -1
+
+
+def test_only_windows_are_reported():
+    """Without a window there is nothing to tell; a place is also the number it is here."""
+    assert reported(NoWindow()) is None
+    assert isinstance(reported(TimeWindow(1.0)), TimeReport)
+    assert isinstance(reported(CountWindow(3)), CountReport)
+    assert Place(3) == 3.0
