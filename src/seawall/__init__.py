@@ -38,16 +38,23 @@ if TYPE_CHECKING:
         CircuitOpen,
         Contended,
         DeadlineExceeded,
+        JobFailed,
+        JobLost,
+        LeaseLost,
         Overloaded,
         PoolExhausted,
+        QueueFull,
         RateLimited,
         Rejected,
         SeawallError,
+        StoreUnavailable,
         TimedOut,
+        UnknownJob,
         WorkerDied,
     )
     from seawall.executors import CpuPool, IoPool
     from seawall.guard import Guard
+    from seawall.jobs import Claim, LocalQueue, Worker
     from seawall.ladder import Ladder
     from seawall.models.adaptive import aimd, gradient2, vegas
     from seawall.models.backoff import (
@@ -86,7 +93,7 @@ if TYPE_CHECKING:
     from seawall.policies.throttle import Throttle
     from seawall.policies.timeout import Timeout, adaptive
     from seawall.pools import Pool
-    from seawall.pools._lease import Lease
+    from seawall.pools._borrowed import Borrowed
     from seawall.registry import check_threads, get_guard, guards
     from seawall.runtime.events import (
         BreakerChanged,
@@ -96,23 +103,31 @@ if TYPE_CHECKING:
         CallTimedOut,
         Event,
         FallbackUsed,
+        JobDied,
+        LeaseChanged,
         LevelChanged,
         LoopBlocked,
         ResourceLeaked,
         RetryStopped,
         SettingsChanged,
+        SettingsDiffer,
+        StoreModeChanged,
         ThreadAbandoned,
         WorkerReplaced,
         subscribe,
     )
     from seawall.runtime.policy import Policy
     from seawall.runtime.result import Result
+    from seawall.shared._store import RedisStore
+    from seawall.shared.lease import Lease
+    from seawall.shared.queue import PriorityQueue
     from seawall.watchdog import LoopWatchdog
 
 __all__ = [
     "AdaptiveLimit",
     "Advice",
     "Backoff",
+    "Borrowed",
     "Breaker",
     "BreakerChanged",
     "Bulkhead",
@@ -128,6 +143,7 @@ __all__ = [
     "ChannelFull",
     "Chaos",
     "CircuitOpen",
+    "Claim",
     "Clock",
     "Contended",
     "CpuPool",
@@ -141,10 +157,16 @@ __all__ = [
     "Hedge",
     "InFlightRatio",
     "IoPool",
+    "JobDied",
+    "JobFailed",
+    "JobLost",
     "Ladder",
     "Lease",
+    "LeaseChanged",
+    "LeaseLost",
     "LevelChanged",
     "Limit",
+    "LocalQueue",
     "LoopBlocked",
     "LoopWatchdog",
     "Overloaded",
@@ -152,9 +174,12 @@ __all__ = [
     "Pool",
     "PoolExhausted",
     "Pressure",
+    "PriorityQueue",
+    "QueueFull",
     "Quota",
     "RateLimit",
     "RateLimited",
+    "RedisStore",
     "Rejected",
     "RequestRatio",
     "Reservation",
@@ -167,7 +192,10 @@ __all__ = [
     "Serializer",
     "ServiceLevel",
     "SettingsChanged",
+    "SettingsDiffer",
     "Shed",
+    "StoreModeChanged",
+    "StoreUnavailable",
     "Stripes",
     "SuccessDeposit",
     "SystemClock",
@@ -176,7 +204,9 @@ __all__ = [
     "Throttle",
     "TimedOut",
     "Timeout",
+    "UnknownJob",
     "VirtualClock",
+    "Worker",
     "WorkerDied",
     "WorkerReplaced",
     "adaptive",
@@ -243,11 +273,12 @@ _HOMES = {
     ),
     "errors": (
         "BulkheadFull CacheMiss ChannelClosed ChannelFull CircuitOpen Contended "
-        "DeadlineExceeded Overloaded PoolExhausted RateLimited Rejected SeawallError "
-        "TimedOut WorkerDied"
+        "DeadlineExceeded JobFailed JobLost LeaseLost Overloaded PoolExhausted QueueFull "
+        "RateLimited Rejected SeawallError StoreUnavailable TimedOut UnknownJob WorkerDied"
     ),
     "executors": "CpuPool IoPool",
     "guard": "Guard",
+    "jobs": "Claim LocalQueue Worker",
     "ladder": "Ladder",
     "models.adaptive": "aimd gradient2 vegas",
     "models.backoff": (
@@ -280,15 +311,19 @@ _HOMES = {
     "policies.throttle": "Throttle",
     "policies.timeout": "Timeout adaptive",
     "pools": "Pool",
-    "pools._lease": "Lease",
+    "pools._borrowed": "Borrowed",
     "registry": "check_threads get_guard guards",
     "runtime.events": (
         "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut Event FallbackUsed "
-        "LevelChanged LoopBlocked ResourceLeaked RetryStopped SettingsChanged "
-        "ThreadAbandoned WorkerReplaced subscribe"
+        "JobDied LeaseChanged LevelChanged LoopBlocked ResourceLeaked RetryStopped "
+        "SettingsChanged SettingsDiffer StoreModeChanged ThreadAbandoned WorkerReplaced "
+        "subscribe"
     ),
     "runtime.policy": "Policy",
     "runtime.result": "Result",
+    "shared._store": "RedisStore",
+    "shared.lease": "Lease",
+    "shared.queue": "PriorityQueue",
     "watchdog": "LoopWatchdog",
 }
 """The public names by the module in which they are at home."""

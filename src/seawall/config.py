@@ -100,10 +100,11 @@ _FUNCTIONS: Final = (
     "partition",
     "retry_after",
     "settle",
+    "shared",
     "tier",
     "when",
 )
-"""Which arguments are functions, and so are handed over by name."""
+"""Which arguments are functions (or a store), and so are handed over by name."""
 _BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
     "attempts": {"adaptive": adaptive_attempts},
     "backoff": {
@@ -274,5 +275,6 @@ def _exception(name: Any, names: Names) -> Any:
 
 def _given(key: str, name: Any, names: Names) -> Any:
     if not isinstance(name, str) or name not in names:
-        raise ValueError(f"{key}={name!r}: hand the function over as names={{{str(name)!r}: ...}}")
+        what = "store" if key == "shared" else "function"
+        raise ValueError(f"{key}={name!r}: hand the {what} over as names={{{str(name)!r}: ...}}")
     return names[name]

@@ -34,6 +34,8 @@ from seawall.runtime.stats import Stats
 if TYPE_CHECKING:
     from random import Random
 
+    from seawall.runtime.store import Store
+
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -121,6 +123,7 @@ class Guard:
         max_wait: float = 0.0,
         fallback: Callable[..., Any] | Iterable[Callable[..., Any]] | None = None,
         breaker: Breaker | None = None,
+        shared: Store | None = None,
         sync: Sync | None = None,
         idempotent: bool = True,
         clock: Clock | None = None,
@@ -132,6 +135,7 @@ class Guard:
         of them can take with their pauses and waits). `rate` is how often it may be asked, such as
         "60/s", and `limit` the most calls at once; none if not given. Plain functions need `sync`,
         as in `Timeout`. Breaker and retry budget have their defaults, unless a `breaker` is given.
+        With a `shared` store, breaker and rate are those of all pods, under the guard's name.
         """
         stack: list[Policy] = []
         if fallback is not None:
@@ -152,11 +156,12 @@ class Guard:
             stack.append(Timeout(each * retry.most_attempts + pauses, sync=around))
         if retry.most_attempts > 1:
             stack.append(retry)
-        stack.append(Breaker() if breaker is None else breaker)
+        among: dict[str, Any] = {} if shared is None else {"shared": shared, "name": name}
+        stack.append(Breaker(**among) if breaker is None else breaker)
         if rate is not None:
             from seawall.policies.rate_limit import RateLimit
 
-            stack.append(RateLimit(rate))
+            stack.append(RateLimit(rate, **among))
         if limit is not None:
             stack.append(Bulkhead(limit, max_wait=max_wait))
         elif check.seconds("max_wait", max_wait, zero=True):

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from seawall.errors import DeadlineExceeded, RateLimited
 from seawall.models.rates import ROUND, whole_microseconds
+from seawall.policies._rate_charges import Charge
 from seawall.policies._rate_lock import Blocked
-from seawall.policies._rate_meters import Charge, Meter
+from seawall.policies._rate_meters import Meter
 from seawall.policies._rate_reservation import Reservation
 from seawall.policies._rate_settings import Key
 from seawall.policies._rate_waiting import RateWaiter
@@ -29,7 +30,7 @@ class RateGate(GateBound):
     def __init__(self, policy: RateLimit, host: Host) -> None:
         super().__init__(policy, host)
         self.takes_arguments = any(limit._wants_arguments for limit in policy.limits)
-        self._settles = any(limit.settle is not None for limit in policy.limits)
+        self.settles = any(limit.settle is not None for limit in policy.limits)
         meters = policy._meters.all
         if LOCK_FREE and all(meter.plain and meter.limit.key is None for meter in meters):
             self.inline = _inline(meters)
@@ -73,7 +74,7 @@ class RateGate(GateBound):
                 ticket = self._quick(((meter, None) for meter in self.policy._meters.all), ticket)
             if ticket is not None:
                 ticket.cancel()
-        elif self._settles and ticket is not None:
+        elif self.settles and ticket is not None:
             if outcome is OK and detail is not STREAMED:
                 ticket._settle_by(detail, self.host.name)
             else:
@@ -88,7 +89,7 @@ class RateGate(GateBound):
         charges = []
         for meter, place in places:
             charge = Charge(meter, place, meter.limit._cost_of((), {}), estimated=False)
-            charge.mark = mark
+            charge.mark = charge.at = mark
             # In this order: `update` changes `since` first, so by a rule of now it was taken now.
             rule = meter.rule
             charge.rule = rule if mark > meter.since else None
@@ -116,8 +117,7 @@ class RateGate(GateBound):
                 shown: dict[str, Any] = {"limit": meter.limit.text}
                 limits[meter.limit.name] = shown
                 if meter.limit.key is None:
-                    rule, state = meter.at(None, us)
-                    shown["left"] = rule.left(state, us)
+                    shown["left"] = meter.standing(None, us)[0]
                 else:
                     shown["keys"] = meter.keys
         return {

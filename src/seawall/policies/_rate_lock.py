@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from seawall.policies._rate_meters import SHUT, Charge, Lane, Meter
+from seawall.policies._rate_charges import Charge, Lane
+from seawall.policies._rate_meters import SHUT, Meter
 from seawall.runtime.mutex import Mutex, survives_fork
 
 if TYPE_CHECKING:

@@ -12,13 +12,14 @@ of the user: other keys are found once, before anything is read, and stand for t
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall.models.rate_accounts import Account, SettledBucket
 from seawall.models.rate_buckets import LeakyBucket, TokenBucket
 from seawall.models.rate_rule import Rule
+from seawall.policies._rate_caps import KeyedCaps
+from seawall.policies._rate_charges import Charge, Lane
 
 if TYPE_CHECKING:
     from seawall.policies._rate_settings import Limit
@@ -51,68 +52,6 @@ class _Other:
         self.stripe = stripe
 
 
-class Charge:
-    """What one call takes, or has taken, from one limit."""
-
-    __slots__ = ("account", "beside", "cost", "estimated", "key", "mark", "meter", "place", "rule")
-
-    def __init__(self, meter: Meter, key: Hashable, cost: int, *, estimated: bool) -> None:
-        """Want `cost` of what `key` may have; `estimated` if the actual cost is told later."""
-        self.meter = meter
-        self.key = key
-        self.place = key
-        """Where the state is kept, as of the last look."""
-        self.cost = cost
-        self.estimated = estimated
-        self.mark = 0.0
-        self.rule: Rule[Any] | None = None
-        """The rule by which it was taken; None while it is not."""
-        self.account: Account | None = None
-        """Where it is an open estimate."""
-        self.beside: tuple[Account, int] | None = None
-        """Beside whose open estimates it was taken, being none, and how many takings after."""
-
-
-class Lane:
-    """Those who wait for the same, in the order in which they came."""
-
-    __slots__ = ("total", "waiters")
-
-    def __init__(self) -> None:
-        # Whoever leaves from the middle costs no more than who is served.
-        self.waiters: OrderedDict[RateWaiter, None] = OrderedDict()
-        self.total = 0
-        """What they want, together."""
-
-    @property
-    def first(self) -> RateWaiter:
-        """Whose turn is next."""
-        return next(iter(self.waiters))
-
-    def ahead(self, waiter: RateWaiter | None) -> int:
-        """Return what those want who came before `waiter`; before a newcomer, if None."""
-        if waiter is None or waiter.number > next(reversed(self.waiters)).number:
-            return self.total
-        ahead = 0
-        for other in self.waiters:
-            if other.number >= waiter.number:
-                break
-            ahead += other.wants
-        return ahead
-
-    def join(self, waiter: RateWaiter) -> None:
-        """Let `waiter` wait behind all who began to wait before it."""
-        newer = []
-        for other in reversed(self.waiters):
-            if other.number < waiter.number:
-                break
-            newer.append(other)
-        self.waiters[waiter] = None
-        for other in reversed(newer):
-            self.waiters.move_to_end(other)
-        self.total += waiter.wants
-
-
 class Meter:
     """One limit at work."""
 
@@ -123,6 +62,7 @@ class Meter:
         "_others",
         "_shared",
         "accounts",
+        "caps",
         "lanes",
         "limit",
         "max_keys",
@@ -143,6 +83,7 @@ class Meter:
         self.states: dict[Hashable, Any] = {}
         self.accounts: dict[Hashable, Account] = {}
         """The state of a bucket that has open estimates; then it is not among the others."""
+        self.caps = KeyedCaps(self._beside)
         self._others: dict[Hashable, _Other] = {}
         self._hand: list[Hashable] = []
         self._horizon = float("-inf")
@@ -179,7 +120,7 @@ class Meter:
 
     def reopen(self) -> None:
         """Open the success path, unless somebody waits or it is not for this rule."""
-        fit = self.plain and not self.lanes and not (self.single and self.accounts)
+        fit = self.plain and not (self.lanes or self.caps or (self.single and self.accounts))
         self.slack = self._opened if fit else SHUT
 
     @property
@@ -233,7 +174,7 @@ class Meter:
             place = self._hand.pop()
             if self._holds(place) and place not in self.lanes:
                 rule, state = self.at(place, now)
-                if not rule.rest(state, now):
+                if not rule.rest(state, now) and not (self.caps and self.caps.at(place, now)):
                     if isinstance(place, _Other):
                         self._others.pop(place.key, None)
                     self.states.pop(place, None)
@@ -260,16 +201,18 @@ class Meter:
         state = self.states.get(place)
         if state is not None:
             return state
-        stripe: _Stripe | None = None
-        if isinstance(place, _Other):
-            stripe = place.stripe
-        elif self._shared and type(place) is str:
-            stripe = self._shared[hash(place) % SHARED]
+        stripe = self._beside(place)
         if stripe is not None and self._holds(stripe):
             # While there was no room, what this key took was counted there.
             account = self.accounts.get(stripe)
             return self.rule.copy(self.states[stripe]) if account is None else account.owed_until
         return self.rule.fresh(max(now, self._horizon))
+
+    def _beside(self, place: Hashable) -> _Stripe | None:
+        """Return where what the key of `place` took was counted while it had no room."""
+        if isinstance(place, _Other):
+            return place.stripe
+        return self._shared[hash(place) % SHARED] if self._shared and type(place) is str else None
 
     def write(self, place: Hashable, state: Any) -> None:
         """Keep `state` at `place`."""
@@ -286,7 +229,9 @@ class Meter:
     def take(self, charge: Charge, now: float) -> None:
         """Take what `charge` wants."""
         place, settled = charge.place, self.settled
-        charge.rule = self.rule
+        charge.rule, charge.at = self.rule, now
+        if self.caps and (caps := self.caps.at(place, now)):
+            caps.take(charge.cost)
         rule, state = self.at(place, now)
         if charge.estimated and settled is not None:
             if rule is not settled:
@@ -303,6 +248,11 @@ class Meter:
     def settle(self, charge: Charge, used: int, now: float) -> bool:
         """Count `used` for what was taken by `charge`; tell whether something is given back."""
         place, given = charge.place, False
+        if self.caps and (caps := self.caps.at(place, now)):
+            if used < charge.cost:
+                caps.give_back(charge.cost - used, charge.at)
+            else:
+                caps.take(used - charge.cost)
         if used > charge.cost:
             if self.limit.key is not None and not self._holds(place):
                 place = self.place(charge.key, now)
@@ -347,14 +297,23 @@ class Meter:
         if self._numbers() == fresh._numbers():
             rule = old
         else:
-            self.since = now
-            for place, account in list(self.accounts.items()):
-                self._dissolve(place, account)
-            if self.single:
-                self.tat = rule.adopt(self.tat, old, now)
-            for place, state in self.states.items():
-                self.states[place] = rule.adopt(state, old, now)
+            self._adopt(rule, now)
         self.configure(fresh.limit, rule, fresh.max_keys)
+
+    def follow(self, rule: Rule[Any], now: float) -> None:
+        """Follow another rule of the same kind, and translate the states."""
+        self._adopt(rule, now)
+        self.configure(self.limit, rule, self.max_keys)
+
+    def _adopt(self, rule: Rule[Any], now: float) -> None:
+        old = self.rule
+        self.since = now
+        for place, account in list(self.accounts.items()):
+            self._dissolve(place, account)
+        if self.single:
+            self.tat = rule.adopt(self.tat, old, now)
+        for place, state in self.states.items():
+            self.states[place] = rule.adopt(state, old, now)
 
     def _numbers(self) -> tuple[Any, ...]:
         return self.rule.rate, self.rule.capacity, self.limit.cost
@@ -365,9 +324,24 @@ class Meter:
         """Return for how long `charge` has to wait, behind all who came before; None for ever."""
         rule, state = self.at(charge.place, now)
         lane = self.lanes.get(charge.place) if self.lanes else None
-        if lane is None:
-            return rule.wait(state, now, charge.cost)
-        ahead = lane.ahead(waiter)
+        ahead = 0 if lane is None else lane.ahead(waiter)
         wait = rule.wait(state, now, charge.cost, ahead)
+        if self.caps and wait is not None and (caps := self.caps.at(charge.place, now)):
+            wait = max(wait, caps.wait(now, ahead + charge.cost))
         # Who comes first has not gone yet, though it could: not before it, then.
         return 1.0 if ahead and wait == 0 else wait
+
+    def standing(self, place: Hashable, now: float) -> tuple[int, float]:
+        """Return what is left at `place`, and in how long all is forgotten."""
+        rule, state = self.at(place, now)
+        left, rest = rule.left(state, now), rule.rest(state, now)
+        if self.caps and (caps := self.caps.at(place, now)):
+            return caps.left(now, left), max(rest, caps.rest(now))
+        return left, rest
+
+    def lower(self, key: Hashable, now: float, remaining: int, until: float) -> None:
+        """Let no more than `remaining` be taken for `key` until `until`."""
+        place = key if self.limit.key is None else self.place(key, now)
+        if not self._holds(place):
+            self.states[place] = self.read(place, now)
+        self.caps.lower(place, now, remaining, until)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seawall import _checks as check
-from seawall.policies._rate_meters import Charge
+from seawall.policies._rate_charges import Charge
 
 if TYPE_CHECKING:
     from seawall.policies.rate_limit import RateLimit
@@ -37,7 +37,7 @@ class Reservation:
 
     def __repr__(self) -> str:
         charges = [charge for charges in self._held for charge in charges]
-        held = ", ".join(f"{charge.cost} of {charge.meter.limit.name!r}" for charge in charges)
+        held = ", ".join(f"{charge.asked} of {charge.meter.limit.name!r}" for charge in charges)
         return f"<Reservation of {held or 'nothing'}>"
 
     def settle(self, actual: int) -> None:
@@ -76,7 +76,7 @@ class Reservation:
             settle = charge.meter.limit.settle
             if settle is None:
                 continue
-            actual = charge.cost
+            actual = charge.asked
             try:
                 most = charge.meter.rule.most
                 actual = check.count("settle(...)", settle(value), minimum=0, maximum=most)
@@ -84,7 +84,7 @@ class Reservation:
                 import logging
 
                 logging.getLogger("seawall").exception(
-                    "settle of guard %r failed; the estimate of %d stays", guard, charge.cost
+                    "settle of guard %r failed; the estimate of %d stays", guard, charge.asked
                 )
             settled.append((charge, actual))
         self._policy._settle(settled)
@@ -92,4 +92,4 @@ class Reservation:
     def _keep(self) -> None:
         """Leave the estimates as they are, for good."""
         charges = self._end() or ()
-        self._policy._settle([(charge, charge.cost) for charge in charges if charge.account])
+        self._policy._settle([(charge, charge.asked) for charge in charges if charge.is_open])

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from seawall.context import deadline_var
 from seawall.errors import Rejected
 from seawall.models.rates import whole_microseconds
+from seawall.policies._rate_charges import Charge, Lane
 from seawall.policies._rate_lock import Blocked, Meters
-from seawall.policies._rate_meters import Charge, Lane
 from seawall.runtime.layers import Wait
 
 if TYPE_CHECKING:

@@ -3,29 +3,39 @@
 Promises: the bound of the algorithm holds in every stretch of time, for each key, whoever calls;
 several limits are taken together or not at all; a refusal burns nothing and says when to come
 again; who waits is served in order. What a call takes is given back if it was refused further in,
-and settled once if the actual cost is known at its end; a call that was sent keeps it. The rules
-are in `seawall.models.rate_buckets` and `seawall.models.rate_windows`, the gates in `_rate_gates`.
+and settled once if the actual cost is known at its end; a call that was sent keeps it. What a
+vendor says is left can lower the budget. With a store, all pods share the limits (`_rate_shared`).
+The rules are in `seawall.models.rate_buckets` and `seawall.models.rate_windows`, the gates in
+`_rate_gates`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar, Final, NoReturn
 
 from seawall import _checks as check
 from seawall.clock import current_clock
 from seawall.errors import RateLimited
+from seawall.models.rate_rule import Rule
 from seawall.models.rates import whole_microseconds
+from seawall.policies._rate_charges import Charge
 from seawall.policies._rate_gates import KeyedRateGate, RateGate
 from seawall.policies._rate_lock import Blocked, Meters
-from seawall.policies._rate_meters import Charge, Meter
+from seawall.policies._rate_meters import Meter
 from seawall.policies._rate_reservation import Quota, Reservation
 from seawall.policies._rate_settings import Algorithm, Cost, Key, Limit, Settle
+from seawall.policies._rate_shared import OnStoreFailure, Sharing, SharingKind
+from seawall.policies._rate_shared_gate import SharedRateGate
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import Host
+from seawall.runtime.limit_share import LimitStore
 from seawall.runtime.policy import GatePolicy, Mode
 
 __all__ = ["Limit", "Quota", "RateLimit", "Reservation"]
+
+LONGEST: Final = 86_400.0
+"""Seconds for which a vendor's word is taken at most: whatever it says, a day later we ask it."""
 
 
 class RateLimit(GatePolicy):
@@ -46,6 +56,11 @@ class RateLimit(GatePolicy):
         max_waiting: int = 1024,
         max_keys: int = 100_000,
         mode: Mode = "enforce",
+        shared: LimitStore | None = None,
+        name: str | None = None,
+        sharing: SharingKind = "exact",
+        batch: int | None = None,
+        on_store_failure: OnStoreFailure = "local",
     ) -> None:
         """Admit what all `limits` admit, each a rate such as "60/s" or a `Limit`.
 
@@ -53,6 +68,10 @@ class RateLimit(GatePolicy):
         `Limit`. Calls wait up to `max_wait` seconds for their turn, at most `max_waiting` of them.
         Up to `max_keys` keys have a state of their own for each limit; if more are in use, the
         rest share.
+
+        With a store to be `shared`, all policies of that `name` on all pods count together:
+        `sharing` "exact", "leased" in lots of `batch`, or "split". While the store is away a pod
+        goes on by its part of the limits ("local"), admits all ("open") or nothing ("closed").
         """
         super().__init__(mode)
         self._options = {
@@ -69,6 +88,8 @@ class RateLimit(GatePolicy):
         meters = [Meter(limit, self.max_keys) for limit in self.limits]
         self._meters = Meters(meters, check.count("max_waiting", max_waiting))
         self._reserve_rejected = 0
+        self.name = name
+        self._sharing = Sharing.of(self, shared, name, sharing, batch, on_store_failure)
 
     def _checked(self, limits: tuple[str | Limit, ...]) -> tuple[Limit, ...]:
         if not limits:
@@ -92,7 +113,8 @@ class RateLimit(GatePolicy):
 
     def __repr__(self) -> str:
         limits = ", ".join(map(repr, self.limits))
-        return f"RateLimit({limits}, max_wait={self.max_wait:g})"
+        shared = "" if self._sharing is None else f", {self._sharing!r}"
+        return f"RateLimit({limits}, max_wait={self.max_wait:g}{shared})"
 
     @property
     def waiting(self) -> int:
@@ -104,55 +126,150 @@ class RateLimit(GatePolicy):
         """How many calls may wait at once."""
         return self._meters.max_waiting
 
+    @property
+    def excess(self) -> tuple[int, ...]:
+        """What pods may take beyond each limit, at most, by the way it is shared; 0 if exact."""
+        none = (0,) * len(self.limits)
+        return none if self._sharing is None else self._sharing.share.excess or none
+
     def reserve(self, *args: Any, cost: int | None = None, **kwargs: Any) -> Reservation:
         """Take what a call with these arguments costs, or raise `RateLimited`; never waits.
 
         For code outside of a guard, and where the actual cost is known only later. `cost` stands
         in for the cost of those limits that estimate it (by a `cost=` function, or with `settle=`),
-        or of all if none does.
+        or of all if none does. Shared limits block for the store's answer: in an event loop,
+        `await areserve(...)`.
         """
-        if cost is not None:
-            check.count("cost", cost, minimum=0)
         charges = self._charges(args, kwargs, cost, by_hand=True)
+        return self._reserve(charges) if self._sharing is None else self._sharing.reserve(charges)
+
+    async def areserve(self, *args: Any, cost: int | None = None, **kwargs: Any) -> Reservation:
+        """Do the same in an event loop, which goes on meanwhile."""
+        charges = self._charges(args, kwargs, cost, by_hand=True)
+        if self._sharing is None:
+            return self._reserve(charges)
+        return await self._sharing.areserve(charges)
+
+    def _reserve(self, charges: Sequence[Charge]) -> Reservation:
+        """Reserve by what is counted in this process."""
         now = self._now()
         with self._meters:
             blocked = self._meters.look(charges, whole_microseconds(now))
             if blocked is None:
                 self._meters.take(charges, whole_microseconds(now))
-            elif self.mode == "enforce":
-                self._reserve_rejected += 1
+        return self._reserved(charges, blocked, now)
+
+    def _reserved(
+        self, charges: Sequence[Charge], blocked: Blocked | None, now: float
+    ) -> Reservation:
+        """Return what was taken, or raise if it was not, unless that is not enforced."""
         if blocked is None:
             return Reservation(self, charges)
         if self.mode == "enforce":
-            error = self._over(blocked, now)
-            error.policy = self.kind
-            raise error
+            self._refuse_reserve(self._over(blocked, now))
         return Reservation(self, [])
+
+    def _refuse_reserve(self, error: RateLimited) -> NoReturn:
+        with self._meters:
+            self._reserve_rejected += 1
+        error.policy = self.kind
+        try:
+            raise error
+        finally:
+            del error  # or its own frame would keep it alive
 
     def peek(self, *args: Any, **kwargs: Any) -> Quota:
         """Return what is left for a call with these arguments, and take nothing.
 
         Of several limits, that of the first that is exceeded; else of the one with least left.
+        Shared limits block for the store's answer: in an event loop, `await apeek(...)`.
         """
         charges = self._charges(args, kwargs)
+        return self._peek(charges) if self._sharing is None else self._sharing.peek(charges)
+
+    async def apeek(self, *args: Any, **kwargs: Any) -> Quota:
+        """Do the same in an event loop, which goes on meanwhile."""
+        charges = self._charges(args, kwargs)
+        return self._peek(charges) if self._sharing is None else await self._sharing.apeek(charges)
+
+    def _peek(self, charges: Sequence[Charge]) -> Quota:
+        """Look at what is counted in this process."""
         now = self._now()
         us = whole_microseconds(now)
         with self._meters:
             blocked = self._meters.look(charges, us)
-            shown = [blocked.first] if blocked else charges
-            quotas = [self._quota(charge, blocked, now) for charge in shown]
+            standings = [charge.meter.standing(charge.place, us) for charge in charges]
+        return self._quota(charges, standings, blocked, now)
+
+    def _quota(
+        self,
+        charges: Sequence[Charge],
+        standings: Sequence[tuple[int, float]],
+        blocked: Blocked | None,
+        now: float,
+    ) -> Quota:
+        retry_after = 0.0 if blocked is None else _seconds(blocked.wait, now)
+        quotas = [
+            Quota(charge.meter.limit.name, left // charge.times, retry_after, rest / 1e6)
+            for charge, (left, rest) in zip(charges, standings, strict=True)
+            if blocked is None or charge is blocked.first
+        ]
         return min(quotas, key=lambda quota: quota.left)
 
-    def _quota(self, charge: Charge, blocked: Blocked | None, now: float) -> Quota:
-        us = whole_microseconds(now)
-        meter = charge.meter
-        rule, state = meter.at(charge.place, us)
-        return Quota(
-            limit=meter.limit.name,
-            left=rule.left(state, us),
-            retry_after=_seconds(blocked.wait, now) if blocked else 0.0,
-            reset_after=rule.rest(state, us) / 1e6,
-        )
+    def lower(
+        self,
+        remaining: int,
+        reset_after: float,
+        *args: Any,
+        limit: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Take a vendor's word: only `remaining` are left for the next `reset_after` seconds.
+
+        It can lower the budget of a call with these arguments, never raise it. `limit` names the
+        limit that is meant, where there are several. Returns at once; a shared limit is lowered
+        for all pods a moment later.
+        """
+        number, key, us = self._lower(remaining, reset_after, args, kwargs, limit)
+        if self._sharing is not None:
+            self._sharing.share.lower(number, key, remaining, us)
+
+    async def alower(
+        self,
+        remaining: int,
+        reset_after: float,
+        *args: Any,
+        limit: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Do the same, and wait until a shared limit is lowered for all pods, or the store fails.
+
+        Raises `StoreUnavailable` then: the word holds in this process only.
+        """
+        number, key, us = self._lower(remaining, reset_after, args, kwargs, limit)
+        if self._sharing is not None:
+            await self._sharing.share.alower(number, key, remaining, us)
+
+    def _lower(
+        self,
+        remaining: int,
+        reset_after: float,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None,
+    ) -> tuple[int, Hashable, float]:
+        """Lower what is counted in this process; return which limit, whose, and for how long."""
+        check.count("remaining", remaining, minimum=0)
+        us = whole_microseconds(min(LONGEST, check.seconds("reset_after", reset_after, zero=True)))
+        names = [limit.name for limit in self.limits]
+        if name is None and len(names) > 1:
+            raise TypeError(f"lower(): say which limit is meant, by limit={names[0]!r}")
+        number = names.index(check.choice("limit", name or names[0], names))
+        key = self.limits[number]._key_of(args, kwargs)
+        now = whole_microseconds(self._now())
+        with self._meters:
+            self._meters.all[number].lower(key, now, remaining, now + us)
+        return number, key, us
 
     def _charges(
         self,
@@ -166,6 +283,8 @@ class RateLimit(GatePolicy):
 
         In a guard, only what `settle=` will settle is kept account of as an estimate.
         """
+        if cost is not None:
+            check.count("cost", cost, minimum=0)
         every = cost is not None and not any(limit._estimates for limit in self.limits)
         charges = []
         for meter in self._meters.all:
@@ -177,12 +296,14 @@ class RateLimit(GatePolicy):
         return charges
 
     def _settle(self, settled: Sequence[tuple[Charge, int]]) -> None:
-        if settled:
+        if settled and settled[0][0].receipt is not None and self._sharing is not None:
+            self._sharing.settle(settled)
+        elif settled:
             now = whole_microseconds(self._now())
 
             def settle() -> None:
                 for charge, actual in settled:
-                    self._meters.settle(charge, actual, now)
+                    self._meters.settle(charge, charge.counted(actual), now)
 
             self._meters.do(settle)
 
@@ -191,7 +312,7 @@ class RateLimit(GatePolicy):
         named = limit.text if limit.name == limit.text else f"{limit.name!r} ({limit.text})"
         if blocked.wait is None:
             most = blocked.first.meter.rule.capacity
-            why = f"a cost of {blocked.first.cost} never fits, {most} is the most"
+            why = f"a cost of {blocked.first.asked} never fits, {most} is the most"
         return RateLimited(
             f"{who}over the limit {named}{f': {why}' if why else ''}",
             limit=limit.name,
@@ -203,6 +324,8 @@ class RateLimit(GatePolicy):
         return next(clocks, current_clock()).now()
 
     def _bind(self, host: Host) -> RateGate:
+        if self._sharing is not None:
+            return SharedRateGate(self, host, self._sharing)
         first, *more = self._meters.all
         if LOCK_FREE and not more and first.plain and first.limit.key is not None:
             return KeyedRateGate(self, host, first)
@@ -234,6 +357,8 @@ class RateLimit(GatePolicy):
                 "update(limits=...): only rates, bursts, costs and names can change, not how many"
                 " limits there are, their algorithms and functions; make a new RateLimit for that"
             )
+        if self._sharing is not None:
+            self._sharing.check([meter.rule for meter in fresh._meters.all])
         # Asked for only now: what was taken outside of the lock was taken before it.
         now = whole_microseconds(self._now())
         self.mode, self.max_wait, self.max_keys = fresh.mode, fresh.max_wait, fresh.max_keys
@@ -241,7 +366,17 @@ class RateLimit(GatePolicy):
         self._meters.max_waiting = fresh.max_waiting
         for meter, new in zip(self._meters.all, fresh._meters.all, strict=True):
             meter.update(new, now)
+        if self._sharing is not None:
+            self._sharing.configure([meter.rule for meter in self._meters.all])
         self._meters.attend_all()
+
+    def _rerule(self, rules: Sequence[Rule[Any]]) -> None:
+        """Let the meters follow other rules, which adopt what was taken."""
+        with self._meters:
+            now = whole_microseconds(self._now())
+            for meter, rule in zip(self._meters.all, rules, strict=True):
+                meter.follow(rule, now)
+            self._meters.attend_all()
 
 
 def _seconds(wait: float | None, now: float) -> float | None:

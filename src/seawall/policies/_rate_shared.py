@@ -1,0 +1,336 @@
+"""The limits of one policy in a store: who decides, and what this process knows of it meanwhile.
+
+The store decides. What it has just refused is refused here, without asking again (`_rate_known`).
+While the store is away, the policy does as it was told, and says so in an event.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from seawall import _checks as check
+from seawall.errors import RateLimited, StoreUnavailable
+from seawall.models.rate_rule import Rule
+from seawall.models.rates import whole_microseconds
+from seawall.policies._rate_charges import Charge
+from seawall.policies._rate_known import Exhausted
+from seawall.policies._rate_lock import Blocked
+from seawall.policies._rate_reservation import Quota, Reservation
+from seawall.runtime.events import SettingsDiffer, StoreModeChanged, emit
+from seawall.runtime.limit_share import LimitShare, LimitStore, Receipt, Verdict
+
+if TYPE_CHECKING:
+    from seawall.policies.rate_limit import RateLimit
+
+SharingKind = Literal["exact", "leased", "split"]
+OnStoreFailure = Literal["local", "open", "closed"]
+
+AGAIN: Final = 1.0
+"""Seconds after which to come again, told to whoever is refused because the store is away."""
+
+
+class Sharing:
+    """How a policy's limits are shared."""
+
+    def __init__(
+        self, policy: RateLimit, share: LimitShare, failing: OnStoreFailure, batch: int | None
+    ) -> None:
+        """Let `share` decide; while its store is away, do what `failing` says."""
+        self._policy = policy
+        self.share = share
+        self._failing = failing
+        self._batch = batch
+        self.exhausted = Exhausted()
+        self.spends = share.sharing != "exact"
+        """Whether something may be taken from what this pod holds already."""
+        self.alone = 0
+        """How many calls were decided without the store."""
+        self.usual: tuple[Charge, ...] = self._usual()
+        """What every call takes, if all take the same; else empty. Never changed, so never own."""
+
+    @classmethod
+    def of(
+        cls,
+        policy: RateLimit,
+        store: LimitStore | None,
+        name: str | None,
+        sharing: SharingKind,
+        batch: int | None,
+        on_store_failure: OnStoreFailure,
+    ) -> Sharing | None:
+        """Return how limits are shared; None if they are not. Bad settings raise."""
+        check.choice("sharing", sharing, ("exact", "leased", "split"))
+        check.choice("on_store_failure", on_store_failure, ("local", "open", "closed"))
+        if batch is not None:
+            check.count("batch", batch)
+            if sharing != "leased":
+                raise ValueError(f"batch={batch!r}: it is for sharing='leased'")
+        if store is None:
+            if name is not None or sharing != "exact" or on_store_failure != "local":
+                raise TypeError(
+                    "name=, sharing= and on_store_failure= are for shared limits: write"
+                    " RateLimit(..., shared=store, name='vendor')"
+                )
+            return None
+        if isinstance(store, type) or not callable(getattr(store, "limits", None)):
+            raise TypeError(f"shared={store!r}: pass a store, such as RedisStore('redis://...')")
+        if not isinstance(name, str) or not name:
+            raise TypeError(
+                f"name={name!r}: shared limits need one, the same on all pods: write name='vendor'"
+            )
+        told = _Told(policy)
+        share = store.limits(
+            name,
+            [meter.rule for meter in policy._meters.all],
+            sharing=sharing,
+            batch=batch,
+            on_store_failure=on_store_failure,
+            changed=told.changed,
+            differs=told.differs,
+            rerule=told.rerule,
+        )
+        return cls(policy, share, on_store_failure, batch)
+
+    def __repr__(self) -> str:
+        return f"shared={self.share.store_name!r}, name={self._policy.name!r}"
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return how it is shared, what decides now, and how often the store was spared."""
+        return {
+            **self.share.snapshot(),
+            "known_exhausted": self.exhausted.used,
+            "decided_alone": self.alone,
+        }
+
+    def check(self, rules: Sequence[Rule[Any]]) -> None:
+        """Raise if these numbers cannot be followed."""
+        for rule in rules:
+            if self._batch is not None and rule.capacity and self._batch > rule.capacity:
+                raise ValueError(
+                    f"batch={self._batch}: more than {rule.capacity} is never granted at once;"
+                    f" a limit that has batch={self._batch} cannot be lowered to that"
+                )
+
+    def configure(self, rules: Sequence[Rule[Any]]) -> None:
+        """Follow other numbers."""
+        self.share.configure(rules)
+        self.exhausted.clear()
+        self.usual = self._usual()
+
+    def _usual(self) -> tuple[Charge, ...]:
+        limits = self._policy.limits
+        if any(limit.key or callable(limit.cost) or limit.settle for limit in limits):
+            return ()
+        return tuple(self._policy._charges((), {}))
+
+    @property
+    def failing(self) -> OnStoreFailure:
+        """What to do alone: keep to one's part, where that is how it is shared."""
+        divided = self.share.away and self.share.mode == "shared"
+        return "local" if divided else self._failing
+
+    def own(self, charges: Sequence[Charge]) -> Sequence[Charge]:
+        """Return the same charges for one call alone, which may note something in them."""
+        return self._policy._charges((), {}) if charges is self.usual else charges
+
+    def look(self, charges: Sequence[Charge], now: float) -> Blocked | None:
+        """Return why the store would surely refuse `charges`; None if it has to be asked."""
+        known = self.exhausted.look(charges, whole_microseconds(now))
+        if known is not None:
+            self.exhausted.used += 1
+        return known
+
+    # What was said
+
+    def blocked(self, charges: Sequence[Charge], verdict: Verdict) -> Blocked | None:
+        """Return why the store refused `charges`; None if it has taken them."""
+        if verdict.wait == 0:
+            for charge in charges:
+                charge.receipt = verdict.receipt
+            return None
+        return Blocked(charges[verdict.first], charges[verdict.longest], verdict.wait)
+
+    def note(self, verdict: Verdict, charges: Sequence[Charge], asked_at: float) -> None:
+        """Remember a refusal; its time counts from when it was asked for, at the latest."""
+        if verdict.wait is not None:
+            charge = charges[verdict.longest]
+            asked = whole_microseconds(asked_at)
+            until = asked + verdict.wait
+            self.exhausted.note(verdict.longest, charge.key, charge.cost, asked, until)
+
+    def settle(self, settled: Sequence[tuple[Charge, int]]) -> None:
+        """Tell the store what was used, and let those look again who wait for it."""
+        meters = self._policy._meters
+        used: list[int | None] = [None] * len(meters.all)
+        for charge, actual in settled:
+            used[meters.all.index(charge.meter)] = actual
+        self.share.settle(settled[0][0].receipt, used)
+        self._freed([charge for charge, actual in settled if actual < charge.cost])
+
+    def give_back(self, receipt: Receipt, charges: Sequence[Charge]) -> None:
+        """Tell the store that nothing was used of what a call took."""
+        self.share.settle(receipt, [0] * len(charges))
+        self._freed(charges)
+
+    def _freed(self, freed: Sequence[Charge]) -> None:
+        meters = self._policy._meters
+        now = whole_microseconds(self._policy._now())
+        for charge in freed:
+            self.exhausted.free(meters.all.index(charge.meter), charge.key, now)
+
+        def attend() -> None:
+            for charge in freed:
+                meters.attend(charge.meter, charge.place)
+
+        if meters.waiting:
+            meters.do(attend)
+
+    # Without the store
+
+    def part(self, charges: Sequence[Charge]) -> list[Charge]:
+        """Return the same as taken by one of several pods from its part of the limits."""
+        self.alone += 1
+        times = self.share.times
+        return [
+            Charge(charge.meter, charge.key, charge.asked, estimated=charge.estimated, times=times)
+            for charge in charges
+        ]
+
+    def tell(self, charges: Sequence[Charge]) -> None:
+        """Let the store count what was admitted without its word, if it is there but was late.
+
+        Else its budget and the pods' own would be spent at the same time.
+        """
+        share = self.share
+        if not share.away and share.sharing != "split":
+            share.count([(charge.key, charge.asked) for charge in charges])
+
+    def closed(self, who: str = "") -> RateLimited:
+        """Return the refusal of whatever cannot be decided now."""
+        self.alone += 1
+        name = self._policy._meters.all[0].limit.name
+        error = RateLimited(
+            f"{who}the store {self.share.store_name!r} is away, so nobody knows what is left of"
+            f" the limit {name!r}",
+            limit=name,
+            retry_after=AGAIN,
+        )
+        error.reason = StoreUnavailable.reason
+        return error
+
+    # Outside of guards
+
+    def reserve(self, charges: Sequence[Charge]) -> Reservation:
+        """Take, or raise; blocks this thread for the store's answer."""
+        if self.share.away:
+            return self._reserve_alone(charges)
+        _refuse_in_loop("reserve", "areserve")
+        try:
+            verdict = self.share.decide(charges)
+        except StoreUnavailable:
+            return self._reserve_alone(charges)
+        return self._reserved(charges, verdict)
+
+    async def areserve(self, charges: Sequence[Charge]) -> Reservation:
+        """Take, or raise."""
+        if self.share.away:
+            return self._reserve_alone(charges)
+        try:
+            verdict = await self.share.adecide(charges)
+        except StoreUnavailable:
+            return self._reserve_alone(charges)
+        return self._reserved(charges, verdict)
+
+    def _reserved(self, charges: Sequence[Charge], verdict: Verdict) -> Reservation:
+        policy = self._policy
+        return policy._reserved(charges, self.blocked(charges, verdict), policy._now())
+
+    def _reserve_alone(self, charges: Sequence[Charge]) -> Reservation:
+        policy = self._policy
+        taken = Reservation(policy, [])
+        if self.failing == "local":
+            taken = policy._reserve(self.part(charges))
+        elif self.failing == "closed" and policy.mode == "enforce":
+            policy._refuse_reserve(self.closed())
+        else:
+            self.alone += 1
+        self.tell(charges)
+        return taken
+
+    def peek(self, charges: Sequence[Charge]) -> Quota:
+        """Take nothing; blocks this thread for the store's answer."""
+        if self.share.away:
+            return self._policy._peek(self.part(charges))
+        _refuse_in_loop("peek", "apeek")
+        try:
+            verdict, standings = self.share.peek(charges)
+        except StoreUnavailable:
+            return self._policy._peek(self.part(charges))
+        return self._seen(charges, verdict, standings)
+
+    async def apeek(self, charges: Sequence[Charge]) -> Quota:
+        """Take nothing."""
+        if self.share.away:
+            return self._policy._peek(self.part(charges))
+        try:
+            verdict, standings = await self.share.apeek(charges)
+        except StoreUnavailable:
+            return self._policy._peek(self.part(charges))
+        return self._seen(charges, verdict, standings)
+
+    def _seen(
+        self, charges: Sequence[Charge], verdict: Verdict, standings: Sequence[tuple[int, float]]
+    ) -> Quota:
+        policy = self._policy
+        return policy._quota(charges, standings, self.blocked(charges, verdict), policy._now())
+
+
+class _Told:
+    """Hears from the share what has changed, for a policy that may be gone."""
+
+    def __init__(self, policy: RateLimit) -> None:
+        from weakref import ref
+
+        self._policy = ref(policy)
+
+    def changed(self, before: str, after: str, cause: str) -> None:
+        """Tell all guards that something else decides now."""
+        policy = self._policy()
+        if policy is None or policy._sharing is None:
+            return
+        policy._sharing.exhausted.clear()
+        fields = {"policy": policy.kind, "store": policy._sharing.share.store_name}
+        for bound in policy.bindings:
+            emit(
+                StoreModeChanged,
+                bound.host.name,
+                **fields,
+                before=before,
+                after=after,
+                cause=cause,
+            )
+
+    def differs(self, own: str, other: str) -> None:
+        """Tell all guards that another pod has other numbers."""
+        policy = self._policy()
+        if policy is not None:
+            fields = {"policy": policy.kind, "shared_name": policy.name, "own": own, "other": other}
+            for bound in policy.bindings:
+                emit(SettingsDiffer, bound.host.name, **fields)
+
+    def rerule(self, rules: Sequence[Rule[Any]]) -> None:
+        """Let the meters follow other rules."""
+        policy = self._policy()
+        if policy is not None:
+            policy._rerule(rules)
+
+
+def _refuse_in_loop(name: str, twin: str) -> None:
+    """Raise in an event loop: it would stand still until the store has answered."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None and asyncio._get_running_loop() is not None:
+        raise RuntimeError(
+            f"{name}() of a shared limit would block the event loop: write `await limit.{twin}()`"
+        )

@@ -1,0 +1,332 @@
+"""A shared rate limit inside one guard: ask the store, refuse what is known, or stand in line.
+
+Who waits for the same key stands in this process' lane, in order. Only the first asks the store, at
+the instant that it was told; when it goes, the next asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall.errors import StoreUnavailable
+from seawall.models.rate_buckets import Bucket, TokenBucket
+from seawall.models.rates import whole_microseconds
+from seawall.policies._rate_charges import Charge
+from seawall.policies._rate_gates import RateGate
+from seawall.policies._rate_lock import Blocked
+from seawall.policies._rate_reservation import Reservation
+from seawall.policies._rate_waiting import RateWaiter
+from seawall.runtime.interpreter import refuse_expired
+from seawall.runtime.layers import UNUSED, Host, Inline, Kind, Layer, Outcome, Wait, Waiter
+from seawall.runtime.limit_share import Verdict
+
+if TYPE_CHECKING:
+    from seawall.policies._rate_shared import Sharing
+    from seawall.policies.rate_limit import RateLimit
+
+
+ASK: Final = object()
+"""Stands for the ticket of a call for which the store has to be asked."""
+
+
+class SharedRateGate(RateGate):
+    """The rate limit inside one guard, with its limits in a store."""
+
+    def __init__(self, policy: RateLimit, host: Host, sharing: Sharing) -> None:
+        super().__init__(policy, host)
+        self.inline = None
+        self.sharing = sharing
+        self._sides: dict[Kind, Layer] = {kind: _Side(self, kind) for kind in ("sync", "async")}
+
+    def layer(self, kind: Kind) -> Layer:
+        """Return the side from which calls of that kind come: it says who asks the store."""
+        return self._sides[kind]
+
+    def enter_from(
+        self, kind: Kind, now: float, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> object:
+        """Take what the call costs, refuse it, or let it wait: for the store, or for its turn."""
+        charges = self.policy._charges(args, kwargs)
+        ticket = self._at_once(charges, now)
+        if ticket is not ASK:
+            return ticket
+        return self._wait(kind, charges, self.sharing.look(charges, now), now)
+
+    async def enter_async(self, now: float, /, *args: Any, **kwargs: Any) -> object:
+        """Do the same in an event loop; waits by itself where only the store has to answer."""
+        policy, sharing, clock = self.policy, self.sharing, self.host.clock
+        charges = sharing.usual or policy._charges(args, kwargs)
+        ticket = self._at_once(charges, now)
+        if ticket is not ASK:
+            return ticket
+        known = sharing.look(charges, now) if sharing.exhausted.known else None
+        if known is not None or policy._meters.waiting:
+            return self._wait("async", sharing.own(charges), known, now)
+        number = next(policy._meters.numbers)
+        try:
+            verdict = await sharing.share.answer(charges, clock)
+        except StoreUnavailable:
+            return self.alone(charges, clock.now())
+        if verdict.wait == 0:
+            return self.taken(charges, verdict.receipt)
+        waiter = SharedWaiter(self, "async", sharing.own(charges), now)
+        waiter.number = number
+        return waiter.judge(verdict, clock.now())
+
+    def _at_once(self, charges: Sequence[Charge], now: float) -> object:
+        """Return the ticket of a call that need not ask the store, or `ASK`."""
+        sharing = self.sharing
+        if self.policy.mode == "off":
+            return None
+        if sharing.share.away:
+            return self.alone(charges, now)
+        if sharing.spends:
+            receipt = sharing.share.spend(charges, now)
+            if receipt is not None:
+                return self.taken(charges, receipt)
+        for charge in charges:
+            if charge.cost or charge.estimated:
+                return ASK
+        return None  # it costs nothing
+
+    def _wait(
+        self, kind: Kind, charges: Sequence[Charge], known: Blocked | None, now: float
+    ) -> object:
+        """Let the call wait, or refuse it by what the store has said before."""
+        why = ""
+        if known is None or (self.policy.max_wait and self.policy.mode == "enforce"):
+            waiter = SharedWaiter(self, kind, charges, now)
+            refusal = waiter.begin(known, now)
+            if refusal is None:
+                raise Wait(waiter)
+            known, why = refusal
+        self.refuse(self.over(known, now, why))
+        return None
+
+    def taken(self, charges: Sequence[Charge], receipt: Any) -> object:
+        """Return the ticket of a call that has taken `charges`: the receipt, if all take those."""
+        if charges is self.sharing.usual:
+            return receipt
+        for charge in charges:
+            charge.receipt = receipt
+        return self.ticket(charges)
+
+    def ticket(self, charges: Sequence[Charge]) -> Reservation:
+        """Return the ticket of a call that has taken `charges`, from the store or from memory."""
+        if charges[0].receipt is None:
+            self.sharing.tell(charges)
+        return super().ticket(charges)
+
+    def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
+        """Give back what was not used, settle what is known now; a call that was sent keeps it."""
+        if ticket is None or isinstance(ticket, Reservation):
+            super().leave(ticket, outcome, detail, now)
+        elif outcome is UNUSED:
+            self.sharing.give_back(ticket, self.sharing.usual)
+
+    def alone(self, charges: Sequence[Charge], now: float) -> object:
+        """Do what is to be done without the store."""
+        failing = self.sharing.failing
+        if failing == "local":
+            return self.ask(self.sharing.part(charges), now)
+        if failing == "closed":
+            self.refuse(self.sharing.closed(f"guard {self.host.name!r}: "))
+        else:
+            self.sharing.alone += 1
+            self.sharing.tell(charges)
+        return None
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return the limits, who waits, and how they are shared; the store knows what is left."""
+        shown = super().snapshot(now)
+        if not self.sharing.share.away:
+            for limit in shown["limits"].values():
+                limit.pop("left", None)
+                limit.pop("keys", None)
+        return {**shown, "shared": self.sharing.snapshot()}
+
+
+class _Side(Layer):
+    """The gate as calls of one kind see it."""
+
+    def __init__(self, gate: SharedRateGate, kind: Kind) -> None:
+        self.takes_arguments = gate.takes_arguments
+        self.leave = gate.leave
+        enter_from = gate.enter_from
+
+        def enter(now: float, /, *args: Any, **kwargs: Any) -> object:
+            return enter_from(kind, now, args, kwargs)
+
+        self.enter = enter
+        if kind == "async":
+            arguments = ", {arguments}" if gate.takes_arguments else ""
+            self.inline = Inline(
+                names={"enter_async": gate.enter_async, "refuse_expired": refuse_expired},
+                enter=(
+                    f"{{ticket}} = await {{enter_async}}(now_{arguments})",
+                    # As after every wait: time has passed, and the call has not begun.
+                    "now_ = clock_()",
+                    "if held_ is not None:",
+                    "    {refuse_expired}(host_)",
+                ),
+                leave=("{leave}({ticket}, OK_, value_, end_)",) if gate.settles else (),
+            )
+
+
+class SharedWaiter(RateWaiter):
+    """A call on its way into a guard: it waits for the store's answer, or in the lane."""
+
+    __slots__ = ("_asked_at", "_blocked", "_kind", "_question", "turn")
+
+    _gate: SharedRateGate
+
+    def __init__(
+        self, gate: SharedRateGate, kind: Kind, charges: Sequence[Charge], now: float
+    ) -> None:
+        """Want `charges` within the policy's `max_wait`, and before the deadline."""
+        super().__init__(gate, charges, now)
+        self._kind = kind
+        self._asked_at = now
+        self._question: Waiter | None = None
+        self._blocked: Blocked | None = None
+        self.turn = 0.0
+        """The instant at which it may be admitted, in microseconds, as far as is known."""
+
+    def begin(self, known: Blocked | None, now: float) -> tuple[Blocked, str] | None:
+        """Stand behind those who wait, or ask the store; return why it can be neither.
+
+        `known` is what the store has said before.
+        """
+        self.number = next(self._meters.numbers)
+        if known is None and not self._meters.waiting:
+            self._state = "asking"
+            return None
+        us = whole_microseconds(now)
+        with self._meters:
+            blocked = self._behind(us) or known
+            if blocked is None:
+                self._state = "asking"
+                return None
+            if not self._in_time(blocked, us):
+                return blocked, "it would have to wait too long"
+            if self._meters.waiting >= self._meters.max_waiting:
+                return blocked, "and no room to wait"
+            self._wait_for(blocked, us)
+        return None
+
+    def _behind(self, now: float) -> Blocked | None:
+        """Return the lane that it has to stand in, and how long that takes at least."""
+        first = longest = None
+        most = 0.0
+        for charge in self._charges:
+            self._meters._pass_over(charge, now, self)
+            lane = charge.meter.lanes.get(charge.place) if charge.cost else None
+            if lane is None or not lane.waiters:
+                continue
+            # The first goes at its turn. A bucket then has to pay for it, and for all others.
+            rule, head = charge.meter.rule, lane.first
+            wait = max(1.0, getattr(head, "turn", 0.0) - now)
+            if isinstance(rule, TokenBucket):
+                wait += rule.amount(lane.total - head.wants + charge.cost)
+            elif isinstance(rule, Bucket):
+                wait += rule.amount(lane.total)
+            first = first or charge
+            if longest is None or wait > most:
+                longest, most = charge, wait
+        return None if first is None or longest is None else Blocked(first, longest, most)
+
+    def _wait_for(self, blocked: Blocked, now: float) -> None:
+        self._state = "waiting"
+        self._blocked = blocked
+        self.turn = now + (blocked.wait or 0.0)
+        self._stand(blocked, now)
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Ask the store, or listen for one's turn."""
+        if self._state == "asking":
+            clock = self._gate.host.clock
+            self._asked_at = clock.now()
+            share = self._gate.sharing.share
+            self._question = question = share.ask(self._kind, self._charges, clock)
+            self.until = question.until
+            question.publish(wake)
+            return
+        with self._meters:
+            if self._poked:
+                self._poked = False
+                wake()
+            else:
+                self._wake = wake
+
+    def claim(self) -> Any:
+        """Return the ticket, raise the refusal, or wait on."""
+        now = self._gate.host.clock.now()
+        if self._state == "asking":
+            return self._answered(now)
+        assert self._blocked is not None  # noqa: S101 - for the type checker
+        us = whole_microseconds(now)
+        left = self._blocked._replace(wait=max(0.0, self.turn - us))
+        with self._meters:
+            self._wake, self._poked = None, False
+            enforced = self._gate.policy.mode == "enforce"
+            if enforced and not self.is_late(us):
+                if self.lane is None or self.lane.first is self:
+                    self._state = "asking"
+                else:
+                    self._stand(left, us)
+            else:
+                self._state = "given up"
+                self._meters.part(self)
+        if self._state != "given up":
+            raise Wait(self)
+        self._gate.refuse(self._over(left, now))
+        return None
+
+    def _answered(self, now: float) -> Any:
+        question, self._question = self._question, None
+        assert question is not None  # noqa: S101 - for the type checker
+        try:
+            verdict = question.claim()
+        except StoreUnavailable:
+            self._leave()
+            return self._gate.alone(self._charges, now)
+        return self.judge(verdict, now)
+
+    def judge(self, verdict: Verdict, now: float) -> Any:
+        """Return the ticket, raise the refusal, or wait on, as the store says."""
+        gate = self._gate
+        blocked = gate.sharing.blocked(self._charges, verdict)
+        if blocked is None:
+            self._leave()
+            return gate.ticket(self._charges)
+        gate.sharing.note(verdict, self._charges, self._asked_at)
+        us = whole_microseconds(now)
+        with self._meters:
+            waits = gate.policy.mode == "enforce" and self._in_time(blocked, us)
+            room = self.lane is not None or self._meters.waiting < self._meters.max_waiting
+            if waits and room:
+                self._wait_for(blocked, us)
+            else:
+                self._state = "turned away" if waits else "hopeless"
+                self._meters.part(self)
+        if self._state == "waiting":
+            raise Wait(self)
+        if gate.policy.max_wait:
+            gate.refuse(self._over(blocked, now))
+        else:
+            gate.refuse(gate.over(blocked, now))
+        return None
+
+    def _leave(self) -> None:
+        """Leave the lane, if it stands in one: the next asks."""
+        if self.lane is not None:
+            with self._meters:
+                self._meters.part(self)
+
+    def abandon(self) -> None:
+        """Leave the lane, and give back what was granted already."""
+        question, self._question = self._question, None
+        if question is not None:
+            question.abandon()
+        super().abandon()

@@ -1,0 +1,285 @@
+"""What is done to the purses of one policy under its lock, and what is left to do after it.
+
+Whoever is in a section has shut the way without the lock for all purses that it touches, and opens
+it at the end. Questions are asked, things given back and waiters woken only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from seawall.errors import StoreUnavailable
+from seawall.models.rate_batches import Lot, Purse, Spent
+from seawall.runtime.limit_share import Verdict
+from seawall.shared._batch_grants import Buying, Grant, Granted, Holder, Paid, running_loop
+from seawall.shared._limits_wire import AT_ONCE, Names, Taken, Terms
+
+if TYPE_CHECKING:
+    from seawall.runtime.layers import Kind
+    from seawall.runtime.limit_share import Wanted
+    from seawall.shared._batches import LeasedLimits
+
+_LOST: Final = 5.0
+"""After so many seconds a question is taken to be lost: its event loop has ended, say."""
+
+
+class Change(NamedTuple):
+    """Of a lot, so much was taken and so much was used."""
+
+    holder: Holder
+    lot: Lot
+    taken: int
+    used: int
+
+
+def told(terms: Terms, changes: Sequence[Change]) -> list[tuple[Sequence[str], Sequence[str]]]:
+    """Return keys and arguments of the script calls that tell the store of `changes`."""
+    calls: list[tuple[Sequence[str], Sequence[str]]] = []
+    for first in range(0, len(changes), AT_ONCE):
+        names = Names(terms)
+        questions = []
+        for holder, lot, taken, actual in changes[first : first + AT_ONCE]:
+            item = Taken(holder.terms, ((holder.limit + 1, holder.key, taken),), frozenset(), "")
+            item.marks = [lot.mark]
+            used: list[int | None] = [None] * len(terms.rules)
+            used[holder.limit] = actual
+            questions.append(item.settle(names, used, terms))
+        calls.append((names.keys, (terms.settings, f"[{','.join(questions)}]")))
+    return calls
+
+
+class Section:
+    """`with Section(share, now) as section:` is under the lock."""
+
+    def __init__(self, share: LeasedLimits, now: float, kind: Kind | None = None) -> None:
+        """Act at `now`; questions are asked as `kind`, or as fits where the section ends."""
+        self._share = share
+        self._now = now
+        self._kind = kind
+        self.changes: list[Change] = []
+        self._asks: list[Grant] = []
+        self._wakes: list[Buying] = []
+
+    def __enter__(self) -> Self:
+        self._share.mutex.__enter__()
+        self._share.depth += 1
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        share = self._share
+        share.depth -= 1
+        if not share.depth:  # a section within a section (a signal handler's) opens nothing
+            while share.shut:
+                share.shut.pop().reopen()
+        share.mutex.__exit__(*exc)
+        if self.changes:
+            share.give_back(self.changes)
+        for grant in self._asks:
+            grant.start(self._kind)
+        for buying in self._wakes:
+            if buying.wake is not None and not buying.wake():
+                buying.abandon()  # nobody listens there any more
+
+    def look(self, holder: Holder) -> Purse:
+        """Shut the way without the lock, and return the purse without what is too old."""
+        share, purse = self._share, holder.purse
+        if not share.shut or share.shut[-1] is not holder:
+            holder.shut()
+            share.shut.append(holder)
+        purse.batch = share.batches[holder.limit]
+        for lot in purse.drop(self._now):
+            self._give_back(holder, lot)
+        if holder.grant is not None and self._now > holder.lost_at:
+            self._give_up(holder)
+        return purse
+
+    def _give_back(self, holder: Holder, lot: Lot) -> None:
+        self.changes.append(Change(holder, lot, lot.taken, lot.taken - lot.left))
+        lot.left = 0
+
+    def _give_up(self, holder: Holder) -> None:
+        """Wait for an answer no more; if it comes, it goes back."""
+        holder.grant = None
+        holder.purse.refused()
+
+    def clear(self, holder: Holder) -> None:
+        """Give back all that it holds."""
+        for lot in self.look(holder).clear():
+            self._give_back(holder, lot)
+
+    def clear_all(self) -> list[Change]:
+        """Hold nothing any more; return what is to be given back, by whoever asked."""
+        for holders in self._share.holders:
+            for holder in holders.values():
+                self.clear(holder)
+        changes, self.changes = self.changes, []
+        return changes
+
+    # Spending
+
+    def pay(self, charges: Sequence[Wanted], *, waited: bool = False) -> Paid | None:
+        """Spend for all charges; None if a purse holds too little, or others wait for it.
+
+        Who has `waited` is served in order: it need not look who else waits.
+        """
+        wanted = []
+        for number, charge in enumerate(charges):
+            if not charge.cost:
+                if charge.estimated:
+                    return None  # what it really costs is told to the store
+                continue
+            holder = self._share.holders[number].get(charge.key)
+            if holder is None or (holder.line and not waited):
+                return None
+            if self.look(holder).held < charge.cost:
+                return None
+            wanted.append((holder, charge.cost))
+        parts = []
+        for holder, cost in wanted:
+            parts.append((holder, holder.purse.spend(self._now, cost) or []))
+            if not holder.line and holder.purse.low():
+                self._request(holder)
+        return Paid(parts)
+
+    def served(self, buying: Buying) -> bool:
+        """Let `buying` have all that it wants, if it is there."""
+        paid = self.pay(buying.charges, waited=bool(buying.holders))
+        if paid is not None:
+            self._end(buying, Verdict(0.0, receipt=paid))
+        return paid is not None
+
+    def _end(self, buying: Buying, verdict: Verdict | None, error: str = "") -> None:
+        # In this order: whoever stands in no line any more looks at the verdict, without the lock.
+        buying.verdict, buying.error = verdict, error
+        buying.step_out()
+        self._wakes.append(buying)
+
+    # Waiting
+
+    def line_up(self, buying: Buying) -> None:
+        """Let `buying` wait where there is too little, behind those who came before; and ask."""
+        for number, charge in enumerate(buying.charges):
+            if not charge.cost:
+                continue
+            holder = self._share.holder(number, charge.key)
+            if holder is None:  # room was found for it before, and lost since
+                self._end(buying, None, "too many keys at once")
+                return
+            if holder in buying.holders:
+                continue
+            if holder.line or self.look(holder).held < charge.cost:
+                holder.line[buying] = charge.cost
+                buying.holders.append(holder)
+                if holder.grant is not None and holder.grant.loop is not None:
+                    self._doubt(holder, holder.grant)
+                if holder.grant is None:
+                    self._request(holder)
+
+    def _doubt(self, holder: Holder, grant: Grant) -> None:
+        """Do not wait for a question that nobody may carry, now that somebody else needs it."""
+        here = running_loop()
+        if self._kind == "sync" and grant.loop is here:
+            self._give_up(holder)  # the loop that carries it is blocked by this very call
+        elif grant.loop is not here and not grant.doubted:
+            grant.doubted = True
+            self._share.doubts.append((holder, grant))
+
+    def ask_again(self, holder: Holder, grant: Grant) -> None:
+        """Ask beside a question that has no answer yet, if somebody waits for it."""
+        if holder.grant is grant and holder.line:
+            self._give_up(holder)
+            self._request(holder)
+
+    def _request(self, holder: Holder, *, enough: bool = False) -> None:
+        """Ask for more, for those who wait or ahead of time, unless that is under way.
+
+        `enough`: what the first who waits needs will do.
+        """
+        share, purse = self._share, self.look(holder)
+        if holder.grant is not None or holder.terms is not share.terms:
+            return
+        purse.ask()  # how much it will be is decided when it goes
+        holder.grant = Grant(share, holder, self._now, enough=enough)
+        holder.lost_at = self._now + _LOST
+        self._asks.append(holder.grant)
+
+    def take_in(self, holder: Holder, grant: Grant, answer: Any) -> None:
+        """Serve those who wait with what came; or refuse them, if nothing did."""
+        purse = self.look(holder)
+        if isinstance(answer, Granted):
+            self._share.granted += answer.amount
+        if holder.grant is not grant:
+            if isinstance(answer, Granted):
+                self._give_back(holder, Lot(answer.amount, 0.0, answer.mark))
+            return
+        holder.grant = None
+        if isinstance(answer, Granted):
+            until = grant.asked + self._share.leases[holder.limit]
+            lot = purse.granted(answer.amount, until, answer.mark)
+            lot.owner = holder
+            self._share.expiring.append((holder, lot))
+            self._serve(holder)
+            self.changes += [Change(holder, lot, part, 0) for lot, part in purse.trim()]
+            return
+        purse.refused()
+        if isinstance(answer, StoreUnavailable):
+            for buying in list(holder.line):
+                self._end(buying, None, str(answer))
+        else:
+            self._refuse(holder, grant, answer.wait)
+
+    def give_up_waiting(self, late: Sequence[Buying]) -> None:
+        """End those who have waited too long; the answer is used, if it still comes."""
+        for buying in late:
+            if buying.holders:
+                self._end(buying, None, "the store did not answer in time")
+
+    def _serve(self, holder: Holder) -> None:
+        """Let those who wait have what is there, in order; ask for more if it was too little."""
+        purse = holder.purse
+        for buying, cost in list(holder.line.items()):
+            if purse.held < cost:
+                self._request(holder)
+                return
+            if len(buying.charges) == 1:
+                paid = Paid([(holder, purse.spend(self._now, cost) or [])])
+                self._end(buying, Verdict(0.0, 0, 0, paid))
+            elif not self.served(buying):
+                self.line_up(buying)  # it is another limit that has too little now
+
+    def _refuse(self, holder: Holder, grant: Grant, wait: float) -> None:
+        """Refuse those who wait: so much will not be there for a while.
+
+        A fair part of a batch is worth a short wait; not a long one, if less is enough.
+        """
+        first = next(iter(holder.line.values()), 0)
+        least_of_all = max(1, first - holder.purse.held)
+        fair = grant.least > least_of_all
+        if fair and first and wait > self._share.leases[holder.limit] * 1e6:
+            self._request(holder, enough=True)
+            return
+        for buying, cost in list(holder.line.items()):
+            if fair or cost >= first:
+                verdict = Verdict(None if wait < 0 else wait, holder.limit, holder.limit)
+                self._end(buying, verdict)
+        if holder.line:
+            self._request(holder, enough=True)
+
+    # Settling
+
+    def settle(self, holder: Holder, spent: Spent, actual: int) -> None:
+        """Put back what was not used, where it came from; or take what was used beyond."""
+        purse = self.look(holder)
+        unused = sum(part for _lot, part in spent) - actual
+        if unused < 0:
+            self.changes.append(Change(holder, spent[-1][0], 0, -unused))
+        back: Spent = []
+        for lot, part in reversed(spent):
+            if unused > 0:
+                back.append((lot, min(part, unused)))
+                unused -= part
+        if back:
+            late = purse.put_back(back, self._now)
+            self.changes += [Change(holder, lot, part, 0) for lot, part in late]
+            self._serve(holder)

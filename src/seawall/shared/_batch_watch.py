@@ -1,0 +1,95 @@
+"""Who waits in an event loop for too long, and who waits for a loop that does not run.
+
+A call that waits for a grant need not look at a clock itself. The store ends a question that is
+late; but that may be another loop's question, or one after another.
+"""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, TimerHandle, get_running_loop, sleep
+from collections import deque
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary, ref
+
+from seawall.shared._batch_sections import Section
+from seawall.shared._link import SECOND_LOOK
+
+if TYPE_CHECKING:
+    from seawall.shared._batch_grants import Buying
+    from seawall.shared._batches import LeasedLimits
+
+PATIENCE: Final = 0.005
+"""Seconds after which a question that another loop carries is asked again, beside it.
+
+A loop that runs has its answer by then, mostly. One that computes or has ended never has.
+"""
+
+
+class Watches:
+    """The watches of all loops, each used in the thread of its loop only."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._all: WeakKeyDictionary[AbstractEventLoop, Watch] = WeakKeyDictionary()
+        self._latest: Watch | None = None
+
+    def here(self, share: LeasedLimits) -> Watch:
+        """Return the running loop's watch."""
+        loop, watch = get_running_loop(), self._latest
+        if watch is None or watch.loop is not loop:
+            with share.mutex:
+                watch = self._all.get(loop) or Watch(loop)
+                self._all[loop] = self._latest = watch
+        return watch
+
+
+class Watch:
+    """Those who wait in one event loop.
+
+    All wait equally long at most, so whoever came first is due first, and one timer is enough.
+    """
+
+    __slots__ = ("_timer", "_waiting", "loop")
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self.loop = loop
+        self._waiting: deque[tuple[float, Buying]] = deque()
+        self._timer: TimerHandle | None = None
+
+    def add(self, buying: Buying, patience: float, share: LeasedLimits) -> None:
+        """Let `buying` wait for so many seconds at most."""
+        waiting = self._waiting
+        while waiting and not waiting[0][1].holders:
+            waiting.popleft()
+        due = self.loop.time() + patience
+        waiting.append((due, buying))
+        if self._timer is None:
+            self._timer = self.loop.call_at(due, self._look_again, share)
+
+    def _look_again(self, share: LeasedLimits) -> None:
+        """Let the loop first read what has arrived: it may have been busy."""
+        self._timer = self.loop.call_later(SECOND_LOOK, self._give_up, share)
+
+    def _give_up(self, share: LeasedLimits) -> None:
+        self._timer = None
+        waiting, now, late = self._waiting, self.loop.time(), []
+        while waiting:
+            due, buying = waiting[0]
+            if buying.holders and due > now:
+                self._timer = self.loop.call_at(due, self._look_again, share)
+                break
+            waiting.popleft()
+            late.append(buying)
+        with Section(share, share.clock.now()) as section:
+            section.give_up_waiting(late)
+
+
+async def look_after(me: ref[LeasedLimits]) -> None:
+    """Ask again what has no answer after a moment, in the background."""
+    share = me()
+    if share is None or not share.doubts:
+        return
+    await sleep(PATIENCE)
+    while share.doubts:
+        with Section(share, share.clock.now()) as section:
+            section.ask_again(*share.doubts.popleft())

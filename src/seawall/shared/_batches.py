@@ -1,0 +1,399 @@
+"""`sharing="leased"`: batches of the shared limit are taken ahead of time, and spent in the pod.
+
+Promises: nothing is spent that was not taken from the shared limit before; no more than a batch of
+each key lies unspent, and none of it for longer than a lease; what is not spent goes back. A call
+that finds enough costs no round trip. Who does not waits for the store's answer, in order; for each
+key one question is under way at a time, for all who wait and a batch. The rules are in
+`models.rate_batches`, what is done under the lock in `_batch_sections`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+from weakref import finalize, ref
+
+from seawall.clock import SYSTEM, Clock
+from seawall.models.rate_batches import Bound, Lot, batch_for, bound_of, lease_of
+from seawall.models.rate_buckets import LeakyBucket
+from seawall.models.rate_rule import Rule
+from seawall.runtime.layers import Kind
+from seawall.runtime.limit_share import LimitShare, Receipt, Standing, Verdict, Wanted
+from seawall.runtime.mutex import Mutex
+from seawall.shared._batch_grants import Buying, Door, Grant, Holder, Paid
+from seawall.shared._batch_sections import Change, Section, told
+from seawall.shared._batch_watch import Watches, look_after
+from seawall.shared._keys import key_part
+from seawall.shared._limits import SharedLimits
+from seawall.shared._limits_wire import SCRIPT
+
+if TYPE_CHECKING:
+    from seawall.shared._store import RedisStore
+
+MAX_KEYS: Final = 10_000
+"""So many keys of a limit have a purse; the calls of others are decided by the store, each."""
+
+_SWEEP: Final = 8
+_UPKEEP: Final = 0.5
+"""Seconds between two looks for what has expired: it goes back though nobody calls any more."""
+
+_RARELY: Final = 3600.0
+"""Seconds between two runs of what is asked for when it is needed."""
+
+_AT_ONCE: Final = 500
+"""So much of it in one section: callers wait meanwhile."""
+
+_SLACK: Final = 0.02
+"""Seconds that a caller waits beyond the store's timeout: the link gives up first, and says why."""
+
+
+class LeasedLimits(SharedLimits):
+    """The limits of one policy in the store, spent in batches: `LimitShare`."""
+
+    sharing = "leased"
+
+    def __init__(
+        self,
+        store: RedisStore,
+        name: str,
+        rules: Sequence[Rule[Any]],
+        *,
+        batch: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Take up to `batch` ahead, of each limit; None: what keeps the excess at a fifth."""
+        self._given = batch
+        self.mutex = Mutex()
+        self.depth = 0
+        self.shut: list[Holder] = []
+        """Those from which nobody spends without the lock now, because somebody is in it."""
+        self.holders: list[dict[Hashable, Holder]] = []
+        self.doors = [Door() for _ in rules]
+        """Where to spend in a hurry, of limits without keys: see `spend` for how.
+
+        A gate may do so too, in its success path; the lot and the cost are the receipt.
+        """
+        self.expiring: deque[tuple[Holder, Lot]] = deque()
+        self._hands: list[list[Hashable]] = []
+        self.clock: Clock = SYSTEM
+        self.batches: tuple[int, ...] = ()
+        self.leases: tuple[float, ...] = ()
+        """How long what is granted may be spent, in seconds, for each limit."""
+        self.granted = self.returned = 0
+        self.doubts: deque[tuple[Holder, Grant]] = deque()
+        """Questions of one loop that somebody waits for in another, or in a thread."""
+        self._watches = Watches()
+        self.patience = store.timeout + _SLACK
+        """Seconds that a caller waits for an answer."""
+        super().__init__(store, name, rules, **options)
+        me = ref(self)
+        finalize(self, store.pods.watch(lambda: _resize(me)))
+        finalize(self, store.every(_UPKEEP, lambda: _tend(me)).stop)
+        self._doubting = store.every(_RARELY, lambda: look_after(me))
+        finalize(self, self._doubting.stop)
+        store.at_close(self.return_all)
+
+    # What it follows
+
+    def configure(self, rules: Sequence[Rule[Any]]) -> None:
+        """Follow other numbers from now on; what was granted by others goes back."""
+        check_divisible(self.sharing, rules)
+        for rule in rules:
+            if self._given is not None and rule.capacity and self._given > rule.capacity:
+                raise ValueError(
+                    f"batch={self._given}: more than {rule.capacity} is never granted at once;"
+                    f" write batch={rule.capacity} or less"
+                )
+        calls: Any = ()
+        with self.mutex:
+            with Section(self, self.clock.now()) as section:
+                changes = section.clear_all()
+            if changes:
+                calls = told(self.terms, changes)  # by the numbers that it was granted by
+            super().configure(rules)
+            self.leases = tuple(lease_of(rule) / 1e6 for rule in rules)
+            waiting = self._forget()
+        self.resize()
+        for keys, args in calls:
+            self.store.post(SCRIPT, keys, args)
+        for buying in waiting:
+            buying.error = "the settings were changed"
+            if buying.wake is not None:
+                buying.wake()
+
+    def _forget(self) -> list[Buying]:
+        """Hold nothing any more; return who waits."""
+        old = [holder for holders in self.holders for holder in holders.values()]
+        waiting = {buying: None for holder in old for buying in holder.line}
+        for holder in old:
+            holder.shut()
+            holder.line.clear()
+        self.holders = [{} for _ in self.terms.rules]
+        self._hands = [[] for _ in self.terms.rules]
+        self.expiring.clear()
+        self.shut.clear()
+        return list(waiting)
+
+    def _after_fork(self) -> None:
+        """Hold nothing: what was granted is the parent's."""
+        super()._after_fork()
+        self.mutex = Mutex()
+        self.depth = 0
+        self._watches = Watches()
+        self.doubts.clear()
+        self._forget()
+        self.resize()
+
+    def resize(self) -> None:
+        """Let batches be as large as the number of pods allows.
+
+        A pod that the others have not heard of yet takes one at a time: their batches are still
+        those for fewer pods.
+        """
+        rules, pods = self.terms.rules, self.store.pods
+        if self._given is not None:
+            self.batches = (self._given,) * len(rules)
+        else:
+            known = pods.settled
+            self.batches = tuple(batch_for(rule, pods.count) if known else 1 for rule in rules)
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """What the batches mean for each limit."""
+        pods = self.store.pods.count
+        together = zip(self.terms.rules, self.batches, strict=True)
+        return tuple(bound_of(rule, batch, pods) for rule, batch in together)
+
+    @property
+    def excess(self) -> tuple[int, ...]:
+        """So much more than the algorithm's own bound may be admitted, of each limit."""
+        return tuple(bound.excess for bound in self.bounds)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the batches, and what they mean."""
+        return {
+            **super().snapshot(),
+            "pods": self.store.pods.count,
+            "batch": self.batches,
+            "excess": self.excess,
+            "granted": self.granted,
+            "returned": self.returned,
+            "keys": sum(map(len, self.holders)),
+        }
+
+    # Spending
+
+    def spend(self, charges: Sequence[Wanted], now: float) -> Receipt | None:
+        """Pay from the purses, all or nothing; None if one holds too little."""
+        if len(charges) == 1:
+            charge = charges[0]
+            holder, cost = self.holders[0].get(charge.key), charge.cost
+            if holder is not None and cost:
+                # From here on nothing can interrupt: see `seawall.runtime.gil`. Whoever holds the
+                # lock has shut this way before, by a lot that holds nothing.
+                lot = holder.open
+                left = lot.left - cost
+                if left >= lot.floor and now < lot.until:
+                    lot.left = left
+                    return lot, cost
+                if holder.line:
+                    return None  # others wait: behind them
+        with Section(self, now) as section:
+            return section.pay(charges)
+
+    def ask(self, kind: Kind, charges: Sequence[Wanted], clock: Clock) -> Any:
+        """Return a waiter for the verdict: by a grant, or where that is no use, by the store."""
+        if not self._ready:
+            self._prepare()
+        self.clock = clock
+        for number, charge in enumerate(charges):
+            exact = charge.cost > self.batches[number] or (charge.estimated and not charge.cost)
+            if exact or (charge.cost and self.holder(number, charge.key) is None):
+                return super().ask(kind, charges, clock)
+        until = None if kind == "async" else clock.now() + self.patience
+        return Buying(self, kind, charges, clock, until)
+
+    def holder(self, limit: int, key: Hashable) -> Holder | None:
+        """Return who holds what is granted to `key`; None if there is no room for one more."""
+        holders = self.holders[limit]
+        holder = holders.get(key)
+        if holder is None:
+            key_part(key)  # raises at once on what cannot be a key in a store
+            with self.mutex:
+                if len(holders) >= MAX_KEYS and not self._made_room(limit):
+                    return None
+                made = Holder(self.terms, limit, key, self.batches[limit], self.doors[limit])
+                holder = holders.setdefault(key, made)
+        return holder
+
+    def _made_room(self, limit: int) -> bool:
+        """Look at a few keys, and drop one that holds nothing."""
+        holders, hand = self.holders[limit], self._hands[limit]
+        for _ in range(_SWEEP):
+            if not hand:
+                hand.extend(holders)
+            key = hand.pop()
+            holder = holders.get(key)
+            if holder is not None and holder.purse.idle and not holder.line:
+                holder.shut()
+                del holders[key]
+                return True
+        return False
+
+    def buy(self, buying: Buying, wake: Callable[[], bool]) -> None:
+        """Let `buying` wait until all that it wants is there; ask for what is missing."""
+        with Section(self, buying.clock.now(), buying.kind) as section:
+            buying.wake = wake
+            if not section.served(buying):
+                section.line_up(buying)
+        if buying.holders and buying.kind == "async":
+            self._watches.here(self).add(buying, self.patience, self)
+        if self.doubts:
+            self._doubting.soon()
+
+    def leave(self, buying: Buying) -> None:
+        """Let `buying` wait no more."""
+        if buying.holders:
+            self.mutex.do(buying.step_out)
+
+    def drop_out(self, buying: Buying) -> None:
+        """Do the same, and take back what was spent for it."""
+
+        def drop() -> None:
+            buying.step_out()
+            verdict, buying.verdict = buying.verdict, None
+            if verdict is not None and verdict.receipt is not None:
+                self.settle(verdict.receipt, [0] * len(self.terms.rules))
+
+        self.mutex.do(drop)
+
+    def arrived(self, holder: Holder, grant: Grant, answer: Any) -> None:
+        """Take what was granted, or hear that nothing was; by the thread that got the answer."""
+        with Section(self, self.clock.now()) as section:
+            section.take_in(holder, grant, answer)
+
+    # Giving back
+
+    def settle(self, receipt: Any, used: Sequence[int | None]) -> None:
+        """Put back what was not used; what was used beyond is taken from the shared limit."""
+        if isinstance(receipt, tuple):
+            lot, cost = receipt
+            receipt = Paid([(lot.owner, [(lot, cost)])])
+        elif not isinstance(receipt, Paid):
+            super().settle(receipt, used)
+            return
+
+        def settle() -> None:
+            with Section(self, self.clock.now()) as section:
+                for holder, spent in receipt.parts:
+                    actual = used[holder.limit]
+                    if actual is not None:
+                        section.settle(holder, spent, actual)
+
+        self.mutex.do(settle)
+
+    def give_back(self, changes: Sequence[Change]) -> None:
+        """Tell the store what was not used; by the background."""
+        back = sum(change.taken - change.used for change in changes if change.taken)
+        self.returned += back
+        for keys, args in told(self.terms, changes):
+            self.store.post(SCRIPT, keys, args)
+
+    def tend(self) -> None:
+        """Give back what has expired, though nobody calls any more."""
+        now = self.clock.now()
+        more = True
+        while more:
+            with Section(self, now) as section:
+                for _ in range(_AT_ONCE):
+                    more = bool(self.expiring) and self.expiring[0][1].until <= now
+                    if not more:
+                        break
+                    holder, _lot = self.expiring.popleft()
+                    section.look(holder)
+
+    async def return_all(self) -> None:
+        """Give all back: the store is closing."""
+        with Section(self, self.clock.now()) as section:
+            changes = section.clear_all()
+        for keys, args in told(self.terms, changes):
+            await self.store.acall(SCRIPT, keys, args, 1.0)
+
+    def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
+        """Let no more than `remaining` be taken; what this pod holds goes back first."""
+        self._empty(limit, key)
+        super().lower(limit, key, remaining, reset_after)
+
+    async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
+        """Do the same, and wait for the store."""
+        self._empty(limit, key)
+        await super().alower(limit, key, remaining, reset_after)
+
+    def _empty(self, limit: int, key: Hashable) -> None:
+        with Section(self, self.clock.now()) as section:
+            holder = self.holders[limit].get(key)
+            if holder is not None:
+                section.clear(holder)
+
+    # Looking
+
+    def peek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
+        """Take nothing; what this pod holds is left too."""
+        return self._with_purses(charges, super().peek(charges))
+
+    async def apeek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
+        """Do the same in the running event loop."""
+        return self._with_purses(charges, await super().apeek(charges))
+
+    def _with_purses(
+        self, charges: Sequence[Wanted], seen: tuple[Verdict, Sequence[Standing]]
+    ) -> tuple[Verdict, Sequence[Standing]]:
+        verdict, standings = seen
+        now = self.clock.now()
+        with self.mutex:
+            found = [self.holders[n].get(charge.key) for n, charge in enumerate(charges)]
+            held = [0 if holder is None else holder.purse.usable(now) for holder in found]
+        if all(own >= charge.cost for own, charge in zip(held, charges, strict=True)):
+            verdict = Verdict(0.0)
+        together = zip(standings, held, strict=True)
+        return verdict, [Standing(there.left + own, there.rest) for there, own in together]
+
+
+def make_share(
+    store: RedisStore,
+    name: str,
+    rules: Sequence[Rule[Any]],
+    *,
+    sharing: str,
+    batch: int | None,
+    rerule: Callable[[Sequence[Rule[Any]]], None],
+    **options: Any,
+) -> LimitShare:
+    """Return what is shared under `name`, in batches or in parts."""
+    if sharing == "leased":
+        return LeasedLimits(store, name, rules, batch=batch, **options)
+    from seawall.shared._split import SplitLimits
+
+    return SplitLimits(store, name, rules, rerule=rerule, **options)
+
+
+def check_divisible(sharing: str, rules: Sequence[Rule[Any]]) -> None:
+    """Raise if one of the limits cannot be shared in parts."""
+    if any(isinstance(rule, LeakyBucket) for rule in rules):
+        raise ValueError(
+            f"sharing={sharing!r}: a leaky bucket keeps all calls apart, and pods that decide by"
+            " themselves cannot; write sharing='exact', or algorithm='token_bucket'"
+        )
+
+
+def _resize(me: ref[LeasedLimits]) -> None:
+    share = me()
+    if share is not None:
+        share.resize()
+
+
+async def _tend(me: ref[LeasedLimits]) -> None:
+    share = me()
+    if share is not None:
+        share.tend()

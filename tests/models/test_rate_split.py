@@ -1,0 +1,215 @@
+"""Splitting: the parts together stay within the limit, while pods come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seawall.models import rate_split
+from seawall.models.rate_buckets import LeakyBucket, TokenBucket
+from seawall.models.rate_rule import Rule
+from seawall.models.rate_split import BEAT, LIFE, VALID, Members, divided, excess_of, follow
+from seawall.models.rate_windows import FixedWindow, SlidingCounter, SlidingLog
+from seawall.models.rates import Rate
+from tests.models.test_rate_batches import Taken, most_over
+from tests.support import falsified
+
+SECOND = 1_000_000
+
+RULES: list[Rule[Any]] = [
+    TokenBucket(Rate(12, SECOND), 12),
+    TokenBucket(Rate(10, SECOND), 7),
+    FixedWindow(Rate(12, SECOND)),
+    SlidingCounter(Rate(12, 2 * SECOND)),
+    SlidingLog(Rate(10, SECOND)),
+    SlidingLog(Rate(12, 5 * SECOND)),
+]
+
+
+class Pod:
+    """One process with its part of the limit."""
+
+    def __init__(self, whole: Rule[Any]) -> None:
+        self.members = Members()
+        self.whole = whole
+        self.rule: Rule[Any] | None = None
+        self.state: Any = None
+        self.pods = 0
+        self.valid_until = 0.0
+
+    def beat(self, now: float, live: int, quiet: float | None, *, forgotten: bool) -> None:
+        """Hear how many live, and divide the limit among them."""
+        self.members.hear(now, live, quiet, forgotten=forgotten)
+        self.valid_until = now + VALID
+        if not self.members.settled:
+            self.pods, self.rule = 0, None
+        if not self.members.settled or self.pods == self.members.count:
+            return
+        self.pods = self.members.count
+        new = divided(self.whole, self.pods)
+        if self.rule is not None or self.members.quiet is not None:
+            follow(new, self.rule, now)
+        if self.state is not None:
+            self.state = new.adopt(self.state, self.rule or self.whole, now)
+        self.rule = new
+
+    def call(self, now: float, cost: int) -> bool:
+        """Decide by the part."""
+        if self.rule is None or now >= self.valid_until:
+            return False
+        state = self.rule.fresh(now) if self.state is None else self.state
+        if self.rule.wait(state, now, cost) != 0:
+            return False
+        self.state = self.rule.take(state, now, cost)[0]
+        return True
+
+
+Step = tuple[int, str, int]
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.sampled_from(["call", "call", "pass", "pass", "join", "kill", "leave", "stop"]),
+        st.integers(1, 14),
+    ),
+    max_size=60,
+)
+Case = tuple[int, list[Step]]
+CASES = st.tuples(st.integers(0, len(RULES) - 1), STEPS)
+
+
+def total_stays_within(case: Case) -> None:  # noqa: C901 - one line for each thing to happen
+    """Demand that what all pods admit is within the bound of the whole limit, rounding aside."""
+    which, steps = case
+    whole = RULES[which]
+    spent: Taken = []
+    seen: dict[int, float] = {}
+    runs: dict[int, float] = {}
+    pods: dict[int, Pod] = {}
+    stopped: dict[int, float] = {}
+    now = 50.0 * SECOND
+    most = 1
+
+    def beat(who: int) -> None:
+        others = {other: at for other, at in seen.items() if other != who}
+        went_on = any(
+            at > now - LIFE and runs[other] <= now - LIFE + BEAT for other, at in others.items()
+        )
+        before = seen.get(who)
+        forgotten = before is not None and before <= now - VALID and went_on
+        if before is None or before <= now - LIFE:
+            runs[who] = now
+        seen[who] = now
+        live = sum(at > now - LIFE for at in seen.values())
+        quiet = now - max(others.values()) if others else None
+        pods[who].beat(now, live, quiet, forgotten=forgotten)
+
+    for who, what, much in steps:
+        if what == "join" and who not in pods:
+            pods[who] = Pod(whole)
+            seen.pop(who, None)  # another process, with another name
+            stopped.pop(who, None)
+            beat(who)
+            most = max(most, len(pods))
+        elif what in {"kill", "leave"}:
+            if pods.pop(who, None) is not None and what == "leave":
+                seen[who] = now - LIFE
+        elif what == "stop":
+            stopped[who] = now + much * BEAT
+        elif what == "call" and who in pods and stopped.get(who, 0.0) <= now:
+            spent += [(now, 1) for _ in range(much) if pods[who].call(now, 1)]
+        elif what == "pass":
+            for _ in range(much):
+                now += BEAT // 5
+                for one in list(pods):
+                    if now // (BEAT // 5) % 5 == one and stopped.get(one, 0.0) <= now:
+                        beat(one)  # each in its turn, once in a beat
+    over = most_over(whole, spent)
+    rounding = most if isinstance(whole, TokenBucket) else 0
+    assert over <= excess_of(whole, most) + rounding, over
+
+
+@settings(max_examples=500, deadline=None)
+@given(CASES)
+def test_the_parts_stay_within_the_limit(case: Case) -> None:
+    """Whoever joins, dies or leaves, and whenever: the total keeps to the limit."""
+    total_stays_within(case)
+
+
+def hostile(rule: int) -> st.SearchStrategy[Case]:
+    """Return histories in which a pod that has spent all makes room for another, often."""
+    step = st.tuples(
+        st.integers(0, 2), st.sampled_from(["call", "pass", "leave", "join"]), st.just(14)
+    )
+    return st.tuples(st.just(rule), st.lists(step, min_size=20, max_size=60))
+
+
+def test_what_is_gained_must_count_as_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ablation: who gets a part of a pod that has just spent it spends it again."""
+    cases = hostile(5)
+    assert not falsified(total_stays_within, cases)
+    monkeypatch.setitem(globals(), "follow", lambda new, _old, _now: new)
+    monkeypatch.setattr(rate_split._Part, "adopt", lambda _self, state, _old, _now: state)
+    assert falsified(total_stays_within, cases)
+
+
+def test_who_was_silent_for_long_must_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ablation: a pod that was stopped goes on with a part that others have grown into."""
+    begin = [*((who, "join", 1) for who in range(3)), *[(0, "pass", 14)] * 3]
+    begin += [(2, "stop", 14), *[(0, "pass", 14)] * 4]
+    calls = st.tuples(st.integers(0, 2), st.just("call"), st.just(14))
+    passing = st.tuples(st.just(0), st.just("pass"), st.integers(1, 14))
+    more = st.lists(st.one_of(calls, passing), min_size=5, max_size=12)
+    cases = st.tuples(st.just(4), more.map(lambda steps: begin + steps))
+    assert not falsified(total_stays_within, cases)
+    monkeypatch.setitem(globals(), "VALID", 10**12)
+    assert falsified(total_stays_within, cases)
+
+
+def test_a_newcomer_must_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ablation: a pod that others do not know of yet spends beside their full parts."""
+    cases = hostile(0)
+    assert not falsified(total_stays_within, cases)
+    monkeypatch.setattr(rate_split, "SETTLED", 0)
+    monkeypatch.setitem(globals(), "follow", lambda new, _old, _now: new)
+    assert falsified(total_stays_within, cases)
+
+
+@pytest.mark.parametrize(
+    ("rule", "pods", "text"),
+    [
+        (TokenBucket(Rate(10, SECOND), 10), 3, "10 in 3000000, 3"),
+        (TokenBucket(Rate(10, SECOND), 2), 3, "10 in 3000000, 1"),
+        (LeakyBucket(Rate(10, SECOND)), 3, "10 in 3000000, None"),
+        (FixedWindow(Rate(10, SECOND)), 3, "3 in 1000000, 3"),
+        (SlidingCounter(Rate(10, SECOND)), 10, "1 in 1000000, 1"),
+        (SlidingLog(Rate(10, SECOND)), 12, "1 in 2000000, 1"),
+        (SlidingLog(Rate(10, SECOND)), 1, "10 in 1000000, 10"),
+    ],
+)
+def test_the_part_of_one_pod(rule: Rule[Any], pods: int, text: str) -> None:
+    """Rounded down, at least one; a bucket's rate is divided exactly."""
+    part = divided(rule, pods)
+    assert f"{part.rate.limit} in {part.rate.period}, {part.capacity}" == text
+
+
+def test_more_pods_than_the_limit_has() -> None:
+    """Then each has one in as many periods as it takes; the excess says what may come at once."""
+    assert excess_of(SlidingLog(Rate(10, SECOND)), 12) == 2
+    assert excess_of(SlidingLog(Rate(10, SECOND)), 10) == 0
+
+
+@pytest.mark.parametrize("whole", RULES)
+def test_a_key_that_was_never_heard_of_has_the_gain_taken_too(whole: Rule[Any]) -> None:
+    """What a pod gains counts as taken for every key, also for those that come later."""
+    alone = divided(whole, 1)
+    of_two = follow(divided(whole, 2), None, 0.0)
+    assert of_two.left(of_two.fresh(0.0), 0.0) == 0
+    grown = follow(divided(whole, 1), of_two, 10.0 * SECOND)
+    assert grown.capacity is not None
+    assert of_two.capacity is not None
+    assert grown.left(grown.fresh(10.0 * SECOND), 10.0 * SECOND) <= of_two.capacity + 1
+    assert grown.left(grown.fresh(30.0 * SECOND), 30.0 * SECOND) == alone.capacity
+    assert repr(Members()) == "Members(1?)"
