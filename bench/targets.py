@@ -1,7 +1,8 @@
 """What the measurements are to show. Every line of a table that has a target has it here.
 
 The number that is judged is, on Seawall's own line, its cost as a multiple of the bare call; on
-another library's line, how many times cheaper Seawall is.
+another library's line, how many times cheaper Seawall is. Of what is shared it is how many times
+faster Seawall is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from bench.cases import OURS
 from bench.peers import ASYNC_DRAWER, ASYNC_DRAWER_OF_FIVE, HYX, PEERS, PYRESILIENCE
+from bench.shared import EXACT, LEASED, PURGATORY, PYBREAKER, SHARED_BREAKER, SHARED_LIMIT
 
 
 class Target(NamedTuple):
@@ -38,6 +40,7 @@ def at_least(limit: float) -> Target:
 
 THREADS = "threads"
 IMPORTS = "imports"
+SHARED = "shared"
 
 SINGLE_POLICIES = (
     "retry, sync",
@@ -71,4 +74,9 @@ TARGETS: dict[tuple[str, str], Target] = {
     (THREADS, f"{OURS}, 8 threads"): at_least(0.8),
     # The import itself is felt by no one; what a guard needs is loaded with the first guard.
     (IMPORTS, OURS): at_most(1 / 3),
+    # A limit that all pods share costs a round trip for many decisions, a shared breaker none.
+    (SHARED_LIMIT, EXACT): at_least(5.0),
+    (SHARED_LIMIT, LEASED): at_least(10.0),
+    (SHARED_BREAKER, PURGATORY): at_least(100.0),
+    (SHARED_BREAKER, PYBREAKER): at_least(100.0),
 }

@@ -99,6 +99,7 @@ from seawall.testing import (
     slow,
     virtual_time,
 )
+from tests.shared.arguments import SHARED, SHOWN
 
 HUGE = 10**400
 
@@ -1619,13 +1620,13 @@ ANYTHING = frozenset(
         "Chaos(result)",
         "Channel.put(item)",
         "Channel.aput(item)",
-        "Lease(lending)",
-        "Lease(place)",
+        "Borrowed(lending)",
+        "Borrowed(place)",
     ]
 )
 """Arguments that may be anything, are in the first table, or that Seawall itself gives."""
 
-OURS = frozenset({"bind", "refused", "end_window", "queue_wait", "__call__"})
+OURS = frozenset({"bind", "refused", "end_window", "queue_wait", "limits", "breaker", "__call__"})
 """Methods for Seawall's own use, with arguments of Seawall's own."""
 
 
@@ -1665,13 +1666,13 @@ def _parameters(name: str, function: Any) -> Iterator[str]:
 
 def test_no_argument_is_left_out():
     """Each argument of each public constructor, function and method has bad values to refuse."""
-    tested = {label for label, *_ in SCARCITY} | ANYTHING
+    tested = {label for label, *_ in SCARCITY + SHARED} | ANYTHING | SHOWN
     assert [argument for argument in _arguments() if argument not in tested] == []
 
 
 CASES = [
     pytest.param(make, bad, error, advice, id=f"{name}({str(bad)[:20]})")
-    for name, make, bads, advice in TABLE + SCARCITY
+    for name, make, bads, advice in TABLE + SCARCITY + SHARED
     for bad, error in bads
 ]
 

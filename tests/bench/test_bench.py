@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from bench import __main__ as command
-from bench import imports, measure, report, threads
+from bench import imports, measure, report, shared, threads
 from bench.cases import BARE, OURS, ROWS, Row, bare, retry, work
 from bench.peers import PEERS, PYRESILIENCE
 from bench.served import BASELINES
@@ -200,6 +200,7 @@ def test_targets_are_about_lines_that_exist():
     lines |= {(IMPORTS, name) for name in imports.STATEMENTS}
     counts = threads.Plan().counts
     lines |= {(THREADS, f"{name}, {count} threads") for name in threads.CASES for count in counts}
+    lines |= {(table, name) for table, cases in shared.CASES.items() for name in cases}
     assert set(TARGETS) <= lines
 
 
@@ -278,6 +279,33 @@ def test_imports_are_judged_relative_to_asyncio():
     (table,), (verdict,) = report.of_imports({imports.MEASURE: [0.04], OURS: [0.01]})
     assert table.lines[1] == [OURS, "10.0", "0%", "0.25", "met: at most 0.333"]
     assert verdict.met
+
+
+def test_what_is_shared_is_judged_by_how_much_faster_it_is():
+    """A limiter is compared with one script call a decision, others' breakers with ours."""
+    rates = {
+        shared.SHARED_LIMIT: {shared.EVALSHA: [10.0], shared.EXACT: [60.0], shared.LEASED: [90.0]},
+        shared.SHARED_BREAKER: {shared.OURS: [3000.0], shared.PYBREAKER: [3.0]},
+    }
+    (limits, breakers), verdicts = report.of_shared(rates)
+    assert [line[3:] for line in limits.lines] == [
+        ["", ""],
+        ["6", "met: at least 5"],
+        ["9", "MISSED: at least 10"],
+    ]
+    assert [line[3:] for line in breakers.lines] == [["", ""], ["1000", "met: at least 100"]]
+    assert [verdict.met for verdict in verdicts] == [True, False, True]
+
+
+def test_shared_cases_of_seawall_run_on_a_real_server(monkeypatch):
+    """Every case of ours makes its calls; the other libraries are not installed here."""
+    ours = {
+        table: {name: make for name, make in cases.items() if "Redis" not in name}
+        for table, cases in shared.CASES.items()
+    }
+    monkeypatch.setattr(shared, "CASES", ours)
+    rates = shared.measure(shared.Plan(rounds=2, seconds=0.001), quiet)
+    assert all(len(rounds) == 2 for cases in rates.values() for rounds in cases.values())
 
 
 def test_table_is_written_for_terminal_and_document():
