@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     )
     from seawall.executors import CpuPool, IoPool
     from seawall.guard import Guard
-    from seawall.jobs import Claim, LocalQueue, Worker
+    from seawall.jobs import Claim, DeadLetterDropped, LocalQueue, Worker
     from seawall.ladder import Ladder
     from seawall.models.adaptive import aimd, gradient2, vegas
     from seawall.models.backoff import (
@@ -148,6 +148,7 @@ __all__ = [
     "Contended",
     "CpuPool",
     "Criticality",
+    "DeadLetterDropped",
     "Deadline",
     "DeadlineExceeded",
     "Event",
@@ -278,7 +279,7 @@ _HOMES = {
     ),
     "executors": "CpuPool IoPool",
     "guard": "Guard",
-    "jobs": "Claim LocalQueue Worker",
+    "jobs": "Claim DeadLetterDropped LocalQueue Worker",
     "ladder": "Ladder",
     "models.adaptive": "aimd gradient2 vegas",
     "models.backoff": (

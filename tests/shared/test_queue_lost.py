@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from seawall import subscribe
+from seawall import VirtualClock, subscribe
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.jobs import Claim, Worker
@@ -17,8 +17,8 @@ from seawall.runtime.events import JobDied
 from seawall.shared import _queue_releases as releases
 from seawall.shared._store import RedisStore
 from seawall.shared.queue import PriorityQueue
-from tests.shared.support import Server, mutate
-from tests.shared.test_queue import fork
+from tests.shared.support import FrozenClock, Server, mutate
+from tests.shared.test_queue import fork, wait_until
 from tests.support import let_pass
 
 JOBS = 30
@@ -74,7 +74,7 @@ def test_if_nobody_said_so_it_would_be_claimed_for_the_whole_lease(
 ) -> None:
     """By a claim that was done when who had asked was gone."""
     monkeypatch.setattr(PriorityQueue, "_release", lambda *_args: None)
-    trial = work_through_a_pause(server, new_store, pause=0.5, lease=600.0, last=1.5)
+    trial = work_through_a_pause(server, new_store, pause=0.5, lease=600.0, last=0.8)
     _begun, counts = asyncio.run(trial)
     assert counts["claimed"] > 0
 
@@ -103,29 +103,52 @@ def test_a_lease_that_nobody_heard_of_buries_no_job(
 def test_a_release_is_tried_until_the_store_answers(
     server: Server, new_store: Callable[..., RedisStore]
 ) -> None:
-    """While the store is away it is kept; its answer may bring deaths to tell of."""
-    died: list[JobDied] = []
-    stop = subscribe(died.append, JobDied)
+    """While the store is away it is kept."""
     store = new_store(url=server.url, timeout=0.2)
+    queue = PriorityQueue(store, "mails")
+    queue.push(1)
+    server.freeze()
     try:
-        queue = PriorityQueue(store, "mails", max_attempts=1)
-        queue.push(1)
-        (claim,) = queue.claim(lease=0.3)  # nobody prolongs it
-        server.freeze()
         with pytest.raises(StoreUnavailable):
             queue.claim()
+        SYSTEM.sleep(releases.EVERY + 0.2)
         assert len(queue._releases) == 1
-        SYSTEM.sleep(0.7)
-        assert len(queue._releases) == 1
-        server.thaw()
-        until = SYSTEM.now() + 10.0
-        while queue._releases and SYSTEM.now() < until:
-            SYSTEM.sleep(0.02)
     finally:
         server.thaw()
+    wait_until(lambda: not len(queue._releases))
+    assert queue.snapshot()["waiting"] == 1
+
+
+def test_who_died_is_told_by_a_release_too(store: RedisStore) -> None:
+    """Whatever a call settles, its answer is read."""
+    died: list[JobDied] = []
+    stop = subscribe(died.append, JobDied)
+    try:
+        queue = PriorityQueue(store, "mails", max_attempts=1)
+        id_ = queue.push(1)
+        (claim,) = queue.claim()
+        queue.heartbeat(claim, lease=0.001)
+        SYSTEM.sleep(0.01)
+        queue._release("of nobody", SECOND)
+        wait_until(lambda: died)
+    finally:
         stop()
-    assert len(queue._releases) == 0
-    assert [event.job for event in died] in ([claim.id], [])  # once at most: an answer can get lost
+    assert [event.job for event in died] == [id_]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_claim_that_was_heard_of_is_an_attempt(
+    store: RedisStore, frozen: FrozenClock, monkeypatch: pytest.MonkeyPatch, *, told: bool
+) -> None:
+    """Though its holder never says anything else; if it were not told, none would count."""
+    if not told:
+        monkeypatch.setattr(PriorityQueue, "_telling", lambda *_args: None)
+    queue = PriorityQueue(store, "mails", max_attempts=1)
+    id_ = queue.push(1)
+    queue.claim(lease=5.0)
+    queue.snapshot()  # goes after what was told
+    frozen.advance(5 * SECOND)
+    assert queue.status(id_).state == ("dead" if told else "waiting")
 
 
 def test_what_a_closed_store_owes_is_said_before(
@@ -156,7 +179,7 @@ def test_releases_are_bounded_in_number_and_time(
     for number in range(5):
         made.add(PriorityQueue(store, "mails")._calls, str(number), SECOND)
     assert list(made._waiting) == ["0", "1", "2"]
-    monkeypatch.setattr(releases.SYSTEM, "now", lambda: 1e12, raising=False)
+    monkeypatch.setattr(releases, "SYSTEM", VirtualClock(1e12))
     asyncio.run(made.flush())
     assert len(made) == 0
 

@@ -173,7 +173,10 @@ class JobQueue(QueueSteps):
         return await self._async(self._listing(limit))
 
     def requeue(self, id: str) -> bool:  # noqa: A002
-        """Begin anew with a dead job, at the end of its line; False if it is not dead."""
+        """Begin anew with a dead job, at the end of its line.
+
+        False if it is not dead, or if another job has its dedupe id by now.
+        """
         return self._sync(self._changing("requeue", id))
 
     async def arequeue(self, id: str) -> bool:  # noqa: A002

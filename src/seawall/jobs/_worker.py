@@ -86,6 +86,7 @@ class Worker(Doing):
         elif kind_of(handler) != "async":
             raise TypeError(f"handler={handler!r}: pass a function that returns its result whole")
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._halt: asyncio.Event | None = None
         self._news: asyncio.Event | None = None
         self._runs: set[Run] = set()
         self._stopped = False
@@ -108,21 +109,23 @@ class Worker(Doing):
             raise RuntimeError(f"{self!r} runs already: make another Worker")
         if self._stopped:
             return
-        self._news = asyncio.Event()
+        self._halt, self._news = asyncio.Event(), asyncio.Event()
         self._loop = asyncio.get_running_loop()
         fetching = asyncio.create_task(self._fetch())
         beating = asyncio.create_task(self._beat())
+        halting = asyncio.create_task(self._halt.wait())
         try:
-            await asyncio.wait([fetching, beating], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([fetching, beating, halting], return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not self._stopped:  # cancelled, or broken: without grace
                 self.stop(0.0)
             try:
                 await self._wind_up(fetching)
             finally:
-                beating.cancel()
-                await asyncio.wait([beating])
-                self._loop = self._news = None
+                for task in (beating, halting):
+                    task.cancel()
+                await asyncio.wait([beating, halting])
+                self._loop = self._halt = self._news = None
                 if self._pool is not None:
                     self._pool.close(0.0)
         for task in (fetching, beating):
@@ -224,10 +227,11 @@ class Worker(Doing):
 
     def _ring(self) -> None:
         """Have news; in the loop."""
-        if self._news is not None:
+        if self._news is not None and self._halt is not None:
             self._news.set()
-        if self._stopped:
-            self.queue._bells.ring(READY)  # noqa: SLF001 - who waits for a job here looks up
+            if self._stopped and not self._halt.is_set():
+                self._halt.set()
+                self.queue._bells.ring(READY)  # noqa: SLF001 - who waits for a job here looks up
 
     async def _beat(self) -> None:
         """Prolong what is at work, for ever; more often while the store is away."""
@@ -280,7 +284,8 @@ class Worker(Doing):
         """Give what is at work its time; then return it to the queue; then end."""
         import asyncio
 
-        await asyncio.wait([fetching], timeout=TELLING)  # it ends by itself: a claim is bounded
+        # It ends by itself: what is asked of a store is soon answered, or given up.
+        await asyncio.wait([fetching], timeout=self._end_at - self._clock.now() + TELLING)
         fetching.cancel()
         await asyncio.wait([fetching])
         while self._runs and (left := self._end_at - self._clock.now()) > INSTANT:

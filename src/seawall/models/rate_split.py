@@ -13,6 +13,7 @@ taken at that moment: whoever had it before may just have spent it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, Generic
 
 from seawall.models.rate_buckets import LeakyBucket, TokenBucket
@@ -36,12 +37,17 @@ VALID: Final = 2 * LIFE - BEAT
 class Members:
     """How many pods there are, from what one of them hears. Times are the server's."""
 
-    __slots__ = ("_changed", "_heard", "_since", "count", "known", "quiet", "settled", "steady")
+    __slots__ = (
+        *("_changed", "_heard", "_since"),
+        *("count", "known", "latest", "quiet", "settled", "steady"),
+    )
 
     def __init__(self) -> None:
         """Have heard nothing yet."""
         self._since: float | None = None
         self._heard: deque[tuple[float, int]] = deque()
+        self.latest = float("-inf")
+        """When it was heard, the last time."""
         self.known = False
         """Whether it has heard anything."""
         self.count = 1
@@ -66,6 +72,9 @@ class Members:
         `forgotten`: others may have grown into the part of this one, while it was silent.
         """
         before = self.count, self.settled
+        if now < self.latest:
+            self._set_back(self.latest - now)
+        self.latest = now
         if self._since is None or forgotten:
             self._since, self.quiet = now, 0.0 if forgotten else quiet
             self.settled = False
@@ -86,6 +95,13 @@ class Members:
             self._changed = now
         self.steady = now - self._changed
         self.known = True
+
+    def _set_back(self, by: float) -> None:
+        """Go on by a clock that was set back; what passed meanwhile is not known, so nothing."""
+        self._heard = deque((at - by, live) for at, live in self._heard)
+        self._changed -= by
+        if self._since is not None:
+            self._since -= by
 
 
 class _Part(Rule[S], Generic[S]):
@@ -160,3 +176,12 @@ def follow(new: Rule[Any], old: Rule[Any] | None, now: float) -> Rule[Any]:
 def excess_of(rule: Rule[Any], pods: int) -> int:
     """Return how much more than the limit `pods` may admit at once, each with its part."""
     return max(0, pods - (rule.capacity or 1))
+
+
+def check_divisible(sharing: str, rules: Sequence[Rule[Any]]) -> None:
+    """Raise if one of the limits cannot be shared in parts."""
+    if any(isinstance(rule, LeakyBucket) for rule in rules):
+        raise ValueError(
+            f"sharing={sharing!r}: a leaky bucket keeps all calls apart, and pods that decide by"
+            " themselves cannot; write sharing='exact', or algorithm='token_bucket'"
+        )

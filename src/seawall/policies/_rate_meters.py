@@ -249,10 +249,10 @@ class Meter:
         """Count `used` for what was taken by `charge`; tell whether something is given back."""
         place, given = charge.place, False
         if self.caps and (caps := self.caps.at(place, now)):
-            if used < charge.cost:
-                caps.give_back(charge.cost - used, charge.at)
-            else:
+            if used >= charge.cost:
                 caps.take(used - charge.cost)
+            elif charge.rule is self.rule:
+                caps.give_back(charge.cost - used, charge.at)
         if used > charge.cost:
             if self.limit.key is not None and not self._holds(place):
                 place = self.place(charge.key, now)

@@ -20,13 +20,25 @@ if TYPE_CHECKING:
 
 
 class Door:
-    """Where the purse of a limit without keys is spent from in a hurry; it outlives the purse."""
+    """Where the purse of a single limit without keys is spent from in a hurry: by the gate itself.
 
-    __slots__ = ("open",)
+        lot, cost = door.open, door.cost
+        left = lot.left - cost
+        if left >= lot.floor and now < lot.until:
+            lot.left = left
+            receipt = lot, cost
 
-    def __init__(self) -> None:
-        """Be shut."""
+    Nothing may interrupt that: see `seawall.runtime.gil`. It outlives purses and settings.
+    """
+
+    __slots__ = ("cost", "open", "up")
+
+    def __init__(self, *, up: bool) -> None:
+        """Be shut; `up`: whether the store is there, without which nobody is in a hurry."""
         self.open: Lot = NOTHING
+        self.up = up
+        self.cost: float = float("inf")
+        """What a call costs; more than there is where each has to be looked at. The gate's."""
 
 
 class Holder:
@@ -37,13 +49,15 @@ class Holder:
 
     __slots__ = ("_door", "grant", "key", "limit", "line", "lost_at", "open", "purse", "terms")
 
-    def __init__(self, terms: Terms, limit: int, key: Hashable, batch: int, door: Door) -> None:
+    def __init__(
+        self, terms: Terms, limit: int, key: Hashable, batch: int, door: Door | None
+    ) -> None:
         """Hold nothing yet."""
         self.terms = terms
         self.limit = limit
         self.key = key
         self.purse = Purse(batch)
-        self._door = door if key is None else self
+        self._door = door if key is None else None
         self.open: Lot = NOTHING
         self.line: dict[Buying, int] = {}
         """Who waits, in order, and how much each wants."""
@@ -57,12 +71,16 @@ class Holder:
 
     def shut(self) -> None:
         """Let nobody spend without the lock."""
-        self.open = self._door.open = NOTHING
+        self.open = NOTHING
+        if self._door is not None:
+            self._door.open = NOTHING
 
     def reopen(self) -> None:
         """Let callers spend without the lock again, unless somebody waits."""
         lot = self.purse.lot if LOCK_FREE and not self.line else NOTHING
-        self.open = self._door.open = lot
+        self.open = lot
+        if self._door is not None:
+            self._door.open = lot if self._door.up else NOTHING
 
 
 class Paid:
@@ -106,13 +124,13 @@ class Grant:
         self.loop: AbstractEventLoop | None = None
         """Which event loop carries it; None if it is the background's."""
         self.doubted = False
-        """Whether somebody waits for it in another thread or loop than that."""
+        """Whether it is looked after, since somebody waits for it elsewhere."""
 
     def start(self, kind: Kind | None) -> None:
         """Ask the store, in the running event loop if there is one; nobody waits here."""
         share, loop = self._share, running_loop()
         kind = kind or ("async" if loop is not None else "sync")
-        if kind == "async":
+        if kind == "async" and loop is not share.background:
             self.loop = loop
         asking = share.store.ask(kind, self._holder.terms, self, share.clock)
 
@@ -161,7 +179,7 @@ class Buying:
 
     __slots__ = (
         *("_share", "charges", "clock", "error", "holders"),
-        *("kind", "until", "verdict", "wake"),
+        *("kind", "loop", "until", "verdict", "wake"),
     )
 
     def __init__(
@@ -170,14 +188,15 @@ class Buying:
         kind: Kind,
         charges: Sequence[Wanted],
         clock: Clock,
-        until: float | None,
     ) -> None:
-        """Want `charges`, and wait no longer than `until`; None: the loop's `Watch` looks."""
+        """Want `charges`; wait no longer than `until`, or if None, as long as the `Watch` lets."""
         self._share = share
         self.kind: Kind = kind
         self.charges = charges
         self.clock = clock
-        self.until = until
+        self.loop = get_running_loop() if kind == "async" else None
+        """Where it waits; None: in a thread."""
+        self.until = None if self.loop is not None else clock.now() + share.patience
         self.wake: Callable[[], bool] | None = None
         self.holders: list[Holder] = []
         self.verdict: Verdict | None = None
@@ -203,6 +222,32 @@ class Buying:
     def abandon(self) -> None:
         """Wait no longer; what was spent for it goes back."""
         self._share.drop_out(self)
+
+
+class Bell:
+    """Wakes a task that waits in `loop`, from any thread: it awaits the `rung`."""
+
+    __slots__ = ("loop", "rung")
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        """Be silent."""
+        self.loop = loop
+        self.rung = loop.create_future()
+
+    def __call__(self) -> bool:
+        """Ring; False if the loop is closed, so that nobody hears it."""
+        try:
+            if running_loop() is self.loop:
+                self._ring()
+            else:
+                self.loop.call_soon_threadsafe(self._ring)
+        except RuntimeError:
+            return False
+        return True
+
+    def _ring(self) -> None:
+        if not self.rung.done():
+            self.rung.set_result(None)
 
 
 def running_loop() -> AbstractEventLoop | None:

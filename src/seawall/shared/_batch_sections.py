@@ -49,6 +49,19 @@ def told(terms: Terms, changes: Sequence[Change]) -> list[tuple[Sequence[str], S
     return calls
 
 
+def join(holders: Sequence[dict[Hashable, Holder]], buying: Buying, now: float) -> bool:
+    """Let `buying` wait behind others for a question that its own loop carries; the usual case."""
+    charge = buying.charges[0]
+    holder = holders[0].get(charge.key)
+    if holder is None or not holder.line or len(buying.charges) > 1:
+        return False
+    if holder.grant is None or holder.grant.loop is not buying.loop or now > holder.lost_at:
+        return False
+    holder.line[buying] = charge.cost
+    buying.holders.append(holder)
+    return True
+
+
 class Section:
     """`with Section(share, now) as section:` is under the lock."""
 
@@ -77,6 +90,8 @@ class Section:
             share.give_back(self.changes)
         for grant in self._asks:
             grant.start(self._kind)
+        if share.doubts:
+            share.doubting.soon()
         for buying in self._wakes:
             if buying.wake is not None and not buying.wake():
                 buying.abandon()  # nobody listens there any more
@@ -171,23 +186,24 @@ class Section:
             if holder.line or self.look(holder).held < charge.cost:
                 holder.line[buying] = charge.cost
                 buying.holders.append(holder)
-                if holder.grant is not None and holder.grant.loop is not None:
-                    self._doubt(holder, holder.grant)
+                grant = holder.grant
+                if grant is not None and grant.loop is not None:
+                    if buying.loop is None and grant.loop is running_loop():
+                        self._give_up(holder)  # that loop is blocked by this very call
+                    elif grant.loop is not buying.loop:
+                        self._doubt(holder, grant)
                 if holder.grant is None:
                     self._request(holder)
 
     def _doubt(self, holder: Holder, grant: Grant) -> None:
-        """Do not wait for a question that nobody may carry, now that somebody else needs it."""
-        here = running_loop()
-        if self._kind == "sync" and grant.loop is here:
-            self._give_up(holder)  # the loop that carries it is blocked by this very call
-        elif grant.loop is not here and not grant.doubted:
+        """Let a question be looked after: the loop that carries it may not run."""
+        if not grant.doubted:
             grant.doubted = True
             self._share.doubts.append((holder, grant))
 
     def ask_again(self, holder: Holder, grant: Grant) -> None:
         """Ask beside a question that has no answer yet, if somebody waits for it."""
-        if holder.grant is grant and holder.line:
+        if holder.grant is grant and grant.loop is not None and holder.line:
             self._give_up(holder)
             self._request(holder)
 
@@ -203,6 +219,9 @@ class Section:
         holder.grant = Grant(share, holder, self._now, enough=enough)
         holder.lost_at = self._now + _LOST
         self._asks.append(holder.grant)
+        here = running_loop()
+        if any(buying.loop is not here for buying in holder.line):
+            self._doubt(holder, holder.grant)
 
     def take_in(self, holder: Holder, grant: Grant, answer: Any) -> None:
         """Serve those who wait with what came; or refuse them, if nothing did."""
@@ -239,14 +258,19 @@ class Section:
         """Let those who wait have what is there, in order; ask for more if it was too little."""
         purse = holder.purse
         for buying, cost in list(holder.line.items()):
-            if purse.held < cost:
+            lot = purse.lot
+            if lot.left <= cost and purse.held < cost:
                 self._request(holder)
                 return
-            if len(buying.charges) == 1:
+            if len(buying.charges) > 1:
+                if not self.served(buying):
+                    self.line_up(buying)  # it is another limit that has too little now
+            elif lot.left > cost:
+                lot.left -= cost  # as `spend` does where the lot is not used up
+                self._end(buying, Verdict(0.0, 0, 0, (lot, cost)))
+            else:
                 paid = Paid([(holder, purse.spend(self._now, cost) or [])])
                 self._end(buying, Verdict(0.0, 0, 0, paid))
-            elif not self.served(buying):
-                self.line_up(buying)  # it is another limit that has too little now
 
     def _refuse(self, holder: Holder, grant: Grant, wait: float) -> None:
         """Refuse those who wait: so much will not be there for a while.

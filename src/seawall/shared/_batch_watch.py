@@ -1,7 +1,8 @@
-"""Who waits in an event loop for too long, and who waits for a loop that does not run.
+"""Who waits for too long, and what else is looked after for a policy that spends batches.
 
-A call that waits for a grant need not look at a clock itself. The store ends a question that is
-late; but that may be another loop's question, or one after another.
+A call that waits for a grant in an event loop does not look at a clock itself. The store ends
+a question that is late; but it may be another loop's question, or one after another. What the
+background does knows its policy weakly, so that one that nobody uses any more goes.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Watches:
         self._all: WeakKeyDictionary[AbstractEventLoop, Watch] = WeakKeyDictionary()
         self._latest: Watch | None = None
 
-    def here(self, share: LeasedLimits) -> Watch:
-        """Return the running loop's watch."""
-        loop, watch = get_running_loop(), self._latest
+    def here(self, share: LeasedLimits, loop: AbstractEventLoop) -> Watch:
+        """Return the watch of `loop`, which is the running one."""
+        watch = self._latest
         if watch is None or watch.loop is not loop:
             with share.mutex:
                 watch = self._all.get(loop) or Watch(loop)
@@ -84,12 +85,39 @@ class Watch:
             section.give_up_waiting(late)
 
 
-async def look_after(me: ref[LeasedLimits]) -> None:
+async def ask_again(me: ref[LeasedLimits]) -> None:
     """Ask again what has no answer after a moment, in the background."""
     share = me()
     if share is None or not share.doubts:
         return
+    doubts = len(share.doubts)  # of those that come meanwhile it is told again
     await sleep(PATIENCE)
-    while share.doubts:
+    for _ in range(doubts):
         with Section(share, share.clock.now()) as section:
             section.ask_again(*share.doubts.popleft())
+
+
+def resize(me: ref[LeasedLimits]) -> None:
+    """Let batches follow the number of pods."""
+    share = me()
+    if share is not None:
+        share.resize()
+
+
+def moved(me: ref[LeasedLimits], up: bool) -> None:  # noqa: FBT001 - a watcher's
+    """Let gates spend by themselves only while the store is there."""
+    share = me()
+    if share is not None and share.door is not None:
+        with Section(share, share.clock.now()) as section:
+            share.door.up = up
+            holder = share.holders[0].get(None)
+            if holder is not None:
+                section.look(holder)
+
+
+async def tend(me: ref[LeasedLimits]) -> None:
+    """Give back what has expired."""
+    share = me()
+    if share is not None:
+        share.background = get_running_loop()
+        share.tend()

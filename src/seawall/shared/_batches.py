@@ -9,21 +9,23 @@ key one question is under way at a time, for all who wait and a batch. The rules
 
 from __future__ import annotations
 
+from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize, ref
 
 from seawall.clock import SYSTEM, Clock
 from seawall.models.rate_batches import Bound, Lot, batch_for, bound_of, lease_of
-from seawall.models.rate_buckets import LeakyBucket
 from seawall.models.rate_rule import Rule
+from seawall.models.rate_split import check_divisible
 from seawall.runtime.layers import Kind
 from seawall.runtime.limit_share import LimitShare, Receipt, Standing, Verdict, Wanted
 from seawall.runtime.mutex import Mutex
-from seawall.shared._batch_grants import Buying, Door, Grant, Holder, Paid
-from seawall.shared._batch_sections import Change, Section, told
-from seawall.shared._batch_watch import Watches, look_after
+from seawall.runtime.runners import wait_async
+from seawall.shared._batch_grants import Bell, Buying, Door, Grant, Holder, Paid
+from seawall.shared._batch_sections import Change, Section, join, told
+from seawall.shared._batch_watch import Watches, ask_again, moved, resize, tend
 from seawall.shared._keys import key_part
 from seawall.shared._limits import SharedLimits
 from seawall.shared._limits_wire import SCRIPT
@@ -69,11 +71,8 @@ class LeasedLimits(SharedLimits):
         self.shut: list[Holder] = []
         """Those from which nobody spends without the lock now, because somebody is in it."""
         self.holders: list[dict[Hashable, Holder]] = []
-        self.doors = [Door() for _ in rules]
-        """Where to spend in a hurry, of limits without keys: see `spend` for how.
-
-        A gate may do so too, in its success path; the lot and the cost are the receipt.
-        """
+        self.door = Door(up=store.up) if len(rules) == 1 else None
+        """Where a gate may spend by itself, in its success path: of a single limit without keys."""
         self.expiring: deque[tuple[Holder, Lot]] = deque()
         self._hands: list[list[Hashable]] = []
         self.clock: Clock = SYSTEM
@@ -84,14 +83,17 @@ class LeasedLimits(SharedLimits):
         self.doubts: deque[tuple[Holder, Grant]] = deque()
         """Questions of one loop that somebody waits for in another, or in a thread."""
         self._watches = Watches()
+        self.background: AbstractEventLoop | None = None
+        """The store's own event loop, which never waits for anybody."""
         self.patience = store.timeout + _SLACK
         """Seconds that a caller waits for an answer."""
         super().__init__(store, name, rules, **options)
         me = ref(self)
-        finalize(self, store.pods.watch(lambda: _resize(me)))
-        finalize(self, store.every(_UPKEEP, lambda: _tend(me)).stop)
-        self._doubting = store.every(_RARELY, lambda: look_after(me))
-        finalize(self, self._doubting.stop)
+        finalize(self, store.pods.watch(lambda: resize(me)))
+        finalize(self, store.watch(lambda up, _cause: moved(me, up)))
+        finalize(self, store.every(_UPKEEP, lambda: tend(me)).stop)
+        self.doubting = store.every(_RARELY, lambda: ask_again(me))
+        finalize(self, self.doubting.stop)
         store.at_close(self.return_all)
 
     # What it follows
@@ -105,12 +107,12 @@ class LeasedLimits(SharedLimits):
                     f"batch={self._given}: more than {rule.capacity} is never granted at once;"
                     f" write batch={rule.capacity} or less"
                 )
-        calls: Any = ()
+        calls: Sequence[tuple[Sequence[str], Any]] = ()
         with self.mutex:
             with Section(self, self.clock.now()) as section:
                 changes = section.clear_all()
             if changes:
-                calls = told(self.terms, changes)  # by the numbers that it was granted by
+                calls = self._giving_back(changes)  # by the numbers that it was granted by
             super().configure(rules)
             self.leases = tuple(lease_of(rule) / 1e6 for rule in rules)
             waiting = self._forget()
@@ -141,6 +143,7 @@ class LeasedLimits(SharedLimits):
         self.mutex = Mutex()
         self.depth = 0
         self._watches = Watches()
+        self.background = None
         self.doubts.clear()
         self._forget()
         self.resize()
@@ -211,8 +214,22 @@ class LeasedLimits(SharedLimits):
             exact = charge.cost > self.batches[number] or (charge.estimated and not charge.cost)
             if exact or (charge.cost and self.holder(number, charge.key) is None):
                 return super().ask(kind, charges, clock)
-        until = None if kind == "async" else clock.now() + self.patience
-        return Buying(self, kind, charges, clock, until)
+        return Buying(self, kind, charges, clock)
+
+    async def answer(self, charges: Sequence[Wanted], clock: Clock) -> Verdict:
+        """Return the verdict: a shorter way through `ask`, for the many who wait for a grant."""
+        buying = self.ask("async", charges, clock)
+        if not isinstance(buying, Buying) or buying.loop is None:
+            verdict: Verdict = await wait_async(buying, clock)
+            return verdict
+        bell = Bell(buying.loop)
+        self.buy(buying, bell)
+        try:
+            await bell.rung
+        except BaseException:
+            buying.abandon()
+            raise
+        return buying.claim()
 
     def holder(self, limit: int, key: Hashable) -> Holder | None:
         """Return who holds what is granted to `key`; None if there is no room for one more."""
@@ -223,7 +240,7 @@ class LeasedLimits(SharedLimits):
             with self.mutex:
                 if len(holders) >= MAX_KEYS and not self._made_room(limit):
                     return None
-                made = Holder(self.terms, limit, key, self.batches[limit], self.doors[limit])
+                made = Holder(self.terms, limit, key, self.batches[limit], self.door)
                 holder = holders.setdefault(key, made)
         return holder
 
@@ -243,14 +260,15 @@ class LeasedLimits(SharedLimits):
 
     def buy(self, buying: Buying, wake: Callable[[], bool]) -> None:
         """Let `buying` wait until all that it wants is there; ask for what is missing."""
-        with Section(self, buying.clock.now(), buying.kind) as section:
-            buying.wake = wake
-            if not section.served(buying):
-                section.line_up(buying)
-        if buying.holders and buying.kind == "async":
-            self._watches.here(self).add(buying, self.patience, self)
-        if self.doubts:
-            self._doubting.soon()
+        now, buying.wake = buying.clock.now(), wake
+        with self.mutex:
+            joined = join(self.holders, buying, now)
+        if not joined:
+            with Section(self, now, buying.kind) as section:
+                if not section.served(buying):
+                    section.line_up(buying)
+        if buying.holders and buying.loop is not None:
+            self._watches.here(self, buying.loop).add(buying, self.patience, self)
 
     def leave(self, buying: Buying) -> None:
         """Let `buying` wait no more."""
@@ -295,10 +313,12 @@ class LeasedLimits(SharedLimits):
 
     def give_back(self, changes: Sequence[Change]) -> None:
         """Tell the store what was not used; by the background."""
-        back = sum(change.taken - change.used for change in changes if change.taken)
-        self.returned += back
-        for keys, args in told(self.terms, changes):
+        for keys, args in self._giving_back(changes):
             self.store.post(SCRIPT, keys, args)
+
+    def _giving_back(self, changes: Sequence[Change]) -> Sequence[tuple[Sequence[str], Any]]:
+        self.returned += sum(change.taken - change.used for change in changes if change.taken)
+        return told(self.terms, changes)
 
     def tend(self) -> None:
         """Give back what has expired, though nobody calls any more."""
@@ -317,7 +337,7 @@ class LeasedLimits(SharedLimits):
         """Give all back: the store is closing."""
         with Section(self, self.clock.now()) as section:
             changes = section.clear_all()
-        for keys, args in told(self.terms, changes):
+        for keys, args in self._giving_back(changes):
             await self.store.acall(SCRIPT, keys, args, 1.0)
 
     def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
@@ -367,7 +387,7 @@ def make_share(
     *,
     sharing: str,
     batch: int | None,
-    rerule: Callable[[Sequence[Rule[Any]]], None],
+    rerule: Callable[[Iterable[Rule[Any]]], None],
     **options: Any,
 ) -> LimitShare:
     """Return what is shared under `name`, in batches or in parts."""
@@ -376,24 +396,3 @@ def make_share(
     from seawall.shared._split import SplitLimits
 
     return SplitLimits(store, name, rules, rerule=rerule, **options)
-
-
-def check_divisible(sharing: str, rules: Sequence[Rule[Any]]) -> None:
-    """Raise if one of the limits cannot be shared in parts."""
-    if any(isinstance(rule, LeakyBucket) for rule in rules):
-        raise ValueError(
-            f"sharing={sharing!r}: a leaky bucket keeps all calls apart, and pods that decide by"
-            " themselves cannot; write sharing='exact', or algorithm='token_bucket'"
-        )
-
-
-def _resize(me: ref[LeasedLimits]) -> None:
-    share = me()
-    if share is not None:
-        share.resize()
-
-
-async def _tend(me: ref[LeasedLimits]) -> None:
-    share = me()
-    if share is not None:
-        share.tend()

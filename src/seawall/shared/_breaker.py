@@ -262,7 +262,7 @@ class Share:
         self._tell(due)
 
     def _is_due(self, mirror: Mirror, time: float) -> bool:
-        idle = self._keyed and mirror.state is State.CLOSED and not mirror.used
+        idle = self._keyed and mirror.state is State.CLOSED and not (mirror.used or mirror.away)
         waited = time - mirror.polled_at
         return (mirror.dirty and not mirror.suspect) or waited >= (POLL_IDLE if idle else POLL)
 

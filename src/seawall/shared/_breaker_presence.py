@@ -41,14 +41,18 @@ class Presence:
             self._idle.pop()  # atomic: of two threads, one gets it
         except IndexError:
             return
+        begun = False
         try:
             self._store.start()
-        except StoreUnavailable:  # closed: whoever asks it hears that
-            self._idle.append(True)
-            return
-        if not self._registered:
-            self._register()
-            self._registered = True
+            if not self._registered:
+                self._register()
+                self._registered = True
+            begun = True
+        except StoreUnavailable:
+            pass  # closed: whoever asks it hears that
+        finally:
+            if not begun:
+                self._idle.append(True)
 
     def soon(self) -> None:
         """Ask for a run of the job at once."""

@@ -95,8 +95,9 @@ class Round(Take):
         return super().ask(names, max(times, len(self.bells)))
 
     def _close(self) -> None:
-        """Let nobody join any more. (Another loop's round may go too: it is asked all the same.)"""
+        """Let nobody join any more."""
         if self._open.get(self.takings) is self:
+            # Another loop may have begun a round meanwhile: nobody joins that, but it is asked.
             self._open.pop(self.takings, None)
 
     def read(self, answer: str, now: int) -> Verdict:

@@ -68,7 +68,7 @@ class Taken:
             actual = used[limit - 1]
             if actual is None:
                 continue
-            if actual < cost and self.terms is not terms:
+            if actual < cost and self.terms.rules[limit - 1] is not terms.rules[limit - 1]:
                 actual = cost  # taken by other numbers: not given back any more
             numbers = (
                 *(limit, names.state(limit, key), cost, terms.amount(limit, cost)),

@@ -16,7 +16,7 @@ from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.models.rate_split import BEAT, LIFE, VALID, Members
 from seawall.models.rates import EXACT
-from seawall.runtime.mutex import survives_fork
+from seawall.runtime.mutex import Mutex, survives_fork
 
 if TYPE_CHECKING:
     from seawall.shared._background import Handle
@@ -40,6 +40,7 @@ class Pods:
         self._keys = [store.key("pods", "all"), store.key("pods", "all", "runs")]
         self._members = Members()
         self._valid_until = 0.0
+        self._mutex = Mutex()
         self._watchers: tuple[Watcher, ...] = ()
         self._handle: Handle | None = None
         self._shown = self._facts
@@ -85,8 +86,11 @@ class Pods:
     def start(self) -> None:
         """Begin to beat, if it has not begun; from any thread, and quick once it has."""
         if self._handle is None:
-            self._handle = self._store.every(BEAT / 1e6, self.beat)
-            self._store.at_close(self.leave)
+            with self._mutex:
+                first = self._handle is None
+                self._handle = self._handle or self._store.every(BEAT / 1e6, self.beat)
+            if first:
+                self._store.at_close(self.leave)
         try:
             self._store.start()
         except StoreUnavailable:
@@ -94,12 +98,13 @@ class Pods:
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
         """Call `watcher()` at every change of what is known, in the background thread."""
-        self._watchers = (*self._watchers, watcher)
+        with self._mutex:
+            self._watchers = (*self._watchers, watcher)
 
-        def stop() -> None:
+        def remove() -> None:
             self._watchers = tuple(kept for kept in self._watchers if kept is not watcher)
 
-        return stop
+        return lambda: self._mutex.do(remove)  # the collector may ask for it, at any moment
 
     async def beat(self) -> None:
         """Say that this pod lives, and hear how many do."""
@@ -107,8 +112,10 @@ class Pods:
         reply = await self._tell("beat")
         if pod == self._store.pod:
             now, live, quiet, forgotten = _read(reply)
-            self._members.hear(now, live, quiet, forgotten=forgotten)
             silent = not self.current
+            # By a clock that was set back, the store cannot tell who was silent for long.
+            forgotten = forgotten or (silent and now < self._members.latest)
+            self._members.hear(now, live, quiet, forgotten=forgotten)
             self._valid_until = began + VALID / 1e6
             self._changed(news=silent)
 
@@ -132,6 +139,7 @@ class Pods:
 
     def _after_fork(self) -> None:
         """Be another pod, which nobody has heard of."""
+        self._mutex = Mutex()
         self._members = Members()
         self._valid_until = 0.0
         self._changed()

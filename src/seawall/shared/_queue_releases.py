@@ -89,9 +89,11 @@ class Releases:
                 some = asks[start : start + calls.most]
                 if store is not None:
                     keys, args = calls.pack(some)
-                    calls.unpack(await store.acall(calls.script, keys, args, PATIENCE), some)
+                    reply = await store.acall(calls.script, keys, args, PATIENCE)
                 for ask in some:
                     self._waiting.pop(ask.args[0], None)
+                if store is not None:
+                    calls.unpack(reply, some)  # who died is told; nonsense is logged, once
 
     def _after_fork(self) -> None:
         """Leave to the parent what is the parent's."""

@@ -7,19 +7,18 @@ moment. The rules are in `models.rate_split`; who lives is known to `_pods`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import finalize, ref
 
 from seawall.clock import Clock
 from seawall.errors import StoreUnavailable
 from seawall.models.rate_rule import Rule
-from seawall.models.rate_split import SETTLED, divided, excess_of, follow
+from seawall.models.rate_split import SETTLED, check_divisible, divided, excess_of, follow
 from seawall.models.rates import whole_microseconds
 from seawall.runtime.layers import Kind
 from seawall.runtime.limit_share import Verdict, Wanted
 from seawall.runtime.mutex import Mutex
-from seawall.shared._batches import check_divisible
 from seawall.shared._limits import SharedLimits
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class SplitLimits(SharedLimits):
         name: str,
         rules: Sequence[Rule[Any]],
         *,
-        rerule: Callable[[Sequence[Rule[Any]]], None],
+        rerule: Callable[[Iterable[Rule[Any]]], None],
         **options: Any,
     ) -> None:
         """Let the meters follow this pod's part, by `rerule`."""
@@ -76,25 +75,32 @@ class SplitLimits(SharedLimits):
                 return
             if pods.count == self._pods and not anew:
                 return
+            clock = self._clock
+        self._rerule(self._divided(clock))
+        self.known()
+
+    def _divided(self, clock: Clock) -> Iterator[Rule[Any]]:
+        """Yield this pod's parts, as they are when the first is asked for: the meters are locked.
+
+        So two threads that hear of changes at once hand them over in order, whoever comes first.
+        """
+        pods = self.store.pods
+        with self._mutex:
             # Who was settled before anybody called had its part from then on.
             passed = 0.0 if self._pods else pods.steady
-            now = whole_microseconds(self._clock.now()) - passed
-            self._pods = pods.count
-            parts = [divided(rule, self._pods) for rule in self.terms.rules]
+            now = whole_microseconds(clock.now()) - passed
+            count, settled = pods.count, pods.settled
+            parts = [divided(rule, count) for rule in self.terms.rules]
             for part, old in zip(parts, self._parts or [None] * len(parts), strict=True):
-                if old is not None or not self._nobody_before(part):
+                if old is not None or not self._nobody_before(part, count):
                     follow(part, old, now)
-            self._parts = list(parts)
-            waiting, self._waiting = self._waiting, {}
-        self._rerule(parts)
-        for settling in waiting:
-            settling.ring()
+            self._pods, self._parts = (count, list(parts)) if settled else (0, [])
+        yield from parts
 
-    def _nobody_before(self, part: Rule[Any]) -> bool:
+    def _nobody_before(self, part: Rule[Any], count: int) -> bool:
         """Tell whether nobody else can have spent anything that still matters."""
         quiet = self.store.pods.quiet
-        alone = self._pods == 1
-        return alone and (quiet is None or quiet >= 2 * part.rate.period)
+        return count == 1 and (quiet is None or quiet >= 2 * part.rate.period)
 
     def _after_fork(self) -> None:
         """Have no part: nobody has heard of this pod."""

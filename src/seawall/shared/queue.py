@@ -123,7 +123,7 @@ class PriorityQueue(JobQueue):
 
     @property
     def _closed(self) -> bool:
-        return self.store._closed
+        return self.store.closed
 
     # What is heard of other pods, for as long as this object lives
 

@@ -13,7 +13,7 @@
 local now = clock()
 local pods, runs, pod = KEYS[1], KEYS[2], ARGV[2]
 local life, memory, valid = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local most, looked_at = 10000, 25
+local most, looked_at, at_once = 10000, 25, 1000
 local function text(number) return string.format('%.0f', number) end
 
 local function last_heard_of(other)
@@ -33,6 +33,12 @@ local function swept(others)
     end
   end
   return found
+end
+
+-- A clock that was set back: nobody was heard of later than now.
+for _, set in ipairs(KEYS) do
+  local ahead = redis.call('ZRANGEBYSCORE', set, '(' .. text(now), '+inf', 'LIMIT', 0, at_once)
+  for _, other in ipairs(ahead) do redis.call('ZADD', set, text(now), other) end
 end
 
 local before = last_heard_of(pod)

@@ -259,8 +259,8 @@ end
 -- Who owed ten calls owes ten calls at another rate; whose estimate it was is not known any more.
 local function bucket_adopt(limit, state)
   if state.time and (state.time ~= limit.time or state.units ~= limit.units) then
-    local units = max(0, state.owed - now) / state.time * state.units
-    state.owed = now + math.ceil(units * limit.time / limit.units)
+    local units = max(0, state.owed - now) * state.units * limit.time  -- beyond 2^53, nearly so
+    state.owed = now + over(units, state.time * limit.units)
     state.account, state.dirty = nil, true
   end
   state.time, state.units = limit.time, limit.units
