@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     )
     from seawall.executors import CpuPool, IoPool
     from seawall.guard import Guard
-    from seawall.jobs import Claim, DeadLetterDropped, LocalQueue, Worker
+    from seawall.jobs import Claim, LocalQueue, Worker
     from seawall.ladder import Ladder
     from seawall.models.adaptive import aimd, gradient2, vegas
     from seawall.models.backoff import (
@@ -101,6 +101,7 @@ if TYPE_CHECKING:
         CallRejected,
         CallRetried,
         CallTimedOut,
+        DeadLetterDropped,
         Event,
         FallbackUsed,
         JobDied,
@@ -279,7 +280,7 @@ _HOMES = {
     ),
     "executors": "CpuPool IoPool",
     "guard": "Guard",
-    "jobs": "Claim DeadLetterDropped LocalQueue Worker",
+    "jobs": "Claim LocalQueue Worker",
     "ladder": "Ladder",
     "models.adaptive": "aimd gradient2 vegas",
     "models.backoff": (
@@ -315,10 +316,10 @@ _HOMES = {
     "pools._borrowed": "Borrowed",
     "registry": "check_threads get_guard guards",
     "runtime.events": (
-        "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut Event FallbackUsed "
-        "JobDied LeaseChanged LevelChanged LoopBlocked ResourceLeaked RetryStopped "
-        "SettingsChanged SettingsDiffer StoreModeChanged ThreadAbandoned WorkerReplaced "
-        "subscribe"
+        "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut DeadLetterDropped "
+        "Event FallbackUsed JobDied LeaseChanged LevelChanged LoopBlocked ResourceLeaked "
+        "RetryStopped SettingsChanged SettingsDiffer StoreModeChanged ThreadAbandoned "
+        "WorkerReplaced subscribe"
     ),
     "runtime.policy": "Policy",
     "runtime.result": "Result",

@@ -183,7 +183,7 @@ class JobLost(SeawallError):
 
 
 class JobFailed(SeawallError):
-    """The job ended without a result: `state` is "dead", "cancelled" or "expired"."""
+    """The job has no result: `state` is "dead", "cancelled", "expired", or "done" if unreadable."""
 
     reason = "job_failed"
 

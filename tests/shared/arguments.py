@@ -72,6 +72,7 @@ def _of_queues(make: Any, name: str) -> list[tuple[Any, ...]]:
         (f"{name}(head_start)", lambda x: make(head_start=x), _SECONDS, "seconds"),
         (f"{name}(max_attempts)", lambda x: make(max_attempts=x), _COUNTS, "write"),
         (f"{name}(max_size)", lambda x: make(max_size=x), _COUNTS, "write"),
+        (f"{name}(max_dead)", lambda x: make(max_dead=x), _COUNTS, "write"),
         (f"{name}(keep)", lambda x: make(keep=x), _POSITIVE, "seconds|write"),
         (f"{name}(result_ttl)", lambda x: make(result_ttl=x), _POSITIVE, "seconds|write"),
         (f"{name}(dedupe_window)", lambda x: make(dedupe_window=x), _SECONDS, "seconds"),

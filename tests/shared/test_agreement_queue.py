@@ -18,12 +18,12 @@ from hypothesis.stateful import (
 
 from seawall import subscribe
 from seawall.clock import VirtualClock
-from seawall.jobs import DeadLetterDropped, LocalQueue, _steps
+from seawall.jobs import LocalQueue, _steps
 from seawall.jobs._bells import READY
 from seawall.jobs._driven import Ask, Steps
 from seawall.models.queue import Queue
 from seawall.models.queue_jobs import SWEEP, NewJob, QueueRules
-from seawall.runtime.events import JobDied
+from seawall.runtime.events import DeadLetterDropped, JobDied
 from seawall.shared._store import RedisStore
 from seawall.shared.queue import PARTS, PriorityQueue
 from tests.shared.support import FrozenClock, keys_without_expiry, mutate

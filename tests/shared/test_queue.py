@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from seawall import Criticality, TimedOut, criticality, deadline, subscribe
 from seawall.clock import SYSTEM
 from seawall.errors import JobFailed, JobLost, QueueFull, Rejected, StoreUnavailable, UnknownJob
-from seawall.jobs import DeadLetterDropped, JobQueue, LocalQueue, _steps
+from seawall.jobs import JobQueue, LocalQueue, _steps
 from seawall.jobs._bells import Bells
 from seawall.jobs._codec import MOST_BYTES, decode, encode
 from seawall.jobs._driven import Ask
 from seawall.jobs._steps import POLL
-from seawall.runtime.events import JobDied, SettingsDiffer
+from seawall.runtime.events import DeadLetterDropped, JobDied, SettingsDiffer
 from seawall.shared import queue as module
 from seawall.shared._store import RedisStore
 from seawall.shared.queue import PARTS, PriorityQueue

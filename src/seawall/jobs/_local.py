@@ -13,9 +13,8 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.jobs._bells import READY
 from seawall.jobs._driven import Ask
 from seawall.jobs._queue import JobQueue
-from seawall.jobs._records import DeadLetterDropped
 from seawall.models.queue import Queue
-from seawall.runtime.events import JobDied, emit
+from seawall.runtime.events import DeadLetterDropped, JobDied, emit
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex, survives_fork
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from seawall.models.queue_jobs import Granted
-from seawall.runtime.events import Event
 
 
 class Claim:
@@ -71,15 +70,3 @@ class DeadLetter(NamedTuple):
     age: float
     """Seconds since it died."""
     reason: str
-
-
-class DeadLetterDropped(Event):
-    """A dead letter was dropped, since there were too many; `guard` is the queue's name."""
-
-    __slots__ = ("job",)
-    name = "dead_letter_dropped"
-
-    def __init__(self, guard: str, *, job: str) -> None:
-        """Tell the job's id."""
-        super().__init__(guard)
-        self.job = job

@@ -276,6 +276,18 @@ class JobDied(Event):
         self.cause = cause
 
 
+class DeadLetterDropped(Event):
+    """A dead letter was dropped, since there were too many; `guard` is the queue's name."""
+
+    __slots__ = ("job",)
+    name = "dead_letter_dropped"
+
+    def __init__(self, guard: str, *, job: str) -> None:
+        """Tell the job's id."""
+        super().__init__(guard)
+        self.job = job
+
+
 Listener = Callable[[Any], object]
 
 _lock = RLock()

@@ -6,7 +6,7 @@ it at the end. Questions are asked, things given back and waiters woken only the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from seawall.errors import StoreUnavailable
@@ -102,7 +102,10 @@ class Section:
         if not share.shut or share.shut[-1] is not holder:
             holder.shut()
             share.shut.append(holder)
-        purse.batch = share.batches[holder.limit]
+        batch = share.batches[holder.limit]
+        if purse.batch != batch:
+            purse.batch = batch
+            self._trim(holder)
         for lot in purse.drop(self._now):
             self._give_back(holder, lot)
         if holder.grant is not None and self._now > holder.lost_at:
@@ -112,6 +115,10 @@ class Section:
     def _give_back(self, holder: Holder, lot: Lot) -> None:
         self.changes.append(Change(holder, lot, lot.taken, lot.taken - lot.left))
         lot.left = 0
+
+    def _trim(self, holder: Holder) -> None:
+        """Give back what is more than a batch."""
+        self.changes += [Change(holder, lot, part, 0) for lot, part in holder.purse.trim()]
 
     def _give_up(self, holder: Holder) -> None:
         """Wait for an answer no more; if it comes, it goes back."""
@@ -239,7 +246,7 @@ class Section:
             lot.owner = holder
             self._share.expiring.append((holder, lot))
             self._serve(holder)
-            self.changes += [Change(holder, lot, part, 0) for lot, part in purse.trim()]
+            self._trim(holder)
             return
         purse.refused()
         if isinstance(answer, StoreUnavailable):

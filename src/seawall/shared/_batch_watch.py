@@ -10,7 +10,7 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop, TimerHandle, get_running_loop, sleep
 from collections import deque
 from typing import TYPE_CHECKING, Final
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from seawall.shared._batch_sections import Section
 from seawall.shared._link import SECOND_LOOK
@@ -25,13 +25,16 @@ PATIENCE: Final = 0.005
 A loop that runs has its answer by then, mostly. One that computes or has ended never has.
 """
 
+AT_ONCE: Final = 500
+"""So many purses are looked at in one section: callers wait meanwhile."""
+
 
 class Watches:
     """The watches of all loops, each used in the thread of its loop only."""
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._all: WeakKeyDictionary[AbstractEventLoop, Watch] = WeakKeyDictionary()
+        self._all: dict[AbstractEventLoop, Watch] = {}
         self._latest: Watch | None = None
 
     def here(self, share: LeasedLimits, loop: AbstractEventLoop) -> Watch:
@@ -39,8 +42,8 @@ class Watches:
         watch = self._latest
         if watch is None or watch.loop is not loop:
             with share.mutex:
-                watch = self._all.get(loop) or Watch(loop)
-                self._all[loop] = self._latest = watch
+                self._all = {one: kept for one, kept in self._all.items() if not one.is_closed()}
+                watch = self._latest = self._all.setdefault(loop, Watch(loop))
         return watch
 
 
@@ -98,10 +101,19 @@ async def ask_again(me: ref[LeasedLimits]) -> None:
 
 
 def resize(me: ref[LeasedLimits]) -> None:
-    """Let batches follow the number of pods."""
+    """Let batches follow the number of pods; what is more than a batch then goes back."""
     share = me()
-    if share is not None:
-        share.resize()
+    if share is None:
+        return
+    before = share.batches
+    share.resize()
+    if any(new < old for new, old in zip(share.batches, before, strict=True)):
+        with share.mutex:
+            holders = [holder for some in share.holders for holder in some.values()]
+        for first in range(0, len(holders), AT_ONCE):
+            with Section(share, share.clock.now()) as section:
+                for holder in holders[first : first + AT_ONCE]:
+                    section.look(holder)
 
 
 def moved(me: ref[LeasedLimits], up: bool) -> None:  # noqa: FBT001 - a watcher's

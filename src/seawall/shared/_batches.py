@@ -25,10 +25,10 @@ from seawall.runtime.mutex import Mutex
 from seawall.runtime.runners import wait_async
 from seawall.shared._batch_grants import Bell, Buying, Door, Grant, Holder, Paid
 from seawall.shared._batch_sections import Change, Section, join, told
-from seawall.shared._batch_watch import Watches, ask_again, moved, resize, tend
+from seawall.shared._batch_watch import AT_ONCE, Watches, ask_again, moved, resize, tend
 from seawall.shared._keys import key_part
 from seawall.shared._limits import SharedLimits
-from seawall.shared._limits_wire import SCRIPT
+from seawall.shared._limits_wire import SCRIPT, settings_of
 
 if TYPE_CHECKING:
     from seawall.shared._store import RedisStore
@@ -42,9 +42,6 @@ _UPKEEP: Final = 0.5
 
 _RARELY: Final = 3600.0
 """Seconds between two runs of what is asked for when it is needed."""
-
-_AT_ONCE: Final = 500
-"""So much of it in one section: callers wait meanwhile."""
 
 _SLACK: Final = 0.02
 """Seconds that a caller waits beyond the store's timeout: the link gives up first, and says why."""
@@ -107,6 +104,8 @@ class LeasedLimits(SharedLimits):
                     f"batch={self._given}: more than {rule.capacity} is never granted at once;"
                     f" write batch={rule.capacity} or less"
                 )
+        if settings_of(rules) == self._settings:
+            return
         calls: Sequence[tuple[Sequence[str], Any]] = ()
         with self.mutex:
             with Section(self, self.clock.now()) as section:
@@ -322,11 +321,10 @@ class LeasedLimits(SharedLimits):
 
     def tend(self) -> None:
         """Give back what has expired, though nobody calls any more."""
-        now = self.clock.now()
-        more = True
+        now, more = self.clock.now(), True
         while more:
             with Section(self, now) as section:
-                for _ in range(_AT_ONCE):
+                for _ in range(AT_ONCE):
                     more = bool(self.expiring) and self.expiring[0][1].until <= now
                     if not more:
                         break

@@ -18,9 +18,8 @@ from seawall.errors import StoreUnavailable
 from seawall.jobs._bells import READY
 from seawall.jobs._driven import Ask
 from seawall.jobs._queue import JobQueue
-from seawall.jobs._records import DeadLetterDropped
 from seawall.models.queue_jobs import PRIORITIES, TOTALS, Counts, Granted, Letter, Seen
-from seawall.runtime.events import JobDied, SettingsDiffer, emit
+from seawall.runtime.events import DeadLetterDropped, JobDied, SettingsDiffer, emit
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.shared._asking import Asking
