@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -211,6 +212,38 @@ def test_new_numbers_are_divided_too(
         await other.aclose()
 
     asyncio.run(main())
+
+
+@pytest.mark.usefixtures("frozen")
+def test_parts_reach_the_meters_in_order(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two threads that hear of changes, the one that is held up hands over nothing old."""
+    pod = Pod(store)
+    asyncio.run(store.pods.beat())
+    sharing = pod.limit._sharing
+    assert sharing is not None
+    share = sharing.share
+    assert isinstance(share, SplitLimits)
+    rerule, held_up, go_on = share._rerule, threading.Event(), threading.Event()
+
+    def slowly(parts: Any) -> None:
+        if not held_up.is_set():
+            held_up.set()
+            assert go_on.wait(10)
+        rerule(parts)
+
+    monkeypatch.setattr(share, "_rerule", slowly)
+    thread = threading.Thread(target=lambda: asyncio.run(pod.call()))
+    thread.start()
+    assert held_up.wait(10)
+    store.pods._members.count = 2
+    share.divide()
+    assert pod.limit._meters.all[0].rule.capacity == 6
+    go_on.set()
+    thread.join()
+    assert share.snapshot()["pods"] == 2
+    assert pod.limit._meters.all[0].rule.capacity == 6
 
 
 def test_without_the_store_the_last_known_part_stays(server: Server) -> None:

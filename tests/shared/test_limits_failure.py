@@ -184,10 +184,16 @@ def test_who_waits_goes_on_without_the_store(new_store: Stores, server: Server) 
 
 
 def test_a_closed_store_is_away(store: RedisStore) -> None:
-    """After its store was closed, a limit goes on alone."""
+    """After its store was closed, a limit goes on alone; each guard says so, once."""
     guard = new_guard(RateLimit("2/min", shared=store, name="shut"))
     assert reasons(guard, 1) == [None]
+    heard: list[StoreModeChanged] = []
+    stop = subscribe(heard.append, StoreModeChanged)
     store.close()
+    stop()
+    assert [(event.guard, event.before, event.after) for event in heard] == [
+        (guard.name, "shared", "local")
+    ]
     assert reasons(guard, 3) == [None, None, "rate_limited"]
     assert guard.snapshot()["policies"][0]["shared"]["mode"] == "local"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -145,6 +147,104 @@ def test_who_was_silent_while_others_were_not_is_a_new_one(
     beat(store.pods)
     assert store.pods.count == 2
     assert store.pods.settled
+
+
+def after_the_clock_was_set_back(
+    new_store: Callable[..., RedisStore], frozen: FrozenClock, store: RedisStore
+) -> tuple[list[int], bool]:
+    """Return what a pod counts, beat by beat, and whether one that had just come has settled.
+
+    There was a third, which was killed when the server's clock was set back by an hour.
+    """
+    killed, late = new_store(), new_store()
+    for other in (killed, late):
+        frozen.rule(other)
+    for _ in range(4):
+        frozen.advance(BEAT)
+        beat(store.pods, killed.pods)
+    beat(late.pods)
+    frozen.advance(-3600 * 1_000_000)
+    counts = []
+    for _ in range(9):
+        frozen.advance(BEAT)
+        beat(store.pods, late.pods)
+        counts.append(store.pods.count)
+    return counts, late.pods.settled
+
+
+def test_a_clock_that_is_set_back_changes_little(
+    new_store: Callable[..., RedisStore], frozen: FrozenClock, store: RedisStore
+) -> None:
+    """The killed are gone a little later, the new settle, and nobody has to settle anew."""
+    beat(store.pods)
+    counts, settled = after_the_clock_was_set_back(new_store, frozen, store)
+    assert counts[0] == 3
+    assert counts[-1] == 2
+    assert settled
+    assert store.pods.settled
+
+
+def test_who_was_silent_when_the_clock_was_set_back_is_a_new_one(
+    new_store: Callable[..., RedisStore], frozen: FrozenClock, store: RedisStore
+) -> None:
+    """By that clock it cannot be told for how long: others may have grown into its part."""
+    other = new_store()
+    frozen.rule(other)
+    for _ in range(4):
+        beat(store.pods, other.pods)
+        frozen.advance(BEAT)
+    assert other.pods.settled
+    other.pods._valid_until = 0.0
+    frozen.advance(-3600 * 1_000_000)
+    beat(store.pods, other.pods)
+    assert store.pods.settled
+    assert not other.pods.settled
+
+
+def test_a_script_that_believes_the_future_counts_the_dead(
+    new_store: Callable[..., RedisStore],
+    frozen: FrozenClock,
+    store: RedisStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ablation: who was heard of later than now lives until then."""
+    mutate(monkeypatch, "pods", "for _, other in ipairs(ahead) do", "for _, other in ipairs({}) do")
+    counts, _settled = after_the_clock_was_set_back(new_store, frozen, store)
+    assert counts[-1] == 3
+
+
+def test_who_believes_the_past_never_settles(
+    new_store: Callable[..., RedisStore],
+    frozen: FrozenClock,
+    store: RedisStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ablation: times of before the clock was set back are no times any more."""
+    monkeypatch.setattr(Members, "_set_back", lambda _self, _by: None)
+    assert not after_the_clock_was_set_back(new_store, frozen, store)[1]
+
+
+def test_watchers_of_many_threads_are_all_kept(store: RedisStore) -> None:
+    """Whoever begins or ends to listen at the same moment."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    stops: list[Callable[[], None]] = []
+
+    def listen(number: int) -> None:
+        stops.extend(store.pods.watch(lambda one=one: (number, one)) for one in range(300))
+
+    try:
+        threads = [threading.Thread(target=listen, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert len(store.pods._watchers) == 1200
+    for stop in stops:
+        stop()
+    assert not store.pods._watchers
 
 
 def test_watchers_hear_of_changes_and_one_that_fails_does_no_harm(

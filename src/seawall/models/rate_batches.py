@@ -204,13 +204,13 @@ class Purse:
         self.watch()
         return lot
 
-    def trim(self) -> Spent:
+    def trim(self, demand: int = 0) -> Spent:
         """Hold no more than a batch: return what is too much, of the newest, to be given back.
 
-        Those it was meant for may have gone meanwhile.
+        Those it was meant for may have gone meanwhile; `demand` is what those want who have not.
         """
         rest: Spent = []
-        over = self.held - self.batch
+        over = self.held - self.batch - demand
         for lot in (*reversed(self._later), self.lot):
             if over <= 0:
                 break

@@ -102,12 +102,11 @@ class Section:
         if not share.shut or share.shut[-1] is not holder:
             holder.shut()
             share.shut.append(holder)
-        batch = share.batches[holder.limit]
-        if purse.batch != batch:
-            purse.batch = batch
-            self._trim(holder)
+        purse.batch = share.batches[holder.limit]
         for lot in purse.drop(self._now):
             self._give_back(holder, lot)
+        if purse.held > purse.batch:  # batches are smaller now, or those it was for have gone
+            self._trim(holder)
         if holder.grant is not None and self._now > holder.lost_at:
             self._give_up(holder)
         return purse
@@ -117,8 +116,9 @@ class Section:
         lot.left = 0
 
     def _trim(self, holder: Holder) -> None:
-        """Give back what is more than a batch."""
-        self.changes += [Change(holder, lot, part, 0) for lot, part in holder.purse.trim()]
+        """Give back what is more than a batch and what those need who wait."""
+        over = holder.purse.trim(sum(holder.line.values()))
+        self.changes += [Change(holder, lot, part, 0) for lot, part in over]
 
     def _give_up(self, holder: Holder) -> None:
         """Wait for an answer no more; if it comes, it goes back."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from weakref import ref
 
 from seawall.shared._batch_sections import Section
-from seawall.shared._link import SECOND_LOOK
 
 if TYPE_CHECKING:
     from seawall.shared._batch_grants import Buying
@@ -23,6 +22,12 @@ PATIENCE: Final = 0.005
 """Seconds after which a question that another loop carries is asked again, beside it.
 
 A loop that runs has its answer by then, mostly. One that computes or has ended never has.
+"""
+
+SECOND_LOOK: Final = 0.01
+"""Seconds between a timer and what it does: a loop that was busy first reads what has arrived.
+
+Longer than a store's own second look, which says why; and one answer may lead to a question.
 """
 
 AT_ONCE: Final = 500

@@ -40,9 +40,6 @@ _SWEEP: Final = 8
 _UPKEEP: Final = 0.5
 """Seconds between two looks for what has expired: it goes back though nobody calls any more."""
 
-_RARELY: Final = 3600.0
-"""Seconds between two runs of what is asked for when it is needed."""
-
 _SLACK: Final = 0.02
 """Seconds that a caller waits beyond the store's timeout: the link gives up first, and says why."""
 
@@ -89,7 +86,8 @@ class LeasedLimits(SharedLimits):
         finalize(self, store.pods.watch(lambda: resize(me)))
         finalize(self, store.watch(lambda up, _cause: moved(me, up)))
         finalize(self, store.every(_UPKEEP, lambda: tend(me)).stop)
-        self.doubting = store.every(_RARELY, lambda: ask_again(me))
+        # Run when it is asked for.
+        self.doubting = store.every(3600.0, lambda: ask_again(me))
         finalize(self, self.doubting.stop)
         store.at_close(self.return_all)
 
@@ -278,7 +276,11 @@ class LeasedLimits(SharedLimits):
         """Do the same, and take back what was spent for it."""
 
         def drop() -> None:
-            buying.step_out()
+            with Section(self, self.clock.now()) as section:
+                holders = buying.holders
+                buying.step_out()
+                for holder in holders:
+                    section.look(holder)
             verdict, buying.verdict = buying.verdict, None
             if verdict is not None and verdict.receipt is not None:
                 self.settle(verdict.receipt, [0] * len(self.terms.rules))
