@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from weakref import ref
 
 import pytest
 
-from seawall import Limit, RateLimit
+from seawall import Bulkhead, Limit, RateLimit, RateLimited
 from seawall.clock import SYSTEM
-from seawall.errors import StoreUnavailable
+from seawall.errors import BulkheadFull, StoreUnavailable
 from seawall.models.rate_batches import NOTHING
 from seawall.shared import _batch_watch
 from seawall.shared._batch_grants import Buying, Grant, Granted
 from seawall.shared._batch_sections import Section
+from seawall.shared._batches import LeasedLimits
 from seawall.shared._store import RedisStore
 from tests.shared.support import FrozenClock, Server
 from tests.shared.test_leased import Pod, _nothing, left, quiet
-from tests.support import let_pass
+from tests.support import let_pass, new_guard
 
 
 @pytest.mark.usefixtures("frozen")
@@ -267,6 +269,30 @@ def test_a_blocked_loop_holds_up_no_other_thread(
         assert calls_beside_a_blocked_loop(store)[0] == 0
 
 
+def test_a_thread_does_not_wait_for_a_loops_next_question_either(
+    store: RedisStore, frozen: FrozenClock
+) -> None:
+    """A loop gets an answer that is too little, asks for more, and then computes."""
+    pod = Pod(store, "1000/s", cost=3, batch=4, clock=SYSTEM)
+    holder = pod.share.holder(0, None)
+    assert holder is not None
+    store.start()
+    buying, woken = Buying(pod.share, "sync", pod.limit._charges((), {}), SYSTEM), threading.Event()
+    buying.wake = lambda: woken.set() is None
+    holder.line[buying] = 3
+    buying.holders = [holder]
+
+    async def main() -> None:
+        grant = holder.grant = Grant(pod.share, holder, SYSTEM.now(), enough=False)
+        holder.lost_at = float("inf")
+        pod.share.arrived(holder, grant, Granted(1, (frozen.now_us, 0, 0)))
+        assert holder.grant is not grant
+        assert woken.wait(5)  # in the loop's own thread: nothing goes on there meanwhile
+
+    asyncio.run(main())
+    assert buying.claim().wait == 0
+
+
 @pytest.mark.usefixtures("frozen")
 def test_a_loop_that_has_ended_holds_up_no_other(store: RedisStore) -> None:
     """Neither in the same thread: a question that nobody carries is asked again."""
@@ -313,7 +339,6 @@ def test_the_door_is_open_only_while_the_store_is_there(store: RedisStore) -> No
         door = pod.share.door
         assert door is not None
         assert door.open is NOTHING
-        assert door.cost > 20
         await pod.call()
         await quiet(pod)
         (holder,) = pod.share.holders[0].values()
@@ -321,15 +346,86 @@ def test_the_door_is_open_only_while_the_store_is_there(store: RedisStore) -> No
         lot = door.open
         lot.left -= 1
         pod.share.settle((lot, 1), [0])
-        _batch_watch.moved(lambda: pod.share, up=False)  # type: ignore[arg-type]
+        store.health.failed("it says so itself", certain=True)
         assert door.open is NOTHING
-        _batch_watch.moved(lambda: pod.share, up=True)  # type: ignore[arg-type]
+        while not store.up:
+            await let_pass(0.01)
+        _batch_watch.moved(ref(pod.share))
         assert door.open is lot
         pod.limit.update(limits="2000/min")
         assert door.open is NOTHING
 
     asyncio.run(main())
     assert Pod(store, "9/s", "90/min", batch=2, name="two").share.door is None
+
+
+@pytest.mark.usefixtures("frozen")
+def test_the_shortest_way_follows_the_settings(store: RedisStore) -> None:
+    """What a call costs, that nothing is counted, that the store is away: all hold at once."""
+
+    async def main() -> None:
+        pod = Pod(store, "1000/min", batch=20, on_store_failure="closed")
+
+        async def spent() -> int:
+            await pod.share.return_all()
+            assert await pod.call() == 1  # so that there is something to spend
+            await quiet(pod)
+            before = pod.spent
+            for _ in range(2):
+                await pod.guard.acall(_nothing)
+            return pod.spent - before
+
+        assert await spent() == 2
+        pod.limit.update(limits=Limit("1000/min", cost=2))
+        assert await spent() == 4
+        pod.limit.update(mode="off")
+        assert await spent() == 0
+        pod.limit.update(mode="enforce")
+        assert await spent() == 4
+        pod.guard.call(str)
+        store.health.failed("it says so itself", certain=True)
+        assert pod.held[0] > 0
+        with pytest.raises(RateLimited):
+            await pod.guard.acall(_nothing)
+        with pytest.raises(RateLimited):
+            pod.guard.call(str)
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("frozen")
+def test_the_shortest_way_loses_nothing(store: RedisStore) -> None:
+    """Threads and tasks that take it spend each token once; what was refused further in is back."""
+    limit = RateLimit("100000/s", shared=store, name="vendor", sharing="leased", batch=100)
+    guard = new_guard(limit, Bulkhead(2), clock=SYSTEM)
+    assert limit._sharing is not None
+    share = limit._sharing.share
+    assert isinstance(share, LeasedLimits)
+    admitted: list[int] = []
+
+    def work() -> None:
+        for _ in range(500):
+            try:
+                guard.call(str)
+            except BulkheadFull:
+                continue
+            admitted.append(1)
+
+    async def main() -> None:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(500):
+            result = await asyncio.gather(guard.acall(_nothing), return_exceptions=True)
+            admitted.extend(1 for one in result if one is None)
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+        (holder,) = share.holders[0].values()
+        while holder.grant is not None:
+            await let_pass(0.005)
+        assert share.granted - share.returned - holder.purse.held == len(admitted)
+
+    asyncio.run(main())
 
 
 def test_what_nobody_uses_any_more_is_not_kept(store: RedisStore) -> None:

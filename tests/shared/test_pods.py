@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -224,27 +223,18 @@ def test_who_believes_the_past_never_settles(
     assert not after_the_clock_was_set_back(new_store, frozen, store)[1]
 
 
-def test_watchers_of_many_threads_are_all_kept(store: RedisStore) -> None:
-    """Whoever begins or ends to listen at the same moment."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    stops: list[Callable[[], None]] = []
-
-    def listen(number: int) -> None:
-        stops.extend(store.pods.watch(lambda one=one: (number, one)) for one in range(300))
-
-    try:
-        threads = [threading.Thread(target=listen, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
-    assert len(store.pods._watchers) == 1200
-    for stop in stops:
-        stop()
-    assert not store.pods._watchers
+def test_watchers_of_two_threads_are_both_kept(store: RedisStore) -> None:
+    """Who begins to listen while another does so waits for it."""
+    pods, told = store.pods, []
+    thread = threading.Thread(target=lambda: pods.watch(lambda: told.append(1)))
+    with pods._mutex:
+        known = pods._watchers
+        thread.start()
+        thread.join(0.05)  # it cannot go on yet
+        pods._watchers = (*known, lambda: told.append(2))
+    thread.join()
+    pods._changed(news=True)
+    assert sorted(told) == [1, 2]
 
 
 def test_watchers_hear_of_changes_and_one_that_fails_does_no_harm(

@@ -6,9 +6,10 @@ Nothing is spent that was not taken from the shared limit before, so in total no
 the limit grants. What differs is when: a token may be spent up to a lease later than it was
 granted. So in a stretch of time, what is spent is at most what the limit grants in it, and what
 all pods held at its beginning: that is the `excess`. Three rules keep it small. A pod never holds
-more than one batch of a key. A lot that is as old as the lease is not spent any more; what is left
-of it goes back. And who asks is given a fair part of a batch or told to wait: else all would come
-for one token at a time, when the limit is under most pressure.
+more than one batch of a key, but for those who wait for another limit's answer at that moment. A
+lot that is as old as the lease is not spent any more; what is left of it goes back. And who asks is
+given a fair part of a batch or told to wait: else all would come for one token at a time, when the
+limit is under most pressure.
 
 Times are instants of the pod's own clock, in any unit. A lot's age counts from when it was asked
 for, which is no later than when it was granted: so no clocks have to agree.

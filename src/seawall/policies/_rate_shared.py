@@ -7,7 +7,7 @@ While the store is away, the policy does as it was told, and says so in an event
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from seawall import _checks as check
@@ -49,6 +49,7 @@ class Sharing:
         """How many calls were decided without the store."""
         self.usual: tuple[Charge, ...] = self._usual()
         """What every call takes, if all take the same; else empty. Never changed, so never own."""
+        self._set_door()
 
     @classmethod
     def of(
@@ -118,6 +119,13 @@ class Sharing:
         self.share.configure(rules)
         self.exhausted.clear()
         self.usual = self._usual()
+        self._set_door()
+
+    def _set_door(self) -> None:
+        """Let gates spend by themselves, where every call takes the same and counts."""
+        if self.share.door is not None:
+            costs = [charge.cost for charge in self.usual if self._policy.mode != "off"]
+            self.share.door.cost = costs[0] if costs and costs[0] else float("inf")
 
     def _usual(self) -> tuple[Charge, ...]:
         limits = self._policy.limits
@@ -320,7 +328,7 @@ class _Told:
             for bound in policy.bindings:
                 emit(SettingsDiffer, bound.host.name, **fields)
 
-    def rerule(self, rules: Sequence[Rule[Any]]) -> None:
+    def rerule(self, rules: Iterable[Rule[Any]]) -> None:
         """Let the meters follow other rules."""
         policy = self._policy()
         if policy is not None:

@@ -30,6 +30,17 @@ ASK: Final = object()
 """Stands for the ticket of a call for which the store has to be asked."""
 
 
+SPEND: Final = (
+    "{lot}, {cost} = {door}.open, {door}.cost",
+    "{left} = {lot}.left - {cost}",
+    "if {left} >= {lot}.floor and now_ < {lot}.until:",
+    "    {lot}.left = {left}",
+    "    {ticket} = {lot}, {cost}",
+    "else:",
+)
+"""Spends from what this pod holds: no call and no loop, so nothing can interrupt."""
+
+
 class SharedRateGate(RateGate):
     """The rate limit inside one guard, with its limits in a store."""
 
@@ -171,6 +182,14 @@ class _Side(Layer):
                     "    {refuse_expired}(host_)",
                 ),
                 leave=("{leave}({ticket}, OK_, value_, end_)",) if gate.settles else (),
+            )
+        door = gate.sharing.share.door
+        if door is not None and gate.sharing.usual:
+            slowly = self.inline or Inline({}, ("{ticket} = {enter}(now_)",), ())
+            self.inline = Inline(
+                names={**slowly.names, "door": door},
+                enter=(*SPEND, *(f"    {line}" for line in slowly.enter)),
+                leave=slowly.leave,
             )
 
 

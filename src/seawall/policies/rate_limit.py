@@ -11,7 +11,7 @@ The rules are in `seawall.models.rate_buckets` and `seawall.models.rate_windows`
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, ClassVar, Final, NoReturn
 
 from seawall import _checks as check
@@ -370,7 +370,7 @@ class RateLimit(GatePolicy):
             self._sharing.configure([meter.rule for meter in self._meters.all])
         self._meters.attend_all()
 
-    def _rerule(self, rules: Sequence[Rule[Any]]) -> None:
+    def _rerule(self, rules: Iterable[Rule[Any]]) -> None:
         """Let the meters follow other rules, which adopt what was taken."""
         with self._meters:
             now = whole_microseconds(self._now())

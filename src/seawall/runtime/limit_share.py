@@ -6,7 +6,7 @@ the order of the limits; what costs 0 is never asked for, unless that is an esti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from seawall.runtime.layers import Kind, Waiter
@@ -51,11 +51,23 @@ class Standing(NamedTuple):
     """Microseconds until all that was taken is forgotten."""
 
 
+class Door(Protocol):
+    """Where a gate may spend in its success path, in steps that nothing can interrupt."""
+
+    open: Any
+    """The lot to spend from; one that holds nothing where the share has to be asked."""
+    cost: float
+    """What a call costs, set by the policy; infinite where calls have to be looked at."""
+
+
 class LimitShare(Protocol):
     """The limits of one policy, in a store. Every failure of the store is `StoreUnavailable`."""
 
     sharing: str
     """How: "exact", "leased" or "split"."""
+
+    door: Door | None
+    """Where to spend in a hurry, of a single limit without keys; None if that cannot be."""
 
     @property
     def excess(self) -> tuple[int, ...]:
@@ -136,7 +148,7 @@ class LimitStore(Protocol):
         on_store_failure: str,
         changed: Callable[[str, str, str], None],
         differs: Callable[[str, str], None],
-        rerule: Callable[[Sequence[Rule[Any]]], None],
+        rerule: Callable[[Iterable[Rule[Any]]], None],
     ) -> LimitShare:
         """Return what is shared under `name`.
 

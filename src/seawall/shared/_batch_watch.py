@@ -121,12 +121,12 @@ def resize(me: ref[LeasedLimits]) -> None:
                     section.look(holder)
 
 
-def moved(me: ref[LeasedLimits], up: bool) -> None:  # noqa: FBT001 - a watcher's
+def moved(me: ref[LeasedLimits]) -> None:
     """Let gates spend by themselves only while the store is there."""
     share = me()
     if share is not None and share.door is not None:
         with Section(share, share.clock.now()) as section:
-            share.door.up = up
+            share.door.up = share.store.up
             holder = share.holders[0].get(None)
             if holder is not None:
                 section.look(holder)

@@ -84,9 +84,8 @@ class LeasedLimits(SharedLimits):
         super().__init__(store, name, rules, **options)
         me = ref(self)
         finalize(self, store.pods.watch(lambda: resize(me)))
-        finalize(self, store.watch(lambda up, _cause: moved(me, up)))
+        finalize(self, store.watch(lambda *_news: moved(me)))
         finalize(self, store.every(_UPKEEP, lambda: tend(me)).stop)
-        # Run when it is asked for.
         self.doubting = store.every(3600.0, lambda: ask_again(me))
         finalize(self, self.doubting.stop)
         store.at_close(self.return_all)
@@ -141,6 +140,8 @@ class LeasedLimits(SharedLimits):
         self.depth = 0
         self._watches = Watches()
         self.background = None
+        if self.door is not None:
+            self.door.up = True
         self.doubts.clear()
         self._forget()
         self.resize()

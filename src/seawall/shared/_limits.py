@@ -45,6 +45,7 @@ class SharedLimits:
     """The limits of one policy in the store: `LimitShare`, as far as it is the same for all."""
 
     sharing = "exact"
+    door: Any = None
 
     def __init__(
         self,
