@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterator
 from secrets import token_hex
@@ -13,14 +12,6 @@ import redis
 
 from seawall.shared._store import RedisStore
 from tests.shared.support import FrozenClock, Server
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_old_garbage() -> Iterator[None]:
-    """Keep what earlier tests left behind from the collector: its pauses look like a slow store."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
