@@ -667,7 +667,8 @@ def test_a_cancelled_claim_would_leave_its_jobs(
         await wind_up(self, fetching)
 
     monkeypatch.setattr(Worker, "_wind_up", impatient)
-    assert stopped_under_load(new_store, monkeypatch) > 0
+    # A stop has to meet a claim on its way: not each round of stops does.
+    assert any(stopped_under_load(new_store, monkeypatch) > 0 for _ in range(5))
 
 
 def test_a_worker_ends_when_its_store_is_closed(store: RedisStore) -> None:
