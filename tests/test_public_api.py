@@ -13,10 +13,36 @@ from pathlib import Path
 from typing import Any
 
 import seawall
+import seawall.clients.grpc
+import seawall.clients.httpx
+import seawall.clients.httpx2
+import seawall.clients.llm
+import seawall.clients.requests
+import seawall.clients.upstreams
 import seawall.signals
 import seawall.testing
+import seawall.web
+import seawall.web.checks
+import seawall.web.fastapi
+import seawall.web.grpc
 
 PINNED = Path(__file__).with_name("public_api.txt")
+MODULES = (
+    seawall,
+    seawall.clients,
+    seawall.clients.grpc,
+    seawall.clients.httpx,
+    seawall.clients.httpx2,
+    seawall.clients.llm,
+    seawall.clients.requests,
+    seawall.clients.upstreams,
+    seawall.signals,
+    seawall.testing,
+    seawall.web,
+    seawall.web.checks,
+    seawall.web.fastapi,
+    seawall.web.grpc,
+)
 SPECIAL = ("__init__", "__call__", "__len__")
 
 
@@ -83,7 +109,7 @@ def describe() -> str:
     for name in seawall.__all__:
         getattr(seawall, name)  # loaded when first used, and one may complete another
     lines: list[str] = []
-    for module in (seawall, seawall.signals, seawall.testing):
+    for module in MODULES:
         lines += [f"# {module.__name__}", ""]
         for name in _public(module):
             lines += [*_describe(name, getattr(module, name)), ""]

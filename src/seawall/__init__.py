@@ -95,6 +95,13 @@ if TYPE_CHECKING:
     from seawall.pools import Pool
     from seawall.pools._borrowed import Borrowed
     from seawall.registry import check_threads, get_guard, guards
+    from seawall.runtime.edge_events import (
+        HealthChanged,
+        HostEjected,
+        HostRestored,
+        LifecycleChanged,
+        SoftLimitExceeded,
+    )
     from seawall.runtime.events import (
         BreakerChanged,
         CallHedged,
@@ -156,7 +163,10 @@ __all__ = [
     "Fallback",
     "FallbackUsed",
     "Guard",
+    "HealthChanged",
     "Hedge",
+    "HostEjected",
+    "HostRestored",
     "InFlightRatio",
     "IoPool",
     "JobDied",
@@ -167,6 +177,7 @@ __all__ = [
     "LeaseChanged",
     "LeaseLost",
     "LevelChanged",
+    "LifecycleChanged",
     "Limit",
     "LocalQueue",
     "LoopBlocked",
@@ -196,6 +207,7 @@ __all__ = [
     "SettingsChanged",
     "SettingsDiffer",
     "Shed",
+    "SoftLimitExceeded",
     "StoreModeChanged",
     "StoreUnavailable",
     "Stripes",
@@ -315,6 +327,9 @@ _HOMES = {
     "pools": "Pool",
     "pools._borrowed": "Borrowed",
     "registry": "check_threads get_guard guards",
+    "runtime.edge_events": (
+        "HealthChanged HostEjected HostRestored LifecycleChanged SoftLimitExceeded"
+    ),
     "runtime.events": (
         "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut DeadLetterDropped "
         "Event FallbackUsed JobDied LeaseChanged LevelChanged LoopBlocked ResourceLeaked "

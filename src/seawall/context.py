@@ -33,14 +33,17 @@ deadline_var: Final[ContextVar[tuple[float, Clock] | None]] = ContextVar(
 """The instant and the clock it is on. A pair, not a Deadline: it is made on the hot path."""
 
 attempt_var: Final[ContextVar[int]] = ContextVar("seawall_attempt", default=1)
-_criticality: Final[ContextVar[Criticality]] = ContextVar(
+received_attempt_var: Final[ContextVar[int]] = ContextVar("seawall_received_attempt", default=0)
+"""Which attempt of its caller's the request that is being served is; 0 if nobody said."""
+
+criticality_var: Final[ContextVar[Criticality]] = ContextVar(
     "seawall_criticality", default=Criticality.CRITICAL
 )
-_idempotency_key: Final[ContextVar[str | None]] = ContextVar(
+idempotency_key_var: Final[ContextVar[str | None]] = ContextVar(
     "seawall_idempotency_key", default=None
 )
-_tenant: Final[ContextVar[str | None]] = ContextVar("seawall_tenant", default=None)
-_tier: Final[ContextVar[str | None]] = ContextVar("seawall_tier", default=None)
+tenant_var: Final[ContextVar[str | None]] = ContextVar("seawall_tenant", default=None)
+tier_var: Final[ContextVar[str | None]] = ContextVar("seawall_tier", default=None)
 
 
 def reset(var: ContextVar[Any], token: Token[Any]) -> None:
@@ -230,12 +233,12 @@ def criticality(level: Criticality) -> _Scope[Criticality]:
         raise TypeError(
             f"criticality({level!r}): write a Criticality, such as Criticality.CRITICAL"
         )
-    return _Scope(_criticality, level)
+    return _Scope(criticality_var, level)
 
 
 def current_criticality() -> Criticality:
     """Return how much the current call matters; CRITICAL unless set."""
-    return _criticality.get()
+    return criticality_var.get()
 
 
 def current_attempt() -> int:
@@ -247,33 +250,33 @@ def idempotency_key(key: str) -> _Scope[str | None]:
     """Name the effect of the calls inside, so that repeating them is safe at the receiver."""
     if not isinstance(key, str) or not key:
         raise ValueError(f"idempotency_key({key!r}): write a non-empty string, such as an order id")
-    return _Scope(_idempotency_key, key)
+    return _Scope(idempotency_key_var, key)
 
 
 def current_idempotency_key() -> str | None:
     """Return the key that names the effect of the current call, or None."""
-    return _idempotency_key.get()
+    return idempotency_key_var.get()
 
 
 def tenant(name: str) -> _Scope[str | None]:
     """Say for whom the calls inside are made: a customer, an account, a team."""
     if not isinstance(name, str) or not name:
         raise ValueError(f"tenant({name!r}): write a non-empty string, such as an account's id")
-    return _Scope(_tenant, name)
+    return _Scope(tenant_var, name)
 
 
 def current_tenant() -> str | None:
     """Return for whom the current call is made, or None."""
-    return _tenant.get()
+    return tenant_var.get()
 
 
 def tier(name: str) -> _Scope[str | None]:
     """Say which tier of service the calls inside belong to, such as "free" or "premium"."""
     if not isinstance(name, str) or not name:
         raise ValueError(f"tier({name!r}): write a non-empty string, such as 'free'")
-    return _Scope(_tier, name)
+    return _Scope(tier_var, name)
 
 
 def current_tier() -> str | None:
     """Return the tier of service of the current call, or None."""
-    return _tier.get()
+    return tier_var.get()

@@ -1,0 +1,1 @@
+"""The client's edge: guarded calls to other services, by the libraries people use."""

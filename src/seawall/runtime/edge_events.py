@@ -1,0 +1,76 @@
+"""The events of a service's edges: what its clients and its probes, hosts and limits went through.
+
+They are told and subscribed to as all others, see `seawall.runtime.events`.
+"""
+
+from __future__ import annotations
+
+from seawall.runtime.events import Event
+
+
+class SoftLimitExceeded(Event):
+    """A request was over a limit that only alerts; `guard` is the edge's name."""
+
+    __slots__ = ("limit",)
+    name = "soft_limit_exceeded"
+
+    def __init__(self, guard: str, *, limit: str) -> None:
+        """Tell which limit, by name."""
+        super().__init__(guard)
+        self.limit = limit
+
+
+class HealthChanged(Event):
+    """A health check, or the service as a whole, became better or worse; `guard` is its name."""
+
+    __slots__ = ("after", "before", "check", "output")
+    name = "health_changed"
+
+    def __init__(self, guard: str, *, check: str, before: str, after: str, output: str) -> None:
+        """Tell which check, its state before and after, and what it said."""
+        super().__init__(guard)
+        self.check = check
+        self.before = before
+        self.after = after
+        self.output = output
+
+
+class LifecycleChanged(Event):
+    """A service went from one phase of its life to the next; `guard` is its name."""
+
+    __slots__ = ("after", "before", "in_flight")
+    name = "lifecycle_changed"
+
+    def __init__(self, guard: str, *, before: str, after: str, in_flight: int) -> None:
+        """Tell the phases, and how many requests were being served at that moment."""
+        super().__init__(guard)
+        self.before = before
+        self.after = after
+        self.in_flight = in_flight
+
+
+class HostEjected(Event):
+    """A host got no more requests for a while, since it did worse than it should."""
+
+    __slots__ = ("cause", "host", "seconds")
+    name = "host_ejected"
+
+    def __init__(self, guard: str, *, host: str, cause: str, seconds: float) -> None:
+        """Tell which host, why, and for how long."""
+        super().__init__(guard)
+        self.host = host
+        self.cause = cause
+        self.seconds = seconds
+
+
+class HostRestored(Event):
+    """A host that had been ejected gets requests again."""
+
+    __slots__ = ("cause", "host")
+    name = "host_restored"
+
+    def __init__(self, guard: str, *, host: str, cause: str) -> None:
+        """Tell which host, and why."""
+        super().__init__(guard)
+        self.host = host
+        self.cause = cause
