@@ -42,6 +42,10 @@ class Expiry:
         self._fired = True
         self.task.cancel(EXPIRED)
 
+    def stop(self) -> None:
+        """Stop the timer; `disarm` is still to be called."""
+        self._handle.cancel()
+
     def disarm(self, error: BaseException | None) -> bool:
         """Stop the timer; tell whether `error` is its own cancellation, and so a timeout."""
         self._handle.cancel()

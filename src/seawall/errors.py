@@ -71,6 +71,12 @@ class RateLimited(Rejected):
     """The call is over a rate limit; `limit` is the name of the first that it exceeds."""
 
     reason = "rate_limited"
+    own_limit = False
+    """Whether it is a limit of the caller's own: a server's answer is then 429, else 503."""
+    violated: tuple[str, ...] = ()
+    """The names of the limits that a request is over, where a server's edge has refused it."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """What the answer tells of these limits, then."""
 
     def __init__(
         self,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import redis
@@ -13,6 +14,18 @@ import redis
 from seawall.shared._store import RedisStore
 from tests.shared.faults import Site
 from tests.shared.support import FrozenClock, Server
+
+HERE: Final = Path(__file__).parent
+ON_A_FROZEN_CLOCK: Final = ("agreement", "breaker_report", "breaker_properties", "leased_bounds")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the machine alone for what talks to a real server in real time."""
+    for item in items:
+        if item.path.parent == HERE and not any(
+            word in item.path.stem for word in ON_A_FROZEN_CLOCK
+        ):
+            item.add_marker(pytest.mark.alone)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Task = asyncio.Task[Any]
 
 
-class _Lane:
+class Lane:
     """The calls of one policy under way in one loop, oldest first, and the timer for them."""
 
     __slots__ = ("_armed_for", "_clock", "loop", "pending", "seconds", "timer")
@@ -71,7 +71,7 @@ class _OwnTimer(Expiry):
         self.at = now + seconds
 
 
-Ticket = tuple[Task, int, _Lane] | _OwnTimer
+Ticket = tuple[Task, int, Lane] | _OwnTimer
 
 
 class _NoLoop:
@@ -137,10 +137,10 @@ class AsyncTimeout(Flow):
         """Take up changed settings: another constant needs lanes of its own."""
         wanted = self._bound.policy.seconds
         self._constant = None if isinstance(wanted, AdaptiveSeconds) else wanted
-        self._lanes: dict[asyncio.AbstractEventLoop, _Lane] = {}
+        self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
         self._own: dict[Task, float] = {}
         nowhere: Any = _NoLoop
-        self.lane = _Lane(nowhere, self._clock, 0.0)
+        self.lane = Lane(nowhere, self._clock, 0.0)
         """The one that was used last: most services have one loop."""
 
     def _after_fork(self) -> None:
@@ -171,10 +171,10 @@ class AsyncTimeout(Flow):
         lane = self._lanes.get(task.get_loop())
         return self._own.get(task) if lane is None else lane.pending.get(task, self._own.get(task))
 
-    def _new_lane(self, loop: asyncio.AbstractEventLoop, seconds: float) -> _Lane:
+    def _new_lane(self, loop: asyncio.AbstractEventLoop, seconds: float) -> Lane:
         for other in [known for known in list(self._lanes) if known.is_closed()]:
             self._lanes.pop(other, None)
-        lane = self._lanes[loop] = _Lane(loop, self._clock, seconds)
+        lane = self._lanes[loop] = Lane(loop, self._clock, seconds)
         return lane
 
     def _own_timer(self, task: Task, seconds: float, now: float) -> _OwnTimer:

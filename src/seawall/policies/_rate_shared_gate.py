@@ -66,8 +66,11 @@ class SharedRateGate(RateGate):
 
     async def enter_async(self, now: float, /, *args: Any, **kwargs: Any) -> object:
         """Do the same in an event loop; waits by itself where only the store has to answer."""
+        return await self.ask_async(self.sharing.usual or self.policy._charges(args, kwargs), now)
+
+    async def ask_async(self, charges: Sequence[Charge], now: float) -> object:
+        """Do the same for charges, one for each limit."""
         policy, sharing, clock = self.policy, self.sharing, self.host.clock
-        charges = sharing.usual or policy._charges(args, kwargs)
         ticket = self._at_once(charges, now)
         if ticket is not ASK:
             return ticket

@@ -309,7 +309,9 @@ class _RetryFlow(Flow):
         if memory.tries >= attempts or switch.off:
             return "attempts", 0.0
         if not call.host.idempotent and current_idempotency_key() is None:
-            return "not idempotent", 0.0
+            # A client marks the errors after which nothing has reached the other side.
+            if not getattr(call.error, "nothing_sent", False):
+                return "not idempotent", 0.0
         asked = _server_asks(policy.retry_after, call.error)
         if asked is not None and not asked >= 0:  # negative or NaN
             return "server said no", 0.0

@@ -26,7 +26,10 @@ class Wanted(Protocol):
 
 
 class Receipt(Protocol):
-    """What was taken, for whoever has to give it back: known to the share alone."""
+    """What was taken, for whoever has to give it back: known to the share alone.
+
+    After `LimitShare.see()` it may have `standings`, a `Standing` by the number of each limit.
+    """
 
 
 class Verdict(NamedTuple):
@@ -127,6 +130,9 @@ class LimitShare(Protocol):
 
     async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
         """Do the same, and wait until the store has taken note."""
+
+    def see(self) -> None:
+        """Let whoever takes be told what is left, where the store was asked."""
 
     def configure(self, rules: Sequence[Rule[Any]]) -> None:
         """Follow other numbers from now on."""

@@ -61,6 +61,7 @@ class SharedLimits:
         self.store = store
         self.name = name
         self.failing = on_store_failure
+        self.sees = False
         self.asks = 0
         self._changed = changed
         self._differs = differs
@@ -92,11 +93,16 @@ class SharedLimits:
             return
         self._settings = settings_of(rules)
         self.terms = Terms(self.store, self.name, rules, _settle_for(ref(self)))
+        self.terms.sees = self.sees
         while len(self._finalizers) > 1:
             self._finalizers.pop()()
         me, own = ref(self), describe(rules)
         handle = self.store.announce("rate", self.name, own, lambda other: _differ(me, own, other))
         self._finalizers.append(finalize(self, handle.stop))
+
+    def see(self) -> None:
+        """Let whoever takes be told what is left, where the store was asked."""
+        self.sees = self.terms.sees = True
 
     @property
     def mode(self) -> str:

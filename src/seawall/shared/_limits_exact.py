@@ -105,7 +105,7 @@ class Round(Take):
         answers = answer.split("|")
         if len(answers) != len(self.bells):
             raise ValueError(answer)
-        taken = super().read("0", now)
+        taken = super().read("0", now)  # for all of whom nothing more is said
         self.verdicts = [
             taken if one == "0" else Take(self.terms, self.takings, frozenset(), "").read(one, now)
             for one in answers

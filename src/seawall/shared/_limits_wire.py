@@ -13,7 +13,7 @@ from seawall.models.rate_buckets import Bucket, LeakyBucket, TokenBucket
 from seawall.models.rate_rule import Rule
 from seawall.models.rate_windows import FixedWindow, SlidingCounter, SlidingLog
 from seawall.models.rates import EXACT
-from seawall.runtime.limit_share import Receipt, Verdict
+from seawall.runtime.limit_share import Receipt, Standing, Verdict
 from seawall.shared._keys import key_part
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Mark = tuple[int, int, int]
 class Taken:
     """What one call took, or asks for: a receipt. Settled once, by its reservation or its marks."""
 
-    __slots__ = ("estimated", "marks", "reservation", "takings", "terms")
+    __slots__ = ("estimated", "marks", "reservation", "standings", "takings", "terms")
 
     def __init__(
         self, terms: Terms, takings: Takings, estimated: frozenset[int], reservation: str
@@ -45,13 +45,16 @@ class Taken:
         self.estimated = estimated
         self.reservation = reservation
         self.marks: Sequence[Mark] = ()
+        self.standings: dict[int, Standing] = {}
+        """How the limits stood afterwards, by their number from 0, if that was asked for."""
 
     def ask(self, names: Names, times: int = 1) -> str:
         """Return the question that takes it, asked so many times if it is no reservation."""
         charges = self._charges(names)
         if self.reservation:
             return f'["r",{names.number(self.reservation)},[{charges}]]'
-        return f'["t",[{charges}],{times}]'
+        see = ",1" if self.terms.sees else ""
+        return f'["t",[{charges}],{times}{see}]'
 
     def _charges(self, names: Names) -> str:
         return ",".join(
@@ -128,6 +131,8 @@ class Terms:
         self.rules = tuple(rules)
         self._settle = settle
         self.settings = settings_of(rules)
+        self.sees = False
+        """Whether those who take are told what is left."""
         self.clock = store.key("rate", name, "clock")
         self.homes = []
         """Where the states of each limit are kept, and what belongs to one of them beside it."""
@@ -175,6 +180,10 @@ class Take(Taken):
 
     def read(self, answer: str, now: int) -> Verdict:
         """Return what the store said; keeps what it takes to give it back."""
+        if self.terms.sees and "/" in answer:
+            answer, _, seen = answer.partition("/")
+            parts = zip(self.takings, seen.split(";"), strict=True)
+            self.standings = {taking[0] - 1: Standing(*numbers(part, 2)) for taking, part in parts}
         if answer == "0":  # the most common answer
             if not self.reservation:
                 self.marks = ((now, 0, 0),) * len(self.takings)

@@ -11,9 +11,9 @@
 --          algorithm: t token bucket, l leaky bucket, f fixed window, c sliding counter, s sliding log;
 --          times in microseconds, `time` microseconds pay for `units`; capacity -1: any cost fits
 -- ARGV[2]  the questions, as JSON: [[what, ...], ...]; limits and keys by number, from 1
---   ["t", [[limit, key, cost, amount, estimated], ...], times]   take all of it or nothing, so many
---          times. `amount` is what the cost is worth in microseconds, in a bucket; estimated: 1 if it
---          is settled later
+--   ["t", [[limit, key, cost, amount, estimated], ...], times, see]   take all of it or nothing, so
+--          many times. `amount` is what the cost is worth in microseconds, in a bucket; estimated: 1 if
+--          it is settled later; see: 1 to be told what is left
 --   ["r", reservation, [the same, ...]]                   take, and remember it under a reservation
 --   ["s", reservation, [[limit, key, cost, amount, used, amount used, amount of used - cost], ...]]
 --          settle by reservation: once, since it is forgotten then
@@ -23,7 +23,8 @@
 --   ["l", limit, key, remaining, microseconds]            let no more than that be taken for so long
 -- Reply: text, the time and an answer for each question, with spaces between them:
 --   t, r   "0" if taken, with ";mark,account,taken" for each charge where that is not simply of this
---          instant; t: as many answers as `times`, with "|" between them
+--          instant; t: as many answers as `times`, with "|" between them, each followed by "/" and
+--          "left,rest" for each charge, with ";" between them, if it is to see
 --          else "first,longest,wait": which limit is exceeded first, which one longest, for how long
 --          (microseconds; -1: for ever)
 --   s, b, l  "0"
@@ -706,11 +707,26 @@ local function take_all(charges)
   return answer and table.concat(answer, ';') or '0'
 end
 
-function ask.t(charges, times)
+-- What is left of each limit, and in how long all that was taken is forgotten.
+local function standings(charges)
+  local answer = {}
+  for number, charge in ipairs(charges) do
+    local limit, state = at(charge[1], charge[2])
+    local left = limit.rule.left(limit, state)
+    if state.caps then left = caps_rules().left(state.caps, left) end
+    answer[number] = text(left) .. ',' .. text(rest_of(limit, state))
+  end
+  return table.concat(answer, ';')
+end
+
+function ask.t(charges, times, see)
   local answers, answer, refused = {}, nil, false
   for number = 1, times do
     -- A refusal changes nothing: whoever asks for the same is told the same.
-    if not refused then answer, refused = take_all(charges) end
+    if not refused then
+      answer, refused = take_all(charges)
+      if see == 1 then answer = answer .. '/' .. standings(charges) end
+    end
     answers[number] = answer
   end
   return table.concat(answers, '|')
@@ -768,14 +784,7 @@ end
 
 function ask.p(charges)
   local first, longest, wait = look(charges)
-  local answer = {first and refusal(first, longest, wait) or '0'}
-  for number, charge in ipairs(charges) do
-    local limit, state = at(charge[1], charge[2])
-    local left = limit.rule.left(limit, state)
-    if state.caps then left = caps_rules().left(state.caps, left) end
-    answer[number + 1] = text(left) .. ',' .. text(rest_of(limit, state))
-  end
-  return table.concat(answer, ';')
+  return (first and refusal(first, longest, wait) or '0') .. ';' .. standings(charges)
 end
 
 function ask.l(limit_number, key_number, remaining, microseconds)

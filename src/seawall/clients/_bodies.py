@@ -1,0 +1,76 @@
+"""Bodies: which of a request can be sent again, and how that of a failed answer is kept.
+
+A request's body is sent again if it begins anew when it is read again. Everything else is sent
+once: a generator that was begun, or a file that was read, would be sent as the half that is left,
+and the server would take that for the whole.
+
+The body of an answer that means failure is read at once, if it is not large: then its connection is
+free again while the next attempt is waited for, and the answer can still be handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
+
+KEPT: Final = 65_536
+"""The most bytes of a failed answer that are kept in memory."""
+
+
+def is_text(body: object) -> bool:
+    """Tell whether `body` is there as a whole."""
+    return body is None or isinstance(body, (bytes, bytearray, str))
+
+
+def is_form(stream: object) -> bool:
+    """Tell whether `stream` is a multipart form (of httpx) whose files can be read again."""
+    fields = getattr(stream, "fields", None)
+    if type(stream).__name__ != "MultipartStream" or not isinstance(fields, list):
+        return False
+    return all(is_text(file := getattr(field, "file", None)) or _rewinds(file) for field in fields)
+
+
+def _rewinds(file: Any) -> bool:
+    """Tell whether `file` stands at its beginning, to which the library goes back."""
+    try:
+        return bool(file.seekable()) and file.tell() == 0
+    except Exception:  # noqa: BLE001 - not a file that can be asked, so not one to rely on
+        return False
+
+
+class Rejoined:
+    """A body (of httpx) of which the head was read: gives that, and then the rest of it."""
+
+    def __init__(self, head: list[bytes], rest: Any, stream: Any) -> None:
+        """Begin with `head`, go on with the iterator `rest` over `stream`."""
+        self._head = head
+        self._rest = rest
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._head
+        yield from self._rest
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self._head:
+            yield part
+        async for part in self._rest:
+            yield part
+
+    def close(self) -> None:
+        """Close what the head was read from."""
+        getattr(self._rest, "close", _nothing)()
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        """Close what the head was read from."""
+        await getattr(self._rest, "aclose", _anothing)()
+        await self._stream.aclose()
+
+
+def _nothing() -> None:
+    pass
+
+
+async def _anothing() -> None:
+    pass

@@ -1,0 +1,82 @@
+"""What a request tells the next service: time left, criticality, tenant, attempt, key.
+
+Promises: what the user set stays, except that a deadline may be lowered and an attempt raised; of
+a baggage header all other members stay; nothing is sent that the settings do not name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from seawall.context import (
+    Criticality,
+    attempt_var,
+    criticality_var,
+    received_attempt_var,
+    tenant_var,
+)
+from seawall.wire.attempts import ATTEMPT_HEADER, read_attempt, write_attempt
+from seawall.wire.criticality import (
+    BAGGAGE_HEADER,
+    read_baggage,
+    read_criticality,
+    read_tenant,
+    write_baggage,
+)
+from seawall.wire.deadlines import least_timeout, write_timeout
+from seawall.wire.idempotency import IDEMPOTENCY_HEADER, write_key
+
+PROPAGATED: Final = frozenset({"deadline", "criticality", "attempt"})
+"""What is told unless the settings say otherwise; not the tenant, which is a customer's name."""
+
+_ALL: Final = PROPAGATED | {"tenant"}
+
+
+def read_propagate(propagate: bool | Collection[str]) -> frozenset[str]:  # noqa: FBT001
+    """Return what the setting names, or raise: True is the usual, False nothing."""
+    if propagate is True:
+        return PROPAGATED
+    if propagate is False:
+        return frozenset()
+    if isinstance(propagate, str) or not isinstance(propagate, Collection):
+        raise TypeError(f"propagate={propagate!r}: write True, False, or a set of {sorted(_ALL)}")
+    unknown = sorted(str(word) for word in propagate if word not in _ALL)
+    if unknown:
+        raise ValueError(f"propagate: {unknown[0]!r} is not one of {sorted(_ALL)}")
+    return frozenset(propagate)
+
+
+def headers_for(
+    propagate: frozenset[str], request: Any, key: str | None, left: float | None
+) -> dict[str, str]:
+    """Return the headers to set on the next attempt of `request`, with `left` seconds to go."""
+    given = request.headers
+    headers: dict[str, str] = {}
+    if key is not None:
+        headers[IDEMPOTENCY_HEADER] = write_key(key)
+    if "attempt" in propagate:
+        said = given.get(ATTEMPT_HEADER)
+        own = 0 if said is None else read_attempt(said) or 0
+        attempt = max(own, received_attempt_var.get(), attempt_var.get())
+        headers[ATTEMPT_HEADER] = write_attempt(attempt)
+    if left is not None and "deadline" in propagate:
+        least = least_timeout(given.items())
+        if least is None or left < least:
+            headers.update(write_timeout(left))
+    level = criticality_var.get() if "criticality" in propagate else Criticality.CRITICAL
+    tenant = tenant_var.get() if "tenant" in propagate else None
+    if level is not Criticality.CRITICAL or tenant is not None:
+        existing = given.get(BAGGAGE_HEADER)
+        members = {} if existing is None else read_baggage(existing)
+        # CRITICAL is what whoever is told nothing takes it for.
+        unless_set = None if level is Criticality.CRITICAL else level
+        known = read_criticality(members)
+        baggage = write_baggage(
+            existing,
+            unless_set if known is None else known,
+            read_tenant(members) or tenant,
+        )
+        if baggage:
+            headers[BAGGAGE_HEADER] = baggage
+    return headers

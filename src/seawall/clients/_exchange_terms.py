@@ -1,0 +1,147 @@
+"""On what terms requests go out: what may be repeated, and which answers mean failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Final, Literal
+
+from seawall import _checks as check
+from seawall.clients._exchange_errors import Library
+from seawall.clients._exchange_headers import PROPAGATED, read_propagate
+from seawall.context import idempotency_key_var, received_attempt_var
+from seawall.guard import Guard, _Marked
+from seawall.runtime.layers import Kind, Layer
+from seawall.wire.idempotency import IDEMPOTENCY_HEADER
+from seawall.wire.retry_after import read_milliseconds, read_retry_after
+
+RetryAt = Literal["everywhere", "edge"]
+
+FAILURES: Final = frozenset({408, 429, *range(500, 600)} - {501, 505})
+"""Statuses that mean failure; 501 and 505 are answers: the same request will never do better."""
+
+IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE"})
+"""Methods of which a second request has no effect beyond the first's (RFC 9110, 9.2.2)."""
+
+_ERROR: Final = 400
+
+
+class BadStatus(Exception):
+    """An answer that means failure, as policies inside the guard see it; unwrapped outside."""
+
+    def __init__(self, response: Any, status: int, retry_after: float | None) -> None:
+        """Carry the response, and when the server wants to be asked again (below 0: never)."""
+        super().__init__(f"answered {status}")
+        self.response = response
+        self.status = status
+        self.retry_after = retry_after
+
+
+def retryable(error: Exception | None, _value: object = None) -> bool:
+    """Tell whether a guarded HTTP call that ended so is worth another; for `Retry(on=retryable)`.
+
+    408, 429 and 5xx answers, network trouble and timeouts are; that is decided for all libraries
+    alike. Whether the request may be repeated at all is looked at apart from that.
+    """
+    return isinstance(error, (BadStatus, ConnectionError, TimeoutError, *Library.transient_errors))
+
+
+class Terms:
+    """The settings of one guarded transport, checked."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        library: Library,
+        kind: Kind,
+        *,
+        retry_at: RetryAt = "everywhere",
+        generate_keys: bool = False,
+        repeatable: Callable[[Any], bool] | None = None,
+        statuses: Collection[int] = FAILURES,
+        propagate: bool | Collection[str] = PROPAGATED,
+    ) -> None:
+        """See the transports, where the settings are explained."""
+        if not isinstance(guard, Guard):
+            raise TypeError(f"{guard!r}: the first argument is a Guard, such as Guard('vendor')")
+        for policy in guard.policies:
+            if policy.kind == "cache":
+                raise TypeError(
+                    f"guard {guard.name!r}: a Cache would hand out one response many times, and"
+                    " its body can be read once: put the Cache around the function that reads it"
+                )
+        guard._plan.check(kind)  # a Timeout that cannot act here says so now, not at the first call
+        self.guard = guard
+        self.once = _Marked(guard, idempotent=False) if guard.idempotent else guard
+        """The same guard for what may not be repeated."""
+        self.library = library
+        self.retry_at = check.choice("retry_at", retry_at, ("everywhere", "edge"))
+        self.generate_keys = check.flag("generate_keys", generate_keys)
+        self.repeatable = None if repeatable is None else check.function("repeatable", repeatable)
+        self.statuses = frozenset(
+            check.count("statuses", status, minimum=100, maximum=999) for status in statuses
+        )
+        self.propagate = read_propagate(propagate)
+        self.retries = any(getattr(policy, "most_attempts", 1) > 1 for policy in guard.policies)
+        self.timeouts: list[Layer] = []
+        """What will cancel the task at an instant that no deadline tells."""
+        if kind == "async":
+            layers = [bound.layer(kind) for bound in guard.bounds if bound.policy.kind == "timeout"]
+            self.timeouts = [layer for layer in layers if isinstance(layer, Layer)]
+
+    def why_once(self, request: Any, key: str | None) -> str | None:
+        """Return why `request` may be sent only once; None if it may be repeated."""
+        above = self.retried_above()
+        if above is not None:
+            return above
+        if request.method not in IDEMPOTENT and key is None and not self._harmless(request):
+            return f"{request.method} without an idempotency key"
+        if not self.library.replayable(request):
+            return "its body is a stream, which can be read once"
+        return None
+
+    def retried_above(self) -> str | None:
+        """Return who retries in place of this service, if somebody does."""
+        received = received_attempt_var.get()
+        if received > 1:
+            return "the request that it is made for is a retry itself"
+        return "the caller retries" if received and self.retry_at == "edge" else None
+
+    def _harmless(self, request: Any) -> bool:
+        return self.repeatable is not None and bool(self.repeatable(request))
+
+    def key_of(self, request: Any) -> tuple[str | None, bool]:
+        """Return the key that names the effect of `request`, and whether it is yet to be sent."""
+        if request.method in IDEMPOTENT:
+            return None, False
+        own = request.headers.get(IDEMPOTENCY_HEADER)
+        if own:
+            return str(own), False
+        key = idempotency_key_var.get()
+        if key is None and self.generate_keys:
+            from uuid import uuid4
+
+            key = str(uuid4())
+        return key, key is not None
+
+    def failure_in(self, response: Any) -> BadStatus | None:
+        """Return what is wrong with an answer, if it means failure."""
+        status = response.status_code
+        if status < _ERROR:
+            return None
+        headers = response.headers
+        wish = (headers.get("x-should-retry") or "").strip().lower()
+        if status not in self.statuses and wish != "true":
+            return None
+        if wish == "false":
+            return BadStatus(response, status, -1.0)
+        exact, usual = headers.get("retry-after-ms"), headers.get("retry-after")
+        seconds = None if exact is None else read_milliseconds(exact)
+        if seconds is None and usual is not None:
+            seconds = read_retry_after(usual, _wall())
+        return BadStatus(response, status, seconds)
+
+
+def _wall() -> float:
+    import time
+
+    return time.time()  # noqa: TID251 - a Retry-After may be a date

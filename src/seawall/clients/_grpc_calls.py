@@ -1,0 +1,258 @@
+"""One RPC under a guard, as far as sync and async calls have it in common.
+
+Promises: a method is called twice only if it was said to be idempotent, or an idempotency key names
+the effect of the call, and only if its request can be sent again; nothing is repeated for a request
+that is a retry itself. The deadline that gRPC tells the server is the nearest there is: the call's
+own timeout, that of the context, those of the guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final, Literal
+
+import grpc
+
+from seawall import _checks as check
+from seawall.clients._exchange_headers import headers_for, read_propagate
+from seawall.clients._grpc_errors import FAILED_CODES, as_rpc_error, retries_above
+from seawall.clock import Clock
+from seawall.context import deadline, deadline_var, idempotency_key_var, reset
+from seawall.errors import DeadlineExceeded, SeawallError
+from seawall.guard import Guard, _Marked
+from seawall.policies.timeout import TimeoutBound
+from seawall.runtime.layers import Kind, Layer
+from seawall.wire._text import A_YEAR
+from seawall.wire.idempotency import IDEMPOTENCY_HEADER, read_key
+
+RetryAt = Literal["everywhere", "edge"]
+Idempotent = bool | Collection[str] | Callable[[str], bool]
+
+_KEY: Final = IDEMPOTENCY_HEADER.lower()
+
+
+class Cancelled(BaseException):
+    """How a gate is told that an RPC was cancelled: it ran, and there is no verdict."""
+
+
+class Rpc:
+    """A call on its way, as `key=` and `cost=` functions and fallbacks see it.
+
+    `method` is the full name, such as "/shop.Orders/Get"; `request` the message, or an iterator of
+    messages; `metadata` the pairs that the caller gave.
+    """
+
+    __slots__ = (
+        "details",
+        "headers",
+        "key",
+        "metadata",
+        "method",
+        "repeatable",
+        "request",
+        "resendable",
+        "send",
+        "task",
+    )
+
+    def __init__(self, details: Any, request: Any, send: Callable[..., Any]) -> None:
+        """Describe the call that `send(details, request)` makes."""
+        method = details.method
+        self.method: str = method.decode("latin-1") if isinstance(method, bytes) else method
+        self.request = request
+        self.metadata: tuple[tuple[str, Any], ...] = tuple(details.metadata or ())
+        self.details = details
+        self.send = send
+        self.headers = _Given(self.metadata)
+        self.key: str | None = None
+        """What names its effect, if that is yet to be told the server."""
+        self.resendable = True
+        """Whether the request can be sent twice: an iterator can be read once."""
+        self.repeatable = False
+        """Whether the call may be made twice."""
+        self.task: Any = None
+
+    def __repr__(self) -> str:
+        return f"<Rpc {self.method}>"
+
+
+class _Given:
+    """Metadata as the writer of headers wants to see it: texts by names in any case."""
+
+    __slots__ = ("_pairs",)
+
+    def __init__(self, pairs: tuple[tuple[str, Any], ...]) -> None:
+        self._pairs = [pair for pair in pairs if isinstance(pair[1], str)]
+
+    def get(self, name: str) -> str | None:
+        """Return what was given under that name; several values are one list."""
+        wanted = name.lower()
+        return ",".join(value for key, value in self._pairs if key.lower() == wanted) or None
+
+    def items(self) -> list[tuple[str, str]]:
+        """Return all pairs."""
+        return self._pairs
+
+
+class Terms:
+    """The settings of a client's interceptors, checked."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        kind: Kind,
+        *,
+        idempotent: Idempotent,
+        retry_at: RetryAt,
+        propagate: bool | Collection[str],
+    ) -> None:
+        """See the interceptors, where the settings are explained."""
+        if not isinstance(guard, Guard):
+            raise TypeError(f"{guard!r}: the first argument is a Guard, such as Guard('orders')")
+        guard._plan.check(kind)  # a Timeout that cannot act here says so now
+        self.guard = guard
+        self.kind = kind
+        self.again = guard if guard.idempotent else _Marked(guard, idempotent=True)
+        self.once = _Marked(guard, idempotent=False) if guard.idempotent else guard
+        """The same guard, for what may be repeated and for what may not."""
+        self._idempotent = _read_idempotent(idempotent)
+        self._retry_at = check.choice("retry_at", retry_at, ("everywhere", "edge"))
+        # gRPC sends the deadline itself.
+        self._propagate = read_propagate(propagate) - {"deadline"}
+        self.timeouts = [bound for bound in guard.bounds if isinstance(bound, TimeoutBound)]
+        layers = [bound.layer(kind) for bound in self.timeouts]
+        self._watches = [layer for layer in layers if isinstance(layer, Layer)]
+
+    def rpc(self, details: Any, request: Any, send: Callable[..., Any], *, stream: bool) -> Rpc:
+        """Return the call to make; `stream`: the request is an iterator."""
+        rpc = Rpc(details, request, send)
+        given = rpc.headers.get(_KEY)
+        own = None if given is None else read_key(given)
+        rpc.key = idempotency_key_var.get() if given is None else None
+        safe = self._idempotent(rpc.method) or rpc.key is not None or own is not None
+        rpc.resendable = not stream or isinstance(request, Sequence)
+        rpc.repeatable = safe and rpc.resendable and not retries_above(self._retry_at)
+        if self.kind == "async":
+            from asyncio import current_task
+
+            rpc.task = current_task()
+        return rpc
+
+    def host(self, rpc: Rpc) -> Guard:
+        """Return the guard for that call."""
+        return self.again if rpc.repeatable else self.once
+
+    @contextmanager
+    def around(self, rpc: Rpc) -> Iterator[None]:
+        """Set the call's own timeout as the deadline, and let refusals be gRPC's errors too."""
+        # With a key in the context a guard takes anything to be repeatable.
+        token = None if rpc.repeatable else idempotency_key_var.set(None)
+        try:
+            with self._own_limit(rpc):
+                yield
+        except SeawallError as error:
+            told = as_rpc_error(error)
+            if told is error:
+                raise
+            raise told from error
+        finally:
+            if token is not None:
+                reset(idempotency_key_var, token)
+
+    def _own_limit(self, rpc: Rpc) -> AbstractContextManager[Any]:
+        seconds = rpc.details.timeout
+        if seconds is None or not seconds < A_YEAR:
+            return nullcontext()
+        return deadline(max(0.0, float(seconds)), clock=self.guard.clock)
+
+    def seconds_left(self, rpc: Rpc) -> float | None:
+        """Return the seconds until the nearest deadline for an attempt inside the guard, or None."""
+        ends: list[float] = []
+        if self.kind == "async" and self._watches:
+            from asyncio import current_task
+
+            # A hedged copy runs in a task of its own, inside timeouts of its caller's task.
+            tasks = {rpc.task, current_task()} - {None}
+            found = (layer.until_of(task) for layer in self._watches for task in tasks)
+            ends = [until for until in found if until is not None]
+        left = self.left_until(deadline_var.get())
+        if not ends:
+            return left
+        own = self._positive(min(ends) - self.guard.clock.now())
+        return own if left is None else min(left, own)
+
+    def left_until(
+        self, held: tuple[float, Clock] | None, *, timed: bool = False
+    ) -> float | None:
+        """Return the seconds until a deadline, or None if it is None.
+
+        `timed`: the guard's timeouts do not run, so the least of them is looked at here.
+        """
+        ends = [] if held is None else [held[0] - held[1].now()]
+        if timed and self.timeouts:
+            now = self.guard.clock.now()
+            ends += [bound.seconds(now) for bound in self.timeouts]
+        return self._positive(min(ends)) if ends else None
+
+    def _positive(self, left: float) -> float:
+        if left <= 0:
+            name = self.guard.name
+            raise DeadlineExceeded(
+                f"guard {name!r}: the deadline passed before the request was sent",
+                guard=name,
+                policy="deadline",
+            )
+        return left
+
+    def details(self, rpc: Rpc, seconds: float | None) -> Any:
+        """Return the details of the next attempt, with `seconds` to go."""
+        set_now = headers_for(self._propagate, rpc, rpc.key, None)
+        ours = {name.lower(): value for name, value in set_now.items()}
+        pairs = [pair for pair in rpc.metadata if pair[0].lower() not in ours]
+        pairs += ours.items()
+        details = rpc.details
+        if self.kind == "async":
+            metadata: Any = grpc.aio.Metadata(*pairs)
+            return grpc.aio.ClientCallDetails(
+                details.method, seconds, metadata, details.credentials, details.wait_for_ready
+            )
+        return _Details(details, seconds, pairs)
+
+
+class _Details(grpc.ClientCallDetails):
+    """The details of a sync call: gRPC asks for attributes, and has no class to make."""
+
+    def __init__(self, given: Any, timeout: float | None, metadata: list[tuple[str, Any]]) -> None:
+        self.method = given.method
+        self.timeout = timeout
+        self.metadata = metadata
+        self.credentials = given.credentials
+        self.wait_for_ready = getattr(given, "wait_for_ready", None)
+        self.compression = getattr(given, "compression", None)
+
+
+def verdict(code: grpc.StatusCode | None) -> BaseException | None:
+    """Return what a gate is told of an RPC that ended with `code`; None if all was well."""
+    if code is None or code is grpc.StatusCode.CANCELLED:
+        return Cancelled()
+    return _Failed(code.name) if code in FAILED_CODES else None
+
+
+class _Failed(Exception):  # noqa: N818 - seen by gates only
+    """An RPC ended badly after its first item."""
+
+
+def _read_idempotent(idempotent: Idempotent) -> Callable[[str], bool]:
+    if isinstance(idempotent, bool):
+        return lambda _method: idempotent
+    if callable(idempotent):
+        return idempotent
+    advice = 'write True, a set of full names such as {"/shop.Orders/Get"}, or a function of one'
+    if isinstance(idempotent, str) or not isinstance(idempotent, Collection):
+        raise TypeError(f"idempotent={idempotent!r}: {advice}")
+    names = frozenset(idempotent)
+    for name in names:
+        if not isinstance(name, str) or not name.startswith("/"):
+            raise ValueError(f"idempotent: {name!r} is no full name of a method; {advice}")
+    return names.__contains__

@@ -1,0 +1,129 @@
+"""Calls that needed no RPC: a fallback or a cache had the response."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Generator
+from typing import Any, Never
+
+import grpc
+
+
+class Finished(grpc.Call, grpc.Future):
+    """A sync call that is over."""
+
+    def __init__(self, response: Any) -> None:
+        """Be over, with `response`."""
+        self._response = response
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return the response."""
+        return self._response
+
+    def code(self) -> grpc.StatusCode:
+        """Return OK."""
+        return grpc.StatusCode.OK
+
+    def details(self) -> str:
+        """Return "": there is nothing to say."""
+        return ""
+
+    def initial_metadata(self) -> tuple[()]:
+        """Return none: no server said anything."""
+        return ()
+
+    trailing_metadata = initial_metadata
+
+    def done(self) -> bool:
+        """Tell that it is over."""
+        return True
+
+    def cancel(self) -> bool:
+        """Do nothing: it is over."""
+        return False
+
+    cancelled = running = is_active = cancel
+
+    def exception(self, timeout: float | None = None) -> None:
+        """Return None: it went well."""
+
+    traceback = exception
+
+    def time_remaining(self) -> None:
+        """Return None: no time is counted any more."""
+
+    def add_callback(self, callback: Callable[[], Any]) -> bool:
+        """Tell that it is too late to be called back."""
+        return False
+
+    def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
+        """Call back at once."""
+        fn(self)
+
+
+class AioFinished(
+    grpc.aio.UnaryUnaryCall[Any, Any],
+    grpc.aio.UnaryStreamCall[Any, Any],
+    grpc.aio.StreamUnaryCall[Any, Any],
+    grpc.aio.StreamStreamCall[Any, Any],
+):
+    """An aio call that is over, whatever its kind: it is awaited, or its items are read."""
+
+    def __init__(self, response: Any, items: AsyncIterator[Any] | None = None) -> None:
+        """Be over, with `response` or `items`."""
+        self._response = response
+        self._items = items
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._response
+        yield  # what makes this a generator
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        assert self._items is not None  # noqa: S101 - for the type checker
+        return self._items
+
+    async def read(self) -> Any:
+        """Return the next item, or EOF."""
+        return await anext(aiter(self), grpc.aio.EOF)
+
+    async def write(self, request: Any) -> Never:
+        """Raise: there is nobody to write to."""
+        raise RuntimeError("this call was answered without an RPC: nothing can be written to it")
+
+    async def done_writing(self) -> None:
+        """Do nothing: there is nobody who waits for more."""
+
+    def cancel(self) -> bool:
+        """Do nothing: it is over."""
+        return False
+
+    cancelled = cancel
+
+    def done(self) -> bool:
+        """Tell that it is over."""
+        return True
+
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+        """Call back at once."""
+        callback(self)
+
+    def time_remaining(self) -> None:
+        """Return None: no time is counted any more."""
+
+    async def initial_metadata(self) -> grpc.aio.Metadata:
+        """Return none: no server said anything."""
+        return grpc.aio.Metadata()
+
+    trailing_metadata = initial_metadata
+
+    async def code(self) -> grpc.StatusCode:
+        """Return OK."""
+        return grpc.StatusCode.OK
+
+    async def details(self) -> str:
+        """Return "": there is nothing to say."""
+        return ""
+
+    debug_error_string = details
+
+    async def wait_for_connection(self) -> None:
+        """Return at once: no connection is needed."""

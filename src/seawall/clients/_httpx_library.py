@@ -1,0 +1,93 @@
+"""httpx and httpx2 are one library under two names, as far as a transport can see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from seawall.clients._bodies import KEPT, Rejoined, is_form
+from seawall.clients._exchange_errors import Library
+
+
+class HttpxLibrary(Library):
+    """What an exchange must know of httpx, or of httpx2."""
+
+    def __init__(self, module: Any) -> None:
+        """Speak for `module`."""
+        super().__init__(
+            module.__name__,
+            error=module.TransportError,
+            timeout_error=module.TimeoutException,
+            transient=(
+                module.NetworkError,
+                module.TimeoutException,
+                module.RemoteProtocolError,
+                module.ProxyError,
+            ),
+        )
+        self._module = module
+        self._not_sent = (module.ConnectError, module.ConnectTimeout, module.PoolTimeout)
+        streams = (Rejoined, module.SyncByteStream, module.AsyncByteStream)
+        self._rejoined: Any = type("Rejoined", streams, {})
+
+    def replayable(self, request: Any) -> bool:
+        """Tell whether the body is bytes, or a form of files that can be read again."""
+        stream = request.stream
+        return isinstance(stream, self._module.ByteStream) or is_form(stream)
+
+    def copy(self, request: Any, headers: Mapping[str, str]) -> Any:
+        """Return a request of its own for one attempt."""
+        copy = self._module.Request(
+            request.method,
+            request.url,
+            headers=request.headers,
+            stream=request.stream,
+            extensions=request.extensions,
+        )
+        copy.headers.update(headers)
+        return copy
+
+    def nothing_sent(self, error: Exception) -> bool:
+        """Tell whether there was no connection yet."""
+        return isinstance(error, self._not_sent)
+
+    def note(self, response: Any, text: str) -> None:
+        """Leave the note in `response.extensions["seawall_note"]`."""
+        response.extensions["seawall_note"] = text
+
+    def keep(self, response: Any) -> None:
+        """Read the body of a failed answer, or the head of a large one."""
+        stream, head, length = response.stream, [], 0
+        rest = iter(stream)
+        for part in rest:
+            head.append(part)
+            length += len(part)
+            if length > KEPT:
+                response.stream = self._rejoined(head, rest, stream)
+                return
+        stream.close()
+        response.stream = self._module.ByteStream(b"".join(head))
+
+    async def akeep(self, response: Any) -> None:
+        """Do the same for an async one."""
+        stream, head, length = response.stream, [], 0
+        rest = aiter(stream)
+        async for part in rest:
+            head.append(part)
+            length += len(part)
+            if length > KEPT:
+                response.stream = self._rejoined(head, rest, stream)
+                return
+        await stream.aclose()
+        response.stream = self._module.ByteStream(b"".join(head))
+
+
+def lower_timeouts(request: Any, seconds: float | None) -> Any:
+    """Let connecting, reading, writing and waiting for the pool take no longer than `seconds`."""
+    if seconds is not None:
+        given = request.extensions.get("timeout") or {}
+        request.extensions["timeout"] = {
+            part: seconds if (known := given.get(part)) is None else min(known, seconds)
+            for part in ("connect", "read", "write", "pool")
+        }
+    return request

@@ -1,0 +1,138 @@
+"""The two transports, sync and async, for whichever of the two libraries their subclass names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from seawall.clients._exchange import Carrier, aexchange, exchange
+from seawall.clients._exchange_headers import PROPAGATED
+from seawall.clients._exchange_terms import FAILURES, RetryAt, Terms
+from seawall.clients._httpx_library import HttpxLibrary, lower_timeouts
+from seawall.guard import Guard
+from seawall.runtime.layers import Kind
+
+
+class Guarded:
+    """What both transports are made of: a guard, what it is around, and the terms."""
+
+    _library: ClassVar[HttpxLibrary]
+    _kind: ClassVar[Kind]
+    _default: ClassVar[Callable[[], Any]]
+
+    def __init__(
+        self,
+        guard: Guard,
+        transport: Any = None,
+        *,
+        retry_at: RetryAt = "everywhere",
+        generate_keys: bool = False,
+        repeatable: Callable[[Any], bool] | None = None,
+        statuses: Collection[int] = FAILURES,
+        propagate: bool | Collection[str] = PROPAGATED,
+    ) -> None:
+        """Send all requests through `guard`, and on by `transport` (a new HTTPTransport).
+
+        `retry_at="edge"` leaves retrying to the first service of a chain. `generate_keys` gives
+        each POST and PATCH an idempotency key: only for servers that honour it. `repeatable` says
+        of a request without a key that repeating it does no harm (a search by POST, say).
+        `statuses` are the answers that mean failure. `propagate` is what the next service is told:
+        any of "deadline", "criticality", "attempt" (these three by default) and "tenant".
+        """
+        self.terms = Terms(
+            guard,
+            self._library,
+            self._kind,
+            retry_at=retry_at,
+            generate_keys=generate_keys,
+            repeatable=repeatable,
+            statuses=statuses,
+            propagate=propagate,
+        )
+        self.transport = type(self)._default() if transport is None else transport
+        self._carrier = self._make_carrier()
+
+    def _make_carrier(self) -> Carrier:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        over = type(self.transport).__name__
+        return f"<{type(self).__name__} of guard {self.terms.guard.name!r} over {over}>"
+
+    @property
+    def guard(self) -> Guard:
+        """The guard that all requests go through."""
+        return self.terms.guard
+
+
+class SyncGuarded(Guarded):
+    """The transport of a `Client`."""
+
+    _kind: ClassVar[Kind] = "sync"
+
+    def handle_request(self, request: Any) -> Any:
+        """Return the answer to `request`."""
+        return exchange(self.terms, request, self._carrier)
+
+    def _make_carrier(self) -> Carrier:
+        return Carrier(self._send, self._library.keep, _close)
+
+    def _send(self, request: Any, seconds: float | None) -> Any:
+        return self.transport.handle_request(lower_timeouts(request, seconds))
+
+    def __enter__(self) -> Self:
+        self.transport.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        self.transport.__exit__(kind, error, traceback)
+
+    def close(self) -> None:
+        """Close what is inside; the guard stays as it is."""
+        self.transport.close()
+
+
+class AsyncGuarded(Guarded):
+    """The transport of an `AsyncClient`."""
+
+    _kind: ClassVar[Kind] = "async"
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Return the answer to `request`."""
+        return await aexchange(self.terms, request, self._carrier)
+
+    def _make_carrier(self) -> Carrier:
+        return Carrier(self._send, self._library.akeep, _aclose)
+
+    async def _send(self, request: Any, seconds: float | None) -> Any:
+        return await self.transport.handle_async_request(lower_timeouts(request, seconds))
+
+    async def __aenter__(self) -> Self:
+        await self.transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self.transport.__aexit__(kind, error, traceback)
+
+    async def aclose(self) -> None:
+        """Close what is inside; the guard stays as it is."""
+        await self.transport.aclose()
+
+
+def _close(response: Any) -> None:
+    response.close()
+
+
+async def _aclose(response: Any) -> None:
+    await response.aclose()

@@ -1,0 +1,343 @@
+"""Requests and tokens a minute, as the vendors of language models count them.
+
+Promises: before a call all that it may use is taken, together or not at all; afterwards what it did
+use is settled, once; a call that was never sent gives all back; of a call whose end is unknown the
+estimate stays. What a vendor says is left lowers the budget and never raises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar, Token
+from functools import partial
+from math import floor
+from typing import Any, Final, Literal
+
+from seawall import _checks as check
+from seawall.clients._llm_estimate import Count, Estimate, asked_by, body_of, estimate
+from seawall.clients._llm_usage import NONE_USED, UNKNOWN, Late, usage_of
+from seawall.context import reset
+from seawall.errors import Rejected
+from seawall.models.rates import whole_microseconds
+from seawall.policies._rate_charges import Charge
+from seawall.policies._rate_gates import RateGate
+from seawall.policies._rate_reservation import Reservation
+from seawall.policies._rate_settings import Limit
+from seawall.policies._rate_shared import OnStoreFailure, SharingKind
+from seawall.policies._rate_shared_gate import SharedRateGate
+from seawall.policies.rate_limit import RateLimit
+from seawall.runtime.call import STREAMED
+from seawall.runtime.layers import FAILED, OK, UNUSED, Host, Outcome
+from seawall.runtime.limit_share import LimitStore
+from seawall.runtime.policy import Mode
+from seawall.wire.vendors import KINDS, NOTHING, Standing, read_vendor_limits
+
+Refill = Literal["steady", "at_once"]
+
+LATE: Final = "seawall.llm.usage"
+"""Where a response's extensions tell its usage, once its body has passed by."""
+
+_STEPS: Final = (0.125, 0.25, 0.5, 1.0)
+"""By these shares of the time until a vendor's limit is full again its budget is let grow."""
+
+_UNSENT: Final = frozenset(
+    ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol")
+)
+"""Errors of HTTP libraries, by name, after which nothing was sent."""
+
+_CAUSES: Final = 5
+TIMEOUT, CLIENT, SERVER, TOO_MANY, OVERLOADED = 408, 400, 500, 429, 529
+
+_guess: Final[ContextVar[Estimate]] = ContextVar("seawall_llm_guess")
+
+
+# With parameters, since the gate is to be given the call's arguments: see `_Guessed`.
+def _input(*_args: Any, **_kwargs: Any) -> int:
+    return _guess.get().input
+
+
+def _output(*_args: Any, **_kwargs: Any) -> int:
+    return _guess.get().output
+
+
+def _total(*_args: Any, **_kwargs: Any) -> int:
+    guess = _guess.get()
+    return guess.input + guess.output
+
+
+def _model(*_args: Any, **_kwargs: Any) -> str:
+    return _guess.get().model
+
+
+def _settled(_answer: object) -> int:
+    """Stand for `settle=`, which marks a limit as one whose cost is told later: by the gate."""
+    raise NotImplementedError
+
+
+_COSTS: Final = {"tokens": _total, "input_tokens": _input, "output_tokens": _output}
+_FIELDS: Final = {"tokens": "total", "input_tokens": "input", "output_tokens": "output"}
+
+
+class TokenLimits(RateLimit):
+    """Admit calls of a language model at a limited rate of requests and of tokens."""
+
+    def __init__(
+        self,
+        *,
+        requests: str | None = None,
+        tokens: str | None = None,
+        input_tokens: str | None = None,
+        output_tokens: str | None = None,
+        count: Count | None = None,
+        output: int = 1024,
+        per_model: bool = False,
+        refill: Refill = "steady",
+        max_pushback: float = 60.0,
+        max_wait: float = 0.0,
+        max_waiting: int = 1024,
+        mode: Mode = "enforce",
+        shared: LimitStore | None = None,
+        name: str | None = None,
+        sharing: SharingKind = "exact",
+        batch: int | None = None,
+        on_store_failure: OnStoreFailure = "local",
+    ) -> None:
+        """Limit `requests`, `tokens`, `input_tokens` and `output_tokens`, such as "200k/min".
+
+        What a call will use is guessed: its input by `count(body)`, or a token for each four
+        letters; its output by what the request allows at most, or `output` if it does not say.
+        With `per_model` each model has limits of its own. A vendor's limit is taken to `refill`
+        steadily, or "at_once" when it says. A 429 holds all calls back for as long as it asks, up
+        to `max_pushback` seconds. The rest is as in `RateLimit`.
+        """
+        given = {
+            "requests": requests,
+            "tokens": tokens,
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+        }
+        if not any(given.values()):
+            raise TypeError("TokenLimits(): give it a rate, such as TokenLimits(tokens='200k/min')")
+        self.per_model = check.flag("per_model", per_model)
+        self.count = None if count is None else check.function("count", count)
+        self.output = check.count("output", output, minimum=0)
+        self.refill = check.choice("refill", refill, ("steady", "at_once"))
+        self.max_pushback = check.seconds("max_pushback", max_pushback, zero=True)
+        super().__init__(
+            *(self._limit(kind, rate) for kind, rate in given.items() if rate is not None),
+            max_wait=max_wait,
+            max_waiting=max_waiting,
+            mode=mode,
+            shared=shared,
+            name=name,
+            sharing=sharing,
+            batch=batch,
+            on_store_failure=on_store_failure,
+        )
+
+    def _limit(self, kind: str, rate: str) -> Limit:
+        key = _model if self.per_model else None
+        if kind == "requests":
+            return Limit(rate, key=key, name=kind)
+        return Limit(rate, key=key, cost=_COSTS[kind], settle=_settled, name=kind)
+
+    def __repr__(self) -> str:
+        limits = ", ".join(f"{limit.name}={limit.text!r}" for limit in self.limits)
+        shared = "" if self._sharing is None else f", {self._sharing!r}"
+        return f"TokenLimits({limits}, max_wait={self.max_wait:g}{shared})"
+
+    def settle(self, taken: Reservation, answer: object) -> None:
+        """Settle what `reserve(...)` took by what `answer` says it used; what is unknown stays.
+
+        `answer` is an SDK's answer, its JSON as a mapping, or a `Usage`.
+        """
+        usage = usage_of(answer)
+        settled = []
+        for charge in taken._end() or ():
+            if charge.estimated:
+                actual = getattr(usage, _FIELDS[charge.meter.limit.name])
+                most = charge.meter.rule.most
+                settled.append((charge, charge.asked if actual is None else min(actual, most)))
+        self._settle(settled)
+
+    def hear(
+        self,
+        headers: Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]],
+        status: int = 200,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Take a vendor's word, from the headers of an answer: it can lower the budget only.
+
+        With `per_model`, the call's arguments say which model is meant.
+        """
+        pairs = headers.items() if isinstance(headers, Mapping) else headers
+        said = read_vendor_limits(pairs, _wall())
+        if said is NOTHING:
+            return
+        with _Guessed(self, args, kwargs):
+            for kind in KINDS:
+                standing: Standing | None = getattr(said, kind)
+                if standing is not None:
+                    self._hear(kind, standing)
+            if status == TOO_MANY and said.retry_after:
+                first = self.limits[0].name
+                self.lower(0, min(said.retry_after, self.max_pushback), limit=first)
+
+    def _hear(self, kind: str, standing: Standing) -> None:
+        names = [limit.name for limit in self.limits]
+        if kind not in names:
+            return
+        remaining, after, whole = standing
+        steps = _STEPS if self.refill == "steady" and whole is not None else _STEPS[-1:]
+        reached = 0.0
+        for step in steps:
+            left = remaining + floor(((whole or 0) - remaining) * reached)
+            if self._binds(names.index(kind), left, after * step):
+                self.lower(left, after * step, limit=kind)
+            reached = step
+
+    def _binds(self, number: int, left: int, seconds: float) -> bool:
+        """Tell whether the limit's own rule could admit more than `left` in so many seconds."""
+        meter = self._meters.all[number]
+        rate = meter.limit.rate
+        most = meter.limit.burst or rate.limit
+        if self._sharing is None:
+            now = whole_microseconds(self._now())
+            with self._meters:
+                most = meter.standing(meter.limit._key_of((), {}), now)[0]
+        return left < most + rate.limit * seconds * 1e6 / rate.period
+
+    def _charges(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        cost: int | None = None,
+        *,
+        by_hand: bool = False,
+    ) -> list[Charge]:
+        with _Guessed(self, args, kwargs):
+            return super()._charges(args, kwargs, cost, by_hand=by_hand)
+
+    def _guess_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Estimate:
+        asked = asked_by(args)
+        if asked is None:
+            return estimate(body_of(args, kwargs), self.count, self.output)
+        known = asked.guesses.get(self)
+        if known is None:
+            known = asked.guesses[self] = estimate(asked.body, self.count, self.output)
+        return known
+
+    def _bind(self, host: Host) -> RateGate:
+        if self._sharing is not None:
+            return _SharedTokenGate(self, host, self._sharing)
+        return _TokenGate(self, host)
+
+    def _update(self, changes: dict[str, Any]) -> None:
+        known = (*KINDS, "max_wait", "max_waiting", "mode")
+        self._reject_unknown(changes, known)
+        rates = {limit.name: limit.text for limit in self.limits}
+        for kind in KINDS:
+            if kind in changes and kind not in rates:
+                raise ValueError(
+                    f"update({kind}=...): there is no such limit; make new TokenLimits"
+                )
+        limits = [self._limit(kind, changes.get(kind, rate)) for kind, rate in rates.items()]
+        others = {name: value for name, value in changes.items() if name not in KINDS}
+        super()._update({**others, "limits": limits})
+
+
+class _Guessed:
+    """What a call may use, for the functions of its limits."""
+
+    __slots__ = ("_guess", "_token")
+
+    _token: Token[Estimate]
+
+    def __init__(self, policy: TokenLimits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._guess = policy._guess_of(args, kwargs)
+
+    def __enter__(self) -> None:
+        self._token = _guess.set(self._guess)
+
+    def __exit__(self, *exc: object) -> None:
+        reset(_guess, self._token)
+
+
+class _TokenGate(RateGate):
+    """The limits inside one guard: they settle when the usage is known, which may be later."""
+
+    policy: TokenLimits
+
+    def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
+        """Give back what was not sent, settle what is known; what is not stays."""
+        if not _settles(self.policy, ticket, outcome, detail):
+            unsent = outcome is FAILED and nothing_sent(detail)
+            super().leave(ticket, UNUSED if unsent else outcome, STREAMED, now)
+
+
+class _SharedTokenGate(SharedRateGate):
+    """The same for limits in a store."""
+
+    policy: TokenLimits
+
+    def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
+        """Give back what was not sent, settle what is known; what is not stays."""
+        if not _settles(self.policy, ticket, outcome, detail):
+            unsent = outcome is FAILED and nothing_sent(detail)
+            super().leave(ticket, UNUSED if unsent else outcome, STREAMED, now)
+
+
+def _settles(policy: TokenLimits, ticket: Any, outcome: Outcome, detail: Any) -> bool:
+    """Settle by how the call ended, now or once its body has passed by; tell whether it will be."""
+    if not isinstance(ticket, Reservation):
+        return False
+    if outcome is OK:
+        extensions = getattr(detail, "extensions", None)
+        late = extensions.get(LATE) if isinstance(extensions, dict) else None
+        if isinstance(late, Late):
+            late.then(partial(policy.settle, ticket))
+            return True
+        usage = UNKNOWN if detail is STREAMED else usage_of(detail)
+        if usage.known:
+            policy.settle(ticket, usage)
+        return usage.known
+    if outcome is FAILED and was_refused(status_of(detail)):
+        policy.settle(ticket, NONE_USED)
+        return True
+    return False
+
+
+def status_of(error: object) -> int | None:
+    """Return the status of the answer that `error` stands for, if it does."""
+    for name in ("status", "status_code"):
+        status = getattr(error, name, None)
+        if type(status) is int:
+            return status
+    return None
+
+
+def was_refused(status: int | None) -> bool:
+    """Tell whether an answer of that status used no tokens: the request was never worked on."""
+    if status is None or status == TIMEOUT:
+        return False
+    return CLIENT <= status < SERVER or status == OVERLOADED
+
+
+def nothing_sent(error: BaseException | None) -> bool:
+    """Tell whether nothing was sent: refused by a guard further in, or no connection was made."""
+    for _ in range(_CAUSES):
+        if error is None:
+            return False
+        if isinstance(error, Rejected) or any(
+            kind.__name__ in _UNSENT for kind in type(error).__mro__
+        ):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _wall() -> float:
+    from time import time  # noqa: TID251 - some vendors say when by the calendar
+
+    return time()

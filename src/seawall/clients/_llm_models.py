@@ -1,0 +1,244 @@
+"""Several models or vendors that can stand in for each other, in order of preference.
+
+Promises: the first that admits the call and answers is the one that serves; the next is tried when
+one refuses (its breaker is open, its limits are used up), is over a vendor's limit, or fails for a
+passing reason; never on a bad request, which is bad everywhere; never after the deadline; of a
+stream never after its first item. If none answers, the error of the first is raised, with a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Final
+
+from seawall import _checks as check
+from seawall.clients._llm_limits import CLIENT, SERVER, TIMEOUT, TOO_MANY, status_of
+from seawall.clock import current_clock
+from seawall.context import current_deadline
+from seawall.errors import DeadlineExceeded, Rejected, add_note, reason_of
+from seawall.guard import Guard
+from seawall.runtime.events import FallbackUsed, emit
+from seawall.runtime.result import Result
+
+_PASSING: Final = frozenset(("TransportError", "APIConnectionError"))
+"""Errors of HTTP libraries and SDKs, by name, that say nothing of the request itself."""
+
+_CAUSES: Final = 5
+
+
+def passing(error: Exception) -> bool:
+    """Tell whether another model may do better: a refusal, trouble on the way, 408, 429 or 5xx."""
+    cause: BaseException | None = error
+    for _ in range(_CAUSES):
+        if cause is None or isinstance(cause, DeadlineExceeded):
+            return False
+        status = status_of(cause)
+        if status is not None and status >= CLIENT:
+            return status in (TIMEOUT, TOO_MANY) or status >= SERVER
+        if isinstance(cause, (Rejected, TimeoutError, ConnectionError)):
+            return True
+        if any(kind.__name__ in _PASSING for kind in type(cause).__mro__):
+            # An SDK tells of a refusal, or of a deadline, as of lost connections.
+            return not isinstance(cause.__cause__, DeadlineExceeded)
+        cause = cause.__cause__
+    return False
+
+
+class Model:
+    """One candidate: a function that asks it, and the guard that it is asked under."""
+
+    __slots__ = ("ask", "guard", "name")
+
+    def __init__(self, name: str, ask: Callable[..., Any], *, guard: Guard | None = None) -> None:
+        """Ask by `ask(...)`, under `guard` unless `ask` goes through one already."""
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"Model({name!r}): the first argument is a name, such as 'large'")
+        if guard is not None and not isinstance(guard, Guard):
+            raise TypeError(f"guard={guard!r}: pass a Guard, such as Guard('vendor', ...)")
+        self.name = name
+        self.ask = check.function("ask", ask)
+        self.guard = guard
+        if guard is not None:
+            self.ask = guard(ask)
+
+    def __repr__(self) -> str:
+        under = "" if self.guard is None else f", guard={self.guard.name!r}"
+        return f"Model({self.name!r}{under})"
+
+
+class Models:
+    """Candidates in order of preference, called as one."""
+
+    def __init__(
+        self,
+        *candidates: Model,
+        name: str = "models",
+        passing: Callable[[Exception], bool] = passing,
+    ) -> None:
+        """Prefer the first of `candidates`; `passing(error)` says when to try the next.
+
+        `name` is what events call it.
+        """
+        if not candidates:
+            raise TypeError("Models(): give it a Model, such as Models(Model('large', ask_large))")
+        for candidate in candidates:
+            if not isinstance(candidate, Model):
+                raise TypeError(f"{candidate!r} is no Model: write Model('large', ask_large)")
+        names = [candidate.name for candidate in candidates]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two models have the same name: {', '.join(names)}")
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"name={name!r}: write text, such as name='chat'")
+        self.name = name
+        self.candidates = candidates
+        self._passing = check.function("passing", passing)
+        self._served = [0] * len(candidates)
+        self._failed = 0
+
+    def __repr__(self) -> str:
+        return f"Models({', '.join(candidate.name for candidate in self.candidates)})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the models; a `Result.level` is a place in it."""
+        return tuple(candidate.name for candidate in self.candidates)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask the models in order, by plain functions; return the first answer."""
+        return self.attempt(*args, **kwargs).unwrap()
+
+    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask the models in order, by async functions; return the first answer."""
+        return (await self.aattempt(*args, **kwargs)).unwrap()
+
+    def attempt(self, *args: Any, **kwargs: Any) -> Result[Any]:
+        """Do as `call`, and return how it went: `level` says which model served, 0 the first."""
+        turns = _Turns(self)
+        for ask in turns:
+            try:
+                turns.value = ask(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - it is in the result
+                turns.failed(error)
+            else:
+                turns.answered()
+        return turns.result()
+
+    async def aattempt(self, *args: Any, **kwargs: Any) -> Result[Any]:
+        """Do as `acall`, and return how it went: `level` says which model served, 0 the first."""
+        turns = _Turns(self)
+        for ask in turns:
+            try:
+                turns.value = await ask(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - it is in the result
+                turns.failed(error)
+            else:
+                turns.answered()
+        return turns.result()
+
+    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Ask by generators: the next model is tried only before the first item."""
+        turns = _Turns(self)
+        for ask in turns:
+            items = ask(*args, **kwargs)
+            try:
+                try:
+                    first = next(items)
+                except StopIteration:
+                    turns.answered()
+                    continue
+                except Exception as error:  # noqa: BLE001 - raised at the end, if none answers
+                    turns.failed(error)
+                    continue
+                turns.answered()
+                yield first
+                yield from items
+            finally:
+                items.close()
+        turns.result().unwrap()
+
+    async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """Ask by async generators: the next model is tried only before the first item."""
+        turns = _Turns(self)
+        for ask in turns:
+            items = ask(*args, **kwargs)
+            try:
+                try:
+                    first = await anext(items)
+                except StopAsyncIteration:
+                    turns.answered()
+                    continue
+                except Exception as error:  # noqa: BLE001 - raised at the end, if none answers
+                    turns.failed(error)
+                    continue
+                turns.answered()
+                yield first
+                async for item in items:
+                    yield item
+            finally:
+                await items.aclose()
+        turns.result().unwrap()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return how often each model served, and how often none did."""
+        return {
+            "name": self.name,
+            "served": dict(zip(self.names, self._served, strict=True)),
+            "failed": self._failed,
+        }
+
+
+class _Turns:
+    """The turns of one call: whom to ask next, and what has come of it."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._level = -1
+        self._first: Exception | None = None
+        self._last: Exception | None = None
+        self._over = False
+        self._clock = current_clock()
+        self._began = self._clock.now()
+        self.value: Any = None
+
+    def __iter__(self) -> Iterator[Callable[..., Any]]:
+        for level, candidate in enumerate(self._models.candidates):
+            self._level = level
+            yield candidate.ask
+            if self._over:
+                return
+
+    def failed(self, error: Exception) -> None:
+        """Take in that this model did not answer."""
+        if self._first is None:
+            self._first = error
+        self._last = error
+        deadline = current_deadline()
+        late = deadline is not None and deadline.remaining() <= 0
+        self._over = late or not self._models._passing(error)
+        if self._over and not late and not isinstance(error, DeadlineExceeded):
+            self._first = error  # a request that is bad: that is what its sender has to know
+
+    def answered(self) -> None:
+        """Take in that this model serves."""
+        self._over = True
+        models = self._models
+        models._served[self._level] += 1
+        if self._first is not None:
+            emit(FallbackUsed, models.name, level=self._level, reason=reason_of(self._first))
+            self._last = None
+
+    def result(self) -> Result[Any]:
+        """Return how it went."""
+        error = None if self._last is None else self._first
+        if error is not None:
+            self._models._failed += 1
+            if self._last is not error:
+                add_note(error, f"the other models failed too: {self._last!r}", "the other models")
+        return Result(
+            value=self.value,
+            error=error,
+            level=self._level if error is None else 0,
+            reason=None if self._first is None else reason_of(self._first),
+            attempts=self._level + 1,
+            elapsed=self._clock.now() - self._began,
+        )

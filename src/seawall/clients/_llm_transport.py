@@ -1,0 +1,303 @@
+"""The layer between a guarded transport and the network that understands language models.
+
+It sees each attempt: tells the limits what the vendor says is left, reads the usage from the body
+as it passes by, and looks at the first event of a stream. If that is an error, the answer becomes
+an error of the status that it stands for: then it can be retried, since nobody has seen an item
+yet. The body itself goes by as it came, byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from functools import cache
+from types import TracebackType
+from typing import Any, Final, Self
+
+from seawall.clients._llm_limits import LATE, TokenLimits, was_refused
+from seawall.clients._llm_usage import (
+    FIRST_EVENT,
+    NONE_USED,
+    UNKNOWN,
+    JsonReader,
+    Late,
+    Reader,
+    SseReader,
+    Unpacking,
+)
+from seawall.guard import Guard
+
+_STATUSES: Final = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "tokens": 429,
+    "requests": 429,
+    "insufficient_quota": 429,
+    "api_error": 500,
+    "server_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""What the errors of the vendors are as statuses; others stay events of a stream."""
+
+_PACKED: Final = ("gzip", "x-gzip", "deflate")
+_READABLE: Final = "gzip, deflate"
+_OK, _REDIRECT = 200, 300
+_ABOUT_BODY: Final = ("content-encoding", "content-length", "content-type", "transfer-encoding")
+
+
+class Vendor:
+    """What both layers know: whose limits to tell, and whether the SDK retries by itself."""
+
+    def __init__(self, guard: Guard, transport: Any) -> None:
+        """Send by `transport`; the `TokenLimits` of `guard` are told what the vendor says."""
+        self.transport = transport
+        self._limits = [policy for policy in guard.policies if isinstance(policy, TokenLimits)]
+        self._guard = guard.name
+        self._warned = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} over {type(self.transport).__name__}>"
+
+    def _prepare(self, request: Any) -> None:
+        """See to it that the answer can be read here, and that nobody else retries."""
+        headers = request.headers
+        accepted = headers.get("accept-encoding")
+        if accepted and ("br" in accepted or "zstd" in accepted):
+            headers["accept-encoding"] = _READABLE
+        retried = headers.get("x-stainless-retry-count", "0")
+        if retried != "0" and not self._warned:
+            self._warned = True
+            import logging
+
+            logging.getLogger("seawall").warning(
+                "guard %r: the SDK retries too, so attempts multiply: make its client with"
+                " max_retries=0",
+                self._guard,
+            )
+
+    def _answered(self, request: Any, response: Any) -> tuple[Late, SseReader | None]:
+        """Tell the limits what the vendor says; return who learns the usage from the body."""
+        status, headers = response.status_code, response.headers
+        for limits in self._limits:
+            limits.hear(headers.raw, status, request)
+        late, events = Late(None), None
+        if was_refused(status):
+            late = Late(None, NONE_USED)
+        elif _OK <= status < _REDIRECT:
+            reader: Reader | None = None
+            kind = headers.get("content-type", "")
+            if kind.startswith("text/event-stream"):
+                reader = events = SseReader()
+            elif "json" in kind:
+                reader = JsonReader()
+            packed = headers.get("content-encoding", "identity").strip().lower()
+            if reader is not None and packed in _PACKED:
+                reader = Unpacking(reader)
+            elif packed != "identity":
+                reader = events = None
+            late = Late(reader)
+        response.extensions[LATE] = late
+        return late, events
+
+
+def _status_of(events: SseReader) -> int | None:
+    """Return the status that a stream should have had, if it begins with an error."""
+    error = None if events.error is None else events.error["error"]
+    for name in ("type", "code"):
+        said = None if error is None else error.get(name)
+        status = _STATUSES.get(said) if isinstance(said, str) else None
+        if status is not None:
+            return status
+    return None
+
+
+def _as_error(response: Any, status: int, event: dict[str, Any]) -> Any:
+    """Return the answer that a vendor gives who knows of its trouble before it answers."""
+    headers = [
+        (name, value)
+        for name, value in response.headers.multi_items()
+        if name.lower() not in _ABOUT_BODY
+    ]
+    extensions: dict[str, Any] = {
+        "http_version": response.extensions.get("http_version", b"HTTP/1.1"),
+        LATE: Late(None, NONE_USED if was_refused(status) else UNKNOWN),
+    }
+    return type(response)(
+        status,
+        headers=[*headers, ("content-type", "application/json")],
+        content=json.dumps(event).encode(),
+        extensions=extensions,
+    )
+
+
+class _Passing:
+    """A body on its way: what was looked at already, then the rest."""
+
+    def __init__(self, stream: Any, late: Late) -> None:
+        self.stream = stream
+        self.late = late
+        self.head: list[bytes] = []
+        self.rest: Any = None
+
+    def seen(self, chunk: bytes) -> bytes:
+        """Look at a piece, and pass it on."""
+        self.late.feed(chunk)
+        return chunk
+
+    def enough(self, events: SseReader) -> bool:
+        """Tell whether the beginning of the stream is known, as far as it will be."""
+        return events.began or sum(map(len, self.head)) > FIRST_EVENT
+
+
+class _Passes(_Passing):
+    def begin(self, events: SseReader) -> None:
+        """Read until the first event is there."""
+        self.rest = iter(self.stream)
+        try:
+            while not self.enough(events):
+                chunk = next(self.rest, None)
+                if chunk is None:
+                    break
+                self.head.append(self.seen(chunk))
+        except BaseException:
+            self.close()
+            raise
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            while self.head:
+                yield self.head.pop(0)
+            for chunk in iter(self.stream) if self.rest is None else self.rest:
+                yield self.seen(chunk)
+        finally:
+            self.late.end()
+
+    def close(self) -> None:
+        try:
+            self.stream.close()
+        finally:
+            self.late.end()
+
+
+class _PassesAsync(_Passing):
+    async def begin(self, events: SseReader) -> None:
+        """Read until the first event is there."""
+        self.rest = aiter(self.stream)
+        try:
+            while not self.enough(events):
+                chunk = await anext(self.rest, None)
+                if chunk is None:
+                    break
+                self.head.append(self.seen(chunk))
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            while self.head:
+                yield self.head.pop(0)
+            rest = aiter(self.stream) if self.rest is None else self.rest
+            async for chunk in rest:
+                yield self.seen(chunk)
+        finally:
+            self.late.end()
+
+    async def aclose(self) -> None:
+        try:
+            await self.stream.aclose()
+        finally:
+            self.late.end()
+
+
+@cache
+def _stream_class(passing: type, base: type) -> Any:
+    """Return a stream that is also one of the library's: it looks at that."""
+    return type(passing.__name__.strip("_"), (passing, base), {})
+
+
+def _base_of(stream: object, name: str) -> type:
+    """Return the library's own class of that name, among what `stream` is."""
+    for kind in type(stream).__mro__:
+        if kind.__name__ == name:
+            return kind
+    return object
+
+
+class VendorTransport(Vendor):
+    """The layer for a `Client`."""
+
+    def handle_request(self, request: Any) -> Any:
+        """Send `request` once."""
+        self._prepare(request)
+        response = self.transport.handle_request(request)
+        late, events = self._answered(request, response)
+        stream = response.stream
+        body = _stream_class(_Passes, _base_of(stream, "SyncByteStream"))(stream, late)
+        response.stream = body
+        if events is not None:
+            body.begin(events)
+            status = _status_of(events)
+            if status is not None and events.error is not None:
+                response.close()
+                response = _as_error(response, status, events.error)
+        return response
+
+    def __enter__(self) -> Self:
+        self.transport.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        self.transport.__exit__(kind, error, traceback)
+
+    def close(self) -> None:
+        """Close what is inside."""
+        self.transport.close()
+
+
+class AsyncVendorTransport(Vendor):
+    """The layer for an `AsyncClient`."""
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send `request` once."""
+        self._prepare(request)
+        response = await self.transport.handle_async_request(request)
+        late, events = self._answered(request, response)
+        stream = response.stream
+        body = _stream_class(_PassesAsync, _base_of(stream, "AsyncByteStream"))(stream, late)
+        response.stream = body
+        if events is not None:
+            await body.begin(events)
+            status = _status_of(events)
+            if status is not None and events.error is not None:
+                await response.aclose()
+                response = _as_error(response, status, events.error)
+        return response
+
+    async def __aenter__(self) -> Self:
+        await self.transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self.transport.__aexit__(kind, error, traceback)
+
+    async def aclose(self) -> None:
+        """Close what is inside."""
+        await self.transport.aclose()

@@ -1,0 +1,285 @@
+"""How many tokens a call used: read from answers, whole or streamed, without touching them.
+
+Both vendors' dialects are understood. What comes over the wire is not trusted: a reader never
+raises, keeps a bounded amount, and where it does not understand it says that nothing is known.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+MOST: Final = 2**40
+"""More tokens than this are no count of tokens."""
+
+WHOLE: Final = 1 << 20
+"""A body of up to so many bytes is parsed whole; of a larger one only the end is looked at."""
+
+TAIL: Final = 1 << 14
+LONGEST_LINE: Final = 1 << 20
+FIRST_EVENT: Final = 1 << 16
+"""The first event of a stream is looked at if it is no longer than this."""
+
+_DECODED_AT_ONCE: Final = 1 << 16
+
+
+class Usage(NamedTuple):
+    """The tokens that a call used; None where it is not known."""
+
+    input: int | None = None
+    output: int | None = None
+
+    @property
+    def total(self) -> int | None:
+        """Both together, if both are known."""
+        return None if self.input is None or self.output is None else self.input + self.output
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is known."""
+        return self.input is not None or self.output is not None
+
+
+UNKNOWN: Final = Usage()
+NONE_USED: Final = Usage(0, 0)
+
+
+def usage_of(answer: object) -> Usage:
+    """Return what `answer` says it used: an SDK's, its JSON, or one event of a stream."""
+    if isinstance(answer, Usage):
+        return answer
+    for inside in (None, "message", "response"):
+        where = answer if inside is None else _get(answer, inside)
+        usage = None if where is None else _get(where, "usage")
+        if usage is not None:
+            found = _read(usage)
+            # The first event of one vendor tells what went in, and of the output only the start.
+            return Usage(found.input, None) if inside == "message" else found
+    return UNKNOWN
+
+
+def _read(usage: object) -> Usage:
+    went_in = _count(usage, "prompt_tokens")
+    if went_in is None:
+        went_in = _count(usage, "input_tokens")
+        if went_in is not None:
+            for cached in ("cache_creation_input_tokens", "cache_read_input_tokens"):
+                went_in += _count(usage, cached) or 0
+    came_out = _count(usage, "completion_tokens")
+    if came_out is None:
+        came_out = _count(usage, "output_tokens")
+    total = _count(usage, "total_tokens")
+    if total is not None and went_in is not None and came_out is None:
+        came_out = max(0, total - went_in)  # embeddings have no output
+    return Usage(went_in, came_out)
+
+
+def _get(of: object, name: str) -> Any:
+    if isinstance(of, Mapping):
+        return of.get(name)
+    if isinstance(of, (str, bytes, int, float, list, tuple)):
+        return None
+    try:
+        return getattr(of, name, None)
+    except Exception:  # noqa: BLE001 - somebody's property; it tells nothing
+        return None
+
+
+def _count(usage: object, name: str) -> int | None:
+    number = _get(usage, name)
+    return number if type(number) is int and 0 <= number <= MOST else None
+
+
+class Reader(Protocol):
+    """Looks at a body as it passes by."""
+
+    def feed(self, data: bytes) -> None:
+        """Look at the next piece."""
+
+    def usage(self) -> Usage:
+        """Return what is known by now."""
+
+
+class JsonReader:
+    """Reads a body that is one JSON value."""
+
+    __slots__ = ("_kept", "_whole")
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._kept = bytearray()
+        self._whole = True
+
+    def feed(self, data: bytes) -> None:
+        """Keep the piece; of a large body the end."""
+        self._kept += data
+        if len(self._kept) > WHOLE:
+            self._whole = False
+            del self._kept[:-TAIL]
+
+    def usage(self) -> Usage:
+        """Return what the body says."""
+        if self._whole:
+            return usage_of(parsed(bytes(self._kept)))
+        end = self._kept[-TAIL:].decode("utf-8", "replace")
+        # Inside of text a quotation mark is escaped, so this is a name: the last one of that kind.
+        place = end.rfind('"usage":')
+        if place < 0:
+            return UNKNOWN
+        try:
+            found, _ = json.JSONDecoder().raw_decode(end[place + 8 :].lstrip())
+        except (ValueError, RecursionError):
+            return UNKNOWN
+        return usage_of({"usage": found})
+
+
+class SseReader:
+    """Reads a stream of events, as far as they are about usage; and whether the first is an error.
+
+    Nothing is kept but an unfinished line and, until it is complete, the first event.
+    """
+
+    __slots__ = ("_first", "_gathered", "_line", "_skipping", "_usage", "began", "error")
+
+    def __init__(self) -> None:
+        """Begin before the first event."""
+        self._line = bytearray()
+        self._skipping = False
+        self._usage = UNKNOWN
+        self._first: list[bytes] = []
+        self._gathered = 0
+        self.began = False
+        """Whether the first event has come."""
+        self.error: dict[str, Any] | None = None
+        """The first event, if that is an error."""
+
+    def feed(self, data: bytes) -> None:
+        """Look at the next piece."""
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if end:
+            whole = data[:end] if self._skipping else bytes(self._line) + data[:end]
+            self._line.clear()
+            self._skipping = False
+            if not self.began:
+                self._begin(whole)
+            # Most events are not about usage: these cost no more than this search.
+            if b'"usage"' in whole:
+                for line in whole.splitlines():
+                    self._look(line)
+        self._line += data[end:]
+        if len(self._line) > LONGEST_LINE:
+            self._line.clear()
+            self._skipping = True
+
+    def _look(self, line: bytes) -> None:
+        if (
+            line.startswith(b"data:")
+            and b'"usage"' in line
+            and b'"usage":null' not in line
+            and b'"usage": null' not in line
+        ):
+            said = usage_of(parsed(line[5:]))
+            known = self._usage
+            self._usage = Usage(
+                known.input if said.input is None else said.input,
+                known.output if said.output is None else said.output,
+            )
+
+    def _begin(self, lines: bytes) -> None:
+        """Gather the first event; what only keeps the line open is none."""
+        for line in lines[:FIRST_EVENT].splitlines():
+            self._gathered += len(line) + 1
+            if line:
+                self._first.append(line)
+            elif self._is_first():
+                return
+        if self._gathered >= FIRST_EVENT:
+            self.began = True
+            self._first = []
+
+    def _is_first(self) -> bool:
+        """Tell whether what was gathered is an event; look at it, if it is."""
+        gathered, self._first = self._first, []
+        data = b"\n".join(line[5:] for line in gathered if line.startswith(b"data:"))
+        kinds = [line[6:].strip() for line in gathered if line.startswith(b"event:")]
+        if not data or b"ping" in kinds:
+            return False
+        self.began = True
+        event = parsed(data)
+        if isinstance(event, dict) and isinstance(event.get("error"), dict):
+            self.error = event
+        return True
+
+    def usage(self) -> Usage:
+        """Return what the events have told by now."""
+        return self._usage
+
+
+class Unpacking:
+    """Hands what is packed by gzip or deflate on to another reader, unpacked."""
+
+    __slots__ = ("_inflate", "_reader")
+
+    def __init__(self, reader: Reader) -> None:
+        """Unpack for `reader`."""
+        self._reader = reader
+        self._inflate: Any = zlib.decompressobj(zlib.MAX_WBITS | 32)
+
+    def feed(self, data: bytes) -> None:
+        """Unpack the next piece, bit by bit: a small one may become a large one."""
+        try:
+            while data and self._inflate is not None:
+                unpacked = self._inflate.decompress(data, _DECODED_AT_ONCE)
+                data = self._inflate.unconsumed_tail
+                self._reader.feed(unpacked)
+        except zlib.error:
+            self._inflate = None
+
+    def usage(self) -> Usage:
+        """Return what the other reader knows; nothing, if it could not be unpacked."""
+        return UNKNOWN if self._inflate is None else self._reader.usage()
+
+
+class Late:
+    """The usage of an answer, which is known when its body has passed by; told once."""
+
+    __slots__ = ("_reader", "_then", "_told")
+
+    def __init__(self, reader: Reader | None, told: Usage | None = None) -> None:
+        """Learn it by `reader`, or know it from the start."""
+        self._reader = reader
+        self._then: list[Callable[[Usage], None]] = []
+        self._told = told
+
+    def feed(self, data: bytes) -> None:
+        """Look at a piece of the body."""
+        if self._reader is not None and self._told is None:
+            self._reader.feed(data)
+
+    def end(self) -> None:
+        """Tell what is known: the body has ended, or nobody wants the rest."""
+        if self._told is None:
+            self._told = UNKNOWN if self._reader is None else self._reader.usage()
+            self._reader = None
+        while self._then:
+            try:
+                then = self._then.pop()  # atomic: of two threads, one gets it
+            except IndexError:
+                return
+            then(self._told)
+
+    def then(self, told: Callable[[Usage], None]) -> None:
+        """Call `told` with the usage, once it is known."""
+        self._then.append(told)
+        if self._told is not None:
+            self.end()
+
+
+def parsed(data: bytes) -> Any:
+    """Return the JSON value, or None."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None

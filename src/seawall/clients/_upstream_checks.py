@@ -1,0 +1,221 @@
+"""Ask hosts how they are, in the background, so that no user has to find out.
+
+One daemon thread for a set, with an event loop of its own: it serves plain code and coroutines
+alike, does not end with the loop of whoever came first, and asks all hosts at once. It begins with
+the first request, so that a process may fork before, and again in a child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import TYPE_CHECKING, Final
+from weakref import ref
+
+from seawall import _checks as check
+from seawall.clients._upstream_hosts import Endpoint, Host
+from seawall.clock import VirtualClock
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from seawall.clients._upstream_set import HostSet
+
+Probe = Callable[[str], Awaitable[bool]]
+"""`await probe(url)`: whether the host is well."""
+
+AT_ONCE: Final = 64
+"""At most so many hosts are asked at the same moment."""
+
+JITTER: Final = 0.2
+"""Pauses differ by this share, or the checks of all pods would arrive together for ever."""
+
+JOIN: Final = 2.0
+"""Seconds that closing waits for the thread."""
+
+LONGEST: Final = 65_536
+"""Bytes of an answer that are read; its first line is all that matters."""
+
+
+class HealthCheck:
+    """How hosts are asked how they are: `HealthCheck("/health/ready")`."""
+
+    __slots__ = ("every", "failures", "path", "probe", "successes", "timeout")
+
+    def __init__(
+        self,
+        path: str = "/health/ready",
+        *,
+        every: float = 5.0,
+        timeout: float = 1.0,
+        failures: int = 2,
+        successes: int = 2,
+        probe: Probe | None = None,
+    ) -> None:
+        """GET `path` `every` so many seconds; 200 to 399 within `timeout` is a pass.
+
+        So many `failures` in a row put a host out of service, so many `successes` back.
+        `probe`, an async function of the host's URL that returns True or False, is asked
+        instead, for hosts that do not speak HTTP; it runs in the thread of the checks.
+        """
+        if not isinstance(path, str) or not path.startswith("/") or not _is_plain(path):
+            raise ValueError(f"path={path!r}: write a path, such as '/health/ready'")
+        self.path = path
+        self.every = check.seconds("every", every)
+        self.timeout = check.seconds("timeout", timeout)
+        self.failures = check.count("failures", failures)
+        self.successes = check.count("successes", successes)
+        self.probe = None if probe is None else check.function("probe", probe)
+
+    def __repr__(self) -> str:
+        return f"HealthCheck({self.path!r}, every={self.every:g}, timeout={self.timeout:g})"
+
+
+def _is_plain(path: str) -> bool:
+    return path.isascii() and path.isprintable() and " " not in path
+
+
+class Checker:
+    """The checks of one set, and the thread that does them; the set itself it does not keep."""
+
+    def __init__(self, hosts: HostSet, settings: HealthCheck) -> None:
+        """Begin when told to."""
+        self.settings = settings
+        self._hosts = ref(hosts)
+        self._rng = hosts.rng
+        self._virtual = isinstance(hosts.clock, VirtualClock)
+        self._lock = threading.Lock()
+        self._ssl: SSLContext | None = None
+        self._thread: threading.Thread | None = None
+        self._stop: Callable[[], None] | None = None
+        self.wanted = not self._virtual
+        """Whether the thread is to be begun: it is not, has not been stopped, and time is real."""
+
+    def begin(self) -> None:
+        """Begin the thread, unless it runs, was stopped, or time is virtual."""
+        with self._lock:
+            if not self.wanted:
+                return
+            self.wanted = False
+            begun = threading.Event()
+            name = "seawall-checks"
+            # Nobody's context: a deadline of whoever came first is no business of the checks.
+            self._thread = threading.Thread(
+                target=Context().run, args=(self._run, begun), name=name, daemon=True
+            )
+            self._thread.start()
+        begun.wait(JOIN)  # or a stop that comes at once would find nothing to stop
+
+    def stop(self) -> Callable[[], None]:
+        """Begin to end the thread; what is returned waits until it has ended."""
+        with self._lock:
+            self.wanted = False
+            thread, stop = self._thread, self._stop
+        if stop is not None:
+            stop()
+        if thread is None or thread is threading.current_thread():
+            return lambda: None
+        return lambda: thread.join(JOIN)
+
+    def after_fork(self) -> None:
+        """Begin anew in a child process, where the thread is not, with its next request."""
+        ran = self._thread is not None
+        self._lock = threading.Lock()
+        self._thread = self._stop = None
+        self.wanted = (self.wanted or ran) and not self._virtual
+
+    def _run(self, begun: threading.Event) -> None:
+        try:
+            asyncio.run(self._rounds(begun))
+        except Exception:
+            logging.getLogger("seawall").exception("the checks of upstreams have ended")
+
+    async def _rounds(self, begun: threading.Event) -> None:
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+
+        def stop() -> None:
+            try:
+                loop.call_soon_threadsafe(over.set)
+            except RuntimeError:
+                pass  # it has ended
+
+        self._stop = stop
+        begun.set()
+        ending = loop.create_task(over.wait())
+        while not over.is_set() and self._hosts() is not None:
+            asking = loop.create_task(self.ask_all())
+            await asyncio.wait([asking, ending], return_when=asyncio.FIRST_COMPLETED)
+            if asking.cancel():
+                await asyncio.gather(asking, return_exceptions=True)
+            pause = self.settings.every * (1 - JITTER + 2 * JITTER * self._rng.random())
+            await asyncio.wait([ending], timeout=pause)
+        ending.cancel()
+
+    async def ask_all(self) -> None:
+        """Ask all hosts once, at the same time."""
+        hosts = self._hosts()
+        if hosts is None:
+            return
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def ask(host: Host) -> None:
+            async with room:
+                passed = await self._passes(host)
+            self._take(host, passed=passed)
+
+        await asyncio.gather(*(ask(host) for host in hosts.hosts))
+
+    def _take(self, host: Host, *, passed: bool) -> None:
+        hosts, s = self._hosts(), self.settings
+        if hosts is None:
+            return
+        if host.checked.take(passed=passed, failures=s.failures, successes=s.successes):
+            hosts.checked(host, failing=not passed, seconds=s.every * s.successes)
+
+    async def _passes(self, host: Host) -> bool:
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                if self.settings.probe is not None:
+                    return bool(await self.settings.probe(host.url))
+                return host.endpoint is not None and await self._get(host.endpoint)
+        except (OSError, EOFError, ValueError):  # refused, late, broken off, or no HTTP
+            return False
+        except Exception:
+            logging.getLogger("seawall").exception("a health check failed to run")
+            return False
+
+    async def _get(self, endpoint: Endpoint) -> bool:
+        """GET the path, and tell whether the status is a good one."""
+        reader, writer = await asyncio.open_connection(
+            endpoint.address, endpoint.port, ssl=self._security(endpoint), limit=LONGEST
+        )
+        try:
+            writer.write(
+                f"GET {endpoint.prefix}{self.settings.path} HTTP/1.1\r\n"
+                f"Host: {endpoint.netloc}\r\nUser-Agent: seawall\r\nConnection: close\r\n\r\n"
+                "".encode("ascii")
+            )
+            version, status, *_ = (await reader.readline()).split(None, 2)
+            if not version.startswith(b"HTTP/1.") or not status.isdigit():
+                return False
+            passed = 200 <= int(status) < 400  # noqa: PLR2004
+            try:
+                await reader.readexactly(LONGEST)  # so that the host need not notice a reset
+            except asyncio.IncompleteReadError:
+                pass
+            return passed
+        finally:
+            writer.transport.abort()
+
+    def _security(self, endpoint: Endpoint) -> SSLContext | None:
+        if endpoint.scheme != "https":
+            return None
+        if self._ssl is None:
+            from ssl import create_default_context
+
+            self._ssl = create_default_context()
+        return self._ssl

@@ -1,0 +1,182 @@
+"""One host of a set: where it is, how it does, and the breaker in front of it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from seawall.errors import Rejected
+from seawall.models.balance import Load
+from seawall.models.outliers import Checked, Outliers, Record
+from seawall.models.pressure import Pressure
+from seawall.policies.breaker import Breaker
+from seawall.runtime.policy import GateBound
+from seawall.runtime.stats import Stats
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from seawall.clock import Clock
+
+PORTS: Final = {"http": 80, "https": 443}
+TEXT: Final = re.compile(r"[!-~]{1,2048}")
+"""What the text of a host may be: visible ASCII, as in every URL."""
+
+
+class Endpoint(NamedTuple):
+    """The parts of a base URL that replace those of a request."""
+
+    scheme: str
+    address: str
+    """The name or address alone, without brackets."""
+    port: int
+    netloc: str
+    prefix: str
+    """The path that comes before a request's own; empty if there is none."""
+
+
+def endpoint_of(url: str) -> Endpoint | None:
+    """Return the parts of an http or https base URL; None if `url` is not one."""
+    parts = urlsplit(url)
+    if parts.scheme not in PORTS or not parts.hostname:
+        return None
+    port = PORTS[parts.scheme] if parts.port is None else parts.port
+    return Endpoint(parts.scheme, parts.hostname, port, parts.netloc, parts.path.rstrip("/"))
+
+
+def check_hosts(hosts: object) -> list[str]:
+    """Return the hosts as a list, or raise: at least one, each once, each fit to be told."""
+    if isinstance(hosts, (str, bytes)) or not hasattr(hosts, "__iter__"):
+        raise TypeError(f"hosts={hosts!r}: write a list, such as ['http://10.0.0.1:8080']")
+    listed = list(hosts)
+    for host in listed:
+        if not isinstance(host, str) or TEXT.fullmatch(host) is None:
+            raise TypeError(f"hosts: {host!r}: write a base URL, such as 'http://10.0.0.1:8080'")
+        try:
+            parts = urlsplit(host)
+            usable = parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ValueError(f"hosts: {host!r}: write a base URL, such as 'http://10.0.0.1:8080'")
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ValueError(
+                f"hosts: a host ends with its path: no user, query or fragment in"
+                f" {parts.scheme}://{parts.hostname}"
+            )
+    if not listed:
+        raise ValueError("hosts=[]: give at least one, such as ['http://10.0.0.1:8080']")
+    if len(set(listed)) < len(listed):
+        twice = next(host for host in listed if listed.count(host) > 1)
+        raise ValueError(f"hosts: {twice!r} is there twice: write each host once")
+    return listed
+
+
+class Host:
+    """What is known of one host; all of it is read and changed under the lock of its set."""
+
+    __slots__ = (
+        "checked",
+        "endpoint",
+        "failures",
+        "gate",
+        "load",
+        "record",
+        "requests",
+        "url",
+    )
+
+    def __init__(
+        self, url: str, half_life: float, outliers: Outliers, gate: HostGate | None, now: float
+    ) -> None:
+        """Be new in the set."""
+        self.url = url
+        self.endpoint = endpoint_of(url)
+        self.load = Load(half_life)
+        self.record = Record(outliers, now)
+        self.checked = Checked()
+        self.gate = gate
+        self.requests = 0
+        self.failures = 0
+
+    @property
+    def out(self) -> bool:
+        """Whether it is out of service: ejected, or failing its checks."""
+        return self.record.until is not None or self.checked.failing
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return what there is to see."""
+        until = self.record.until
+        state = "ejected" if until is not None else "serving"
+        return {
+            "state": "failing checks" if self.checked.failing else state,
+            "in_flight": self.load.in_flight,
+            "latency": self.load.expected(now) if self.load.measured else None,
+            "requests": self.requests,
+            "failures": self.failures,
+            "ejections": self.record.ejections,
+            "ejected_for": None if until is None else max(0.0, until - now),
+            "breaker": None if self.gate is None else self.gate.state,
+        }
+
+    def __repr__(self) -> str:
+        return f"<Host {self.url!r}: {self.load!r}>"
+
+
+class Seat:
+    """What a breaker may know of the set that it works for: it is no guard."""
+
+    idempotent = True
+    keeps_statistics = False
+
+    def __init__(self, name: str, clock: Clock, rng: Random) -> None:
+        """Have that name in events and errors."""
+        self.name = name
+        self.clock = clock
+        self.rng = rng
+        self.stats = Stats(clock.now())
+
+    def pressure(self, *args: Any, **kwargs: Any) -> Pressure:
+        """Return no pressure: nothing here adapts to it."""
+        return Pressure()
+
+
+class HostGate:
+    """The breaker of one host; a keyed breaker is asked with the host's URL as its key."""
+
+    __slots__ = ("_breaker", "arguments", "layers")
+
+    def __init__(self, breaker: Breaker, layers: dict[Any, Any], url: str) -> None:
+        """Ask `breaker`, through what `bind` made of it."""
+        self._breaker = breaker
+        self.layers = layers
+        self.arguments: tuple[str, ...] = () if breaker.key is None else (url,)
+
+    @property
+    def state(self) -> str:
+        """The state by name."""
+        if self._breaker.key is None:
+            return self._breaker.state
+        model = self._breaker.models().get(self._breaker.key(*self.arguments))
+        return "closed" if model is None else model.state.value
+
+
+def bind(breaker: Breaker, seat: Seat) -> dict[Any, Any]:
+    """Bind `breaker` to a set; returns its gate for sync and for async calls."""
+    bound = breaker.bind(seat)
+    assert isinstance(bound, GateBound)  # noqa: S101 - a breaker is a gate
+    # Another host is asked instead, so nothing was refused that anybody would miss.
+    bound.refuse = lambda error: _decline(bound, error)  # type: ignore[method-assign]
+    return {kind: bound.layer(kind) for kind in ("sync", "async")}
+
+
+def _decline(bound: GateBound, error: Rejected) -> None:
+    if bound.policy.mode != "enforce":
+        bound.would_refuse += bound.policy.mode == "shadow"
+        return
+    bound.refused += 1
+    try:
+        raise error
+    finally:
+        del error  # or its own frame would keep it alive

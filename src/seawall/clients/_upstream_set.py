@@ -1,0 +1,241 @@
+"""The hosts of a set and the rules between them: who is in service, who is asked, who is out.
+
+All state is changed under one lock, which is never held while a request is under way or a listener
+is told. What may come from the garbage collector (a request that nobody finished) waits for it in
+the lock's own way, see `seawall.runtime.mutex`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from seawall.clients._upstream_hosts import Host, HostGate, Seat, bind
+from seawall.errors import CircuitOpen
+from seawall.models.balance import choose
+from seawall.models.outliers import OutlierModel, Outliers
+from seawall.policies.breaker import Breaker
+from seawall.runtime.edge_events import HostEjected, HostRestored
+from seawall.runtime.events import Event, emit
+from seawall.runtime.layers import FAILED, OK, UNUSED, Outcome
+from seawall.runtime.mutex import Mutex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from seawall.clock import Clock
+    from seawall.models.balance import Load
+
+NO_EJECTION = Outliers(consecutive=None, failure_ratio=None, deviations=None)
+"""For sets that eject nobody: what is left is how many may fail their checks at once."""
+
+
+class HostSet:
+    """Several hosts behind one name."""
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        rng: Random,
+        half_life: float,
+        outliers: Outliers,
+        breaker: Breaker | Callable[[str], Breaker] | None,
+    ) -> None:
+        """Have no host yet: `replace` gives them."""
+        self.name = name
+        self.clock = clock
+        self.rng = rng
+        self.half_life = half_life
+        self.judge = OutlierModel(outliers)
+        self.mutex = Mutex()
+        self.hosts: tuple[Host, ...] = ()
+        self.panic = False
+        """Whether more hosts are out than may be: then all are asked."""
+        self.gated = breaker is not None
+        self._breaker = breaker
+        self._keyed = None
+        if isinstance(breaker, Breaker):
+            if breaker.key is None:
+                raise TypeError(
+                    "breaker: one for all hosts would stop them all; write"
+                    " breaker=lambda host: Breaker(...), or Breaker(key=lambda host: host, ...)"
+                )
+            self._keyed = bind(breaker, Seat(name, clock, rng))
+        self._usable: tuple[Host, ...] = ()
+        self._loads: tuple[Load, ...] = ()
+        self._review_at = float("inf")
+        self._untold: list[tuple[type[Event], dict[str, Any]]] = []
+
+    def replace(self, urls: list[str]) -> None:
+        """Have these hosts from now on; who was there before keeps all that is known of it."""
+        now = self.clock.now()
+        with self.mutex:
+            known = {host.url: host for host in self.hosts}
+            self.hosts = tuple(known.get(url) or self._new(url, now) for url in urls)
+            self._review(now)
+        self._tell()
+
+    def _new(self, url: str, now: float) -> Host:
+        return Host(url, self.half_life, self.judge.settings, self._gate(url), now)
+
+    def _gate(self, url: str) -> HostGate | None:
+        breaker = self._breaker
+        if isinstance(breaker, Breaker) and self._keyed is not None:
+            return HostGate(breaker, self._keyed, url)
+        if breaker is None or isinstance(breaker, Breaker):
+            return None
+        made = breaker(url)
+        if not isinstance(made, Breaker):
+            raise TypeError(f"breaker({url!r}) gave {made!r}: return a Breaker")
+        return HostGate(made, bind(made, Seat(f"{self.name} {url}", self.clock, self.rng)), url)
+
+    def take(self, tried: set[str] | None, refused: Collection[Host]) -> tuple[Host, float] | None:
+        """Choose a host and count a request in; None if all that are left have `refused`.
+
+        Those `tried` in this call already are taken only when no other is left.
+        """
+        with self.mutex:
+            now = self.clock.now()
+            if now >= self._review_at:
+                self._review(now)
+            hosts, loads = self._usable, self._loads
+            if tried or refused:
+                hosts = tuple(host for host in hosts if host not in refused)
+                if tried:
+                    fresh = tuple(host for host in hosts if host.url not in tried)
+                    hosts = fresh or hosts
+                loads = tuple(host.load for host in hosts)
+            if hosts:
+                host = hosts[choose(loads, now, self.rng.random())]
+                host.load.in_flight += 1
+        if self._untold:
+            self._tell()
+        return (host, now) if hosts else None
+
+    def put_back(self, host: Host) -> None:
+        """Take back a `take`: nothing was sent."""
+        self.mutex.do(partial(_count_out, host.load))
+
+    def end(self, host: Host, began: float, generation: int, outcome: Outcome) -> None:
+        """Take in how a request ended that had been sent at `began`."""
+        self.mutex.do(partial(self._end, host, began, generation, outcome))
+        if self._untold:
+            self._tell()
+
+    def _end(self, host: Host, began: float, generation: int, outcome: Outcome) -> None:
+        load, record = host.load, host.record
+        _count_out(load)
+        if outcome is UNUSED:
+            return
+        host.requests += 1
+        now = self.clock.now()
+        seconds = max(0.0, now - began)
+        failed = outcome is FAILED
+        host.failures += failed
+        if generation != record.generation:
+            return  # it was sent before the host was ejected or restored
+        if outcome is OK:
+            load.answered(seconds, now)
+            record.succeeded(now)
+        elif failed:
+            load.failed(seconds, now)
+            record.failed(now)
+            self._judge(host, now)
+        else:
+            load.given_up(seconds, now)
+
+    def _judge(self, host: Host, now: float) -> None:
+        if host.out or host not in self.hosts:
+            return
+        records = [known.record for known in self.hosts]
+        out = sum(known.out for known in self.hosts)
+        ejection = self.judge.judge(host.record, records, out, now)
+        if ejection is not None:
+            self._untold.append((HostEjected, {"host": host.url, **ejection._asdict()}))
+            self._review(now)
+
+    def checked(self, host: Host, *, failing: bool, seconds: float) -> None:
+        """Take in that active checks find a host failing, or well again."""
+        with self.mutex:
+            now = self.clock.now()
+            if failing:
+                fields = {"host": host.url, "cause": "checks failed", "seconds": seconds}
+                self._untold.append((HostEjected, fields))
+            else:
+                host.load.forget()
+                host.record.restore(self.judge.settings, now)
+                self._untold.append((HostRestored, {"host": host.url, "cause": "checks passed"}))
+            self._review(now)
+        self._tell()
+
+    def _review(self, now: float) -> None:
+        """Restore whose time is over, and see anew who is in service."""
+        for host in self.hosts:
+            until = host.record.until
+            if until is not None and now >= until:
+                host.load.forget()
+                host.record.restore(self.judge.settings, now)
+                fields = {"host": host.url, "cause": "its time was over"}
+                self._untold.append((HostRestored, fields))
+        serving = tuple(host for host in self.hosts if not host.out)
+        out = len(self.hosts) - len(serving)
+        self.panic = out > self.judge.settings.most_out(len(self.hosts))
+        self._usable = self.hosts if self.panic else serving
+        self._loads = tuple(host.load for host in self._usable)
+        self._review_at = min(
+            (host.record.until for host in self.hosts if host.record.until is not None),
+            default=float("inf"),
+        )
+
+    def all_open(self, refusals: list[CircuitOpen]) -> CircuitOpen:
+        """Return the error for a call that no host's breaker let through."""
+        now = self.clock.now()
+        waits = [error.retry_after for error in refusals if error.retry_after is not None]
+        with self.mutex:
+            waits += [max(0.0, h.record.until - now) for h in self.hosts if h.record.until]
+            hosts = len(self._usable)
+        soonest = min(waits, default=None)
+        hint = "" if soonest is None else f", for another {soonest:.3f} s"
+        which = "the circuit of its host is" if hosts == 1 else f"the circuits of {hosts} hosts are"
+        return CircuitOpen(
+            f"upstreams {self.name!r}: {which} open{hint}",
+            retry_after=soonest,
+            guard=self.name,
+            policy="upstreams",
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what there is to see of the set and of each host."""
+        with self.mutex:
+            now = self.clock.now()
+            if now >= self._review_at:
+                self._review(now)
+            seen = {
+                "name": self.name,
+                "panic": self.panic,
+                "in_flight": sum(host.load.in_flight for host in self.hosts),
+                "hosts": {host.url: host.snapshot(now) for host in self.hosts},
+            }
+        self._tell()
+        return seen
+
+    def _tell(self) -> None:
+        """Tell what happened, outside of the lock: a listener may ask for a snapshot."""
+        with self.mutex:
+            untold, self._untold = self._untold, []
+        for kind, fields in untold:
+            emit(kind, self.name, **fields)
+
+    def after_fork(self) -> None:
+        """Begin in a child process without the requests of threads that are gone."""
+        self.mutex = Mutex()
+        for host in self.hosts:
+            host.load.in_flight = 0
+
+
+def _count_out(load: Load) -> None:
+    if load.in_flight:  # none are left of those that a child process inherited
+        load.in_flight -= 1

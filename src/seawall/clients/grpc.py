@@ -1,0 +1,230 @@
+"""gRPC calls under a guard: interceptors for channels of grpcio, sync and aio.
+
+    orders = Guard.standard("orders", on=retryable, timeout=0.5, sync="cooperative")
+    reads = {"/shop.Orders/Get", "/shop.Orders/List"}
+
+    channel = grpc.intercept_channel(channel, GuardedInterceptor(orders, idempotent=reads))
+    channel = grpc.aio.insecure_channel(target, interceptors=aio_interceptors(orders, idempotent=reads))
+
+Promises: a call with one request goes through the whole guard; of a stream the part up to its first
+item does, if its request can be sent again, and the gates are held until the RPC is over. The server
+is told the nearest deadline, how much the call matters and which attempt it is; its pushback is
+obeyed. What is refused raises an error that is Seawall's and a `grpc.RpcError` at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from seawall.clients._exchange_headers import PROPAGATED
+from seawall.clients._grpc_errors import (
+    Answer,
+    failure,
+    is_failure,
+    retry_on,
+    retryable,
+)
+
+import grpc  # isort: skip - after the module that explains its absence
+from seawall.clients._grpc_calls import Idempotent, RetryAt, Rpc, Terms  # isort: skip
+from seawall.clients._grpc_held import (  # isort: skip
+    Items,
+    abegin,
+    afirst_item,
+    aitems,
+    begin,
+    first_item,
+)
+from seawall.clients._grpc_replies import AioFinished, Finished  # isort: skip
+from seawall.guard import Guard
+
+__all__ = ["GuardedInterceptor", "Rpc", "aio_interceptors", "retry_on", "retryable"]
+
+
+class GuardedInterceptor(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """Guards all calls of a sync channel: `grpc.intercept_channel(channel, GuardedInterceptor(...))`.
+
+    A `future(...)` enters the gates and is begun at once; they are left when it is over. It is not
+    retried: nobody waits for it who could.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        *,
+        idempotent: Idempotent = False,
+        retry_at: RetryAt = "everywhere",
+        propagate: bool | Collection[str] = PROPAGATED,
+    ) -> None:
+        """Send every call through `guard`.
+
+        `idempotent` tells which methods may be called twice: full names, a function of one, or
+        True for all. None may without it, unless an `idempotency_key(...)` names the call's effect.
+        `retry_at="edge"` leaves retries to the service where the request came in. `propagate` is
+        what the server is told: a set of "attempt", "criticality", "tenant"; False for nothing.
+        """
+        terms = Terms(guard, "sync", idempotent=idempotent, retry_at=retry_at, propagate=propagate)
+        self._terms = terms
+
+        def attempt(rpc: Rpc) -> Answer:
+            call = rpc.send(terms.details(rpc, terms.seconds_left(rpc)), rpc.request)
+            return _settled(call, call.exception(), guard.name)
+
+        self._again = terms.again(attempt)
+        self._once = terms.once(attempt)
+
+    def __repr__(self) -> str:
+        return f"<GuardedInterceptor {self._terms.guard.name!r}>"
+
+    def intercept_unary_unary(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        """Make a call with one request and one response."""
+        rpc = self._terms.rpc(client_call_details, request, continuation, stream=False)
+        return self._whole(rpc)
+
+    def intercept_stream_unary(
+        self, continuation: Callable[..., Any], client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        """Make a call with many requests and one response."""
+        rpc = self._terms.rpc(client_call_details, request_iterator, continuation, stream=True)
+        return self._whole(rpc)
+
+    def intercept_unary_stream(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        """Make a call with one request and many responses."""
+        rpc = self._terms.rpc(client_call_details, request, continuation, stream=False)
+        return self._streamed(rpc)
+
+    def intercept_stream_stream(
+        self, continuation: Callable[..., Any], client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        """Make a call with many requests and many responses."""
+        rpc = self._terms.rpc(client_call_details, request_iterator, continuation, stream=True)
+        return self._streamed(rpc)
+
+    def _whole(self, rpc: Rpc) -> Any:
+        with self._terms.around(rpc):
+            if _is_future(rpc.send):
+                return begin(self._terms, rpc, timed=True)
+            value = (self._again if rpc.repeatable else self._once)(rpc)
+        # A fallback or a cache gives a response, not a call.
+        return value.call if isinstance(value, Answer) else Finished(value)
+
+    def _streamed(self, rpc: Rpc) -> Any:
+        with self._terms.around(rpc):
+            if rpc.repeatable:
+                return Items(first_item(self._terms, rpc))
+            return begin(self._terms, rpc, timed=False)
+
+
+class _Aio:
+    """What the four interceptors of an aio channel have in common."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        name = terms.guard.name
+
+        async def attempt(rpc: Rpc) -> Answer:
+            call = await rpc.send(terms.details(rpc, terms.seconds_left(rpc)), rpc.request)
+            try:
+                await call
+            except grpc.RpcError as error:
+                return _settled(call, error, name)
+            return Answer(call, grpc.StatusCode.OK)
+
+        self._again = terms.again(attempt)
+        self._once = terms.once(attempt)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.strip('_')} interceptor of guard {self._terms.guard.name!r}>"
+
+    async def _whole(self, rpc: Rpc) -> Any:
+        with self._terms.around(rpc):
+            value = await (self._again if rpc.repeatable else self._once)(rpc)
+        return value.call if isinstance(value, Answer) else AioFinished(value)
+
+    async def _streamed(self, rpc: Rpc) -> Any:
+        with self._terms.around(rpc):
+            started = await afirst_item(self._terms, rpc)
+        # A fallback's items belong to no call.
+        items = aitems(started)
+        return items if started.call is not None else AioFinished(None, items)
+
+
+class _UnaryUnary(_Aio, grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        rpc = self._terms.rpc(client_call_details, request, continuation, stream=False)
+        return await self._whole(rpc)
+
+
+class _UnaryStream(_Aio, grpc.aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        rpc = self._terms.rpc(client_call_details, request, continuation, stream=False)
+        return await self._streamed(rpc)
+
+
+class _StreamUnary(_Aio, grpc.aio.StreamUnaryClientInterceptor):
+    async def intercept_stream_unary(
+        self, continuation: Callable[..., Any], client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        rpc = self._terms.rpc(client_call_details, request_iterator, continuation, stream=True)
+        if rpc.resendable:
+            return await self._whole(rpc)
+        with self._terms.around(rpc):
+            return await abegin(self._terms, rpc, timed=True)
+
+
+class _StreamStream(_Aio, grpc.aio.StreamStreamClientInterceptor):
+    async def intercept_stream_stream(
+        self, continuation: Callable[..., Any], client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        rpc = self._terms.rpc(client_call_details, request_iterator, continuation, stream=True)
+        if rpc.resendable:
+            return await self._streamed(rpc)
+        with self._terms.around(rpc):
+            return await abegin(self._terms, rpc, timed=False)
+
+
+def aio_interceptors(
+    guard: Guard,
+    *,
+    idempotent: Idempotent = False,
+    retry_at: RetryAt = "everywhere",
+    propagate: bool | Collection[str] = PROPAGATED,
+) -> list[grpc.aio.ClientInterceptor]:
+    """Return the `interceptors=` of an aio channel, all of whose calls then go through `guard`.
+
+    The arguments are those of `GuardedInterceptor`.
+    """
+    terms = Terms(guard, "async", idempotent=idempotent, retry_at=retry_at, propagate=propagate)
+    return [_UnaryUnary(terms), _UnaryStream(terms), _StreamUnary(terms), _StreamStream(terms)]
+
+
+def _settled(call: Any, error: Exception | None, guard: str) -> Answer:
+    """Return how an RPC ended, or raise if that says something about the server's health."""
+    if error is None:
+        return Answer(call, grpc.StatusCode.OK)
+    if not is_failure(error):
+        answered: Any = error  # of a class of gRPC's own: its base has no code()
+        return Answer(call, answered.code())
+    seen = failure(error, guard)
+    if seen is error:
+        raise error
+    raise seen from error
+
+
+def _is_future(continuation: Callable[..., Any]) -> bool:
+    """Tell whether the caller wrote `stub.Method.future(...)`: gRPC gives no other sign of it."""
+    return ".future." in getattr(continuation, "__qualname__", "")

@@ -1,0 +1,35 @@
+"""Guarded transports for httpx.
+
+    client = httpx.AsyncClient(transport=AsyncGuardedTransport(guard))
+
+What is retried and what is told the next service is explained in docs/http-clients.md.
+"""
+
+from __future__ import annotations
+
+try:
+    import httpx
+except ImportError as error:
+    raise ImportError("seawall.clients.httpx needs httpx: pip install 'seawall[httpx]'") from error
+
+from seawall.clients._exchange import retryable
+from seawall.clients._httpx_library import HttpxLibrary
+from seawall.clients._httpx_transports import AsyncGuarded, SyncGuarded
+
+__all__ = ["AsyncGuardedTransport", "GuardedTransport", "retryable"]
+
+_LIBRARY = HttpxLibrary(httpx)
+
+
+class GuardedTransport(SyncGuarded, httpx.BaseTransport):
+    """A transport for `httpx.Client` that goes through a guard."""
+
+    _library = _LIBRARY
+    _default = httpx.HTTPTransport
+
+
+class AsyncGuardedTransport(AsyncGuarded, httpx.AsyncBaseTransport):
+    """A transport for `httpx.AsyncClient` that goes through a guard."""
+
+    _library = _LIBRARY
+    _default = httpx.AsyncHTTPTransport

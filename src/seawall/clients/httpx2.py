@@ -1,0 +1,37 @@
+"""Guarded transports for httpx2.
+
+    client = httpx2.AsyncClient(transport=AsyncGuardedTransport(guard))
+
+What is retried and what is told the next service is explained in docs/http-clients.md.
+"""
+
+from __future__ import annotations
+
+try:
+    import httpx2
+except ImportError as error:
+    raise ImportError(
+        "seawall.clients.httpx2 needs httpx2: pip install 'seawall[httpx2]'"
+    ) from error
+
+from seawall.clients._exchange import retryable
+from seawall.clients._httpx_library import HttpxLibrary
+from seawall.clients._httpx_transports import AsyncGuarded, SyncGuarded
+
+__all__ = ["AsyncGuardedTransport", "GuardedTransport", "retryable"]
+
+_LIBRARY = HttpxLibrary(httpx2)
+
+
+class GuardedTransport(SyncGuarded, httpx2.BaseTransport):
+    """A transport for `httpx2.Client` that goes through a guard."""
+
+    _library = _LIBRARY
+    _default = httpx2.HTTPTransport
+
+
+class AsyncGuardedTransport(AsyncGuarded, httpx2.AsyncBaseTransport):
+    """A transport for `httpx2.AsyncClient` that goes through a guard."""
+
+    _library = _LIBRARY
+    _default = httpx2.AsyncHTTPTransport

@@ -1,0 +1,200 @@
+"""The way into a gRPC server, for sync and aio: what a call brings along, and the guard's gates.
+
+Promises: what a caller says counts as far as `Trust` says, within the server's bounds; a call whose
+time is over is not run; the gates are entered before the handler and left exactly once, when it
+has really ended: with its response, an error, or because its caller is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+from urllib.parse import unquote
+
+try:
+    import grpc
+except ImportError as error:  # pragma: no cover - the tests have it
+    raise ImportError("seawall.web.grpc needs grpcio: pip install 'seawall[grpc]'") from error
+
+from seawall.clock import Clock, current_clock
+from seawall.context import Criticality, deadline_var, reset
+from seawall.errors import SeawallError
+from seawall.guard import Guard
+from seawall.runtime.hold import Hold
+from seawall.runtime.policy import GateBound
+from seawall.web.inbound import Inbound, Tokens
+from seawall.web.problems import problem_of
+from seawall.web.request import Incoming
+from seawall.web.trust import Trust
+from seawall.wire._text import A_YEAR
+from seawall.wire.grpc import FAILURES, PUSHBACK_KEY, pushback_for, status_name, write_pushback
+
+HEALTH: Final = "/grpc.health.v1.Health/"
+
+_CODES: Final[dict[Any, str]] = {
+    **{code: code.name for code in grpc.StatusCode},
+    **{code.value[0]: code.name for code in grpc.StatusCode},
+}
+"""Names by code, and by the numbers that aio contexts know codes as."""
+
+
+class _Failed(Exception):  # noqa: N818 - seen by gates only
+    """A handler set a status that means failure, and returned."""
+
+
+class _Method:
+    """Stands where a route stands in a web framework: its name is no caller's invention."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
+class Door:
+    """Lets calls in. One for each interceptor."""
+
+    def __init__(
+        self,
+        guard: Guard | None,
+        *,
+        trust: Trust | None,
+        timeout: float | None,
+        stream_timeout: float | None,
+        max_criticality: Criticality,
+    ) -> None:
+        """See the interceptors, where the settings are explained."""
+        if guard is not None:
+            if not isinstance(guard, Guard):
+                raise TypeError(f"{guard!r}: the first argument is a Guard, such as Guard('api')")
+            for bound in guard.bounds:
+                if not isinstance(bound, GateBound):
+                    raise TypeError(
+                        f"guard {guard.name!r}: {bound.policy!r} cannot act on a server's calls:"
+                        " use gates (Shed, RateLimit, Bulkhead, AdaptiveLimit), and timeout= here"
+                    )
+        self.guard = guard
+        self.trust = trust or Trust()
+        self._unary = Inbound(trust=trust, timeout=timeout, max_criticality=max_criticality)
+        self._stream = Inbound(trust=trust, timeout=stream_timeout, max_criticality=max_criticality)
+        self._clock: Clock = current_clock() if guard is None else guard.clock
+
+    @contextmanager
+    def admitted(self, method: str, context: Any, *, stream: bool) -> Iterator[None]:
+        """Let a call in: set its context, enter the gates; leave and undo at the end."""
+        tokens, hold = self._begin(method, context, stream=stream)
+        try:
+            if hold is not None:
+                hold.__enter__()
+            with _left(hold, context):
+                yield
+        finally:
+            _undo(tokens)
+
+    @asynccontextmanager
+    async def aadmitted(self, method: str, context: Any, *, stream: bool) -> AsyncIterator[None]:
+        """Do as `admitted`, in a task."""
+        tokens, hold = self._begin(method, context, stream=stream)
+        try:
+            if hold is not None:
+                await hold.__aenter__()
+            with _left(hold, context):
+                yield
+        finally:
+            _undo(tokens)
+
+    def _begin(self, method: str, context: Any, *, stream: bool) -> tuple[Tokens, Hold | None]:
+        incoming = _incoming(method, context, self.trust)
+        tokens: Tokens = []
+        left = context.time_remaining()
+        if left is not None and left < A_YEAR:
+            # gRPC itself ends the call then, whoever its caller is.
+            tokens.append(deadline_var.set((self._clock.now() + left, self._clock)))
+        try:
+            inbound = self._stream if stream else self._unary
+            tokens += inbound.read(incoming, self._clock)
+        except BaseException:
+            _undo(tokens)
+            raise
+        if self.guard is None or method.startswith(HEALTH):
+            return tokens, None
+        return tokens, self.guard.hold(incoming)
+
+    def snapshot(self) -> dict[str, int]:
+        """Return how many calls came too late, and how many said what they may not."""
+        both = (self._unary.snapshot(), self._stream.snapshot())
+        return {name: sum(part[name] for part in both) for name in both[0]}
+
+
+@contextmanager
+def _left(hold: Hold | None, context: Any) -> Iterator[None]:
+    """Leave the gates with what became of the call."""
+    try:
+        yield
+    except BaseException as error:
+        if hold is not None:
+            hold.__exit__(None, _verdict(error, context), None)
+        raise
+    if hold is not None:
+        hold.__exit__(None, _verdict(None, context), None)
+
+
+def _verdict(error: BaseException | None, context: Any) -> BaseException | None:
+    """Return what gates are told: an answer that was refused in form is a good one, as NOT_FOUND."""
+    name = _CODES.get(context.code(), "OK")
+    if error is None:
+        return _Failed(name) if name in FAILURES else None
+    # An abort raises, so what its status says counts; where none was set the error does.
+    answered = isinstance(error, Exception) and name != "OK" and name not in FAILURES
+    return None if answered else error
+
+
+def _undo(tokens: Tokens) -> None:
+    for token in reversed(tokens):
+        reset(token.var, token)
+
+
+def _incoming(method: str, context: Any, trust: Trust) -> Incoming:
+    """Return the call as limits and key functions see requests."""
+    headers = [
+        (key.encode("latin-1"), value if isinstance(value, bytes) else value.encode("latin-1"))
+        for key, value in context.invocation_metadata() or ()
+    ]
+    peer = peer_address(context.peer())
+    scope = {
+        "type": "grpc",
+        "headers": headers,
+        "client": None if peer is None else (peer, 0),
+        "path": method,
+        "method": "POST",
+        "route": _Method(method),
+    }
+    return Incoming(scope, trust)
+
+
+def peer_address(peer: str) -> str | None:
+    """Return the address in gRPC's name of a peer, None for a unix socket.
+
+    The name is "ipv4:1.2.3.4:5", "ipv6:[::1]:5" (perhaps percent-encoded), "unix:/path". What is
+    none of these is handed on, and believed by nobody.
+    """
+    scheme, _, rest = peer.partition(":")
+    if scheme in ("unix", "unix-abstract"):
+        return None
+    if scheme == "ipv4":
+        return rest.rpartition(":")[0]
+    if scheme == "ipv6":
+        return unquote(rest).rpartition(":")[0].strip("[]")
+    return peer
+
+
+def refusal(error: SeawallError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Return what a caller is told: status, details (fixed words), trailing metadata."""
+    problem = problem_of(error)
+    pushback = pushback_for(error)
+    if pushback is None and problem is not None and problem.retry_after is not None:
+        pushback = write_pushback(problem.retry_after)
+    trailing = () if pushback is None else ((PUSHBACK_KEY, pushback),)
+    details = "" if problem is None else problem.detail
+    return grpc.StatusCode[status_name(error)], details, trailing

@@ -1,0 +1,116 @@
+"""Reading from and writing to any database by whatever its connections have in common.
+
+A connection comes from `connect()`: as it is, to be awaited, or in a context manager, async or not.
+It is closed, or given back, at the end, also if the statement fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any, TypeAlias
+
+Connect: TypeAlias = Callable[[], Any]
+
+
+def reading(connect: Connect, statement: str) -> Any:
+    """Read with a blocking connection, or return the coroutine that does with an async one."""
+    given = connect()
+    if _is_async(given):
+        return _aread(given, statement)
+    with ExitStack() as stack:
+        connection = _enter(stack, given)
+        _execute(connection, statement, fetch=True)
+    return None
+
+
+def writing(
+    connect: Connect, once: str | None, statements: Sequence[str], made: Callable[[], None]
+) -> Any:
+    """Write and take it back, or return the coroutine that does.
+
+    `once` is run and kept first, if given; then `made()` is called.
+    """
+    given = connect()
+    if _is_async(given):
+        return _awrite(given, once, statements, made)
+    with ExitStack() as stack:
+        connection = _enter(stack, given)
+        if once is not None:
+            _execute(connection, once)
+            connection.commit()
+            made()
+        try:
+            for statement in statements:
+                _execute(connection, statement)
+        finally:
+            connection.rollback()
+    return None
+
+
+async def _aread(given: Any, statement: str) -> None:
+    async with AsyncExitStack() as stack:
+        connection = await _aenter(stack, given)
+        await _aexecute(connection, statement)
+
+
+async def _awrite(
+    given: Any, once: str | None, statements: Sequence[str], made: Callable[[], None]
+) -> None:
+    async with AsyncExitStack() as stack:
+        connection = await _aenter(stack, given)
+        if once is not None:
+            await _aexecute(connection, once)
+            if hasattr(connection, "commit"):
+                await connection.commit()
+            made()
+        # asyncpg commits each statement by itself, unless told where a transaction begins.
+        begin = None if hasattr(connection, "rollback") else connection.transaction()
+        if begin is not None:
+            await begin.start()
+        try:
+            for statement in statements:
+                await _aexecute(connection, statement)
+        finally:
+            await (connection if begin is None else begin).rollback()
+
+
+def _is_async(given: Any) -> bool:
+    return hasattr(given, "__aenter__") or hasattr(given, "__await__")
+
+
+def _is_connection(given: Any) -> bool:
+    return hasattr(given, "cursor") or hasattr(given, "exec_driver_sql") or hasattr(given, "fetch")
+
+
+def _enter(stack: ExitStack, given: Any) -> Any:
+    if not _is_connection(given) and hasattr(given, "__enter__"):
+        return stack.enter_context(given)
+    stack.callback(given.close)  # to leave the `with` of some connections does not close them
+    return given
+
+
+async def _aenter(stack: AsyncExitStack, given: Any) -> Any:
+    if hasattr(given, "__aenter__"):
+        return await stack.enter_async_context(given)
+    connection = await given
+    stack.push_async_callback(connection.close)
+    return connection
+
+
+def _execute(connection: Any, statement: str, *, fetch: bool = False) -> None:
+    if hasattr(connection, "exec_driver_sql"):
+        connection.exec_driver_sql(statement)
+        return
+    cursor = connection.cursor()
+    try:
+        cursor.execute(statement)
+        if fetch:
+            cursor.fetchone()
+    finally:
+        cursor.close()
+
+
+async def _aexecute(connection: Any, statement: str) -> None:
+    run = getattr(connection, "exec_driver_sql", None) or connection.execute
+    await run(statement)

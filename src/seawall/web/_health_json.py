@@ -1,0 +1,68 @@
+"""The answer to a probe as application/health+json (draft-inadarei-api-health-check-06)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from json import dumps
+from typing import Any, Final
+
+from seawall.web._health_watch import State, Watch
+
+CONTENT_TYPE: Final = b"application/health+json"
+
+STATUSES: Final[dict[State, str]] = {"healthy": "pass", "degraded": "warn", "unhealthy": "fail"}
+
+
+def document(
+    state: State, name: str, version: str | None, phase: str, watches: Iterable[Watch] | None
+) -> bytes:
+    """Return the answer; with the checks if `watches` are given, else the status alone.
+
+    `phase` is what keeps the service from being ready though all checks may pass.
+    """
+    told: dict[str, Any] = {"status": STATUSES[state]}
+    if phase:
+        told["output"] = phase
+    if watches is not None:
+        told["serviceId"] = name
+        if version is not None:
+            told["version"] = version
+        told["checks"] = {_key(watch): [_check(watch)] for watch in watches}
+    return dumps(told, separators=(",", ":")).encode()
+
+
+def _key(watch: Watch) -> str:
+    result = watch.result
+    measured = result is not None and result.value is not None
+    measurement = getattr(watch.check, "measurement", "value") if measured else "responseTime"
+    return f"{watch.name}:{measurement}"
+
+
+def _check(watch: Watch) -> dict[str, Any]:
+    result, state = watch.result, watch.state
+    told: dict[str, Any] = {
+        "componentId": watch.name,
+        "componentType": getattr(watch.check, "component_type", "component"),
+        "status": STATUSES[state or "unhealthy"],
+    }
+    if result is None:
+        return told
+    if result.value is None:
+        told["observedValue"], told["observedUnit"] = round(result.seconds * 1000, 3), "ms"
+    else:
+        told["observedValue"] = result.value
+        if result.unit:
+            told["observedUnit"] = result.unit
+    told["time"] = _rfc3339(result.at)
+    if result.output:
+        told["output"] = result.output
+    return told
+
+
+def _rfc3339(wall: float) -> str:
+    from datetime import UTC, datetime
+
+    try:
+        return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return "1970-01-01T00:00:00.000+00:00"

@@ -1,0 +1,280 @@
+"""One check: when it is run, for how long, and what its last results are taken to mean.
+
+However many ask, it runs once at a time, its result is good for `ttl` seconds, and whoever gives up
+asking disturbs nobody. A check that does not come back is reported, and not started again beside
+itself.
+"""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, Future, Task, TimerHandle, get_running_loop
+from collections.abc import Callable
+from math import isfinite
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from seawall import _checks as check
+from seawall.clock import Clock
+from seawall.errors import BulkheadFull
+from seawall.runtime.edge_events import HealthChanged
+from seawall.runtime.events import emit
+from seawall.web._health_doing import Doing, legible
+
+State: TypeAlias = Literal["healthy", "degraded", "unhealthy"]
+Level: TypeAlias = Literal["live", "ready", "deep"]
+
+RANKS: Final[dict[State, int]] = {"healthy": 0, "degraded": 1, "unhealthy": 2}
+
+
+class Finding:
+    """What a check found: `Healthy`, `Degraded` or `Unhealthy`, with a text and a measured value.
+
+    The text is shown to whoever may see details: nothing secret belongs there.
+    """
+
+    __slots__ = ("output", "unit", "value")
+
+    state: State = "healthy"
+
+    def __init__(self, output: str = "", *, value: float | None = None, unit: str = "") -> None:
+        """Say it in a few words; `value` is what was measured, in `unit`."""
+        if not isinstance(output, str) or not isinstance(unit, str):
+            raise TypeError(f"{type(self).__name__}({output!r}, unit={unit!r}): write text")
+        number = isinstance(value, (int, float)) and isfinite(value)
+        self.output = legible(output)
+        self.value = value if number else None
+        self.unit = legible(unit)
+
+    def __repr__(self) -> str:
+        measured = "" if self.value is None else f", value={self.value!r}, unit={self.unit!r}"
+        return f"{type(self).__name__}({self.output!r}{measured})"
+
+
+class Healthy(Finding):
+    """All is well."""
+
+    __slots__ = ()
+
+
+class Degraded(Finding):
+    """It works, and somebody should look."""
+
+    __slots__ = ()
+    state: State = "degraded"
+
+
+class Unhealthy(Finding):
+    """It does not work."""
+
+    __slots__ = ()
+    state: State = "unhealthy"
+
+
+class Result(NamedTuple):
+    """The last result of a check, as it is told: `state` is what is believed by now."""
+
+    state: State
+    output: str
+    """What anybody may read."""
+    cause: str
+    """The same for logs and events: with the text of an error, where there was one."""
+    value: float | None
+    unit: str
+    seconds: float
+    """How long it took."""
+    at: float
+    """When it was known, in wall time."""
+
+
+class Damping:
+    """Believes what is worse after `failures` results in a row, what is better after `successes`.
+
+    The first result is believed at once.
+    """
+
+    __slots__ = ("_failures", "_row", "_successes", "_worse", "state")
+
+    def __init__(self, failures: int, successes: int) -> None:
+        """Believe nothing yet."""
+        self._failures = check.count("failures", failures)
+        self._successes = check.count("successes", successes)
+        self._row = 0
+        self._worse = False
+        self.state: State | None = None
+
+    def settle(self, seen: State) -> State:
+        """Return what is believed now that `seen` was seen."""
+        if self.state is None or seen == self.state:
+            self._row = 0
+            self.state = seen
+            return seen
+        worse = RANKS[seen] > RANKS[self.state]
+        self._row = self._row + 1 if worse is self._worse else 1
+        self._worse = worse
+        if self._row >= (self._failures if worse else self._successes):
+            self._row = 0
+            self.state = seen
+        return self.state
+
+
+class Watch:
+    """A registered check and what is known of it."""
+
+    def __init__(
+        self,
+        service: str,
+        name: str,
+        doing: Doing,
+        level: Level,
+        timeout: float,
+        ttl: float,
+        *,
+        critical: bool,
+        damping: Damping,
+        clock: Clock,
+        wall: Callable[[], float],
+    ) -> None:
+        """Know nothing yet."""
+        self.name = name
+        self.level = level
+        self.timeout = timeout
+        self.ttl = ttl
+        self.critical = critical
+        self.result: Result | None = None
+        self.runs = 0
+        """How often it was run."""
+        self._service = service
+        self._doing = doing
+        self._damping = damping
+        self._clock = clock
+        self._wall = wall
+        self._fresh_until = float("-inf")
+        self._run: _Run | None = None
+
+    @property
+    def check(self) -> Callable[[], Any]:
+        """What is called."""
+        return self._doing.function
+
+    @property
+    def state(self) -> State | None:
+        """What counts for the service: a failure of what is not critical degrades it."""
+        result = self.result
+        if result is None:
+            return None
+        return "degraded" if result.state == "unhealthy" and not self.critical else result.state
+
+    def ask(self) -> Future[None] | None:
+        """Have a result that is fresh: at once (None), or when the returned future is done.
+
+        The future belongs to all who ask: wait for it so that it is not cancelled with you.
+        """
+        now = self._clock.now()
+        if now < self._fresh_until:
+            return None
+        loop = get_running_loop()
+        run = self._run
+        if run is None or run.loop is not loop:  # another loop's will not end for this one
+            self.runs += 1
+            run = self._run = _Run(self, loop, now)
+            return run.answer
+        if not run.answer.done():
+            return run.answer
+        self._still_running(now - run.began)
+        return None
+
+    def _still_running(self, seconds: float) -> None:
+        """Report, once in a `ttl`, a check that neither ended nor could be stopped."""
+        finding = Unhealthy(f"it has been running for {seconds:.1f} s and does not stop")
+        self._note(finding, finding.output, seconds)
+
+    def _note(self, finding: Finding, cause: str, seconds: float) -> None:
+        before = self._damping.state
+        state = self._damping.settle(finding.state)
+        self.result = Result(
+            state, finding.output, cause, finding.value, finding.unit, seconds, self._wall()
+        )
+        self._fresh_until = self._clock.now() + self.ttl
+        if state != (before or "healthy"):
+            emit(
+                HealthChanged, self._service, check=self.name, before=before or "unknown",
+                after=state, output=cause,
+            )  # fmt: skip
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what is known of it."""
+        result = self.result
+        return {
+            "level": self.level,
+            "critical": self.critical,
+            "state": "unknown" if result is None else result.state,
+            "output": "" if result is None else result.cause,
+            "value": None if result is None else result.value,
+            "seconds": None if result is None else result.seconds,
+            "runs": self.runs,
+            "abandoned": self._doing.hung,
+        }
+
+
+class _Run:
+    """One run of a check: it is over when the check ends, or when its time is."""
+
+    __slots__ = ("_task", "_timer", "_watch", "answer", "began", "loop")
+
+    def __init__(self, watch: Watch, loop: AbstractEventLoop, now: float) -> None:
+        self._watch = watch
+        self.loop = loop
+        self.began = now
+        self.answer: Future[None] = loop.create_future()
+        doing = watch._doing
+        context = doing.context()
+        self._task: Task[Any] = loop.create_task(doing(), context=context)
+        self._task.add_done_callback(self._ended, context=context)
+        self._timer: TimerHandle = loop.call_later(watch.timeout, self._late, context=context)
+
+    def _late(self) -> None:
+        seconds = self._watch.timeout
+        finding = Unhealthy(f"no answer within {seconds:g} s")
+        self._tell(finding, finding.output)
+        self._task.cancel()
+
+    def _ended(self, task: Task[Any]) -> None:
+        self._timer.cancel()
+        error = None if task.cancelled() else task.exception()
+        if not self.answer.done():
+            if task.cancelled():  # by its own hand, or because the loop ends
+                self._tell(Unhealthy("it was cancelled"), "it was cancelled")
+            elif error is not None:
+                self._tell(*_found_by(error, hung=bool(self._watch._doing.hung)))
+            else:
+                finding = _found(task.result())
+                self._tell(finding, finding.output)
+        if self._watch._run is self:
+            self._watch._run = None
+
+    def _tell(self, finding: Finding, cause: str) -> None:
+        watch = self._watch
+        if watch._run is self:
+            watch._note(finding, cause, watch._clock.now() - self.began)
+        self.answer.set_result(None)
+
+
+def _found(value: object) -> Finding:
+    """Return what a check's return value means."""
+    if isinstance(value, Finding):
+        return value
+    if value is None or value is True:
+        return Healthy()
+    if value is False:
+        return Unhealthy("it returned False")
+    if isinstance(value, str):
+        return Degraded(value)
+    return Unhealthy(f"it returned {type(value).__name__}: return None, text or a finding")
+
+
+def _found_by(error: BaseException, *, hung: bool) -> tuple[Finding, str]:
+    """Return what a check's error means: by its type alone, for its text may hold a password."""
+    kind = type(error).__name__
+    if hung and isinstance(error, BulkheadFull):
+        finding = Unhealthy("its last run still hangs in a thread")
+        return finding, finding.output
+    return Unhealthy(kind), legible(f"{kind}: {error}".rstrip(": "))

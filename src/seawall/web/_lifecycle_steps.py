@@ -1,0 +1,67 @@
+"""The steps that a service takes before it is ready."""
+
+from __future__ import annotations
+
+from asyncio import timeout as time_limit
+from collections.abc import Callable
+from random import SystemRandom
+from typing import Any, Final, Literal, TypeAlias
+
+from seawall import _checks as check
+from seawall.models.backoff import exponential
+from seawall.runtime.runners import sleep_async
+from seawall.web._health_doing import Doing, legible
+
+StepFunction: TypeAlias = Callable[[], Any]
+OnFailure: TypeAlias = Literal["retry", "ignore", "fail"]
+
+PAUSES: Final = exponential(0.5, cap=30.0, jitter="equal")
+"""Between tries: pods that start together must not come back together."""
+
+
+class Step:
+    """One step, and whether it is done."""
+
+    __slots__ = ("_doing", "done", "name", "on_failure", "timeout", "tries")
+
+    def __init__(self, function: StepFunction, timeout: float, on_failure: OnFailure) -> None:
+        """Check what was asked for."""
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        self.name = legible(str(name)).rpartition("<locals>.")[2]
+        self._doing = Doing(self.name, function, "a function without arguments, def or async def")
+        self.timeout = check.seconds("timeout", timeout)
+        self.on_failure = check.choice("on_failure", on_failure, ("retry", "ignore", "fail"))
+        self.done = False
+        self.tries = 0
+
+    async def take(self) -> None:
+        """Take it, within its time."""
+        self.tries += 1
+        async with time_limit(self.timeout):
+            await self._doing()
+
+
+async def warm(step: Step, service: str) -> None:
+    """Take `step` as often as its `on_failure` says; raise only if it is to fail the start."""
+    for pause in PAUSES.delays(SystemRandom().random):
+        try:
+            await step.take()
+        except Exception as error:
+            _tell(step, service, error)
+            if step.on_failure == "fail":
+                raise RuntimeError(f"warm-up step {step.name!r} failed") from error
+            if step.on_failure == "ignore":
+                break
+            await sleep_async(pause)
+        else:
+            break
+    step.done = True
+
+
+def _tell(step: Step, service: str, error: Exception) -> None:
+    import logging
+
+    what = legible(f"{type(error).__name__}: {error}".rstrip(": "))
+    logging.getLogger("seawall").warning(
+        "service %r: warm-up step %r failed (try %d): %s", service, step.name, step.tries, what
+    )

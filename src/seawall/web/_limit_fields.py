@@ -1,0 +1,59 @@
+"""What answers tell of limits: `RateLimit-Policy`, `RateLimit` and `Retry-After`, as bytes.
+
+Only limits of the caller's own are told. How busy the service is as a whole, and what it watches,
+is no caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+from seawall.errors import RateLimited
+from seawall.models.rates import MICROSECONDS
+from seawall.wire.rate_fields import (
+    POLICY_HEADER,
+    STATE_HEADER,
+    RatePolicy,
+    RateState,
+    write_policies,
+    write_states,
+)
+
+if TYPE_CHECKING:
+    from seawall.policies.rate_limit import Limit
+    from seawall.web.limits import RequestLimit
+
+Header = tuple[bytes, bytes]
+
+POLICY: Final = POLICY_HEADER.lower().encode("ascii")
+STATE: Final = STATE_HEADER.lower().encode("ascii")
+
+
+def policy_header(rates: Iterable[tuple[RequestLimit, Limit]]) -> Header | None:
+    """Return what the limits are, which is the same for all requests of a tier; None if nothing."""
+    told = []
+    for limit, rate in rates:
+        if limit.shown:
+            whole, part = divmod(rate.rate.period, MICROSECONDS)
+            told.append(RatePolicy(limit.name, rate.rate.limit, None if part else whole))
+    return (POLICY, write_policies(told).encode("ascii")) if told else None
+
+
+def field_name(name: str) -> str:
+    """Return a limit's name as the beginning of its state: what is left follows."""
+    return write_states([RateState(name, 0)]).removesuffix("0")
+
+
+def state_header(told: str, left: float, rest: float) -> Header:
+    """Return how a limit stands: what is left, and in how many microseconds all is."""
+    return STATE, f"{told}{left:.0f};t={-(-rest // MICROSECONDS):.0f}".encode("ascii")
+
+
+def refused_header(error: RateLimited, limits: Iterable[RequestLimit]) -> Header | None:
+    """Return the same for a request that was refused: nothing is left of what it was over."""
+    after = error.retry_after
+    time = "" if after is None else f";t={ceil(after)}"
+    over = [limit.told for limit in limits if limit.shown and limit.name in error.violated]
+    return (STATE, ", ".join(f"{told}0{time}" for told in over).encode("ascii")) if over else None

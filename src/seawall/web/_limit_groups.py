@@ -1,0 +1,304 @@
+"""Limits that are taken together or not at all: in this process, or in a store.
+
+A `Group` is one `RateLimit` with a limit for each tier of each of its `RequestLimit`s. Which of
+them a request has to pass depends on its tier: that is found once for each tier, as a `Part`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from seawall.clock import Clock
+from seawall.errors import RateLimited
+from seawall.models.pressure import Pressure
+from seawall.models.rates import whole_microseconds
+from seawall.policies._rate_charges import Charge
+from seawall.policies._rate_gates import RateGate
+from seawall.policies._rate_meters import Meter
+from seawall.policies._rate_quick import Quick, quick_taking
+from seawall.policies._rate_reservation import Reservation
+from seawall.policies._rate_shared_gate import SharedRateGate
+from seawall.policies.rate_limit import Limit, RateLimit
+from seawall.runtime.stats import Stats
+from seawall.web.principals import Principal, key_of
+
+if TYPE_CHECKING:
+    from seawall.web.limits import RequestLimit
+    from seawall.web.request import Incoming
+
+
+Standing = tuple[str, float, float]
+"""A limit's name for a field, what is left, and the microseconds until all that was taken is."""
+
+
+class EdgeHost:
+    """What a gate asks of a guard, for the edge of a service."""
+
+    idempotent = False
+    keeps_statistics = False
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        """Be called `name`."""
+        self.name = name
+        self.clock = clock
+        self.stats = Stats(clock.now())
+        self.rng = Random(0)  # noqa: S311 - no limit asks for chance
+
+    def pressure(self, *_args: Any, **_kwargs: Any) -> Pressure:
+        """Return nothing known: no limit asks."""
+        return Pressure()
+
+
+class Entry(NamedTuple):
+    """One limit that a request of some tier has to pass."""
+
+    limit: RequestLimit
+    rate: Limit
+    meter: Meter
+    number: int
+    """Which of its group's limits it is."""
+
+
+class Part:
+    """What the requests of one tier have to pass, of one group."""
+
+    __slots__ = ("entries", "group", "principals", "quick", "shown")
+
+    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+        """Pass these."""
+        self.group = group
+        self.entries = tuple(entries)
+        self.principals: tuple[Principal, ...] = tuple(
+            entry.limit.by for entry in entries if entry.limit.by is not None
+        )
+        self.shown = tuple(
+            (place, entry.limit.told, entry.meter, entry.rate.rate.limit)
+            for place, entry in enumerate(entries)
+            if entry.limit.shown
+        )
+        """Of what callers are told: its place here, its name for a field, what counts it, and the
+        most that is said to be left, though a burst may be larger."""
+        self.quick: Quick | None = None
+        if not group.shared:
+            self.quick = quick_taking([entry.meter for entry in entries])
+
+
+class Held:
+    """What a request took from a group, until it is given back."""
+
+    __slots__ = ("_part", "_seen", "_ticket")
+
+    def __init__(self, part: Part, ticket: Any, seen: Any) -> None:
+        """Hold a ticket of the group's gate; or keys, where it was taken in a hurry.
+
+        `seen` is what tells how the limits stand: the instant and the states, or nothing.
+        """
+        self._part = part
+        self._ticket = ticket
+        self._seen = seen
+
+    def cancel(self) -> None:
+        """Give all back, as if it had never been taken; does nothing the second time."""
+        ticket, self._ticket = self._ticket, None
+        if type(ticket) is list:
+            keys = iter(ticket)
+            places = [
+                (entry.meter, None if entry.limit.by is None else next(keys))
+                for entry in self._part.entries
+            ]
+            ticket = self._part.group.gate._quick(places, self._seen[0])
+        if ticket is not None:
+            ticket.cancel()
+
+    def binding(self, before: Standing | None = None) -> Standing | None:
+        """Return how the limit stands that binds first, of those that are shown and of `before`."""
+        seen = self._seen
+        if type(seen) is tuple:
+            us, states = seen
+            for place, told, meter, most in self._part.shown:
+                rest = states[place] - us
+                left = min(most, meter.rule.left(states[place], us))
+                if before is None or left < before[1] or (left == before[1] and rest > before[2]):
+                    before = told, left, rest
+        elif seen is not None:
+            for place, told, _meter, most in self._part.shown:
+                stands = seen.get(self._part.entries[place].number)
+                if stands is not None and (before is None or stands[0] < before[1]):
+                    before = told, min(most, stands[0]), stands[1]
+        return before
+
+
+class Group:
+    """Limits that are taken together or not at all."""
+
+    def __init__(
+        self,
+        host: EdgeHost,
+        limits: Sequence[RequestLimit],
+        *,
+        max_keys: int,
+        shared: dict[str, Any] | None = None,
+    ) -> None:
+        """Count for `host`; in a store if it is told how to be `shared`."""
+        self.limits = tuple(limits)
+        self.shared = shared is not None
+        rates: list[Limit] = []
+        self._numbers: dict[tuple[int, str | None], int] = {}
+        self.owners: dict[str, RequestLimit] = {}
+        """Whose each of the policy's limits is, by its name there."""
+        for place, limit in enumerate(limits):
+            for tier, rate in limit.rates.items():
+                self._numbers[place, tier] = len(rates)
+                self.owners[rate.name] = limit
+                rates.append(rate)
+        self.refused = {limit.name: 0 for limit in limits}
+        """How many requests were over each limit."""
+        self.policy = RateLimit(*rates, max_keys=max_keys, **(shared or {}))
+        bound = self.policy.bind(host)
+        assert isinstance(bound, RateGate)  # noqa: S101 - for the type checker
+        self.gate = bound
+        self._clock = host.clock
+        if self.policy._sharing is not None:
+            self.policy._sharing.share.see()
+
+    def part(self, tier: str | None) -> Part:
+        """Return what requests of `tier` have to pass."""
+        entries = []
+        for place, limit in enumerate(self.limits):
+            number = self._numbers[place, tier if tier in limit.rates else None]
+            meter = self.policy._meters.all[number]
+            entries.append(Entry(limit, self.policy.limits[number], meter, number))
+        return Part(self, entries)
+
+    def take(self, part: Part, incoming: Incoming) -> Held:
+        """Take what a request costs, or raise `RateLimited`; of a group that is not shared."""
+        now = self._clock.now()
+        keys = [key_of(principal, incoming) for principal in part.principals]
+        held = self._quickly(part, keys, now)
+        if held is not None:
+            return held
+        charges = self._charges(part, keys, incoming)
+        try:
+            ticket = self.gate.ask(charges, now)
+        except RateLimited as error:
+            self._explain(error, self._over(charges, now))
+            raise
+        return Held(part, ticket, self._standings(charges, now))
+
+    def note(self, part: Part, incoming: Incoming) -> Held | None:
+        """Take what a request costs, or count that it is over; of a group that only alerts."""
+        now = self._clock.now()
+        keys = [key_of(principal, incoming) for principal in part.principals]
+        held = self._quickly(part, keys, now)
+        if held is not None:
+            return held
+        charges = self._charges(part, keys, incoming)
+        meters, us = self.policy._meters, whole_microseconds(now)
+        with meters:
+            if meters.look(charges, us) is None:
+                meters.take(charges, us)
+                return Held(part, self.gate.ticket(charges), None)
+            for limit in self.limits:
+                self.refused[limit.name] += 1
+        return None
+
+    def _quickly(self, part: Part, keys: list[Hashable], now: float) -> Held | None:
+        """Take in a hurry; None if it has to be asked slowly, or is refused."""
+        if part.quick is None:
+            return None
+        for key in keys:
+            if type(key) is not str:
+                return None
+        us = whole_microseconds(now)
+        states = part.quick(us, *keys)
+        return None if states is None else Held(part, keys, (us, states))
+
+    async def atake(self, part: Part, incoming: Incoming) -> Held:
+        """Do the same in an event loop, of a group that is shared."""
+        now = self._clock.now()
+        keys = [key_of(principal, incoming) for principal in part.principals]
+        charges = self._all_charges(self._charges(part, keys, incoming))
+        gate = self.gate
+        assert isinstance(gate, SharedRateGate)  # noqa: S101 - for the type checker
+        try:
+            ticket = await gate.ask_async(charges, now)
+        except RateLimited as error:
+            self._explain(error, {error.limit})
+            raise
+        seen = None
+        if isinstance(ticket, Reservation):
+            receipt = charges[0].receipt
+            if receipt is not None:
+                seen = getattr(receipt, "standings", None) or None
+            else:
+                seen = self._standings(charges, now)
+        return Held(part, ticket, seen)
+
+    def _charges(self, part: Part, keys: Sequence[Hashable], incoming: Incoming) -> list[Charge]:
+        """Ask the functions of the user what a request takes. Not under the lock."""
+        charges = []
+        found = iter(keys)
+        for entry in part.entries:
+            key = None if entry.limit.by is None else entry.rate._check_key(next(found))
+            cost = entry.rate._cost_of((incoming,), {})
+            charges.append(Charge(entry.meter, key, cost, estimated=False))
+        return charges
+
+    def _all_charges(self, charges: Sequence[Charge]) -> list[Charge]:
+        """Return a charge for each limit, as a store wants it: 0 where it is another tier's."""
+        meters = self.policy._meters.all
+        if len(charges) == len(meters):
+            return list(charges)
+        own = {charge.meter: charge for charge in charges}
+        return [own.get(meter) or Charge(meter, "", 0, estimated=False) for meter in meters]
+
+    def _standings(self, charges: Sequence[Charge], now: float) -> dict[int, tuple[int, float]]:
+        """Return how the limits stand in this process, by number."""
+        meters, us = self.policy._meters, whole_microseconds(now)
+        times = self.policy._sharing.share.times if self.policy._sharing else 1
+        seen = {}
+        with meters:
+            for charge in charges:
+                left, rest = charge.meter.standing(charge.place, us)
+                seen[meters.all.index(charge.meter)] = left // times, rest
+        return seen
+
+    def _over(self, charges: Sequence[Charge], now: float) -> set[str]:
+        """Return the names of all limits that `charges` are over."""
+        us = whole_microseconds(now)
+        with self.policy._meters:
+            return {
+                charge.meter.limit.name
+                for charge in charges
+                if charge.cost and charge.meter.wait(charge, us, None) != 0
+            }
+
+    def _explain(self, error: RateLimited, over: set[str]) -> None:
+        """Say whose limits a request is over, by the names that callers know."""
+        owners = [limit for limit in self.limits if over & {r.name for r in limit.rates.values()}]
+        known = error.reason == RateLimited.reason  # else nobody knows: the store is away
+        error.own_limit = known and any(owner.by is not None for owner in owners)
+        error.limit = self.owners[error.limit].name
+        error.violated = tuple(owner.name for owner in owners)
+        with self.policy._meters:
+            for owner in owners:
+                self.refused[owner.name] += 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return how many requests were over each limit, and how many keys have a state here."""
+        shown: dict[str, Any] = {}
+        with self.policy._meters:
+            for place, limit in enumerate(self.limits):
+                meters = [
+                    self.policy._meters.all[n] for (p, _), n in self._numbers.items() if p == place
+                ]
+                shown[limit.name] = {
+                    "rate": limit.text,
+                    "over": self.refused[limit.name],
+                    "keys": sum(meter.keys for meter in meters),
+                }
+        if self.policy._sharing is not None:
+            return {"limits": shown, "shared": self.policy._sharing.snapshot()}
+        return {"limits": shown}

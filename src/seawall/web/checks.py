@@ -1,0 +1,349 @@
+"""Ready-made health checks: databases, Redis, upstreams, queues, the event loop, disks, guards.
+
+Each is an object to give to `health.add(name, ...)`. A check that blocks is run in a thread by the
+health's rules; what it leads to decides: a database's async connections are awaited in the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar, Final, Literal
+from urllib.parse import urlsplit
+
+from seawall import _checks as check
+from seawall.guard import Guard
+from seawall.runtime.runners import sleep_async
+from seawall.signals import loop_lag
+from seawall.web._health_database import Connect, reading, writing
+from seawall.web._health_watch import Degraded, Finding, Healthy, Unhealthy
+
+__all__ = [
+    "DatabaseRead",
+    "DatabaseWrite",
+    "Disk",
+    "EventLoop",
+    "GuardState",
+    "HttpUpstream",
+    "QueueAge",
+    "RedisPing",
+]
+
+SOCKET_TIMEOUT: Final = 30.0
+"""Seconds after which the thread of an HTTP check ends by itself, if nobody waits any more."""
+
+BROKEN: Final = frozenset({"open", "half_open", "isolated"})
+"""States of a breaker in which not every call is made."""
+
+LOOP_SAMPLE: Final = 0.02
+"""Seconds that the event loop is asked to come back after."""
+
+
+class DatabaseRead:
+    """Asks a database for one row."""
+
+    component_type: ClassVar[str] = "datastore"
+
+    def __init__(self, connect: Connect, *, statement: str = "SELECT 1") -> None:
+        """Run `statement` on what `connect()` gives, and give that back.
+
+        `connect` opens or borrows a connection: `lambda: sqlite3.connect(path)`, the `connection`
+        of a psycopg pool, the `acquire` of an asyncpg pool, the `connect` of an SQLAlchemy engine.
+        """
+        self._connect = check.function("connect", connect)
+        self._statement = _text("statement", statement)
+
+    def __repr__(self) -> str:
+        return f"DatabaseRead({_name(self._connect)}, statement={self._statement!r})"
+
+    def __call__(self) -> Any:
+        """Read, or return the coroutine that does."""
+        return reading(self._connect, self._statement)
+
+
+class DatabaseWrite:
+    """Writes to a database, and takes it back."""
+
+    component_type: ClassVar[str] = "datastore"
+
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        table: str = "seawall_health",
+        statement: str | None = None,
+    ) -> None:
+        """Insert a row into `table` and roll back; the table is made if it is not there.
+
+        `statement` is run instead, if given, and rolled back too. `connect` is as for a read.
+        """
+        self._connect = check.function("connect", connect)
+        if not isinstance(table, str) or not table.isascii() or not table.isidentifier():
+            raise ValueError(f"table={table!r}: write a plain name, such as 'seawall_health'")
+        own = statement is None
+        self._once = f"CREATE TABLE IF NOT EXISTS {table} (probe INTEGER)" if own else None
+        # The second one is for connections that commit by themselves: the table stays empty.
+        self._statements = (
+            [f"INSERT INTO {table} (probe) VALUES (1)", f"DELETE FROM {table} WHERE probe = 1"]  # noqa: S608 - a plain name
+            if own
+            else [_text("statement", statement)]
+        )
+
+    def __repr__(self) -> str:
+        return f"DatabaseWrite({_name(self._connect)}, statement={self._statements[0]!r})"
+
+    def __call__(self) -> Any:
+        """Write, or return the coroutine that does."""
+        return writing(self._connect, self._once, self._statements, self._made)
+
+    def _made(self) -> None:
+        self._once = None
+
+
+class RedisPing:
+    """Asks a Redis or Valkey server for a sign of life."""
+
+    component_type: ClassVar[str] = "datastore"
+
+    def __init__(self, target: Any) -> None:
+        """Ask by `target`: a `RedisStore`, or a client of redis-py, blocking or not.
+
+        A store is asked for a write, as its policies do; a client is pinged.
+        """
+        self._store = hasattr(target, "acall") and hasattr(target, "pod")
+        if not self._store and not callable(getattr(target, "ping", None)):
+            raise TypeError(f"RedisPing({target!r}): pass a RedisStore, or a client with ping()")
+        self._target = target
+
+    def __repr__(self) -> str:
+        return f"RedisPing({type(self._target).__name__})"
+
+    def __call__(self) -> Any:
+        """Ask, or return the coroutine that does."""
+        return self._ask_store() if self._store else self._target.ping()
+
+    async def _ask_store(self) -> bool:
+        store = self._target
+        return bool(await store.acall("probe", [store.key("store", store.pod)], []) == 1)
+
+
+class HttpUpstream:
+    """Asks an HTTP service whether it is there."""
+
+    measurement: ClassVar[str] = "status"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        client: Any = None,
+        method: Literal["GET", "HEAD"] = "GET",
+        statuses: Collection[int] = range(200, 400),
+    ) -> None:
+        """Expect one of `statuses` from `url`, asked by `client` (httpx, requests or their like).
+
+        Without a client the standard library asks, in a thread, and follows no redirect.
+        """
+        parts = urlsplit(_text("url", url))
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"url={url!r}: write an address, such as 'http://users/health/live'")
+        if client is not None and not callable(getattr(client, "request", None)):
+            raise TypeError(f"client={client!r}: pass an httpx client or a requests session")
+        self._url = url
+        self._parts = parts
+        self._client = client
+        self._method = check.choice("method", method, ("GET", "HEAD"))
+        self._statuses = statuses
+
+    def __repr__(self) -> str:
+        # Without user, password and query, which may be secrets.
+        where = f"{self._parts.scheme}://{self._parts.hostname}"
+        port = "" if self._parts.port is None else f":{self._parts.port}"
+        return f"HttpUpstream('{where}{port}{self._parts.path}')"
+
+    def __call__(self) -> Any:
+        """Ask, or return the coroutine that does."""
+        if self._client is None:
+            return self._verdict(self._ask_directly())
+        response = self._client.request(self._method, self._url)
+        if hasattr(response, "__await__"):
+            return self._await(response)
+        return self._verdict(response.status_code)
+
+    async def _await(self, response: Any) -> Finding:
+        return self._verdict((await response).status_code)
+
+    def _ask_directly(self) -> int:
+        from http.client import HTTPConnection, HTTPSConnection
+
+        parts = self._parts
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=SOCKET_TIMEOUT)
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        try:
+            connection.request(self._method, path, headers={"Connection": "close"})
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def _verdict(self, status: int) -> Finding:
+        kind = Healthy if status in self._statuses else Unhealthy
+        return kind(f"status {status}", value=status)
+
+
+class QueueAge:
+    """Looks how long the oldest job of a queue has waited."""
+
+    measurement: ClassVar[str] = "age"
+
+    def __init__(
+        self, queue: Any, *, degraded: float = 60.0, unhealthy: float | None = None
+    ) -> None:
+        """Look at `queue`, a `PriorityQueue`, `LocalQueue` or anything whose snapshot has "oldest".
+
+        From `degraded` seconds on it is degraded, from `unhealthy` on unhealthy (never, if None).
+        """
+        if not callable(getattr(queue, "asnapshot", getattr(queue, "snapshot", None))):
+            raise TypeError(f"QueueAge({queue!r}): pass a queue that has a snapshot()")
+        self._queue = queue
+        self._degraded = check.seconds("degraded", degraded)
+        self._unhealthy = (
+            float("inf") if unhealthy is None else check.at_least("unhealthy", unhealthy, degraded)
+        )
+
+    def __repr__(self) -> str:
+        return f"QueueAge({self._queue!r}, degraded={self._degraded}, unhealthy={self._unhealthy})"
+
+    def __call__(self) -> Any:
+        """Look, or return the coroutine that does."""
+        if hasattr(self._queue, "asnapshot"):
+            return self._ask()
+        return self._verdict(self._queue.snapshot())
+
+    async def _ask(self) -> Finding:
+        return self._verdict(await self._queue.asnapshot())
+
+    def _verdict(self, seen: dict[str, Any]) -> Finding:
+        age = float(seen.get("oldest") or 0.0)
+        kind = _kind(age, self._degraded, self._unhealthy)
+        text = "" if kind is Healthy else f"the oldest has waited for {age:.1f} s"
+        return kind(text, value=round(age, 3), unit="s")
+
+
+class EventLoop:
+    """Looks how late the event loop comes round."""
+
+    component_type: ClassVar[str] = "system"
+    measurement: ClassVar[str] = "lag"
+
+    def __init__(self, *, degraded: float = 0.1, unhealthy: float | None = 1.0) -> None:
+        """Be degraded where it is late by `degraded` seconds, unhealthy by `unhealthy` (or None).
+
+        What counts is the worst of the signal `loop_lag()` and of a look taken now.
+        """
+        self._degraded = check.seconds("degraded", degraded)
+        self._unhealthy = (
+            float("inf") if unhealthy is None else check.at_least("unhealthy", unhealthy, degraded)
+        )
+        self._signal = loop_lag(self._degraded)
+
+    def __repr__(self) -> str:
+        return f"EventLoop(degraded={self._degraded}, unhealthy={self._unhealthy})"
+
+    async def __call__(self) -> Finding:
+        """Look."""
+        from asyncio import get_running_loop
+
+        loop = get_running_loop()
+        known = self._signal() * self._signal.limit
+        due = loop.time() + LOOP_SAMPLE
+        await sleep_async(LOOP_SAMPLE)
+        lag = max(known, loop.time() - due, 0.0)
+        kind = _kind(lag, self._degraded, self._unhealthy)
+        text = "" if kind is Healthy else f"it is late by {lag:.3f} s"
+        return kind(text, value=round(lag, 6), unit="s")
+
+
+class Disk:
+    """Looks how much of a disk is free, and whether it can be written to."""
+
+    component_type: ClassVar[str] = "system"
+    measurement: ClassVar[str] = "free"
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        degraded: float = 0.1,
+        unhealthy: float = 0.02,
+        write: bool = True,
+    ) -> None:
+        """Be degraded below this share of free space on the disk of the folder `path`.
+
+        Below the share `unhealthy` it is unhealthy; and, with `write`, if no small file can be
+        written there.
+        """
+        self._path = _text("path", path)
+        self._degraded = check.ratio("degraded", degraded, zero=True)
+        self._unhealthy = check.ratio("unhealthy", unhealthy, zero=True)
+        if self._unhealthy > self._degraded:
+            raise ValueError(f"unhealthy={unhealthy!r}: write at most degraded={degraded!r}")
+        self._write = check.flag("write", write)
+
+    def __repr__(self) -> str:
+        return f"Disk({self._path!r}, degraded={self._degraded}, unhealthy={self._unhealthy})"
+
+    def __call__(self) -> Finding:
+        """Look; blocks."""
+        from shutil import disk_usage
+        from tempfile import TemporaryFile
+
+        usage = disk_usage(self._path)
+        if self._write:
+            with TemporaryFile(dir=self._path, prefix="seawall-health-") as file:
+                file.write(b"probe")
+                file.flush()
+        free = usage.free / max(1, usage.total)
+        kind = _kind(-free, -self._degraded, -self._unhealthy, inclusive=False)
+        text = "" if kind is Healthy else f"only {free:.1%} is free"
+        return kind(text, value=round(free * 100, 2), unit="%")
+
+
+class GuardState:
+    """Looks whether a guard's breaker keeps calls from being made: degraded, for others work."""
+
+    measurement: ClassVar[str] = "state"
+
+    def __init__(self, guard: Guard) -> None:
+        """Look at `guard`."""
+        if not isinstance(guard, Guard):
+            raise TypeError(f"GuardState({guard!r}): pass a Guard")
+        self._guard = guard
+
+    def __repr__(self) -> str:
+        return f"GuardState({self._guard.name!r})"
+
+    async def __call__(self) -> Finding:
+        """Look; in the loop, for it takes no time."""
+        for seen in self._guard.snapshot()["policies"]:
+            if seen["policy"] == "breaker" and seen["state"] in BROKEN:
+                return Degraded(f"the circuit is {str(seen['state']).replace('_', '-')}")
+        return Healthy()
+
+
+def _kind(
+    value: float, degraded: float, unhealthy: float, *, inclusive: bool = True
+) -> type[Finding]:
+    """Return the kind of finding for a value that is worse the higher it is."""
+    if value > unhealthy or (inclusive and value == unhealthy):
+        return Unhealthy
+    return Degraded if value > degraded or (inclusive and value == degraded) else Healthy
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{name}={value!r}: write text")
+    return value
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))

@@ -1,0 +1,266 @@
+"""Health endpoints: is the process alive, is it ready to serve, and how is everything it needs.
+
+Promises: all checks of a level run at once, each under its own timeout, off the event loop if they
+block; results are kept for a moment and shared, so that a thousand probes run each check once; a
+probe that goes away stops no check; a check that hangs is reported and never started twice; no
+answer holds the text of an error.
+"""
+
+from __future__ import annotations
+
+from asyncio import wait
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, overload
+
+from seawall import _checks as check
+from seawall.clock import Clock, check_clock, current_clock
+from seawall.runtime.edge_events import HealthChanged
+from seawall.runtime.events import emit
+from seawall.web._health_doing import Doing, legible
+from seawall.web._health_json import CONTENT_TYPE, document
+from seawall.web._health_watch import (
+    RANKS,
+    Damping,
+    Degraded,
+    Finding,
+    Healthy,
+    Level,
+    State,
+    Unhealthy,
+    Watch,
+)
+from seawall.web.lifecycle import Lifecycle, Message, Receive, Scope, Send
+
+__all__ = ["Degraded", "Finding", "Health", "Healthy", "Unhealthy"]
+
+Check: TypeAlias = Callable[[], Any]
+C = TypeVar("C", bound=Check)
+Details: TypeAlias = Literal["never", "deep", "always"] | Callable[[Mapping[str, Any]], bool]
+
+LEVELS: Final[tuple[Level, ...]] = ("live", "ready", "deep")
+"""Each holds what the ones before it hold."""
+
+TIMEOUTS: Final[dict[Level, float]] = {"live": 1.0, "ready": 5.0, "deep": 30.0}
+TTLS: Final[dict[Level, float]] = {"live": 1.0, "ready": 5.0, "deep": 30.0}
+MOST_CHECKS: Final = 100
+"""More than a service has: whoever adds them does so again and again."""
+
+
+class Health:
+    """A service's health: `/health/live`, `/health/ready` and `/health/deep`, and their checks.
+
+    A pure ASGI app: the edge asks `handles(path)` first; it can also be mounted or served alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "service",
+        version: str | None = None,
+        prefix: str = "/health",
+        lifecycle: Lifecycle | None = None,
+        details: Details = "deep",
+        clock: Clock | None = None,
+        wall: Callable[[], float] | None = None,
+    ) -> None:
+        """Answer below `prefix`; be ready only while `lifecycle` is.
+
+        `details` says where an answer lists the checks: "never", on "deep", "always", or as a
+        function of the request's scope decides. Without them there is the status alone. `wall`
+        returns the time of day, as `time.time` does.
+        """
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"name={name!r}: write a name, such as 'orders'")
+        if not isinstance(prefix, str) or (prefix and not prefix.startswith("/")):
+            raise ValueError(f"prefix={prefix!r}: write a path, such as '/health'")
+        if not callable(details):
+            check.choice("details", details, ("never", "deep", "always"))
+        self.name = name
+        self.version = None if version is None else legible(str(version))
+        self.lifecycle = lifecycle
+        self.paths: dict[str, Level] = {f"{prefix.rstrip('/')}/{level}": level for level in LEVELS}
+        self._details = details
+        self._clock = current_clock() if clock is None else check_clock(clock)
+        self._wall = _wall if wall is None else check.function("wall", wall)
+        self._watches: dict[str, Watch] = {}
+        self._states: dict[Level, State] = {}
+
+    def __repr__(self) -> str:
+        return f"<Health {self.name!r}: {len(self._watches)} checks>"
+
+    # Checks
+
+    @overload
+    def add(
+        self, name: str, check: C, /, *, level: Level = ..., timeout: float | None = ...,
+        ttl: float | None = ..., critical: bool = ..., failures: int = ..., successes: int = ...,
+    ) -> C: ...  # fmt: skip
+    @overload
+    def add(
+        self, name: str, /, *, level: Level = ..., timeout: float | None = ...,
+        ttl: float | None = ..., critical: bool = ..., failures: int = ..., successes: int = ...,
+    ) -> Callable[[C], C]: ...  # fmt: skip
+    def add(
+        self,
+        name: str,
+        check_: Check | None = None,
+        /,
+        *,
+        level: Level = "ready",
+        timeout: float | None = None,
+        ttl: float | None = None,
+        critical: bool = True,
+        failures: int = 1,
+        successes: int = 1,
+    ) -> Any:
+        """Check what is called `name` from now on; without a check, be the decorator of one.
+
+        It is a function without arguments, plain (run in a thread) or async: None or True is
+        healthy, text degraded, and an error unhealthy; or it returns a finding. One that is not
+        `critical` at most degrades the service. It counts for its `level` and those above, has
+        `timeout` seconds, and its result is good for `ttl` seconds (1, 5, 30 by level, both).
+        `failures` and `successes` are how many results in a row it takes to change one's mind.
+        """
+        if check_ is None:
+
+            def decorate(function: C) -> C:
+                self.add(
+                    name, function, level=level, timeout=timeout, ttl=ttl, critical=critical,
+                    failures=failures, successes=successes,
+                )  # fmt: skip
+                return function
+
+            return decorate
+        self._check_name(name)
+        check.choice("level", level, LEVELS)
+        self._watches[name] = Watch(
+            self.name,
+            name,
+            Doing(name, check_, "a function without arguments, def or async def"),
+            level,
+            TIMEOUTS[level] if timeout is None else check.seconds("timeout", timeout),
+            TTLS[level] if ttl is None else check.seconds("ttl", ttl, zero=True),
+            critical=check.flag("critical", critical),
+            damping=Damping(failures, successes),
+            clock=self._clock,
+            wall=self._wall,
+        )
+        return check_
+
+    def _check_name(self, name: str) -> None:
+        if not isinstance(name, str) or not name or ":" in name or name != legible(name):
+            raise ValueError(f"name={name!r}: write a short name without ':', such as 'db'")
+        if name in self._watches or name in LEVELS:
+            raise ValueError(f"name={name!r} is taken: choose another, or remove({name!r}) first")
+        if len(self._watches) >= MOST_CHECKS:
+            raise ValueError(f"at most {MOST_CHECKS} checks; add each of them once")
+
+    def remove(self, name: str) -> None:
+        """Check it no more."""
+        if self._watches.pop(name, None) is None:
+            raise KeyError(f"there is no check {name!r}")
+
+    async def state_of(self, level: Level) -> State:
+        """Return how the service is at this level, by results that are fresh."""
+        check.choice("level", level, LEVELS)
+        watches = self._of(level)
+        asked = [watch.ask() for watch in watches]
+        waited = [future for future in asked if future is not None]
+        if waited:
+            await wait(waited)  # leaves them alone if this task is cancelled
+        return self._judge(level, watches)
+
+    def _of(self, level: Level) -> list[Watch]:
+        rank = LEVELS.index(level)
+        return [watch for watch in self._watches.values() if LEVELS.index(watch.level) <= rank]
+
+    def _judge(self, level: Level, watches: list[Watch]) -> State:
+        """Return the worst of what is known, and tell if that is news."""
+        states = [watch.state or "unhealthy" for watch in watches]
+        if level != "live" and self._phase():
+            states.append("unhealthy")
+        state: State = max(states, key=RANKS.__getitem__, default="healthy")
+        before = self._states.get(level)
+        self._states[level] = state
+        if state != (before or "healthy"):
+            emit(
+                HealthChanged, self.name, check=level, before=before or "unknown", after=state,
+                output=self._phase(),
+            )  # fmt: skip
+        return state
+
+    def _phase(self) -> str:
+        """Return the phase of life that keeps the service from being ready, if one does."""
+        if self.lifecycle is None:
+            return ""
+        self.lifecycle.notice()
+        return "" if self.lifecycle.state == "ready" else self.lifecycle.state
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the levels and checks as they are known; runs nothing."""
+        return {
+            "name": self.name,
+            "levels": {level: self._states.get(level, "unknown") for level in LEVELS},
+            "lifecycle": None if self.lifecycle is None else self.lifecycle.state,
+            "checks": {name: watch.snapshot() for name, watch in list(self._watches.items())},
+        }
+
+    # Probes
+
+    def handles(self, path: str) -> bool:
+        """Tell whether this path (without the app's root path) is one of its own."""
+        return path in self.paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a probe, as any ASGI app answers a request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"health answers HTTP requests, not {scope['type']!r}")
+        level = self.paths.get(_path_of(scope))
+        method = scope["method"]
+        if level is None:
+            await _answer(send, 404, b'{"status":"fail","output":"no such level"}', method)
+        elif method not in {"GET", "HEAD"}:
+            await _answer(send, 405, b'{"status":"fail","output":"GET or HEAD"}', method)
+        else:
+            state = await self.state_of(level)
+            shown = self._of(level) if self._shows(level, scope) else None
+            phase = "" if level == "live" else self._phase()
+            body = document(state, self.name, self.version, phase, shown)
+            await _answer(send, 503 if state == "unhealthy" else 200, body, method)
+
+    def _shows(self, level: Level, scope: Scope) -> bool:
+        details = self._details
+        if callable(details):
+            try:
+                return details(scope) is True
+            except Exception:
+                import logging
+
+                logging.getLogger("seawall").exception("health: details() failed; none are shown")
+                return False
+        return details in {"always", level}
+
+
+async def _answer(send: Send, status: int, body: bytes, method: str) -> None:
+    headers = [
+        (b"content-type", CONTENT_TYPE),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+    ]
+    if status == 405:  # noqa: PLR2004
+        headers.append((b"allow", b"GET, HEAD"))
+    start: Message = {"type": "http.response.start", "status": status, "headers": headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
+
+
+def _path_of(scope: Scope) -> str:
+    """Return the path below that of the app, which some servers and mounts put in front."""
+    path, root = cast("str", scope["path"]), scope.get("root_path") or ""
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def _wall() -> float:
+    import time
+
+    return time.time()  # noqa: TID251 - an answer says when, in the time of day

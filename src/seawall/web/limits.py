@@ -1,0 +1,324 @@
+"""Rate limits for requests: by user, API key, tenant, address, or for all together.
+
+Promises: a request passes all of its limits or takes from none; one that is refused further in
+gives back what it took. Who is over a limit of its own is told so (429), with when to come again;
+over the limit of all together, the service is (503). Soft limits refuse nobody: they alert.
+Callers are told their limits and what is left, by the fields `RateLimit-Policy` and `RateLimit`.
+
+How callers are told apart is in `principals`; what counts is `seawall.RateLimit`, once for all
+limits of this process, and once for all that a store keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall import _checks as check
+from seawall.clock import Clock, check_clock, current_clock
+from seawall.context import tier_var
+from seawall.errors import RateLimited
+from seawall.policies._rate_settings import Algorithm, Cost
+from seawall.policies._rate_shared import OnStoreFailure, SharingKind
+from seawall.policies.rate_limit import Limit
+from seawall.runtime.edge_events import SoftLimitExceeded
+from seawall.runtime.events import emit
+from seawall.runtime.limit_share import LimitStore
+from seawall.web._limit_fields import (
+    Header,
+    field_name,
+    policy_header,
+    refused_header,
+    state_header,
+)
+from seawall.web._limit_groups import EdgeHost, Group, Held, Part
+from seawall.web.principals import Principal, name_for, principal_of
+
+if TYPE_CHECKING:
+    from seawall.web.request import Incoming
+
+__all__ = ["Granted", "RequestLimit", "RequestLimits", "limit"]
+
+ALERT_EVERY: Final = 1.0
+"""Seconds between two events of one soft limit, at least."""
+
+_LONGEST_NAME: Final = 64
+
+
+class RequestLimit:
+    """One limit for requests: a rate, for whom, and what counts. See `limit`."""
+
+    def __init__(
+        self,
+        rate: str,
+        *,
+        by: str | Principal | None,
+        tiers: Mapping[str, str] | None = None,
+        burst: int | None = None,
+        algorithm: Algorithm = "token_bucket",
+        cost: Cost = 1,
+        soft: bool = False,
+        local: bool = False,
+        name: str | None = None,
+    ) -> None:
+        """Admit `rate`, such as "600/min", to each principal that `by` tells apart.
+
+        `by` is "address", "tenant", `user(...)`, `api_key(...)`, `address_and_route(...)`, or any
+        function of the request; None: all requests together. Requests of one of the `tiers` have
+        that tier's rate instead. A request takes `cost`, a number or a function of the request.
+        A `soft` limit refuses nobody. A `local` one is not shared, whatever the others are.
+        `name` is what callers are told; that of the principal unless given.
+        """
+        self.by = principal_of(by)
+        self.name = _checked_name(name or name_for(self.by) or str(rate).strip())
+        self.soft = check.flag("soft", soft)
+        self.local = check.flag("local", local)
+        if tiers is not None and not isinstance(tiers, Mapping):
+            raise TypeError(f"tiers={tiers!r}: write rates by tier, such as {{'free': '60/min'}}")
+        key = None if self.by is None else _told
+        self.rates: dict[str | None, Limit] = {}
+        """The limit of each tier; that of None is for all others."""
+        all_rates: dict[str | None, str] = {None: rate}
+        all_rates.update(tiers or {})
+        for tier, own in all_rates.items():
+            if tier is not None and (not isinstance(tier, str) or not tier):
+                raise TypeError(f"tiers={tiers!r}: write a tier as text, such as 'free'")
+            named = self.name if tier is None else f"{self.name} ({tier})"
+            self.rates[tier] = Limit(
+                own, burst=burst, algorithm=algorithm, key=key, cost=cost, name=named
+            )
+        self.text = ", ".join(
+            own.text if tier is None else f"{tier}: {own.text}" for tier, own in self.rates.items()
+        )
+        self.shown = self.by is not None and not self.soft
+        """Whether callers are told of it."""
+        self.told = field_name(self.name)
+
+    def __repr__(self) -> str:
+        soft = ", soft=True" if self.soft else ""
+        return f"limit({self.text!r}, by={self.by!r}, name={self.name!r}{soft})"
+
+
+def limit(rate: str, *, by: str | Principal | None, **options: Any) -> RequestLimit:
+    """Return a `RequestLimit`: `limit("600/min", by="address")`."""
+    return RequestLimit(rate, by=by, **options)
+
+
+class RequestLimits:
+    """Several limits for requests, taken together or not at all."""
+
+    def __init__(
+        self,
+        *limits: RequestLimit,
+        tier: Callable[[Incoming], str | None] | None = None,
+        headers: bool = True,
+        max_keys: int = 100_000,
+        shared: LimitStore | None = None,
+        sharing: SharingKind = "exact",
+        on_store_failure: OnStoreFailure = "local",
+        name: str = "edge",
+        clock: Clock | None = None,
+    ) -> None:
+        """Let requests pass all `limits`.
+
+        `tier(incoming)` says which tier a request is of; unless given, the context does
+        (`seawall.tier`). With `headers=False` callers are not told of their limits. Of each limit
+        `max_keys` keys have a state of their own; if more are in use, the rest share.
+
+        With a store to be `shared`, all pods that have limits of this `name` count together, but
+        for soft and `local` ones; how, and what to do while the store is away, is as for
+        `RateLimit`.
+        """
+        for given in limits:
+            if not isinstance(given, RequestLimit):
+                raise TypeError(f"{given!r}: write limit('600/min', by='address')")
+        names = [given.name for given in limits]
+        for known in names:
+            if names.count(known) > 1:
+                raise ValueError(f"two limits are called {known!r}: write limit(..., name='other')")
+        if shared is None and (sharing != "exact" or on_store_failure != "local"):
+            raise TypeError("sharing= and on_store_failure= are for shared limits: give shared=")
+        self.limits = limits
+        self.name = _checked_name(name)
+        self._tier = None if tier is None else check.function("tier", tier)
+        self._headers = check.flag("headers", headers)
+        self._clock = current_clock() if clock is None else check_clock(clock)
+        self._host = EdgeHost(self.name, self._clock)
+        hard = [given for given in limits if not given.soft]
+        apart = [given for given in hard if shared is None or given.local]
+        together = [given for given in hard if given not in apart]
+        self._local = self._group(apart, max_keys)
+        self._shared = self._group(
+            together,
+            max_keys,
+            shared=shared,
+            name=self.name,
+            sharing=sharing,
+            on_store_failure=on_store_failure,
+        )
+        made = [self._group([given], max_keys) for given in limits if given.soft]
+        self._soft = [group for group in made if group is not None]
+        self._alerted: dict[str, float] = {}
+        self.waits = self._shared is not None
+        """Whether a store has to be asked: then `await aadmit(...)`."""
+        tiers = {None: None, **{known: None for given in limits for known in given.rates}}
+        self._plans = {known: self._plan(known) for known in tiers}
+        self._other = self._plans[None]
+
+    def __repr__(self) -> str:
+        return f"RequestLimits({', '.join(map(repr, self.limits))}, name={self.name!r})"
+
+    def _group(self, limits: Sequence[RequestLimit], max_keys: int, **shared: Any) -> Group | None:
+        if not limits:
+            return None
+        return Group(self._host, limits, max_keys=max_keys, shared=shared or None)
+
+    def _plan(self, tier: str | None) -> _Plan:
+        local = None if self._local is None else self._local.part(tier)
+        shared = None if self._shared is None else self._shared.part(tier)
+        entries = [entry for part in (local, shared) if part is not None for entry in part.entries]
+        told = policy_header((entry.limit, entry.rate) for entry in entries)
+        return _Plan(
+            local,
+            shared,
+            tuple(group.part(tier) for group in self._soft),
+            told if self._headers else None,
+        )
+
+    def _plan_for(self, incoming: Incoming) -> _Plan:
+        tier = tier_var.get() if self._tier is None else self._tier(incoming)
+        return self._other if tier is None else self._plans.get(tier, self._other)
+
+    def admit(self, incoming: Incoming) -> Granted:
+        """Take what a request costs from all of its limits, or raise `RateLimited`."""
+        if self.waits:
+            raise RuntimeError("these limits are shared: write `await limits.aadmit(...)`")
+        plan = self._plan_for(incoming)
+        granted = Granted(plan)
+        try:
+            if plan.local is not None:
+                granted.held.append(plan.local.group.take(plan.local, incoming))
+            if plan.soft:
+                self._watch(plan, incoming, granted)
+        except BaseException as error:
+            self._withdraw(granted, error)
+            raise
+        return granted
+
+    async def aadmit(self, incoming: Incoming) -> Granted:
+        """Do the same in an event loop, which goes on while a store is asked."""
+        plan = self._plan_for(incoming)
+        granted = Granted(plan)
+        try:
+            if plan.local is not None:
+                granted.held.append(plan.local.group.take(plan.local, incoming))
+            if plan.shared is not None:
+                granted.held.append(await plan.shared.group.atake(plan.shared, incoming))
+            if plan.soft:
+                self._watch(plan, incoming, granted)
+        except BaseException as error:
+            self._withdraw(granted, error)
+            raise
+        return granted
+
+    def _watch(self, plan: _Plan, incoming: Incoming, granted: Granted) -> None:
+        """Count a request that passes in the soft limits, and alert if it is over one."""
+        for part in plan.soft:
+            held = part.group.note(part, incoming)
+            if held is not None:
+                granted.held.append(held)
+                continue
+            name, now = part.entries[0].limit.name, self._clock.now()
+            if now >= self._alerted.get(name, float("-inf")) + ALERT_EVERY:
+                self._alerted[name] = now
+                emit(SoftLimitExceeded, self.name, limit=name)
+
+    def _withdraw(self, granted: Granted, error: BaseException) -> None:
+        """Give back what was taken already; let a refusal say what callers are told."""
+        granted.cancel()
+        told = granted._plan.told
+        if told is not None and isinstance(error, RateLimited):
+            over = refused_header(error, self.limits)
+            error.headers = (told,) if over is None else (told, over)
+
+    def refusal_headers(self, error: RateLimited) -> list[Header]:
+        """Return what the answer to a refused request tells of limits; `Retry-After` is apart."""
+        return list(error.headers)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the limits, how many requests were over each, and how many keys are counted."""
+        shown: dict[str, Any] = {"limits": {}, "soft": {}}
+        for group in (self._local, self._shared):
+            if group is not None:
+                seen = group.snapshot()
+                shown["limits"].update(seen.pop("limits"))
+                shown.update(seen)
+        for group in self._soft:
+            shown["soft"].update(group.snapshot()["limits"])
+        return shown
+
+
+class _Plan:
+    """What requests of one tier have to pass, and are told."""
+
+    __slots__ = ("local", "shared", "soft", "told")
+
+    def __init__(
+        self,
+        local: Part | None,
+        shared: Part | None,
+        soft: tuple[Part, ...],
+        told: Header | None,
+    ) -> None:
+        self.local = local
+        self.shared = shared
+        self.soft = soft
+        self.told = told
+
+
+class Granted:
+    """What an admitted request took."""
+
+    __slots__ = ("_plan", "held")
+
+    def __init__(self, plan: _Plan) -> None:
+        """Have taken nothing yet."""
+        self._plan = plan
+        self.held: list[Held] = []
+
+    def __repr__(self) -> str:
+        return f"<Granted {dict(self.headers())!r}>"
+
+    def headers(self) -> list[Header]:
+        """Return what the answer tells of limits: what they are, and what is left."""
+        told = self._plan.told
+        if told is None:
+            return []
+        binding = None
+        for held in self.held:
+            binding = held.binding(binding)
+        return [told] if binding is None else [told, state_header(*binding)]
+
+    def cancel(self) -> None:
+        """Give all back, since the request was refused further in; the second time, nothing."""
+        for held in self.held:
+            held.cancel()
+
+
+def _told(key: Any) -> Any:
+    """Stand for the principal: keys are asked for before, and told."""
+    return key
+
+
+def _checked_name(name: object) -> str:
+    """Return a name that fits into a field as it is."""
+    if (
+        not isinstance(name, str)
+        or not 0 < len(name) <= _LONGEST_NAME
+        or not all(" " < letter < "\x7f" and letter not in '"\\' for letter in name)
+    ):
+        raise ValueError(
+            f"name={name!r}: write 1 to {_LONGEST_NAME} letters, digits and signs without spaces"
+            " and quotes, such as name='user'"
+        )
+    return name

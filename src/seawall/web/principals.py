@@ -1,0 +1,157 @@
+"""For whom a request is: what `limit(by=...)` asks, and what is made of the answer.
+
+A principal is asked with the `Incoming` request and returns text (or anything that can be hashed),
+or None for somebody unknown. Who is unknown is counted by address: not in one bucket with all
+other unknown ones, where one caller would lock out the rest, and not without a limit. Principals
+and addresses are different keys, whatever they are called.
+
+Nothing secret and nothing long becomes a key: an API key is hashed before anybody keeps it, and
+so is every text of more than `LONGEST` characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+from seawall import _checks as check
+from seawall.context import tenant_var
+from seawall.web._limit_routes import Routes
+
+if TYPE_CHECKING:
+    from seawall.web.request import Incoming
+
+__all__ = ["Principal", "address_and_route", "api_key", "user"]
+
+Principal = Callable[["Incoming"], Hashable]
+"""Says for whom a request is; None if that is not known."""
+
+LONGEST: Final = 64
+"""So many characters of text are a key as they are; longer ones are hashed, to one length."""
+
+_PERSON: Final = b"seawall-key"
+
+
+def user(read: Principal) -> Principal:
+    """Tell users apart by what `read(incoming)` returns: an id that is proven, or None."""
+    return _User(check.function("user(...)", read))
+
+
+def api_key(header: str = "x-api-key", *, known: Callable[[str], bool] | None = None) -> Principal:
+    """Tell the holders of API keys apart by that header; only a hash of the key is kept.
+
+    A key of which `known(key)` is false counts for nothing: its caller is one without a key.
+    Without `known`, whoever makes up a key for each request has a fresh limit each time; put a
+    limit by address beside it then.
+    """
+    if not isinstance(header, str) or not header.isascii() or not header.strip():
+        raise ValueError(f"header={header!r}: write a header's name, such as 'x-api-key'")
+    return _ApiKey(
+        header.strip().lower(), None if known is None else check.function("known", known)
+    )
+
+
+def address_and_route(*routes: str) -> Principal:
+    """Tell apart addresses at each of these routes: "/search", "/orders/{id}", "/files/*".
+
+    The edge sees a path before anything is routed, so the routes are told. A path that matches none
+    is "other"; a path as such never becomes a key, since callers make them up.
+    """
+    return _AddressAndRoute(Routes(routes))
+
+
+def key_of(principal: Principal, incoming: Incoming) -> Hashable:
+    """Return the key of a request's bucket: of whom `principal` names, or of its address."""
+    found = principal(incoming)
+    if type(found) is str:
+        if found:
+            return "=" + (found if len(found) <= LONGEST else digest(found))
+    elif found is not None:
+        return found
+    return "@" + incoming.client
+
+
+def digest(secret: str) -> str:
+    """Return what stands for `secret`: the same in every process, and no way back."""
+    data = secret.encode("utf-8", "surrogatepass")
+    return "#" + blake2b(data, digest_size=16, person=_PERSON).hexdigest()
+
+
+class _User:
+    limit_name = "user"
+
+    def __init__(self, read: Principal) -> None:
+        self._read = read
+
+    def __repr__(self) -> str:
+        return f"user({getattr(self._read, '__qualname__', self._read)})"
+
+    def __call__(self, incoming: Incoming, /) -> Hashable:
+        return self._read(incoming)
+
+
+class _ApiKey:
+    limit_name = "api-key"
+
+    def __init__(self, header: str, known: Callable[[str], bool] | None) -> None:
+        self._header = header.encode("ascii")
+        self._known = known
+
+    def __repr__(self) -> str:
+        return f"api_key({self._header.decode()!r}{', known=...' if self._known else ''})"
+
+    def __call__(self, incoming: Incoming, /) -> str | None:
+        given = incoming.header(self._header)
+        if not given or (self._known is not None and not self._known(given)):
+            return None
+        return digest(given)
+
+
+class _AddressAndRoute:
+    limit_name = "address-route"
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+
+    def __repr__(self) -> str:
+        return f"address_and_route({', '.join(map(repr, self._routes.templates))})"
+
+    def __call__(self, incoming: Incoming, /) -> str:
+        route = incoming.route  # known where routing is over: in a route's own limit
+        return f"{incoming.client} {self._routes.of(incoming.path) if route is None else route}"
+
+
+class _Word:
+    """A principal that is written as a word."""
+
+    def __init__(self, name: str, read: Principal) -> None:
+        self.limit_name = name
+        self._read = read
+
+    def __repr__(self) -> str:
+        return repr(self.limit_name)
+
+    def __call__(self, incoming: Incoming, /) -> Hashable:
+        return self._read(incoming)
+
+
+WORDS: Final[dict[str, Principal]] = {
+    "address": _Word("address", lambda _incoming: None),
+    "tenant": _Word("tenant", lambda _incoming: tenant_var.get()),
+}
+"""The trusted client address, and the tenant that the context has: from trusted callers only."""
+
+
+def principal_of(by: str | Principal | None) -> Principal | None:
+    """Return what `by=` says; None: all requests together."""
+    if isinstance(by, str):
+        return WORDS[check.choice("by", by, WORDS)]
+    if by is not None and not callable(by):
+        raise TypeError(f"by={by!r}: write 'address', 'tenant', user(...) or a function")
+    return by
+
+
+def name_for(principal: Principal | None) -> str | None:
+    """Return what a limit for `principal` is called unless told; None if that cannot be told."""
+    return "global" if principal is None else getattr(principal, "limit_name", None)

@@ -1,0 +1,200 @@
+"""What a client is told of an error: problem details (RFC 9457), a status, and when to ask again.
+
+Promises: every error of Seawall has a status; a 429 and a 503 always say when asking again may
+help; nothing internal is told: no message of an exception, no address, no stack, only fixed words
+and the names that limits were given.
+
+    429  the caller's own limit (`quota-exceeded`, with `violated-policies`)
+    503  shed, an open circuit, a full bulkhead, pool or queue, a vendor's limit, a store that is
+         away (`temporary-reduced-capacity`)
+    504  no time left: refused before it began, or cut off
+    502  an upstream failed, as the errors of httpx, requests, grpc and the like tell
+
+Those who were shed are told to come back after a time that differs from one to the next, by up to
+`SPREAD` seconds: all at once they would be the next wave. What a limit or a breaker knows exactly is
+told exactly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from random import Random
+from typing import Any, Final
+
+from seawall import errors
+from seawall.wire.retry_after import write_retry_after
+
+QUOTA_EXCEEDED: Final = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+REDUCED_CAPACITY: Final = (
+    "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+)
+
+UNKNOWN_WAIT: Final = 1.0
+"""The seconds of a Retry-After where nobody knows better."""
+
+SPREAD: Final = 2.0
+"""Up to so many seconds are added, by chance, for who was shed."""
+
+_rng: Final = Random()  # noqa: S311 - to come back at different times is no secret
+
+
+class Problem:
+    """One answer: a status, and what its body and headers say."""
+
+    __slots__ = ("detail", "extensions", "retry_after", "status", "title", "type")
+
+    def __init__(
+        self,
+        status: int,
+        title: str,
+        detail: str = "",
+        type: str = "about:blank",  # noqa: A002 - the name of the member
+        retry_after: float | None = None,
+        extensions: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Tell `title` (the same for all of this type) and `detail`; after `retry_after` seconds.
+
+        `extensions` are further members of the body.
+        """
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.type = type
+        self.retry_after = retry_after
+        self.extensions = extensions or {}
+
+    def __repr__(self) -> str:
+        return f"<Problem {self.status} {self.title!r}>"
+
+    def body(self) -> bytes:
+        """Return the JSON."""
+        members = {"type": self.type, "title": self.title, "status": self.status}
+        if self.detail:
+            members["detail"] = self.detail
+        return json.dumps({**self.extensions, **members}).encode()
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers of the answer, but for the length of its body."""
+        told = [(b"content-type", b"application/problem+json")]
+        if self.retry_after is not None:
+            told.append((b"retry-after", write_retry_after(self.retry_after).encode()))
+        return told
+
+
+class _Kind:
+    """What is told of one kind of error; the same words each time."""
+
+    __slots__ = ("detail", "spread", "status", "title", "type")
+
+    def __init__(
+        self, status: int, title: str, detail: str, uri: str = "about:blank", *, spread: bool = False
+    ) -> None:
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.type = uri
+        self.spread = spread
+
+
+def _busy(detail: str, *, spread: bool = False) -> _Kind:
+    return _Kind(503, "Temporary reduced capacity", detail, REDUCED_CAPACITY, spread=spread)
+
+
+_OWN_LIMIT: Final = _Kind(
+    429, "Quota exceeded", "Too many requests in a short time.", QUOTA_EXCEEDED
+)
+_UPSTREAM: Final = _Kind(502, "Bad gateway", "A service that this one needs failed.")
+_UPSTREAM_LATE: Final = _Kind(
+    504, "Gateway timeout", "A service that this one needs did not answer in time."
+)
+
+_KINDS: Final[Mapping[type[errors.SeawallError], _Kind]] = {
+    errors.DeadlineExceeded: _Kind(
+        504, "Gateway timeout", "The time for the answer was over before the work began."
+    ),
+    errors.TimedOut: _Kind(504, "Gateway timeout", "The work was not done in time."),
+    errors.CircuitOpen: _busy("A service that this one needs is not asked at the moment."),
+    errors.RateLimited: _busy("A service that this one needs may not be asked more often."),
+    errors.Overloaded: _busy("More is asked for than can be done well.", spread=True),
+    errors.BulkheadFull: _busy("All places are taken.", spread=True),
+    errors.PoolExhausted: _busy("All places are taken.", spread=True),
+    errors.ChannelFull: _busy("There is no room for more work.", spread=True),
+    errors.QueueFull: _busy("There is no room for more work.", spread=True),
+    errors.Rejected: _busy("The work was refused for now.", spread=True),
+    errors.StoreUnavailable: _busy("A store that this service needs is away."),
+    errors.LeaseLost: _busy("The work went to another worker."),
+    errors.Contended: _busy("Others changed the same thing at the same time.", spread=True),
+    errors.ChannelClosed: _busy("The service takes no more work."),
+    errors.CacheMiss: _busy("Nothing is at hand to answer with."),
+    errors.WorkerDied: _Kind(500, "Internal server error", "The worker died."),
+    errors.JobLost: _Kind(409, "Conflict", "The job is somebody else's, or over."),
+    errors.UnknownJob: _Kind(404, "Not found", "There is no such job."),
+    errors.JobFailed: _Kind(500, "Internal server error", "The job has no result."),
+    errors.SeawallError: _Kind(500, "Internal server error", "The work failed."),
+}
+
+_UPSTREAM_ERRORS: Final = frozenset(
+    {
+        ("httpx", "HTTPError"),
+        ("httpx2", "HTTPError"),
+        ("requests", "RequestException"),
+        ("urllib3", "HTTPError"),
+        ("aiohttp", "ClientError"),
+        ("grpc", "RpcError"),
+        ("openai", "APIError"),
+        ("anthropic", "APIError"),
+    }
+)
+"""The root of a package and the name of its base class: known without importing any of them."""
+
+
+def problem_of(error: BaseException, *, rng: Random | None = None) -> Problem | None:
+    """Return what to tell of `error`; None if it is neither ours nor an upstream's."""
+    if not isinstance(error, errors.SeawallError):
+        return _upstream_problem(error)
+    own_limit = getattr(error, "own_limit", False) is True
+    kind = _OWN_LIMIT if own_limit else _kind_of(type(error))
+    extensions: dict[str, Any] = {"reason": error.reason}
+    limit = getattr(error, "limit", "")
+    if own_limit and isinstance(limit, str) and limit:
+        extensions["violated-policies"] = [limit]
+    wait = _wait(error, kind, rng or _rng)
+    return Problem(kind.status, kind.title, kind.detail, kind.type, wait, extensions)
+
+
+def _kind_of(cls: type[errors.SeawallError]) -> _Kind:
+    return next(kind for base in cls.__mro__ if (kind := _KINDS.get(base)) is not None)
+
+
+def _wait(error: errors.SeawallError, kind: _Kind, rng: Random) -> float | None:
+    """Return the seconds after which asking again may help, if that is what the status says."""
+    if kind.status not in (429, 503):
+        return None
+    known = getattr(error, "retry_after", None)
+    usable = isinstance(known, (int, float)) and 0 <= known < float("inf")
+    wait = max(float(known), 0.001) if usable and known is not None else UNKNOWN_WAIT
+    return wait + SPREAD * rng.random() if kind.spread else wait
+
+
+def _upstream_problem(error: BaseException) -> Problem | None:
+    names = {(cls.__module__.partition(".")[0], cls.__name__) for cls in type(error).__mro__}
+    if names.isdisjoint(_UPSTREAM_ERRORS):
+        return None
+    late = isinstance(error, TimeoutError) or any("Timeout" in name for _, name in names)
+    kind = _UPSTREAM_LATE if late else _UPSTREAM
+    return Problem(kind.status, kind.title, kind.detail, extensions={"reason": "upstream"})
+
+
+async def problem_handler(request: Any, error: Exception) -> Any:
+    """Answer `error` in a Starlette or FastAPI app: `app.add_exception_handler(SeawallError, ...)`.
+
+    An error that is no problem of ours is raised again.
+    """
+    problem = problem_of(error)
+    if problem is None:
+        raise error
+    from starlette.responses import Response
+
+    headers = {name.decode(): value.decode() for name, value in problem.headers()}
+    return Response(problem.body(), problem.status, headers)

@@ -1,0 +1,96 @@
+"""A request as the parts of the edge see it: what a key function (`by=`) is given."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any, Final
+
+from seawall.web.trust import Trust
+from seawall.wire.idempotency import IDEMPOTENCY_HEADER, read_key
+
+_KEY_HEADER: Final = IDEMPOTENCY_HEADER.lower().encode()
+_SHOWN: Final = 80
+
+
+class Incoming:
+    """An HTTP request (or a websocket's handshake) before the app has seen it.
+
+    `scope` is the server's own; `headers` its raw list, names in lower case. `client` is the
+    address that may be trusted, never what a stranger wrote.
+    """
+
+    __slots__ = ("_client", "_state", "headers", "scope", "trust")
+
+    _client: str
+    _state: dict[str, Any]
+
+    def __init__(self, scope: MutableMapping[str, Any], trust: Trust) -> None:
+        """See the request of `scope`, whose peer is trusted as far as `trust` says."""
+        self.scope = scope
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.trust = trust
+
+    def __repr__(self) -> str:
+        # The path is the caller's text: cut, and its control characters escaped.
+        return f"<Incoming {self.method[:_SHOWN]} {self.path[:_SHOWN]!r}>"
+
+    def header(self, name: bytes) -> str | None:
+        """Return a header's value; None if it is absent, or given more than once."""
+        found: bytes | None = None
+        for key, value in self.headers:
+            if key == name:
+                if found is not None:
+                    return None
+                found = value
+        return None if found is None else found.decode("latin-1")
+
+    @property
+    def peer(self) -> str | None:
+        """The address that the connection comes from; None for a unix socket."""
+        client = self.scope.get("client")
+        return client[0] if client else None
+
+    @property
+    def client(self) -> str:
+        """The client's address as limits count it: IPv4, IPv6's /64, "unix"."""
+        try:
+            return self._client
+        except AttributeError:
+            self._client = self.trust.client_address(self.peer, self.headers)
+            return self._client
+
+    @property
+    def method(self) -> str:
+        """The method, such as "GET"; that of a websocket's handshake is "WEBSOCKET"."""
+        method: str = self.scope.get("method", "WEBSOCKET")
+        return method
+
+    @property
+    def path(self) -> str:
+        """The path as it was asked for: the caller's text, so no key and no label."""
+        path: str = self.scope["path"]
+        return path
+
+    @property
+    def route(self) -> str | None:
+        """The matched route's template, such as "/orders/{id}"; None before routing."""
+        template = getattr(self.scope.get("route"), "path", None)
+        return template if isinstance(template, str) else None
+
+    @property
+    def idempotency_key(self) -> str | None:
+        """The key that names the effect of this request, if it has exactly one, and a valid one.
+
+        It is not put into the context: see `docs/wire.md`.
+        """
+        value = self.header(_KEY_HEADER)
+        return None if value is None else read_key(value)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """A place for what the parts of the edge want to remember of this request."""
+        try:
+            return self._state
+        except AttributeError:
+            self._state = {}
+            return self._state

@@ -1,0 +1,222 @@
+"""The way of one response through the edge, and the moment at which its gates are left.
+
+Promises: what was entered is left exactly once, at whichever comes first: the last part of the
+response was handed to the server, the app returned, raised or was cancelled. A stream holds its
+slot to its end, but counts for what it took to its first part. A background task of the app runs
+after the last part: it holds nothing, and no timeout cuts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall._expiry import Expiry, take_back
+from seawall.context import deadline_var
+from seawall.runtime.call import STREAMED
+from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Outcome
+
+if TYPE_CHECKING:
+    from seawall.policies._async_timeout import Lane
+    from seawall.runtime.policy import GateBound
+    from seawall.runtime.stats import Stats
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+FAILURE: Final = 500
+"""From this status on, an answer is a failure of the app's."""
+
+
+class ServerError(Exception):
+    """What a gate is told of an answer of 500 or more, which the app gave itself."""
+
+
+_SERVER_ERROR: Final = ServerError("the app answered with 500 or more")
+
+
+class Passage:
+    """One request on its way: what it holds, and what becomes of its response."""
+
+    __slots__ = (
+        "_cancelling",
+        "_clock",
+        "_expiry",
+        "_first",
+        "_gates",
+        "_lane",
+        "_send",
+        "_stats",
+        "_task",
+        "began",
+        "headers",
+        "left",
+        "status",
+    )
+
+    def __init__(self, send: Send, clock: Callable[[], float], stats: Stats) -> None:
+        """Hold nothing yet."""
+        self._send = send
+        self._clock = clock
+        self._stats = stats
+        self._gates: list[tuple[GateBound, Any]] = []
+        self._first = 0.0
+        self._task: asyncio.Task[Any] | None = None
+        self._expiry: Expiry | None = None
+        self.began = 0.0
+        self.headers: Callable[[], Headers] | None = None
+        """What to add to the headers of the response."""
+        self.left = False
+        """Whether nothing is held any more."""
+        self.status = 0
+        """That of the response, once it has started."""
+
+    # The time that the app has
+
+    def cut_in_lane(self, lane: Lane, task: asyncio.Task[Any]) -> None:
+        """Be cut off by `lane`, where the request has been entered."""
+        self._lane = lane
+        self._task = task
+        self._cancelling = task.cancelling()
+
+    def cut_after(self, seconds: float, task: asyncio.Task[Any]) -> None:
+        """Be cut off by a timer of its own."""
+        self._expiry = Expiry(task, seconds)
+
+    def _stop_time(self) -> None:
+        """Let nothing cut the app off any more; if that has happened, `was_cut` will tell."""
+        if self._task is not None:
+            if self._lane.pending.pop(self._task, None) is not None:
+                self._task = None
+        elif self._expiry is not None:
+            self._expiry.stop()
+
+    def was_cut(self, error: BaseException | None) -> bool:
+        """Stop the time; tell whether `error` is the cancellation by which the app was cut off."""
+        self._stop_time()
+        task, expiry = self._task, self._expiry
+        self._task = self._expiry = None
+        if expiry is not None:
+            return expiry.disarm(error)
+        return task is not None and take_back(task, self._cancelling, error)
+
+    # The response
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Hand a message to the server; a plain function, as another coroutine would cost more."""
+        kind = message["type"]
+        if kind == "http.response.body":
+            if not self._first:
+                self._first = self._clock()
+            if not self.left and not message.get("more_body"):
+                if self.status < FAILURE:
+                    self.leave(OK, STREAMED)
+                else:
+                    self.leave(FAILED, _SERVER_ERROR)
+        elif kind == "http.response.start":
+            self.status = message["status"]
+            self._stop_time()
+            if self.headers is not None:
+                message["headers"] = [*message.get("headers", ()), *self.headers()]
+        return self._send(message)
+
+    # What is held
+
+    def hold(self, gate: GateBound, ticket: Any) -> None:
+        """Leave `gate` when the response is complete."""
+        self._gates.append((gate, ticket))
+
+    def leave(self, outcome: Outcome, detail: object) -> None:
+        """Leave what is held and count the request; once, later calls do nothing."""
+        if self.left:
+            return
+        now = self._first or self._clock()
+        self._leave_gates(outcome, detail, now)
+        stats = self._stats
+        if outcome is OK:
+            stats.samples.append(now - self.began)
+            if now >= stats.due:
+                stats.fold(now)
+        elif outcome is FAILED:
+            stats.failed += 1
+        else:
+            stats.cancelled += 1
+
+    def give_back(self, error: BaseException) -> None:
+        """Leave what is held by a request that was refused further in: it never began."""
+        if not self.left:
+            self._leave_gates(UNUSED, error, self._clock())
+
+    def end(self, error: BaseException | None) -> None:
+        """Leave what is still held when the app has ended, with `error` or without."""
+        if self.left:
+            return
+        failed = isinstance(error, Exception) and not is_gone(error, started=self.status > 0)
+        # Without an error it returned in mid-body: nobody was there to send to. No verdict.
+        self.leave(FAILED if failed else CANCELLED, error)
+
+    def _leave_gates(self, outcome: Outcome, detail: object, now: float) -> None:
+        self.left = True
+        for gate, ticket in reversed(self._gates):
+            if gate.leave is not None:
+                gate.leave(ticket, outcome, detail, now)
+
+
+class SocketPassage(Passage):
+    """The handshake of a websocket: over when it is accepted or refused, whatever comes after."""
+
+    __slots__ = ("_keeps",)
+
+    def __init__(self, send: Send, clock: Callable[[], float], stats: Stats) -> None:
+        """Hold nothing yet."""
+        super().__init__(send, clock, stats)
+        self._keeps: list[tuple[GateBound, Any]] = []
+
+    def keep(self, gate: GateBound, ticket: Any) -> None:
+        """Leave `gate` when the connection is closed."""
+        self._keeps.append((gate, ticket))
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Hand a message to the server."""
+        kind = message["type"]
+        if not self.left and kind in _HANDSHAKE_OVER:
+            self.status = message.get("status", 101)
+            self._stop_time()
+            deadline_var.set(None)  # a connection that is open has all the time there is
+            if self.headers is not None and kind == "websocket.accept":
+                message["headers"] = [*message.get("headers", ()), *self.headers()]
+            self.leave(OK, STREAMED)
+        return self._send(message)
+
+    def close(self, error: BaseException | None) -> None:
+        """Leave what is kept until the connection is closed; once."""
+        keeps, self._keeps = self._keeps, []
+        if keeps:
+            now = self._clock()
+            outcome = UNUSED if not self.status else OK if error is None else CANCELLED
+            for gate, ticket in keeps:
+                if gate.leave is not None:
+                    gate.leave(ticket, outcome, STREAMED, now)
+
+
+_HANDSHAKE_OVER: Final = frozenset(
+    {"websocket.accept", "websocket.close", "websocket.http.response.start"}
+)
+
+
+def is_gone(error: BaseException, *, started: bool) -> bool:
+    """Tell whether `error` says that the client went away."""
+    return started and (isinstance(error, OSError) or type(error).__name__ == "ClientDisconnect")
+
+
+# Some frameworks look whether `send` is a coroutine function before they await what it returns.
+for _send in (Passage.send, SocketPassage.send):
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(_send)
+    else:
+        _send._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+

@@ -1,0 +1,243 @@
+"""Whom to believe: which peers may say for whom they speak, and which may say what a request needs.
+
+A header is what somebody typed. The one thing that a caller cannot choose is the address that its
+connection comes from, so that address is the client's, and its headers count for nothing, unless
+the network it is in was named here:
+
+- `proxies` forward what others ask, and say whose request it is (`X-Forwarded-For`, `Forwarded`).
+- `callers` are services of your own: their deadlines, criticality, tenants and attempts count.
+
+A request that comes through a proxy is its sender's, not the proxy's: it is believed only if the
+proxy says that the sender is one of the callers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final, Literal, NamedTuple
+
+from seawall import _checks as check
+from seawall.wire._text import LONGEST
+
+UNIX: Final = "unix"
+"""How a peer without an address is called, and how to name it among proxies or callers."""
+
+_MOST_HOPS: Final = 32
+_MOST_KNOWN: Final = 4096
+_LONGEST_HOP: Final = 64
+_NETWORK_BITS: Final = 64
+_MAPPED: Final = IPv6Network("::ffff:0:0/96")
+
+_TOKEN: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"  # noqa: S105 - no secret: RFC 9110 calls it so
+_PAIR: Final = re.compile(rf'({_TOKEN})=(?:({_TOKEN})|"((?:[^"\\]|\\.)*)")[ \t]*(?:;[ \t]*|\Z)')
+_ESCAPED: Final = re.compile(r"\\(.)")
+
+Header = Iterable[tuple[bytes, bytes]]
+
+
+class _Known(NamedTuple):
+    """What is known of an address: the text that stands for it, and what it may say."""
+
+    key: str
+    proxy: bool
+    caller: bool
+
+
+class Trust:
+    """Tell client addresses, and who is believed; without arguments nobody is.
+
+    Networks are written as `"10.0.0.0/8"`, `"2001:db8::/32"`, an address, or `"unix"` for peers
+    without one. `forwarded` names the one header that the proxies set: whatever the other holds
+    was not written by them.
+    """
+
+    __slots__ = ("_callers", "_header", "_known", "_proxies", "_proxies_given", "callers")
+
+    def __init__(
+        self,
+        *,
+        proxies: Sequence[str] = (),
+        callers: Sequence[str] = (),
+        forwarded: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for",
+    ) -> None:
+        """Believe these proxies about addresses, and these callers about their requests."""
+        self._proxies = _networks("proxies", proxies)
+        self._callers = _networks("callers", callers)
+        self._proxies_given = bool(proxies)
+        self.callers = bool(callers)
+        """Whether anybody is believed about deadlines and the like."""
+        check.choice("forwarded", forwarded, ("x-forwarded-for", "forwarded"))
+        self._header = forwarded.encode()
+        # Of parsed addresses only: to forget them costs time, and changes no answer.
+        self._known: dict[str | None, _Known | None] = {}
+
+    def __repr__(self) -> str:
+        listed = [
+            f"{name}={[str(network) for network in networks]}"
+            for name, networks in (("proxies", self._proxies), ("callers", self._callers))
+            if networks
+        ]
+        if self._proxies_given:
+            listed.append(f"forwarded={self._header.decode()!r}")
+        return f"Trust({', '.join(listed)})"
+
+    def client_address(self, peer: str | None, headers: Header) -> str:
+        """Return the text that stands for the client: IPv4 as it is, IPv6 as its /64 network.
+
+        `peer` is the address that the connection comes from, None for a unix socket.
+        """
+        known = self._ask(peer)
+        if known is None:
+            return _no_address(peer)
+        return self._origin(known, headers)[0].key if known.proxy else known.key
+
+    def believes(self, peer: str | None, headers: Header = ()) -> bool:
+        """Tell whether deadline, criticality, tenant and attempt of this request count."""
+        if not self.callers:
+            return False
+        known = self._ask(peer)
+        if known is None or not known.proxy:
+            return known is not None and known.caller
+        origin, certain = self._origin(known, headers)
+        return certain and origin.caller
+
+    def _ask(self, address: str | None) -> _Known | None:
+        try:
+            return self._known[address]
+        except KeyError:
+            known = self._look_up(address)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            if address is None or len(address) <= _LONGEST_HOP:
+                self._known[address] = known
+            return known
+
+    def _look_up(self, text: str | None) -> _Known | None:
+        if text is None:
+            return _Known(UNIX, UNIX in self._proxies, UNIX in self._callers)
+        address = _address(text)
+        if address is None:
+            return None
+        return _Known(
+            _key(address), _within(address, self._proxies), _within(address, self._callers)
+        )
+
+    def _origin(self, proxy: _Known, headers: Header) -> tuple[_Known, bool]:
+        """Walk from the proxy towards the sender; tell the first that is no proxy.
+
+        What cannot be read ends the walk at the last good hop, which is then not certain.
+        """
+        said = [value for name, value in headers if name == self._header]
+        if not said:
+            return proxy, True
+        # Several lines are one list. Its right end is what the nearest proxy wrote.
+        text = b",".join(said)
+        if len(text) > LONGEST:
+            return proxy, False
+        last = proxy
+        hops = text.decode("latin-1").rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]
+        node = _forwarded_node if self._header == b"forwarded" else _plain_node
+        for hop in reversed(hops):
+            known = self._ask_hop(node(hop.strip(" \t")))
+            if known is None:
+                return last, False
+            if not known.proxy:
+                return known, True
+            last = known
+        return last, True
+
+    def _ask_hop(self, address: str | None) -> _Known | None:
+        return None if not address else self._ask(address)
+
+
+def _networks(name: str, given: Sequence[str]) -> tuple[IPv4Network | IPv6Network | str, ...]:
+    """Return what was given as networks, or raise."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise TypeError(f"{name}={given!r}: write a list of networks, such as ['10.0.0.0/8']")
+    return tuple(UNIX if text == UNIX else _network(name, text) for text in given)
+
+
+def _network(name: str, text: object) -> IPv4Network | IPv6Network:
+    if not isinstance(text, str):
+        raise TypeError(f"{name}: {text!r} is no text; write a network, such as '10.0.0.0/8'")
+    try:
+        network = ip_network(text)
+    except ValueError:
+        raise ValueError(
+            f"{name}: {text!r} is no network; write an address, a network such as '10.0.0.0/8'"
+            " (no bits set behind its mask), or 'unix'"
+        ) from None
+    if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
+        # Addresses are unmapped before they are compared, so networks are too.
+        first = IPv4Address(int(network.network_address) & 0xFFFF_FFFF)
+        return IPv4Network((first, network.prefixlen - _MAPPED.prefixlen))
+    return network
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    """Return an address without its zone, IPv4 in IPv6's clothes as IPv4; None if it is none."""
+    if len(text) > _LONGEST_HOP:
+        return None
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return address if mapped is None else mapped
+
+
+def _within(
+    address: IPv4Address | IPv6Address, networks: tuple[IPv4Network | IPv6Network | str, ...]
+) -> bool:
+    return any(not isinstance(network, str) and address in network for network in networks)
+
+
+def _key(address: IPv4Address | IPv6Address) -> str:
+    """Return what a limit counts by: who has one IPv6 address has all of its /64."""
+    if isinstance(address, IPv4Address):
+        return str(address)
+    host_bits = address.max_prefixlen - _NETWORK_BITS
+    network = IPv6Address(int(address) >> host_bits << host_bits)
+    return f"{network}/{_NETWORK_BITS}"
+
+
+def _no_address(peer: str | None) -> str:
+    """Return a name for a peer that a server or a test gave instead of an address."""
+    short = (peer or "")[:_LONGEST_HOP]
+    return short if short and short.isprintable() else "unknown"
+
+
+def _plain_node(hop: str) -> str | None:
+    """Return the address of a hop, which some proxies write with a port; None if there is none."""
+    if hop.startswith("["):
+        address, bracket, port = hop[1:].partition("]")
+        fine = bracket and ":" in address and (not port or _is_port(port))
+        return address if fine else None
+    if hop.count(":") == 1:
+        address, _, port = hop.partition(":")
+        return address if _is_port(f":{port}") else None
+    return hop
+
+
+def _forwarded_node(element: str) -> str | None:
+    """Return the address in `for=` of one element (RFC 7239); None if it has none, or is hidden."""
+    found: str | None = None
+    at = 0
+    while at < len(element):
+        pair = _PAIR.match(element, at)
+        if pair is None:
+            return None
+        at = pair.end()
+        if pair[1].lower() == "for":
+            if found is not None:
+                return None
+            found = pair[2] if pair[3] is None else _ESCAPED.sub(r"\1", pair[3])
+    if found is None or (":" in found and found.count(":") > 1 and not found.startswith("[")):
+        return None
+    return _plain_node(found)
+
+
+def _is_port(text: str) -> bool:
+    return 1 < len(text) <= 6 and text[1:].isascii() and text[1:].isdigit() and text[0] == ":"  # noqa: PLR2004

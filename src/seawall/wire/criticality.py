@@ -1,0 +1,90 @@
+"""How much a request matters and for whom it is made, as members of W3C `baggage`.
+
+Only the members `seawall.criticality` and `seawall.tenant` are read and written. All else in a
+baggage header stays as it is, to the letter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import quote, unquote
+
+from seawall.context import Criticality
+from seawall.wire._text import LONGEST, text_of
+
+BAGGAGE_HEADER: Final = "baggage"
+CRITICALITY_KEY: Final = "seawall.criticality"
+TENANT_KEY: Final = "seawall.tenant"
+
+_MOST_MEMBERS: Final = 64
+_LONGEST_TENANT: Final = 255
+_KEY: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE: Final = re.compile(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*")
+# Some libraries decode keys, strip them, and pass them on plainly. So a member is ours also if its
+# key is written in escapes, between escaped blanks.
+_BLANKS: Final = r"(?:[ \t+]|%(?:[01]|[89A-Fa-f])[0-9A-Fa-f]|%20)*"
+_OUR_KEY: Final = "|".join(
+    "".join(f"(?:{re.escape(letter)}|%(?i:{ord(letter):02x}))" for letter in key)
+    for key in (CRITICALITY_KEY, TENANT_KEY)
+)
+_OUR_MEMBER: Final = re.compile(rf",{_BLANKS}(?:{_OUR_KEY}){_BLANKS}(?=[=;,]|\Z)[^,]*")
+_LEVELS: Final = {level.name.lower().replace("_", "-"): level for level in Criticality}
+_WORDS: Final = {level: word for word, level in _LEVELS.items()}
+
+
+def read_baggage(value: str | bytes) -> dict[str, str]:
+    """Return the members of a baggage header by key, values decoded, their properties left out.
+
+    Of more than 64 members the rest is ignored, as is each that is malformed. A key that is given
+    twice with different values is left out: nobody can tell which is meant.
+    """
+    text = text_of(value)
+    if not text:
+        return {}
+    members: dict[str, str | None] = {}
+    for member in text.split(",", _MOST_MEMBERS)[:_MOST_MEMBERS]:
+        key, equals, rest = member.partition("=")
+        key = key.strip(" \t")
+        raw = rest.partition(";")[0].strip(" \t")
+        if not equals or not _KEY.fullmatch(key) or not _VALUE.fullmatch(raw):
+            continue
+        try:
+            said = unquote(raw, errors="strict")
+        except UnicodeDecodeError:
+            continue
+        members[key] = said if members.get(key, said) == said else None
+    return {key: said for key, said in members.items() if said is not None}
+
+
+def read_criticality(baggage: Mapping[str, str]) -> Criticality | None:
+    """Return the level that the baggage names, or None."""
+    return _LEVELS.get(baggage.get(CRITICALITY_KEY, ""))
+
+
+def read_tenant(baggage: Mapping[str, str]) -> str | None:
+    """Return the tenant that the baggage names, or None: 1 to 255 printable characters."""
+    tenant = baggage.get(TENANT_KEY)
+    return tenant if tenant is not None and _is_tenant(tenant) else None
+
+
+def write_baggage(existing: str | None, criticality: Criticality | None, tenant: str | None) -> str:
+    """Return the baggage to send: what exists, with our two members set, or gone where None.
+
+    What others put in comes first in importance: if ours do not fit into 8 KiB beside it, they
+    are left out. A tenant that no receiver would read is not sent. "" means: send no header.
+    """
+    others = _OUR_MEMBER.sub("", f",{existing or ''}")[1:]
+    ours = []
+    if criticality is not None:
+        ours.append(f"{CRITICALITY_KEY}={_WORDS[criticality]}")
+    if tenant is not None and _is_tenant(tenant):
+        ours.append(f"{TENANT_KEY}={quote(tenant, safe='')}")
+    # First, since a receiver may read no more than 64 members.
+    joined = ",".join([*ours, others] if others.strip(" \t") else ours)
+    return joined if len(joined) <= LONGEST else others
+
+
+def _is_tenant(name: str) -> bool:
+    return 0 < len(name) <= _LONGEST_TENANT and name.isprintable()

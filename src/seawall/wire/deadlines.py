@@ -1,0 +1,97 @@
+"""The time that is left, as headers say it.
+
+Every known header is read and the least counts, so that time never grows along a chain: what is
+written is rounded down, and what is read is never more than what was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from seawall.wire._text import A_YEAR, decimal_of, text_of, whole_of
+
+GRPC: Final = "grpc-timeout"
+ENVOY: Final = "x-envoy-expected-rq-timeout-ms"
+SERVER: Final = "x-server-timeout"
+
+TIMEOUT_HEADERS: Final = frozenset({GRPC, ENVOY, SERVER})
+"""The headers that tell how long the caller waits, in lower case."""
+
+_GRPC: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
+_SECONDS: Final = {"H": 3600, "M": 60, "S": 1}
+_IN_A_SECOND: Final = {"m": 10**3, "u": 10**6, "n": 10**9}
+_GRPC_MOST: Final = 10**8
+
+
+def read_timeout(name: str, value: str | bytes) -> float | None:
+    """Return the seconds that the header `name` leaves; None if it does not say, or not sensibly.
+
+    More than a year is no timeout. 0 is one: it is over.
+    """
+    text = text_of(value)
+    if text is None:
+        return None
+    seconds: float | None = None
+    if name == ENVOY:
+        milliseconds = whole_of(text)
+        seconds = None if milliseconds is None else milliseconds / 1000
+    elif name == SERVER:
+        seconds = decimal_of(text)
+    elif name == GRPC:
+        found = _GRPC.fullmatch(text)
+        if found is None:
+            return None
+        count, unit = int(found[1]), found[2]
+        # Divided, not multiplied by 0.001: the nearest float to what the text says.
+        seconds = count * _SECONDS[unit] if unit in _SECONDS else count / _IN_A_SECOND[unit]
+    return None if seconds is None or seconds > A_YEAR else float(seconds)
+
+
+def least_timeout(pairs: Iterable[tuple[bytes | str, bytes | str]]) -> float | None:
+    """Return the least of what the known headers leave, or None if none of them says.
+
+    A header that is given twice with different values says nothing.
+    """
+    given: dict[str, str | bytes | None] = {}
+    for raw_name, value in pairs:
+        name = raw_name.decode("latin-1") if isinstance(raw_name, bytes) else raw_name
+        name = name.lower()
+        if name in TIMEOUT_HEADERS:
+            given[name] = value if given.get(name, value) == value else None
+    least: float | None = None
+    for name, said in given.items():
+        seconds = None if said is None else read_timeout(name, said)
+        if seconds is not None and (least is None or seconds < least):
+            least = seconds
+    return least
+
+
+def write_timeout(seconds: float) -> list[tuple[str, str]]:
+    """Return the headers for a call that has `seconds` left; none if that is more than a year."""
+    if not seconds <= A_YEAR:
+        return []
+    milliseconds = _down(seconds, 1000)
+    return [
+        (ENVOY, str(milliseconds)),
+        (SERVER, f"{milliseconds // 1000}.{milliseconds % 1000:03d}"),
+    ]
+
+
+def write_grpc_timeout(seconds: float) -> str:
+    """Return the value of `grpc-timeout` for `seconds`, in the finest unit that 8 digits allow."""
+    if seconds < _GRPC_MOST:
+        for unit in "num":
+            count = _down(seconds, _IN_A_SECOND[unit])
+            if count < _GRPC_MOST:
+                return f"{count}{unit}"
+        return f"{int(seconds)}S"
+    return f"{_GRPC_MOST - 1}S"
+
+
+def _down(seconds: float, units: int) -> int:
+    """Return how many whole units of a second fit, such that reading them never yields more."""
+    count = int(max(0.0, seconds) * units)
+    # The product may have been rounded up to a whole number.
+    return count - 1 if count / units > seconds and count else count

@@ -1,0 +1,113 @@
+"""What gRPC says beside its messages: status names, and when to ask again.
+
+`grpc-retry-pushback-ms` is a server's word on retries, in its trailing metadata: a number of
+milliseconds to wait, or anything else for "do not retry". It is believed in that direction only:
+what cannot be understood is a no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil, isfinite
+from typing import Any, Final
+
+from seawall.errors import (
+    BulkheadFull,
+    CacheMiss,
+    ChannelClosed,
+    ChannelFull,
+    Contended,
+    DeadlineExceeded,
+    JobLost,
+    LeaseLost,
+    Overloaded,
+    PoolExhausted,
+    QueueFull,
+    RateLimited,
+    Rejected,
+    SeawallError,
+    StoreUnavailable,
+    TimedOut,
+    UnknownJob,
+)
+from seawall.wire._text import text_of, whole_of
+
+PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
+
+NEVER: Final = -1.0
+"""The seconds of a pushback that means: do not ask again."""
+
+FAILURES: Final = frozenset(
+    {"UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+)
+"""The statuses that say something about the server's health; the others are answers."""
+
+_DIGITS: Final = 10
+_MOST: Final = 10**_DIGITS - 1
+
+_NAMES: Final[dict[type, str]] = {
+    DeadlineExceeded: "DEADLINE_EXCEEDED",
+    TimedOut: "DEADLINE_EXCEEDED",
+    RateLimited: "RESOURCE_EXHAUSTED",
+    Overloaded: "RESOURCE_EXHAUSTED",
+    BulkheadFull: "RESOURCE_EXHAUSTED",
+    PoolExhausted: "RESOURCE_EXHAUSTED",
+    ChannelFull: "RESOURCE_EXHAUSTED",
+    QueueFull: "RESOURCE_EXHAUSTED",
+    Rejected: "UNAVAILABLE",
+    StoreUnavailable: "UNAVAILABLE",
+    LeaseLost: "UNAVAILABLE",
+    ChannelClosed: "UNAVAILABLE",
+    CacheMiss: "UNAVAILABLE",
+    Contended: "ABORTED",
+    JobLost: "ABORTED",
+    UnknownJob: "NOT_FOUND",
+}
+
+
+def status_name(error: SeawallError) -> str:
+    """Return the name of the status that tells a caller of `error`.
+
+    What is used up (rates, slots, places) is RESOURCE_EXHAUSTED, which clients do not retry unless
+    the server says when; other refusals, an open circuit above all, are UNAVAILABLE.
+    """
+    for kind in type(error).__mro__:
+        if kind in _NAMES:
+            return _NAMES[kind]
+    return "INTERNAL"
+
+
+def read_pushback(value: object) -> float:
+    """Return the seconds to wait before asking again, or `NEVER`."""
+    text = text_of(value)
+    milliseconds = None if text is None else whole_of(text, _DIGITS)
+    return NEVER if milliseconds is None else milliseconds / 1000
+
+
+def pushback_of(metadata: Iterable[tuple[Any, Any]] | None) -> float | None:
+    """Return what trailing metadata says about asking again; None if it says nothing.
+
+    Said twice, in different words, it is not understood.
+    """
+    said: list[Any] = [value for key, value in metadata or () if key == PUSHBACK_KEY]
+    if not said:
+        return None
+    return read_pushback(said[0]) if said.count(said[0]) == len(said) else NEVER
+
+
+def write_pushback(seconds: float) -> str:
+    """Return the value that asks to wait `seconds`, rounded up; "-1" for never."""
+    if not isfinite(seconds) or seconds < 0 or seconds * 1000 > _MOST:
+        return "-1"
+    return str(ceil(seconds * 1000))
+
+
+def pushback_for(error: SeawallError) -> str | None:
+    """Return what to tell a caller that got `error`; None to leave it to the caller.
+
+    Where the caller's own time is over, asking again is useless.
+    """
+    if isinstance(error, (DeadlineExceeded, TimedOut)):
+        return "-1"
+    asked = getattr(error, "retry_after", None)
+    return write_pushback(asked) if isinstance(asked, (int, float)) else None

@@ -1,0 +1,39 @@
+"""The key that names the effect of a request (draft-ietf-httpapi-idempotency-key-header-07)."""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from typing import Final
+
+from seawall.wire._text import text_of
+from seawall.wire.structured import Token, read_item, string
+
+IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
+
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
+
+
+def read_key(value: str | bytes) -> str | None:
+    """Return the key, from a string in quotes or bare; None unless 1 to 255 visible characters."""
+    text = text_of(value)
+    if text is None:
+        return None
+    if text.startswith('"'):
+        item = read_item(text)
+        said = item.value if item is not None else None
+        if not isinstance(said, str) or isinstance(said, Token):
+            return None
+        text = said
+    return text if _KEY.fullmatch(text) else None
+
+
+def write_key(key: str) -> str:
+    """Return the header's value: the key in quotes.
+
+    A key that cannot be sent as it is (longer than 255 characters, blanks, other alphabets) is
+    sent as its SHA-256: the same key is the same text in every attempt.
+    """
+    if not _KEY.fullmatch(key):
+        key = sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+    return string(key)

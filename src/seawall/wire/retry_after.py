@@ -1,0 +1,99 @@
+"""When asking again may help: `Retry-After` (RFC 9110), and its cousin in milliseconds."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from math import ceil
+from typing import Final
+
+from seawall.wire._text import A_YEAR, decimal_of, text_of
+
+RETRY_AFTER_HEADER: Final = "Retry-After"
+
+_MONTHS: Final = (
+    "Jan",
+    "Feb",
+    "Mar",
+    "Apr",
+    "May",
+    "Jun",
+    "Jul",
+    "Aug",
+    "Sep",
+    "Oct",
+    "Nov",
+    "Dec",
+)
+_MONTH: Final = f"(?P<month>{'|'.join(_MONTHS)})"
+_TIME: Final = r"(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})"
+_DATES: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # Sun, 06 Nov 1994 08:49:37 GMT: what everybody must send today
+        rf"[A-Za-z]{{3}}, (?P<day>[0-9]{{2}}) {_MONTH} (?P<year>[0-9]{{4}}) {_TIME} GMT",
+        # Sunday, 06-Nov-94 08:49:37 GMT
+        rf"[A-Za-z]{{6,9}}, (?P<day>[0-9]{{2}})-{_MONTH}-(?P<year>[0-9]{{2}}) {_TIME} GMT",
+        # Sun Nov  6 08:49:37 1994
+        rf"[A-Za-z]{{3}} {_MONTH} (?P<day>[ 0-9][0-9]) {_TIME} (?P<year>[0-9]{{4}})",
+    )
+)
+_HALF_A_CENTURY: Final = 50
+_LEAP_SECOND: Final = 60
+
+
+def read_retry_after(value: str | bytes, wall: float) -> float | None:
+    """Return the seconds to wait: delay-seconds, or a date seen from `wall` (seconds since 1970).
+
+    A date that has passed means now (0.0). More than a year is cut to a year: who says so does not
+    want to be asked again, and a caller cuts it further. None if it is neither.
+    """
+    text = text_of(value)
+    if text is None:
+        return None
+    seconds = decimal_of(text)
+    if seconds is None:
+        instant = _instant(text, wall)
+        if instant is None:
+            return None
+        seconds = instant - wall
+    return min(max(0.0, seconds), A_YEAR)
+
+
+def read_milliseconds(value: str | bytes) -> float | None:
+    """Return the seconds that `retry-after-ms` asks for, or None; also cut to a year."""
+    text = text_of(value)
+    number = None if text is None else decimal_of(text)
+    return None if number is None else min(number / 1000, A_YEAR)
+
+
+def write_retry_after(seconds: float) -> str:
+    """Return whole seconds, rounded up: who comes back at that moment does not come too early."""
+    return str(ceil(min(max(0.0, seconds), A_YEAR)))
+
+
+def _instant(text: str, wall: float) -> float | None:
+    """Return the seconds since 1970 of an HTTP-date in any of its three forms, or None."""
+    for pattern in _DATES:
+        found = pattern.fullmatch(text)
+        if found is None:
+            continue
+        year, second = int(found["year"]), int(found["second"])
+        try:
+            if len(found["year"]) == 2:  # noqa: PLR2004 - the digits of a year without its century
+                now = datetime.fromtimestamp(wall, UTC).year
+                year += now - now % 100
+                # More than half a century ahead means the century before (RFC 9110, 5.6.7).
+                year -= 100 if year > now + _HALF_A_CENTURY else 0
+            return datetime(
+                year,
+                _MONTHS.index(found["month"]) + 1,
+                int(found["day"]),
+                int(found["hour"]),
+                int(found["minute"]),
+                59 if second == _LEAP_SECOND else second,
+                tzinfo=UTC,
+            ).timestamp()
+        except (ValueError, OverflowError, OSError):
+            return None  # the 31st of February
+    return None

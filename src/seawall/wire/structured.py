@@ -1,0 +1,170 @@
+"""Structured fields (RFC 9651), as much as the headers of this package need: lists of items.
+
+`read_list` understands every item and parameter, and nothing else: an inner list is no item, and
+one mistake spoils the whole field, as the standard demands. A field of more than 256 items and
+parameters is none: it would only cost time.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode, b64encode
+from binascii import Error as NotBase64
+from collections.abc import Callable
+from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from seawall.wire._text import LONGEST
+
+MOST: Final = 999_999_999_999_999
+"""The largest integer of a structured field."""
+
+_MOST_PARTS: Final = 256
+_BLANKS: Final = re.compile(r"[ \t]*")
+_KEY: Final = re.compile(r"[a-z*][a-z0-9_\-.*]*")
+# Each alternative begins with a character of its own, so no input is looked at twice.
+_BARE: Final = re.compile(
+    r"""(?P<number>-?[0-9]{1,15}(?:\.[0-9]{1,3})?)(?![0-9.])
+    |"(?P<string>(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"
+    |(?P<token>[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*)
+    |:(?P<bytes>[A-Za-z0-9+/=]*):
+    |\?(?P<boolean>[01])
+    |@(?P<date>-?[0-9]{1,15})(?![0-9.])
+    |%"(?P<display>(?:[\x20-\x21\x23-\x24\x26-\x7e]|%[0-9a-f]{2})*)"
+    """,
+    re.VERBOSE,
+)
+_ESCAPED: Final = re.compile(r'\\(["\\])')
+_UNSAYABLE: Final = re.compile(r"[^\x20-\x7e]")
+_DECIMAL_DIGITS: Final = 12
+
+
+class Token(str):
+    """A word without quotes, which is not the same as a string."""
+
+    __slots__ = ()
+
+
+Bare = int | float | bool | bytes | str | Token
+
+
+class Item(NamedTuple):
+    """A value and its parameters; of a parameter that is given twice the last counts."""
+
+    value: Bare
+    parameters: dict[str, Bare]
+
+
+def read_list(text: str) -> list[Item] | None:
+    """Return the items of a list, or None if it is not one; an empty field is an empty list."""
+    if len(text) > LONGEST or text.count(",") + text.count(";") > _MOST_PARTS:
+        return None
+    text = text.strip(" ")
+    items: list[Item] = []
+    at, end = 0, len(text)
+    while at < end:
+        found = _item(text, at)
+        if found is None:
+            return None
+        item, at = found
+        items.append(item)
+        at = _blanks(text, at)
+        if at == end:
+            return items
+        if text[at] != ",":
+            return None
+        at = _blanks(text, at + 1)
+        if at == end:
+            return None  # a comma, and then nothing
+    return items
+
+
+def read_item(text: str) -> Item | None:
+    """Return a field that is one item, or None."""
+    items = read_list(text)
+    return items[0] if items is not None and len(items) == 1 else None
+
+
+def string(text: str) -> str:
+    """Return `text` as a string in quotes; what such a string cannot say is a question mark."""
+    sayable = _UNSAYABLE.sub("?", text).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{sayable}"'
+
+
+def byte_sequence(value: bytes) -> str:
+    """Return bytes between colons."""
+    return f":{b64encode(value).decode('ascii')}:"
+
+
+def integer(number: int) -> str:
+    """Return a whole number of 0 or more, cut to what an integer may be."""
+    return str(min(max(int(number), 0), MOST))
+
+
+def _blanks(text: str, at: int) -> int:
+    found = _BLANKS.match(text, at)
+    return found.end() if found else at
+
+
+def _item(text: str, at: int) -> tuple[Item, int] | None:
+    """Return the item that begins at `at` and where it ends."""
+    found = _bare(text, at)
+    if found is None:
+        return None
+    value, at = found
+    parameters: dict[str, Bare] = {}
+    while at < len(text) and text[at] == ";":
+        at += 1
+        while at < len(text) and text[at] == " ":
+            at += 1
+        key = _KEY.match(text, at)
+        if key is None:
+            return None
+        at = key.end()
+        said: Bare = True
+        if at < len(text) and text[at] == "=":
+            found = _bare(text, at + 1)
+            if found is None:
+                return None
+            said, at = found
+        parameters[key[0]] = said
+    return Item(value, parameters), at
+
+
+def _bare(text: str, at: int) -> tuple[Bare, int] | None:
+    found = _BARE.match(text, at)
+    if found is None:
+        return None
+    kind = found.lastgroup or ""
+    raw = found[kind]
+    try:
+        return _MEANING[kind](raw), found.end()
+    except ValueError:
+        return None
+
+
+def _number(raw: str) -> int | float:
+    whole, point, _ = raw.partition(".")
+    if not point:
+        return int(raw)
+    if len(whole.lstrip("-")) > _DECIMAL_DIGITS:
+        raise ValueError("a decimal has at most 12 digits before its point")
+    return float(raw)
+
+
+def _bytes(raw: str) -> bytes:
+    try:
+        return b64decode(raw + "=" * (-len(raw) % 4), validate=True)
+    except NotBase64 as error:
+        raise ValueError("no base64") from error
+
+
+_MEANING: Final[dict[str, Callable[[str], Bare]]] = {
+    "number": _number,
+    "string": lambda raw: _ESCAPED.sub(r"\1", raw),
+    "token": Token,
+    "bytes": _bytes,
+    "boolean": lambda raw: raw == "1",
+    "date": int,
+    "display": lambda raw: unquote_to_bytes(raw).decode("utf-8"),
+}

@@ -1,0 +1,171 @@
+"""What the vendors of language models say in the headers of their answers about their limits.
+
+    anthropic-ratelimit-tokens-remaining: 39000       x-ratelimit-remaining-tokens: 149984
+    anthropic-ratelimit-tokens-reset: 2026-01-01T00:00:07Z      x-ratelimit-reset-tokens: 6m0s
+    retry-after-ms: 1500                              x-should-retry: false
+
+Both dialects are read into the same values. A number below 0, a limit of 0 and a reset that has
+passed say nothing: some gateways send them where nothing is limited. So does a header that is given
+twice with different values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from seawall.wire._text import A_YEAR, decimal_of, text_of, whole_of
+from seawall.wire.retry_after import read_milliseconds, read_retry_after
+
+KINDS: Final = ("requests", "tokens", "input_tokens", "output_tokens")
+"""What vendors count."""
+
+_FIELDS: Final[dict[str, tuple[str, str]]] = {
+    **{
+        f"anthropic-ratelimit-{kind.replace('_', '-')}-{what}": (kind, what)
+        for kind in KINDS
+        for what in ("limit", "remaining", "reset")
+    },
+    **{
+        f"x-ratelimit-{what}-{kind}": (kind, what)
+        for kind in ("requests", "tokens")
+        for what in ("limit", "remaining", "reset")
+    },
+}
+_OTHERS: Final = ("retry-after", "retry-after-ms", "x-should-retry")
+_KNOWN: Final = frozenset((*_FIELDS, *_OTHERS))
+
+_PARTS: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|us|µs|ns|h|m|s|d)")
+_LENGTHS: Final = {
+    "d": 86_400.0,
+    "h": 3_600.0,
+    "m": 60.0,
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ns": 1e-9,
+}
+_LONGEST_LENGTH: Final = 64
+_INSTANT: Final = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})(\.[0-9]{1,9})?"
+    r"(?:[Zz]|([+-])([0-9]{2}):([0-9]{2}))"
+)
+
+
+class Standing(NamedTuple):
+    """What a vendor says of one of its limits."""
+
+    remaining: int
+    """How much is left."""
+    reset_after: float
+    """Seconds until all of it is there again."""
+    limit: int | None = None
+    """How much there is when nothing is used, if it says so."""
+
+
+class VendorLimits(NamedTuple):
+    """What a vendor says in one answer; None where it says nothing that can be understood."""
+
+    requests: Standing | None = None
+    tokens: Standing | None = None
+    input_tokens: Standing | None = None
+    output_tokens: Standing | None = None
+    retry_after: float | None = None
+    """Seconds after which to come again."""
+    should_retry: bool | None = None
+    """Whether coming again can help at all."""
+
+
+NOTHING: Final = VendorLimits()
+
+
+def read_vendor_limits(
+    headers: Iterable[tuple[str | bytes, str | bytes]], wall: float
+) -> VendorLimits:
+    """Read what an answer's `headers` say, at the wall clock's `wall` (seconds since 1970)."""
+    found: dict[str, str | None] = {}
+    for raw, value in headers:
+        name = (raw.decode("latin-1") if isinstance(raw, bytes) else raw).lower()
+        if name in _KNOWN:
+            text = text_of(value)
+            found[name] = text if found.get(name, text) == text else None
+    if not found:
+        return NOTHING
+    standings: dict[str, dict[str, str]] = {}
+    for name, text in found.items():
+        field = _FIELDS.get(name)
+        if field is not None and text is not None:
+            standings.setdefault(field[0], {})[field[1]] = text
+    wait = read_milliseconds(found.get("retry-after-ms") or "")
+    if wait is None:
+        wait = read_retry_after(found.get("retry-after") or "", wall)
+    should = (found.get("x-should-retry") or "").lower()
+
+    def standing(kind: str) -> Standing | None:
+        return _standing(standings[kind], wall) if kind in standings else None
+
+    return VendorLimits(
+        requests=standing("requests"),
+        tokens=standing("tokens"),
+        input_tokens=standing("input_tokens"),
+        output_tokens=standing("output_tokens"),
+        retry_after=wait,
+        should_retry={"true": True, "false": False}.get(should),
+    )
+
+
+def _standing(said: dict[str, str], wall: float) -> Standing | None:
+    remaining = whole_of(said.get("remaining", ""))
+    reset = said.get("reset", "")
+    after = read_length(reset)
+    if after is None:
+        instant = read_instant(reset)
+        after = None if instant is None else instant - wall
+    if remaining is None or after is None or not 0 < after <= A_YEAR:
+        return None
+    if "limit" not in said:
+        return Standing(remaining, after)
+    limit = whole_of(said["limit"])
+    if not limit or remaining > limit:
+        return None
+    return Standing(remaining, after, limit)
+
+
+def read_length(value: str | bytes) -> float | None:
+    """Return the seconds of "6m0s", "12ms", "1h2m3.5s" or a plain number of seconds, or None."""
+    text = text_of(value)
+    if not text or len(text) > _LONGEST_LENGTH:
+        return None
+    plain = decimal_of(text)
+    if plain is not None:
+        return plain if plain <= A_YEAR else None
+    seconds, end = 0.0, 0
+    while end < len(text):
+        part = _PARTS.match(text, end)
+        if part is None:
+            return None
+        seconds += float(part[1]) * _LENGTHS[part[2]]
+        end = part.end()
+    return seconds if seconds <= A_YEAR else None
+
+
+def read_instant(value: str | bytes) -> float | None:
+    """Return the seconds since 1970 of an RFC 3339 instant, or None."""
+    text = text_of(value)
+    found = None if text is None else _INSTANT.fullmatch(text)
+    if found is None:
+        return None
+    year, month, day, hour, minute, second = (int(found[n]) for n in range(1, 7))
+    try:
+        # A leap second is the one before: nobody waits for it.
+        at = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC)
+        instant = at.timestamp() + float(found[7] or 0.0)
+    except (ValueError, OverflowError):
+        return None
+    if found[8] is None:
+        return instant
+    ahead = int(found[9]) * 3600 + int(found[10]) * 60
+    return instant - ahead if found[8] == "+" else instant + ahead

@@ -1,0 +1,289 @@
+"""One scripted server behind five clients: httpx and httpx2, sync and async, and requests.
+
+What is promised of guarded clients is promised of all of them, so each test runs with each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from io import BytesIO
+from threading import Thread
+from typing import Any, NamedTuple
+
+import httpx
+import httpx2
+import requests
+from requests.adapters import BaseAdapter
+
+from seawall import Guard
+from seawall.clients import httpx as guarded_httpx
+from seawall.clients import httpx2 as guarded_httpx2
+from seawall.clients.requests import GuardedAdapter
+from seawall.testing import run_virtual
+
+URL = "http://vendor.test/orders"
+
+
+class _Large(bytes):
+    """Bytes that take little room in a report."""
+
+    def __repr__(self) -> str:
+        return "LARGE"
+
+
+LARGE = _Large(b"x" * 70_000)
+"""More than what is kept of a failed answer."""
+
+
+class Seen(NamedTuple):
+    """A request as the server saw it; headers in lower case."""
+
+    method: str
+    headers: dict[str, str]
+    body: bytes
+    timeout: Any
+
+
+class Body:
+    """The body of a scripted answer; counts how often it was closed."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.closed = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from (self.content[:10], self.content[10:])
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self:
+            yield part
+
+    def close(self) -> None:
+        self.closed += 1
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+class Step(NamedTuple):
+    """What the server does with a request: raise the library's error of that name, or answer."""
+
+    status: int = 200
+    headers: dict[str, str] = {}  # noqa: RUF012 - never changed
+    body: bytes = b"hello, and goodbye"
+    error: str = ""
+    delay: float = 0.0
+
+
+class Server:
+    """Does what its script says, request by request; the last step repeats for ever."""
+
+    def __init__(self, *steps: Step) -> None:
+        self._steps = steps
+        self.seen: list[Seen] = []
+        self.bodies: list[Body] = []
+        self.sent = 0
+        """How many requests it has really received."""
+
+    def next(self) -> Step:
+        """Take the step for one more request, whatever becomes of it."""
+        step = self._steps[min(len(self.seen), len(self._steps) - 1)]
+        self.sent += step.error not in {"ConnectError", "ConnectTimeout", "PoolTimeout"}
+        return step
+
+    def body(self, step: Step) -> Body:
+        """Open the body of an answer."""
+        self.bodies.append(Body(step.body))
+        return self.bodies[-1]
+
+
+class _Scripted:
+    """A transport to the scripted server, for whichever of the two libraries."""
+
+    module: Any
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def _answer(self, request: Any, body: bytes) -> Step:
+        step = self.server.next()
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        timeout = request.extensions.get("timeout")
+        self.server.seen.append(Seen(request.method, headers, body, timeout))
+        if step.error:
+            raise getattr(self.module, step.error)(step.error, request=request)
+        return step
+
+    def _response(self, step: Step) -> Any:
+        module = self.module
+        kinds = (Body, module.SyncByteStream, module.AsyncByteStream)
+        stream = type("Stream", kinds, {})(step.body)
+        self.server.bodies.append(stream)
+        return module.Response(step.status, headers=step.headers, stream=stream)
+
+    def handle_request(self, request: Any) -> Any:
+        unsent = self.server._steps[min(len(self.server.seen), len(self.server._steps) - 1)]
+        sends = unsent.error not in {"ConnectError", "ConnectTimeout", "PoolTimeout"}
+        return self._response(self._answer(request, b"".join(request.stream) if sends else b""))
+
+    async def handle_async_request(self, request: Any) -> Any:
+        unsent = self.server._steps[min(len(self.server.seen), len(self.server._steps) - 1)]
+        sends = unsent.error not in {"ConnectError", "ConnectTimeout", "PoolTimeout"}
+        body = b"".join([part async for part in request.stream]) if sends else b""
+        step = self._answer(request, body)
+        if step.delay:
+            await asyncio.sleep(step.delay)
+        return self._response(step)
+
+
+def transport_to(server: Server, module: Any, *, sync: bool) -> Any:
+    """Return a transport of `module` to the scripted server."""
+    base = module.BaseTransport if sync else module.AsyncBaseTransport
+    return type("Scripted", (_Scripted, base), {"module": module})(server)
+
+
+class _ScriptedAdapter(BaseAdapter):
+    """An adapter of requests to the scripted server."""
+
+    ERRORS = {  # noqa: RUF012
+        "ConnectError": lambda request: requests.exceptions.ConnectTimeout(request=request),
+        "ConnectTimeout": lambda request: requests.exceptions.ConnectTimeout(request=request),
+        "PoolTimeout": lambda request: requests.exceptions.ConnectTimeout(request=request),
+        "ReadTimeout": lambda request: requests.exceptions.ReadTimeout(request=request),
+    }
+
+    def __init__(self, server: Server) -> None:
+        super().__init__()
+        self.server = server
+
+    def send(self, request: Any, stream: Any = False, timeout: Any = None, *_: Any) -> Any:
+        step = self.server.next()
+        body = request.body or b""
+        if not isinstance(body, (str, bytes)):
+            unsent = step.error in {"ConnectError", "ConnectTimeout", "PoolTimeout"}
+            body = b"" if unsent else b"".join(body)
+        body = body.encode() if isinstance(body, str) else body
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.server.seen.append(Seen(request.method, headers, body, timeout))
+        if step.error:
+            other = lambda request: requests.ConnectionError(request=request)  # noqa: E731
+            raise self.ERRORS.get(step.error, other)(request)
+        response = requests.Response()
+        response.status_code = step.status
+        response.headers.update({"content-length": str(len(step.body)), **step.headers})
+        raw = _Raw(step.body)
+        self.server.bodies.append(raw)
+        response.raw = raw
+        response.url = request.url
+        response.request = request
+        return response
+
+    def close(self) -> None:
+        pass
+
+
+class _Raw(Body, BytesIO):
+    """What requests reads a body from; reading it to its end gives the connection back."""
+
+    def __init__(self, content: bytes) -> None:
+        BytesIO.__init__(self, content)
+        self.content = content
+        self.times = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = BytesIO.read(self, size)
+        if not data and not self.times:
+            self.times = 1
+        return data
+
+    def close(self) -> None:
+        self.times = self.times or 1
+
+    @property
+    def closed(self) -> int:  # type: ignore[override]
+        return self.times
+
+
+class Carrier(NamedTuple):
+    """A client library, sync or async."""
+
+    name: str
+    module: Any
+    sync: bool
+
+    def request(
+        self,
+        guard: Guard,
+        server: Server,
+        method: str = "GET",
+        *,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        settings: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Return the answer that a user gets, on the guard's own clock."""
+        settings = settings or {}
+        if self.module is requests:
+            with requests.Session() as session:
+                adapter = GuardedAdapter(guard, _ScriptedAdapter(server), **settings)
+                session.mount("http://", adapter)
+                return session.request(method, URL, data=body, headers=headers, **options)
+        wrapped = transport_to(server, self.module, sync=self.sync)
+        made = guarded_httpx if self.module is httpx else guarded_httpx2
+        if self.sync:
+            transport = made.GuardedTransport(guard, wrapped, **settings)
+            with self.module.Client(transport=transport) as client:
+                return client.request(method, URL, content=body, headers=headers, **options)
+
+        async def main() -> Any:
+            content = _later(body) if hasattr(body, "__next__") else body
+            transport = made.AsyncGuardedTransport(guard, wrapped, **settings)
+            async with self.module.AsyncClient(transport=transport) as client:
+                return await client.request(
+                    method, URL, content=content, headers=headers, **options
+                )
+
+        clock: Any = guard.clock
+        return run_virtual(main(), clock=clock)
+
+    @property
+    def error(self) -> type[Exception]:
+        """What code that was there before the guard catches."""
+        kind: type[Exception]
+        if self.module is requests:
+            kind = requests.RequestException
+        else:
+            kind = self.module.TransportError
+        return kind
+
+    @property
+    def timeout_error(self) -> type[Exception]:
+        """What such code catches for a timeout."""
+        kind: type[Exception]
+        kind = requests.Timeout if self.module is requests else self.module.TimeoutException
+        return kind
+
+
+async def _later(items: Iterator[bytes]) -> AsyncIterator[bytes]:
+    for item in items:
+        yield item
+
+
+CARRIERS = [
+    Carrier("httpx", httpx, sync=True),
+    Carrier("httpx async", httpx, sync=False),
+    Carrier("httpx2", httpx2, sync=True),
+    Carrier("httpx2 async", httpx2, sync=False),
+    Carrier("requests", requests, sync=True),
+]
+
+
+def in_thread(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run `main` on a loop of its own, in a thread that is waited for; return what it returns."""
+    result: list[Any] = []
+    thread = Thread(target=lambda: result.append(asyncio.run(main())))
+    thread.start()
+    thread.join()
+    return result[0]

@@ -1,0 +1,583 @@
+"""What guarded clients promise, of every library: what is repeated, kept, closed and told."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seawall import (
+    Breaker,
+    Bulkhead,
+    BulkheadFull,
+    Cache,
+    CircuitOpen,
+    Criticality,
+    DeadlineExceeded,
+    Fallback,
+    Guard,
+    Retry,
+    SeawallError,
+    TimedOut,
+    Timeout,
+    VirtualClock,
+    criticality,
+    deadline,
+    idempotency_key,
+    tenant,
+)
+from seawall.clients import _bodies
+from seawall.clients._exchange import Exchange, retryable
+from seawall.clients._exchange_terms import Terms
+from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
+from seawall.clients.requests import GuardedAdapter
+from seawall.context import received_attempt_var
+from seawall.wire.deadlines import least_timeout
+from tests.clients.support import CARRIERS, LARGE, Carrier, Server, Step
+from tests.support import falsified, new_guard
+
+OK = Step()
+BUSY = Step(503)
+ENVOY = "x-envoy-expected-rq-timeout-ms"
+
+carriers = pytest.mark.parametrize("carrier", CARRIERS, ids=lambda carrier: carrier.name)
+
+
+def guard_of(*policies: Any, attempts: int = 3, **options: Any) -> Guard:
+    """Return a guard on a clock of its own that makes up to so many attempts."""
+    clock = VirtualClock(1000.0)
+    retry = Retry(on=retryable, attempts=attempts, backoff=0.5)
+    return new_guard(retry, *policies, clock=clock, **options)
+
+
+def stops(guard: Guard) -> dict[str, int]:
+    """Return why the guard's retry stopped."""
+    found: dict[str, int] = guard.snapshot()["policies"][0]["stopped"]
+    return found
+
+
+# --- What is repeated ---
+
+
+@carriers
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 599])
+def test_failed_answers_are_retried(carrier: Carrier, status: int):
+    """A status that means failure is asked for again, and the answer after it is handed out."""
+    server = Server(Step(status), Step(status, body=LARGE), Step(body=b"fine"))
+    answer = carrier.request(guard_of(), server)
+    assert (answer.status_code, answer.content, server.sent) == (200, b"fine", 3)
+
+
+@carriers
+@pytest.mark.parametrize("status", [200, 204, 301, 400, 404, 409, 501, 505])
+def test_other_answers_are_not(carrier: Carrier, status: int):
+    """What the same request would only be told again is not asked for again."""
+    server = Server(Step(status, body=b""))
+    answer = carrier.request(guard_of(), server, settings={})
+    assert (answer.status_code, server.sent) == (status, 1)
+
+
+@carriers
+def test_the_last_answer_itself_is_handed_out(carrier: Carrier):
+    """After the last attempt the user has its answer, whole, large or small, and no error."""
+    for body in (b"so sorry", LARGE):
+        server = Server(Step(500), Step(502), Step(503, body=body))
+        answer = carrier.request(guard_of(), server)
+        assert (answer.status_code, answer.content, server.sent) == (503, body, 3)
+
+
+@carriers
+@pytest.mark.parametrize("error", ["ReadError", "ReadTimeout", "RemoteProtocolError"])
+def test_transport_errors_are_retried(carrier: Carrier, error: str):
+    """Network trouble is asked again for; at last it is raised as what it is."""
+    server = Server(Step(error=error), OK)
+    assert carrier.request(guard_of(), server).status_code == 200
+    with pytest.raises(carrier.error) as caught:
+        carrier.request(guard_of(), Server(Step(error=error)))
+    assert not isinstance(caught.value, SeawallError)
+
+
+@carriers
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+@pytest.mark.parametrize("step", [BUSY, Step(500), Step(error="ReadTimeout")], ids=str)
+def test_what_is_not_idempotent_is_sent_once(carrier: Carrier, method: str, step: Step):
+    """A POST or PATCH without a key is sent once, and a note says why."""
+    guard, server = guard_of(), Server(step)
+    note = f"seawall: not retried: {method} without an idempotency key"
+    try:
+        answer = carrier.request(guard, server, method, body=b"x")
+    except carrier.error as error:
+        assert note in error.__notes__
+    else:
+        assert note == getattr(answer, "seawall_note", "") or answer.extensions["seawall_note"]
+    assert (server.sent, stops(guard)) == (1, {"not idempotent": 1})
+
+
+@carriers
+def test_a_key_makes_it_repeatable(carrier: Carrier):
+    """With a key, given or made, a POST is repeated; the key is the same in each attempt."""
+    for settings_, headers, key in (
+        ({}, {"Idempotency-Key": "mine"}, None),
+        ({"generate_keys": True}, {}, None),
+        ({}, {}, "order-7"),
+        ({"repeatable": lambda request: request.method == "POST"}, {}, None),
+    ):
+        server = Server(BUSY, BUSY, OK)
+        with ExitStack() as stack:
+            if key is not None:
+                stack.enter_context(idempotency_key(key))
+            options: Any = {"settings": settings_, "headers": headers}
+            answer = carrier.request(guard_of(), server, "POST", body=b"x", **options)
+        assert answer.status_code == 200
+        keys = {seen.headers.get("idempotency-key") for seen in server.seen}
+        assert len(keys) == 1
+        if "repeatable" in settings_:
+            assert keys == {None}
+        elif headers:
+            assert keys == {"mine"}
+        elif key:
+            assert keys == {'"order-7"'}
+        else:
+            assert len(keys.pop() or "") == 38
+
+
+@carriers
+def test_keys_are_for_methods_that_need_one(carrier: Carrier):
+    """A GET carries no key, whatever the context says."""
+    server = Server(OK)
+    with idempotency_key("order-7"):
+        carrier.request(guard_of(), server)
+    assert "idempotency-key" not in server.seen[0].headers
+
+
+@carriers
+def test_what_was_never_sent_is_safe_to_repeat(carrier: Carrier):
+    """A POST whose connection could not be made is tried again; what was sent then is not."""
+    server = Server(Step(error="ConnectError"), Step(error="PoolTimeout"), OK)
+    assert carrier.request(guard_of(), server, "POST", body=b"x").status_code == 200
+    server = Server(Step(error="ConnectTimeout"), Step(error="ReadTimeout"), OK)
+    with pytest.raises(carrier.timeout_error):
+        carrier.request(guard_of(), server, "POST", body=b"x")
+    assert server.sent == 1
+
+
+@carriers
+def test_a_stream_is_sent_once_and_whole(carrier: Carrier):
+    """A body that can be read once is not sent again, key or not; unless nothing was read of it."""
+
+    def stream() -> Iterator[bytes]:
+        yield from (b"one ", b"two")
+
+    server = Server(BUSY, OK)
+    with idempotency_key("k"):
+        answer = carrier.request(guard_of(), server, "PUT", body=stream())
+    assert (answer.status_code, [seen.body for seen in server.seen]) == (503, [b"one two"])
+    server = Server(Step(error="ConnectError"), OK)
+    answer = carrier.request(guard_of(), server, "PUT", body=stream())
+    assert (answer.status_code, server.seen[-1].body) == (200, b"one two")
+
+
+def test_forms_of_files_that_can_be_read_again_are_repeatable():
+    """A multipart form is repeated if all of its files are there, or rewind to their beginning."""
+    import io
+
+    import httpx
+
+    def form(file: Any) -> Any:
+        return httpx.Request("PUT", "http://x", files={"f": ("f", file)}).stream
+
+    assert _bodies.is_form(form(b"bytes"))
+    assert _bodies.is_form(form(io.BytesIO(b"bytes")))
+    moved = io.BytesIO(b"bytes")
+    moved.read(1)
+    assert not _bodies.is_form(form(moved))
+    pipe = io.BytesIO(b"bytes")
+    pipe.seekable = lambda: False  # type: ignore[method-assign]
+    assert not _bodies.is_form(form(pipe))
+
+
+@carriers
+def test_a_retry_is_not_retried_again(carrier: Carrier):
+    """For a request that came as a retry nothing is retried; at the edge only, for none at all."""
+    for received, retry_at, sent in (
+        (0, "everywhere", 3),
+        (1, "everywhere", 3),
+        (2, "everywhere", 1),
+        (0, "edge", 3),
+        (1, "edge", 1),
+    ):
+        for step in (BUSY, Step(error="ConnectError")):
+            server = Server(step)
+            token = received_attempt_var.set(received)
+            try:
+                carrier.request(guard_of(), server, settings={"retry_at": retry_at})
+            except carrier.error:
+                pass
+            finally:
+                received_attempt_var.reset(token)
+            assert len(server.seen) == sent
+            told = [int(seen.headers["seawall-attempt"]) for seen in server.seen]
+            assert told == [max(received, n + 1) for n in range(sent)]
+
+
+# --- What the server asks for ---
+
+
+@carriers
+@pytest.mark.parametrize(
+    ("headers", "pause"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "7", "retry-after-ms": "2500"}, 2.5),
+        ({"retry-after": "900"}, 60.0),
+        ({"retry-after": "Sun, 06 Nov 1994 08:49:37 GMT"}, 0.5),
+        ({"retry-after": "soon"}, 0.5),
+        ({"retry-after": "x" * 9000}, 0.5),
+    ],
+    ids=str,
+)
+def test_pushback_is_honoured_and_clamped(carrier: Carrier, headers: Any, pause: float):
+    """The server is asked again when it wants to be, but a wait has its limit."""
+    guard = guard_of()
+    carrier.request(guard, Server(Step(429, headers), OK))
+    waited = guard.clock.now() - 1000.0
+    assert waited == pause if pause > 0.5 else waited <= pause
+
+
+@carriers
+def test_a_wait_that_the_deadline_cannot_hold_is_not_begun(carrier: Carrier):
+    """When asking again is too late anyway, the answer is handed out at once."""
+    guard, server = guard_of(), Server(Step(429, {"retry-after": "7"}), OK)
+    with deadline(3.0, clock=guard.clock):
+        assert carrier.request(guard, server).status_code == 429
+    assert (guard.clock.now(), stops(guard)) == (1000.0, {"deadline": 1})
+
+
+@carriers
+def test_a_server_may_refuse_or_ask_for_a_retry(carrier: Carrier):
+    """`x-should-retry: false` ends it; `true` makes an answer a failure that is retried."""
+    guard, server = guard_of(), Server(Step(503, {"x-should-retry": "false"}), OK)
+    assert carrier.request(guard, server).status_code == 503
+    assert stops(guard) == {"server said no": 1}
+    server = Server(Step(409, {"x-should-retry": "true"}), OK)
+    assert carrier.request(guard_of(), server).status_code == 200
+
+
+@carriers
+def test_which_statuses_mean_failure_is_a_setting(carrier: Carrier):
+    """Other statuses can be told to mean failure."""
+    server = Server(Step(404), OK)
+    answer = carrier.request(guard_of(), server, settings={"statuses": {404}})
+    assert answer.status_code == 200
+    server = Server(Step(503), OK)
+    assert carrier.request(guard_of(), server, settings={"statuses": {404}}).status_code == 503
+
+
+# --- What the guard sees, and what the user sees of the guard ---
+
+
+@carriers
+def test_failed_answers_open_the_circuit(carrier: Carrier):
+    """A breaker counts answers that mean failure; its refusal is also an error of the library's."""
+    breaker = Breaker(failure_ratio=0.5, min_calls=4)
+    guard, server = guard_of(breaker, attempts=1), Server(BUSY)
+    for _ in range(4):
+        assert carrier.request(guard, server).status_code == 503
+    with pytest.raises(CircuitOpen) as caught:
+        carrier.request(guard, server)
+    error: Any = caught.value
+    assert isinstance(error, carrier.error)
+    assert (error.guard, error.policy, server.sent) == (guard.name, "breaker", 4)
+    assert error.retry_after == pytest.approx(30.0, abs=15.1)
+    assert str(error.request.url) == "http://vendor.test/orders"
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    assert type(again) is type(error)
+    assert (str(again), again.retry_after) == (str(error), error.retry_after)
+
+
+@carriers
+def test_the_failure_is_told_not_that_the_next_attempt_was_refused(carrier: Carrier):
+    """When the circuit opens between attempts, the answer there was is handed out, readable."""
+    guard = guard_of(Breaker(failure_ratio=0.5, min_calls=1))
+    for body in (b"so sorry", LARGE):
+        server = Server(Step(503, body=body))
+        guard = guard_of(Breaker(failure_ratio=0.5, min_calls=1))
+        answer = carrier.request(guard, server)
+        assert (answer.status_code, answer.content, server.sent) == (503, body, 1)
+
+
+@carriers
+def test_refusals_are_errors_of_the_library(carrier: Carrier):
+    """A full bulkhead and a deadline that has passed raise what both kinds of code catch."""
+    guard = guard_of(Bulkhead(1))
+    with guard.hold(), pytest.raises(BulkheadFull) as full:
+        carrier.request(guard, Server(OK))
+    assert isinstance(full.value, carrier.error)
+    server = Server(OK)
+    with deadline(0.0, clock=guard.clock), pytest.raises(DeadlineExceeded) as late:
+        carrier.request(guard, server)
+    assert isinstance(late.value, carrier.timeout_error)
+    assert server.seen == []
+
+
+@carriers
+def test_a_fallback_answers_instead(carrier: Carrier):
+    """A fallback gets the request and answers in place of the server."""
+    import requests
+
+    def cached(request: Any) -> Any:
+        if carrier.module is not requests:
+            return carrier.module.Response(200, text=f"cached {request.url.path}")
+        response = requests.Response()
+        response.status_code, response._content = 200, b"cached /orders"
+        return response
+
+    guard = new_guard(Fallback(cached), clock=VirtualClock())
+    assert carrier.request(guard, Server(BUSY)).text == "cached /orders"
+
+
+# --- Time ---
+
+
+@carriers
+def test_the_librarys_timeouts_are_lowered_to_the_deadline(carrier: Carrier):
+    """Each of the library's own timeouts is at most what is left, and never raised."""
+    guard, server = guard_of(), Server(BUSY, OK)
+    with deadline(3.0, clock=guard.clock):
+        carrier.request(guard, server, timeout=2.5)
+    first, second = (_parts(seen.timeout) for seen in server.seen)
+    assert set(first) == {2.5}
+    left = 3.0 - (guard.clock.now() - 1000.0)
+    assert set(second) == {min(2.5, left)}
+    server = Server(OK)
+    carrier.request(guard_of(), server, timeout=2.5)
+    assert set(_parts(server.seen[0].timeout)) == {2.5}
+
+
+def _parts(timeout: Any) -> list[float]:
+    if isinstance(timeout, dict):
+        return list(timeout.values())
+    return list(timeout) if isinstance(timeout, tuple) else [timeout]
+
+
+@carriers
+def test_a_timeout_of_the_guard_is_a_deadline_too(carrier: Carrier):
+    """What is left of the guard's own Timeout bounds the library's, and is told the server."""
+    guard, server = guard_of(Timeout(1.5, sync="cooperative")), Server(OK)
+    carrier.request(guard, server, timeout=9.0)
+    assert max(_parts(server.seen[0].timeout)) <= 1.55
+    assert server.seen[0].headers[ENVOY] == "1500"
+
+
+@pytest.mark.parametrize(
+    "carrier", [c for c in CARRIERS if c.sync], ids=lambda carrier: carrier.name
+)
+def test_a_cooperative_timeout_says_that_time_is_over(carrier: Carrier):
+    """A timeout of the library's at the deadline is the guard's: raised as `TimedOut`, counted."""
+    guard = guard_of(Timeout(1.5, sync="cooperative"), attempts=1)
+
+    class Slow(Server):
+        def next(self) -> Step:
+            guard.clock.sleep(1.5)
+            return super().next()
+
+    with pytest.raises(TimedOut) as caught:
+        carrier.request(guard, Slow(Step(error="ReadTimeout")))
+    assert isinstance(caught.value, carrier.timeout_error)
+    assert guard.snapshot()["policies"][1]["timed_out"] == 1
+
+
+# --- Headers ---
+
+
+@carriers
+def test_headers_tell_the_next_service(carrier: Carrier):
+    """Time left, criticality and attempt are told; the tenant only if asked; the rest is kept."""
+    server = Server(BUSY, OK)
+    guard = guard_of()
+    given_ = {"baggage": "a=1;p=2, b=3", "x-mine": "7"}
+    with deadline(9.0, clock=guard.clock), criticality(Criticality.SHEDDABLE), tenant("acme"):
+        carrier.request(guard, server, headers=given_)
+        told = Server(OK)
+        carrier.request(guard, told, settings={"propagate": {"tenant"}})
+        silent = Server(OK)
+        carrier.request(guard, silent, settings={"propagate": False}, headers=given_)
+    first, second = (seen.headers for seen in server.seen)
+    assert first["baggage"] == "seawall.criticality=sheddable,a=1;p=2, b=3"
+    assert (first["seawall-attempt"], second["seawall-attempt"]) == ("1", "2")
+    assert (first[ENVOY], first["x-server-timeout"]) == ("9000", "9.000")
+    assert int(second[ENVOY]) < 9000
+    assert first["x-mine"] == "7"
+    assert told.seen[0].headers["baggage"] == "seawall.tenant=acme"
+    assert ENVOY not in told.seen[0].headers
+    assert silent.seen[0].headers["baggage"] == given_["baggage"]
+    assert not {ENVOY, "seawall-attempt"} & set(silent.seen[0].headers)
+
+
+@carriers
+def test_what_the_user_set_stays(carrier: Carrier):
+    """A header of the user's is only changed to lower a deadline or to raise an attempt."""
+    own = {
+        "x-server-timeout": "2.5",
+        "baggage": "seawall.criticality=critical-plus",
+        "Seawall-Attempt": "4",
+        "Idempotency-Key": "mine",
+    }
+    guard, server = guard_of(), Server(OK)
+    with criticality(Criticality.SHEDDABLE), idempotency_key("other"):
+        with deadline(3.0, clock=guard.clock):
+            carrier.request(guard, server, "POST", body=b"", headers=own)
+        with deadline(2.0, clock=guard.clock):
+            carrier.request(guard, server, "POST", body=b"", headers=own)
+    kept, lowered = (seen.headers for seen in server.seen)
+    assert (kept["x-server-timeout"], ENVOY in kept) == ("2.5", False)
+    assert (lowered["x-server-timeout"], lowered[ENVOY]) == ("2.000", "2000")
+    for seen in (kept, lowered):
+        assert seen["baggage"] == "seawall.criticality=critical-plus"
+        assert (seen["seawall-attempt"], seen["idempotency-key"]) == ("4", "mine")
+
+
+# --- Wrong settings ---
+
+
+@pytest.mark.parametrize(
+    ("settings_", "message"),
+    [
+        ({"retry_at": "middle"}, "write one of 'everywhere', 'edge'"),
+        ({"generate_keys": 1}, "write True or False"),
+        ({"statuses": {42}}, "write 100 or more"),
+        ({"propagate": "deadline"}, "write True, False, or a set of"),
+        ({"propagate": {"user"}}, "'user' is not one of"),
+        ({"repeatable": True}, "pass a function"),
+    ],
+)
+def test_wrong_settings_are_refused(settings_: dict[str, Any], message: str):
+    """A setting that makes no sense is refused at once, with what to write instead."""
+    for kind in (GuardedTransport, AsyncGuardedTransport, GuardedAdapter):
+        with pytest.raises((TypeError, ValueError), match=message):
+            kind(guard_of(), **settings_)
+
+
+def test_stacks_that_cannot_work_are_refused():
+    """No guard, a cache of responses, a timeout that cannot act, retries beside the guard's."""
+    from requests.adapters import HTTPAdapter
+
+    guard: Any = "vendor"
+    with pytest.raises(TypeError, match="the first argument is a Guard"):
+        GuardedTransport(guard)
+    with pytest.raises(TypeError, match="its body can be read once"):
+        GuardedTransport(new_guard(Cache(ttl=1.0)))
+    with pytest.raises(TypeError, match="sync='cooperative'"):
+        GuardedTransport(new_guard(Timeout(1.0)))
+    with pytest.raises(ValueError, match="max_retries=0"):
+        GuardedAdapter(guard_of(), HTTPAdapter(max_retries=2))
+
+
+def test_they_say_what_they_are():
+    """The repr names the guard and what is inside."""
+    guard = guard_of()
+    assert repr(GuardedTransport(guard)) == (
+        f"<GuardedTransport of guard {guard.name!r} over HTTPTransport>"
+    )
+    assert repr(GuardedAdapter(guard)) == (
+        f"<GuardedAdapter of guard {guard.name!r} over HTTPAdapter>"
+    )
+    assert GuardedTransport(guard).guard is GuardedAdapter(guard).guard is guard
+
+
+# --- The rules, for any history ---
+
+STEPS = st.one_of(
+    st.tuples(
+        st.sampled_from([200, 408, 429, 500, 503]),
+        st.sampled_from([{}, {"retry-after": "1"}, {"x-should-retry": "false"}]),
+        st.sampled_from([b"", b"sorry", LARGE]),
+    ).map(lambda parts: Step(*parts)),
+    st.sampled_from(["ConnectError", "ConnectTimeout", "ReadTimeout", "ReadError"]).map(
+        lambda name: Step(error=name)
+    ),
+)
+CASES = st.tuples(
+    st.sampled_from(CARRIERS),
+    st.lists(STEPS, min_size=1, max_size=4),
+    st.sampled_from(["GET", "PUT", "POST", "PATCH"]),
+    st.sampled_from([None, "key"]),
+    st.booleans(),
+    st.sampled_from([0, 1, 2]),
+)
+
+
+def rules_hold(case: Any) -> None:
+    """Demand what must hold whatever the server does."""
+    carrier, steps, method, key, streamed, received = case
+    server = Server(*steps)
+    guard = guard_of(Breaker(failure_ratio=0.9, min_calls=3))
+    whole = b"one two"
+    answer: Any = None
+    with ExitStack() as stack:
+        if key is not None:
+            stack.enter_context(idempotency_key(key))
+        token = received_attempt_var.set(received)
+        stack.callback(received_attempt_var.reset, token)
+        stack.enter_context(deadline(5.0, clock=guard.clock))
+        body = iter([b"one ", b"two"]) if streamed else whole
+        try:
+            answer = carrier.request(guard, server, method, body=body)
+        except (carrier.error, RuntimeError, TypeError) as error:
+            assert isinstance(error, carrier.error), f"sent again: {error!r}"
+    guard.close()
+    assert len(server.seen) <= 3
+    repeatable = (method in ("GET", "PUT") or key) and not streamed and received < 2
+    assert repeatable or server.sent <= 1
+    unsent = {"ConnectError", "ConnectTimeout"}
+    scripted = [steps[min(n, len(steps) - 1)] for n in range(len(server.seen))]
+    for seen, step in zip(server.seen, scripted, strict=True):
+        assert seen.body == (b"" if step.error in unsent and seen.body != whole else whole)
+    assert len({seen.headers.get("idempotency-key") for seen in server.seen}) <= 1
+    left = [least_timeout(seen.headers.items()) for seen in server.seen]
+    assert left == sorted(left, key=float, reverse=True)
+    # The last answer was read by the client, which closed it; all others are closed as well.
+    assert [body.closed for body in server.bodies] == [1] * len(server.bodies)
+    assert answer is None or answer.content == server.bodies[-1].content
+
+
+@given(CASES)
+def test_the_rules_hold(case: Any):
+    """Nothing is sent too often, in part, or with another key; all answers are closed once."""
+    rules_hold(case)
+
+
+def test_without_asking_why_once_something_is_sent_twice(monkeypatch: pytest.MonkeyPatch):
+    """Ablation: without the look at method, key and body, the rules are broken."""
+    monkeypatch.setattr(Terms, "why_once", lambda *_: None)
+    assert falsified(rules_hold, CASES)
+
+
+def test_without_closing_losers_answers_stay_open(monkeypatch: pytest.MonkeyPatch):
+    """Ablation: without closing what was superseded, answers stay open."""
+    monkeypatch.setattr(Exchange, "_discard", lambda *_: iter(()))
+    assert falsified(rules_hold, CASES)
+
+
+def test_without_the_body_rule_half_a_body_is_sent(monkeypatch: pytest.MonkeyPatch):
+    """Ablation: if every stream is taken to be replayable, the second attempt sends half of it."""
+    from seawall.clients._httpx_library import HttpxLibrary
+
+    monkeypatch.setattr(HttpxLibrary, "replayable", lambda *_: True)
+    assert falsified(rules_hold, CASES)
+
+
+def test_without_lowering_the_deadline_time_grows(monkeypatch: pytest.MonkeyPatch):
+    """Ablation: with a time left that does not follow the clock, it does not shrink."""
+    from random import Random
+
+    chance = Random(7)
+    monkeypatch.setattr(Exchange, "_time_left", lambda _: (chance.random() * 5, None))
+    assert falsified(rules_hold, CASES)
+
+

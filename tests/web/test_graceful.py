@@ -1,0 +1,294 @@
+"""Real processes under uvicorn, told to stop while they serve."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from seawall.web._lifecycle_signals import Signals
+from seawall.web.lifecycle import Lifecycle
+from tests.support import let_pass
+from tests.web.support_health import Server, plain_app
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Service:
+    """A running process of tests/web/graceful_service.py."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self.process = process
+        self.port = port
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Ask on a connection of its own."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("GET", path, headers={"Connection": "close"})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def ready(self) -> bool:
+        """Probe it, as a load balancer does."""
+        try:
+            return self.get("/health/ready")[0] == 200
+        except OSError:
+            return False
+
+    def end(self) -> tuple[int, list[str], str]:
+        """Wait for its end; return its exit code, what it printed, and its errors."""
+        out, err = self.process.communicate(timeout=20)
+        return self.process.returncode, out.splitlines(), err
+
+
+@contextmanager
+def service(**settings: Any) -> Iterator[Service]:
+    process = subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-m", "tests.web.graceful_service", json.dumps(settings)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        made = Service(process, int(process.stdout.readline()))
+        assert made.get("/0")[0] == 200  # waits in the listening socket until it serves
+        yield made
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+class Balancer:
+    """Sends requests from several threads, until its probes failed three times in a row."""
+
+    def __init__(self, target: Service) -> None:
+        self._target = target
+        self._stop = Event()
+        self.answers: list[int] = []
+        self.errors: list[OSError] = []
+        self._threads = [Thread(target=self._probe), *(Thread(target=self._send) for _ in range(4))]
+
+    def run(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(15)
+            assert not thread.is_alive()
+
+    def _probe(self) -> None:
+        failures = 0
+        while failures < 3:
+            self._stop.wait(0.05)
+            failures = 0 if self._target.ready() else failures + 1
+        self._stop.set()
+
+    def _send(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.answers.append(self._target.get("/0.02")[0])
+            except OSError as error:
+                self.errors.append(error)
+
+
+def drained_under_load(**settings: Any) -> tuple[Balancer, int, list[str], float]:
+    """Send SIGTERM to a service under load; return what its clients and the process said."""
+    with service(drain_timeout=10.0, **settings) as target:
+        balancer = Balancer(target)
+        balancer.run()
+        eventually(lambda: len(balancer.answers) > 20)
+        sent = time.monotonic()  # noqa: TID251 - real processes live in real time
+        target.process.send_signal(signal.SIGTERM)
+        balancer.join()
+        code, printed, _errors = target.end()
+        return balancer, code, printed, time.monotonic() - sent  # noqa: TID251
+
+
+def eventually(check: Callable[[], bool]) -> None:
+    """Wait until it is so."""
+    waiting = Event()
+    for _ in range(400):
+        if check():
+            return
+        waiting.wait(0.025)
+    raise AssertionError("it never came to be")
+
+
+def test_no_request_is_lost_when_a_service_under_load_is_told_to_stop():
+    """With a delay, a balancer that needs three probes to notice loses nothing; exit code 0."""
+    balancer, code, printed, seconds = drained_under_load(delay=1.0)
+    assert set(balancer.answers) == {200}
+    assert balancer.errors == []
+    assert code == 0
+    assert printed[0] == "closed"
+    assert json.loads(printed[1]) == {
+        "name": "service", "state": "stopped", "in_flight": 0, "refused": 0, "warming_up": [],
+        "cut": 0,
+    }  # fmt: skip
+    assert 1.0 <= seconds < 5.0
+
+
+def test_without_the_signal_handler_requests_would_be_lost():
+    """The same service, where the server hears the signal first, closes its port on callers."""
+    balancer, _code, _printed, _seconds = drained_under_load(delay=1.0, signals=False)
+    assert balancer.errors
+
+
+def test_readiness_falls_at_once_and_what_was_accepted_is_served():
+    """While draining it is alive, not ready, and serves; afterwards nobody is let in."""
+    with service(delay=0.6, drain_timeout=10.0) as target:
+        assert target.ready()
+        answers: list[tuple[int, bytes]] = []
+        long = Thread(target=lambda: answers.append(target.get("/1.2")))
+        long.start()
+        target.process.send_signal(signal.SIGTERM)
+        eventually(lambda: not target.ready())
+        assert target.get("/health/ready") == (503, b'{"status":"fail","output":"draining"}')
+        assert target.get("/health/live") == (200, b'{"status":"pass"}')
+        assert target.get("/0")[0] == 200
+        eventually(lambda: refused(target))
+        assert long.is_alive()
+        long.join(10)
+        assert answers == [(200, b"done")]
+        assert target.end()[0] == 0
+
+
+def refused(target: Service) -> bool:
+    """Tell whether a new request is turned away."""
+    try:
+        return target.get("/0")[0] == 503
+    except OSError:
+        return True
+
+
+def test_a_stream_without_end_is_cut_at_the_deadline():
+    """The process is gone in time, tells what was cut, and still closes the app."""
+    with service(drain_timeout=0.5) as target:
+        connection = HTTPConnection("127.0.0.1", target.port, timeout=10)
+        connection.request("GET", "/stream")
+        response = connection.getresponse()
+        assert response.read(5) == b"tick\n"
+        sent = time.monotonic()  # noqa: TID251
+        target.process.send_signal(signal.SIGTERM)
+        code, printed, errors = target.end()
+        assert time.monotonic() - sent < 4.0  # noqa: TID251
+        response.close()
+        connection.close()
+    assert code == 0
+    assert printed[0] == "closed"
+    assert json.loads(printed[1])["cut"] == 1
+    assert "1 requests were still in flight after 0.5 s of draining" in errors
+
+
+# --- Between the system and the server's handler ---
+
+
+@pytest.fixture
+def heard() -> Iterator[list[int]]:
+    """Handle SIGTERM as a server other than uvicorn does; return the signals it heard."""
+    numbers: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: numbers.append(number))
+    yield numbers
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_another_servers_handler_is_called_after_the_delay(heard: list[int]):
+    """Any handler that was there hears the signal when the delay is over, and has it back then."""
+    server_s_own = signal.getsignal(signal.SIGTERM)
+
+    async def main() -> None:
+        lifecycle = Lifecycle(delay=0.1)
+        server = Server(lifecycle, plain_app)
+        await server.startup()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await lifecycle.until_draining()
+        assert heard == []
+        await lifecycle.drain()
+        assert heard == [signal.SIGTERM]
+        await server.shutdown()
+
+    asyncio.run(main())
+    assert signal.getsignal(signal.SIGTERM) is server_s_own
+
+
+def test_a_second_signal_does_not_wait(heard: list[int]):
+    """Whoever sends it twice reaches the server at once, and the draining goes on."""
+
+    async def main() -> None:
+        lifecycle = Lifecycle(delay=5.0)
+        server = Server(lifecycle, plain_app)
+        await server.startup()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await lifecycle.until_draining()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await let_pass(0)
+        assert heard == [signal.SIGTERM]
+        await server.shutdown()
+
+    asyncio.run(main())
+
+
+def test_a_signal_while_it_drains_already_goes_to_the_server(heard: list[int]):
+    """A service that was drained by hand has nothing left to delay for."""
+
+    async def main() -> None:
+        lifecycle = Lifecycle(delay=0.0)
+        server = Server(lifecycle, plain_app)
+        await server.startup()
+        await lifecycle.drain()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await let_pass(0.01)
+        assert heard == [signal.SIGTERM]
+        await server.shutdown()
+
+    asyncio.run(main())
+
+
+def test_the_signal_is_left_alone_where_nobody_handles_it():
+    """Without a server's handler, or outside of the main thread, nothing is installed."""
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    installed: list[bool] = []
+
+    async def main() -> None:
+        installed.append(Signals().install(lambda _stop: None))
+
+    asyncio.run(main())
+    thread = Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    thread.join()
+    assert installed == [False, False]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_what_somebody_else_installed_meanwhile_stays(heard: list[int]):
+    """The handler is given back only if it is still ours to give."""
+    assert heard == []
+
+    async def main() -> None:
+        signals = Signals()
+        assert signals.install(lambda _stop: None)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signals.restore()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+    asyncio.run(main())

@@ -1,0 +1,180 @@
+"""What answers tell of limits, read by an independent parser of structured fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import http_sfv
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seawall import RateLimited
+from seawall.testing import virtual_time
+from seawall.web import _limit_fields
+from seawall.web.limits import Granted, RequestLimits, limit
+from seawall.web.principals import user
+from seawall.web.request import Incoming
+from seawall.web.trust import Trust
+from seawall.wire.rate_fields import read_policies, read_states
+from tests.support import falsified
+from tests.web.support import http_scope
+
+Told = dict[str, list[tuple[str, dict[str, int]]]]
+
+
+def request(who: str = "ann") -> Incoming:
+    return Incoming(http_scope(client=("10.0.0.1", 1), user_id=who), Trust())
+
+
+def by_user(incoming: Incoming) -> str:
+    return str(incoming.scope["user_id"])
+
+
+def read(headers: list[tuple[bytes, bytes]]) -> Told:
+    """Return what the fields say, each as a structured list; anything else raises."""
+    told: Told = {}
+    for name, value in headers:
+        parsed = http_sfv.List()
+        parsed.parse(value)
+        told[name.decode()] = [(item.value, dict(item.params)) for item in parsed]
+    return told
+
+
+def refusal(limits: RequestLimits, incoming: Incoming) -> RateLimited:
+    """Return the first refusal of such requests."""
+    for _ in range(10_000):
+        try:
+            limits.admit(incoming)
+        except RateLimited as error:
+            return error
+    raise AssertionError("nobody was refused")
+
+
+def test_an_answer_tells_the_limits_and_what_is_left_of_the_one_that_binds() -> None:
+    """The policies are the same for all; the state is that with least left."""
+    with virtual_time() as clock:
+        limits = RequestLimits(
+            limit("100/min", by=user(by_user), name="burst"),
+            limit("1000/day", by="address", name="daily"),
+            limit("9k/s", by=None),
+        )
+        told = read(limits.admit(request()).headers())
+        assert told == {
+            "ratelimit-policy": [
+                ("burst", {"q": 100, "w": 60}),
+                ("daily", {"q": 1000, "w": 86400}),
+            ],
+            "ratelimit": [("burst", {"r": 99, "t": 1})],
+        }
+        for _ in range(9):
+            granted = limits.admit(request())
+        assert read(granted.headers())["ratelimit"] == [("burst", {"r": 90, "t": 6})]
+        clock.advance(6)
+        told = read(limits.admit(request()).headers())
+        assert told["ratelimit"] == [("burst", {"r": 99, "t": 1})]
+
+
+def test_a_refusal_tells_that_nothing_is_left_and_until_when() -> None:
+    """Of each limit that was exceeded, and of no other."""
+    with virtual_time():
+        limits = RequestLimits(limit("2/min", by=user(by_user)), limit("2/h", by="address"))
+        error = refusal(limits, request())
+        assert read(limits.refusal_headers(error)) == {
+            "ratelimit-policy": [("user", {"q": 2, "w": 60}), ("address", {"q": 2, "w": 3600})],
+            "ratelimit": [("user", {"r": 0, "t": 1800}), ("address", {"r": 0, "t": 1800})],
+        }
+
+
+def test_callers_are_told_of_their_own_limits_only() -> None:
+    """Not of what all share, nor of what is only watched; and of nothing if so set."""
+    with virtual_time():
+        limits = RequestLimits(limit("2/min", by=None), limit("5/min", by="address", soft=True))
+        assert limits.admit(request()).headers() == []
+        error = refusal(limits, request())
+        assert not error.own_limit
+        assert limits.refusal_headers(error) == []
+        limits = RequestLimits(limit("2/min", by="address"), headers=False)
+        assert limits.admit(request()).headers() == []
+        assert limits.refusal_headers(refusal(limits, request())) == []
+
+
+def test_each_tier_is_told_its_own_rate() -> None:
+    """The field's value is made once for each tier."""
+    with virtual_time():
+        limits = RequestLimits(
+            limit("1/s", by=user(by_user), tiers={"free": "60/min", "premium": "600/min"}),
+            tier=by_user,
+        )
+        told = {who: read(limits.admit(request(who)).headers()) for who in ("free", "premium", "x")}
+        assert {who: fields["ratelimit-policy"][0][1] for who, fields in told.items()} == {
+            "free": {"q": 60, "w": 60},
+            "premium": {"q": 600, "w": 60},
+            "x": {"q": 1, "w": 1},
+        }
+        assert told["premium"]["ratelimit"] == [("user", {"r": 599, "t": 1})]
+
+
+def test_a_window_that_is_no_whole_number_of_seconds_is_not_told() -> None:
+    """The field knows whole seconds only; the quota is told all the same."""
+    with virtual_time():
+        limits = RequestLimits(limit("5/500ms", by="address"))
+        told = read(limits.admit(request()).headers())
+        assert told["ratelimit-policy"] == [("address", {"q": 5})]
+
+
+def test_no_more_is_said_to_be_left_than_the_quota() -> None:
+    """Though a burst may be larger than the rate's own number."""
+    with virtual_time():
+        limits = RequestLimits(limit("5/s", by="address", burst=50))
+        assert read(limits.admit(request()).headers())["ratelimit"][0][1]["r"] == 5
+
+
+NAMES = st.text(
+    st.characters(min_codepoint=33, max_codepoint=126, exclude_characters='"\\'),
+    min_size=1,
+    max_size=64,
+)
+RATES = st.tuples(
+    st.integers(1, 10**6), st.sampled_from(["s", "min", "h", "day", "15min", "1500ms"])
+).map(lambda pair: f"{pair[0]}/{pair[1]}")
+ALGORITHMS = st.sampled_from(["token_bucket", "leaky_bucket", "sliding_counter", "fixed_window"])
+CASES = st.tuples(NAMES, RATES, ALGORITHMS, st.integers(1, 4))
+
+
+def check_fields(case: tuple[str, str, str, int]) -> None:
+    """What is told parses, by both parsers, to the same; and is true."""
+    name, rate, algorithm, calls = case
+    with virtual_time() as clock:
+        clock.advance(12345.678)
+        options: dict[str, Any] = {"algorithm": algorithm}
+        limits = RequestLimits(limit(rate, by="address", name=name, **options))
+        fields: list[tuple[bytes, bytes]] = []
+        after = 0.0
+        for _ in range(calls):
+            try:
+                granted: Granted = limits.admit(request())
+                fields = granted.headers()
+            except RateLimited as error:
+                fields, after = limits.refusal_headers(error), error.retry_after or 0.0
+        told = read(fields)
+        ((policy, parameters),) = told["ratelimit-policy"]
+        ((state, left),) = told["ratelimit"]
+        assert policy == state == name
+        assert 0 <= left["r"] <= parameters["q"]
+        assert left["t"] >= after
+        values = dict(fields)
+        assert [read_policies(values[b"ratelimit-policy"])[0].quota] == [parameters["q"]]
+        assert read_states(values[b"ratelimit"])[0][1:] == (left["r"], left["t"])
+
+
+@given(CASES)
+def test_what_is_told_parses_and_is_true(case: tuple[str, str, str, int]) -> None:
+    """Whatever the limit is called, and however it counts."""
+    check_fields(case)
+
+
+def test_seconds_rounded_down_would_be_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who believed such a field would come back a moment before its time."""
+    monkeypatch.setattr(_limit_fields, "ceil", int)
+    assert falsified(check_fields, CASES)

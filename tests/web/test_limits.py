@@ -1,0 +1,528 @@
+"""Request limits: who is told apart, what is taken together, who is refused and what is bounded."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seawall import RateLimited, subscribe, tenant, tier
+from seawall.policies import _rate_meters
+from seawall.runtime.edge_events import SoftLimitExceeded
+from seawall.testing import virtual_time
+from seawall.web import _limit_groups, principals
+from seawall.web._limit_routes import OTHER, Routes
+from seawall.web.limits import RequestLimits, limit
+from seawall.web.principals import address_and_route, api_key, user
+from seawall.web.request import Incoming
+from seawall.web.trust import Trust
+from tests.support import falsified
+from tests.web.support import http_scope
+
+TRUST = Trust()
+
+
+def request(
+    path: str = "/", *, client: str = "10.0.0.1", user: str | None = None, **headers: str
+) -> Incoming:
+    """Return a request from that address; `user` is what an outer layer has found out."""
+    given = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    scope = http_scope(path, headers=given, client=(client, 1234), user_id=user)
+    return Incoming(scope, TRUST)
+
+
+def by_user(incoming: Incoming) -> str | None:
+    """Return the user that an outer layer has found out."""
+    found: str | None = incoming.scope["user_id"]
+    return found
+
+
+def refused(limits: RequestLimits, incoming: Incoming) -> RateLimited | None:
+    """Return the refusal of a request; None if it was admitted."""
+    try:
+        limits.admit(incoming)
+    except RateLimited as error:
+        return error
+    return None
+
+
+def admitted(limits: RequestLimits, calls: int, incoming: Incoming) -> int:
+    """Return how many of so many such requests are let in at this instant."""
+    return sum(refused(limits, incoming) is None for _ in range(calls))
+
+
+def left(limits: RequestLimits) -> list[int]:
+    """Return what is left of each local limit for the requests that these tests make."""
+    group = limits._local
+    assert group is not None
+    now = group._clock.now() * 1e6
+    return [
+        meter.standing(place, now)[0]
+        for meter in group.policy._meters.all
+        for place in ([None] if meter.limit.key is None else sorted(meter.states))
+    ]
+
+
+# For whom
+
+
+def test_each_principal_has_a_limit_of_its_own() -> None:
+    """Users, tenants, API keys, addresses and addresses at routes are told apart."""
+    with virtual_time():
+        users = RequestLimits(limit("2/min", by=user(by_user)))
+        assert admitted(users, 5, request(user="ann")) == 2
+        assert admitted(users, 5, request(user="bob")) == 2
+        keys = RequestLimits(limit("2/min", by=api_key()))
+        assert admitted(keys, 5, request(x_api_key="one")) == 2
+        assert admitted(keys, 5, request(x_api_key="two")) == 2
+        tenants = RequestLimits(limit("2/min", by="tenant"))
+        for name in ("acme", "umbrella"):
+            with tenant(name):
+                assert admitted(tenants, 5, request()) == 2
+        addresses = RequestLimits(limit("2/min", by="address"))
+        assert admitted(addresses, 5, request(client="10.0.0.1")) == 2
+        assert admitted(addresses, 5, request(client="10.0.0.2")) == 2
+        assert admitted(addresses, 5, request(client="2001:db8::1")) == 2
+        assert admitted(addresses, 5, request(client="2001:db8::2")) == 0  # of the same /64
+        routes = RequestLimits(limit("2/min", by=address_and_route("/search", "/orders/{id}")))
+        assert admitted(routes, 5, request("/search")) == 2
+        assert admitted(routes, 5, request("/orders/7")) == 2
+        assert admitted(routes, 5, request("/orders/8")) == 0
+        assert admitted(routes, 5, request("/a")) == 2
+        assert admitted(routes, 5, request("/b")) == 0  # both are "other"
+        assert admitted(routes, 5, request("/search", client="10.0.0.2")) == 2
+        everybody = RequestLimits(limit("3/min", by=None))
+        assert admitted(everybody, 2, request(client="10.0.0.1")) == 2
+        assert admitted(everybody, 2, request(client="10.0.0.2")) == 1
+
+
+def test_who_is_unknown_is_limited_by_address() -> None:
+    """Neither without a limit, nor in one bucket with everybody else who is unknown."""
+    with virtual_time():
+        for by in (user(by_user), api_key(), "tenant"):
+            limits = RequestLimits(limit("2/min", by=by))
+            assert admitted(limits, 5, request(client="10.0.0.1")) == 2
+            assert admitted(limits, 5, request(client="10.0.0.2")) == 2
+        twice = request()
+        twice.headers.extend([(b"x-api-key", b"one"), (b"x-api-key", b"two")])
+        limits = RequestLimits(limit("2/min", by=api_key()))
+        assert admitted(limits, 5, twice) == 2
+        assert admitted(limits, 5, request()) == 0  # given twice, it is no key
+
+
+def test_a_user_cannot_be_called_like_an_address() -> None:
+    """Whoever takes a name such as "10.0.0.1" takes nothing from those who come from there."""
+    with virtual_time():
+        limits = RequestLimits(limit("2/min", by=user(by_user)))
+        for name in ("10.0.0.1", "@10.0.0.1", "=10.0.0.1"):
+            assert admitted(limits, 5, request(user=name, client="10.0.0.9")) == 2
+        assert admitted(limits, 5, request()) == 2
+
+
+def test_made_up_api_keys_count_as_none() -> None:
+    """With `known`, a new key for each request is no fresh limit for each request."""
+    with virtual_time():
+        limits = RequestLimits(limit("2/min", by=api_key(known={"right"}.__contains__)))
+        assert sum(admitted(limits, 1, request(x_api_key=f"k{n}")) for n in range(9)) == 2
+        assert admitted(limits, 9, request(x_api_key="right")) == 2
+
+
+def test_no_api_key_and_no_long_text_is_kept() -> None:
+    """What is kept in memory, and would be in a store, is a hash: of one length."""
+    with virtual_time():
+        limits = RequestLimits(limit("2/min", by=api_key()), limit("2/min", by=user(by_user)))
+        incoming = request(x_api_key="sk-very-secret", user="u" * 5000)
+        granted = limits.admit(incoming)
+        assert refused(limits, incoming) is None
+        error = refused(limits, incoming)
+        group = limits._local
+        assert group is not None
+        kept = [key for meter in group.policy._meters.all for key in meter.states]
+        assert kept
+        assert all(len(str(key)) <= principals.LONGEST + 1 for key in kept)
+        shown = f"{kept} {limits!r} {limits.snapshot()} {granted!r} {error!r} {vars(error)}"
+        assert "secret" not in shown
+
+
+def test_a_principal_may_be_anything_that_can_be_hashed() -> None:
+    """A number or a pair is a key too, by the longer way."""
+    with virtual_time():
+        limits = RequestLimits(limit("2/min", by=lambda incoming: (1, incoming.path), name="own"))
+        assert admitted(limits, 5, request("/a")) == 2
+        assert admitted(limits, 5, request("/b")) == 2
+        limits = RequestLimits(limit("2/min", by=lambda _: [], name="own"))
+        with pytest.raises(TypeError, match="return text, a number or a tuple"):
+            limits.admit(request())
+
+
+PATHS = st.one_of(
+    st.text(max_size=30),
+    st.lists(st.sampled_from(["orders", "search", "7", "{}", "*", "", "x"]), max_size=6).map(
+        lambda parts: "/" + "/".join(parts)
+    ),
+)
+
+
+@given(PATHS)
+def test_whatever_the_path_only_known_routes_are_named(path: str) -> None:
+    """However paths are made up, there are no more names than templates, and one."""
+    routes = Routes(["/", "/search", "/orders/{id}", "/orders/{id}/lines", "/files/*"])
+    assert routes.of(path) in {*routes.templates, OTHER}
+
+
+def test_routes_are_matched_by_segment() -> None:
+    """A literal comes before a variable, a last star takes the rest, and the rest is "other"."""
+    routes = Routes(["/", "/orders/{id}", "/orders/new", "/orders/{id}/lines", "/files/*"])
+    expected = {
+        "/": "/",
+        "/orders/7": "/orders/{id}",
+        "/orders/7/": "/orders/{id}",
+        "/orders/new": "/orders/new",
+        "/orders/new/lines": "/orders/{id}/lines",
+        "/files/a/b/c/d/e": "/files/*",
+        "/files": OTHER,
+        "/orders//lines": OTHER,
+        "/orders/7/lines/9": OTHER,
+        "orders": OTHER,
+        "": OTHER,
+    }
+    assert {path: routes.of(path) for path in expected} == expected
+    for wrong in (["orders"], ["/a/*/b"], ["/a/{x}", "/a/{y}"], [7]):
+        with pytest.raises((ValueError, TypeError), match="route"):
+            Routes(wrong)
+
+
+# Together or not at all
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["ann", "bob"]),
+        st.sampled_from(["10.0.0.1", "10.0.0.2"]),
+        st.sampled_from([0.0, 0.0, 0.0, 0.5, 3.0]),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def three_limits(**options: Any) -> RequestLimits:
+    return RequestLimits(
+        limit("2/10s", by=user(by_user), burst=4),
+        limit("3/10s", by="address", burst=3),
+        limit("5/10s", by=None, burst=6),
+        **options,
+    )
+
+
+def check_refusals_take_nothing(steps: list[tuple[str, str, float]]) -> None:
+    """Of a request that is refused, no limit knows anything."""
+    with virtual_time() as clock:
+        limits = three_limits()
+        for who, where, pause in steps:
+            clock.advance(pause)
+            before = left(limits)
+            if refused(limits, request(user=who, client=where)) is not None:
+                assert left(limits) == before
+
+
+@given(STEPS)
+def test_a_refused_request_takes_from_no_limit(steps: list[tuple[str, str, float]]) -> None:
+    """All limits are taken together or not at all, whatever came before."""
+    check_refusals_take_nothing(steps)
+
+
+def test_taken_one_by_one_refusals_would_burn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without taking together, who is refused by one limit has paid the others."""
+
+    def one_by_one(group: Any, part: Any, incoming: Incoming) -> Any:
+        for entry in part.entries:
+            single = _limit_groups.Part(group, [entry])
+            take(group, single, incoming)
+
+    take = _limit_groups.Group.take
+    monkeypatch.setattr(_limit_groups.Group, "take", one_by_one)
+    assert falsified(check_refusals_take_nothing, STEPS)
+
+
+@given(STEPS)
+def test_in_a_hurry_the_verdicts_are_the_same(steps: list[tuple[str, str, float]]) -> None:
+    """The way that takes no lock admits, tells and gives back what the slow one does."""
+    with virtual_time() as clock:
+        quick, slow = three_limits(), three_limits()
+        for plan in slow._plans.values():
+            assert plan.local is not None
+            plan.local.quick = None
+        for who, where, pause in steps:
+            clock.advance(pause)
+            incoming = request(user=who, client=where)
+            errors = [refused(quick, incoming), refused(slow, incoming)]
+            assert len({error and (error.violated, error.retry_after) for error in errors}) == 1
+            assert left(quick) == left(slow)
+            if errors[0] is None:
+                assert told_of(quick, incoming) == told_of(slow, incoming)
+                assert left(quick) == left(slow)
+
+
+def told_of(limits: RequestLimits, incoming: Incoming) -> object:
+    """Return what a request is told that is refused further in; None if it is refused here."""
+    try:
+        granted = limits.admit(incoming)
+    except RateLimited:
+        return None
+    told = granted.headers()
+    granted.cancel()
+    return told
+
+
+def test_what_is_refused_further_in_is_given_back_once() -> None:
+    """After `cancel()` all is as before, and a second one gives nothing more."""
+    with virtual_time():
+        for algorithm in ("token_bucket", "sliding_counter"):
+            limits = RequestLimits(
+                limit("4/min", by=user(by_user), algorithm=algorithm),
+                limit("9/min", by=None),
+                limit("5/min", by="address", soft=True),
+            )
+            incoming = request(user="ann")
+            first = limits.admit(incoming)
+            for _ in range(20):
+                granted = limits.admit(incoming)
+                granted.cancel()
+                granted.cancel()
+            assert limits.snapshot()["soft"]["address"]["over"] == 0
+            first.cancel()
+            assert admitted(limits, 9, incoming) == 4
+
+
+def test_a_failing_function_takes_nothing() -> None:
+    """What the service's own functions raise passes through, and no limit has paid for it."""
+
+    def broken(_incoming: Incoming) -> str:
+        raise LookupError
+
+    with virtual_time():
+        limits = RequestLimits(
+            limit("2/min", by="address"), limit("2/min", by=broken, name="own", soft=True)
+        )
+        for _ in range(5):
+            with pytest.raises(LookupError):
+                limits.admit(request())
+        assert left(limits) == [2]
+
+
+def test_threads_take_exactly_what_there_is() -> None:
+    """However many threads ask at once, as many are admitted as the limit says."""
+    with virtual_time():
+        limits = RequestLimits(
+            limit("500/min", by=user(by_user)),
+            limit("700/min", by=None),
+            limit("9k/min", by="address"),
+        )
+        counts: list[int] = []
+
+        def ask(who: str) -> None:
+            counts.append(admitted(limits, 300, request(user=who)))
+
+        threads = [threading.Thread(target=ask, args=(who,)) for who in ("ann", "bob") * 3]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(counts) == 700
+
+
+# Tiers, costs, soft limits
+
+
+def test_tiers_have_rates_of_their_own() -> None:
+    """A tier that is not listed has the limit's own rate; the valve counts all tiers."""
+    with virtual_time():
+        limits = RequestLimits(
+            limit("1/min", by=user(by_user), tiers={"free": "2/min", "premium": "5/min"}),
+            limit("8/min", by=None),
+            tier=lambda incoming: incoming.scope["user_id"].partition("-")[0],
+        )
+        assert admitted(limits, 9, request(user="free-1")) == 2
+        assert admitted(limits, 9, request(user="free-2")) == 2
+        assert admitted(limits, 9, request(user="odd-1")) == 1
+        assert admitted(limits, 9, request(user="premium-1")) == 3  # 8 for all together
+        error = refused(limits, request(user="premium-2"))
+        assert error is not None
+        assert (error.limit, error.violated, error.own_limit) == ("global", ("global",), False)
+
+
+def test_the_context_says_the_tier_unless_told_otherwise() -> None:
+    """What `seawall.tier` has set around the edge counts."""
+    with virtual_time():
+        limits = RequestLimits(limit("1/min", by="address", tiers={"free": "3/min"}))
+        with tier("free"):
+            assert admitted(limits, 9, request()) == 3
+        assert admitted(limits, 9, request()) == 1
+
+
+def test_a_request_may_cost_more_than_one() -> None:
+    """`cost` is a number, or a function of the request."""
+    with virtual_time():
+        limits = RequestLimits(limit("10/min", by="address", cost=4))
+        assert admitted(limits, 9, request()) == 2
+        limits = RequestLimits(
+            limit("10/min", by="address", cost=lambda incoming: len(incoming.path))
+        )
+        assert admitted(limits, 9, request("/abcd")) == 2
+        assert refused(limits, request("/a")) is not None
+        assert admitted(limits, 9, request("/", client="10.0.0.2")) == 9
+
+
+def test_soft_limits_refuse_nobody_and_alert_once_a_second() -> None:
+    """Everybody over it is counted; who listens is told once a second, and callers are not."""
+    heard: list[SoftLimitExceeded] = []
+    with virtual_time() as clock:
+        limits = RequestLimits(
+            limit("2/min", by="address", soft=True, name="watched"),
+            limit("9/min", by=user(by_user)),
+            name="shop",
+        )
+        stop = subscribe(heard.append, SoftLimitExceeded)
+        try:
+            assert admitted(limits, 5, request(user="ann")) == 5
+            assert [repr(event) for event in heard] == [
+                "SoftLimitExceeded(guard='shop', limit='watched')"
+            ]
+            clock.advance(0.9)
+            assert admitted(limits, 2, request(user="ann")) == 2
+            assert len(heard) == 1
+            clock.advance(0.2)
+            granted = limits.admit(request(user="ann"))
+            assert len(heard) == 2
+        finally:
+            stop()
+        assert limits.snapshot()["soft"]["watched"]["over"] == 6
+        assert b"watched" not in b" ".join(value for _, value in granted.headers())
+
+
+# Refusals
+
+
+def test_a_refusal_names_all_limits_that_were_exceeded() -> None:
+    """Also by whom: of the caller's own limits it is the caller, of the valve the service."""
+    with virtual_time() as clock:
+        limits = RequestLimits(
+            limit("2/min", by=user(by_user)), limit("2/h", by="address"), limit("9/min", by=None)
+        )
+        incoming = request(user="ann")
+        assert admitted(limits, 9, incoming) == 2
+        error = refused(limits, incoming)
+        assert error is not None
+        assert error.violated == ("user", "address")
+        assert error.limit == "user"
+        assert error.own_limit
+        assert error.retry_after == pytest.approx(1800)
+        assert (error.guard, error.policy) == ("edge", "rate_limit")
+        clock.advance(error.retry_after)
+        assert refused(limits, incoming) is None
+        shown = limits.snapshot()["limits"]
+        assert (shown["user"]["over"], shown["address"]["over"], shown["global"]["over"]) == (
+            8,
+            8,
+            0,
+        )
+        assert shown["user"]["rate"] == "2/min"
+
+
+def test_a_limit_inside_the_app_is_not_the_callers() -> None:
+    """Only the edge's own refusals of keyed limits say that they are the caller's."""
+    assert RateLimited("a vendor's").own_limit is False
+    assert RateLimited("a vendor's").violated == ()
+
+
+# Bounds
+
+
+def offender_after_a_flood(seed: int) -> RateLimited | None:
+    """Return how an offender is answered after a flood of other addresses."""
+    with virtual_time():
+        limits = RequestLimits(limit("3/min", by="address"), max_keys=20)
+        offender = request(client="10.9.9.9")
+        assert admitted(limits, 9, offender) == 3
+        for n in range(200):
+            refused(limits, request(client=f"10.1.{(seed + n) % 250}.{n % 250}"))
+        group = limits._local
+        assert group is not None
+        assert group.policy._meters.all[0].keys <= 20 + _rate_meters.SHARED
+        return refused(limits, offender)
+
+
+def check_offenders_stay_refused(seed: int) -> None:
+    """No flood of keys makes a limit forget somebody."""
+    assert offender_after_a_flood(seed) is not None
+
+
+@pytest.mark.parametrize("seed", [1, 77])
+def test_a_flood_of_keys_resets_no_offender(seed: int) -> None:
+    """The map is bounded, and what is forgotten is only what was as good as new."""
+    check_offenders_stay_refused(seed)
+
+
+def test_forgetting_the_oldest_would_reset_an_offender(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the usual eviction, a flood of addresses buys a fresh limit."""
+
+    def forget_oldest(meter: Any, _now: float) -> bool:
+        while meter.keys >= meter.max_keys:
+            del meter.states[next(iter(meter.states))]
+        return True
+
+    monkeypatch.setattr(_rate_meters.Meter, "_has_room", forget_oldest)
+    with pytest.raises(AssertionError):
+        check_offenders_stay_refused(1)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: limit("fast", by=None), "write a number, a slash and a unit"),
+        (lambda: limit("1/s", by="adress"), "by='adress': write one of 'address', 'tenant'"),
+        (lambda: limit("1/s", by=7), "by=7: write 'address'"),
+        (lambda: limit("1/s", by=None, name='a"b'), "without spaces and quotes"),
+        (lambda: limit("1/s", by=None, name="ä"), "without spaces and quotes"),
+        (lambda: limit("1/s", by=None, tiers=["free"]), "write rates by tier"),
+        (lambda: limit("1/s", by=None, tiers={7: "1/s"}), "write a tier as text"),
+        (lambda: limit("1/s", by=None, soft=1), "soft=1: write True or False"),
+        (lambda: RequestLimits("1/s"), r"write limit\('600/min', by='address'\)"),
+        (lambda: RequestLimits(limit("1/s", by=None), limit("2/s", by=None)), "two limits are"),
+        (lambda: RequestLimits(limit("1/s", by=None), sharing="leased"), "are for shared limits"),
+        (lambda: RequestLimits(limit("1/s", by=None), tier="free"), "pass a function"),
+        (lambda: RequestLimits(limit("1/s", by=None), shared=7), "pass a store"),
+        (lambda: user("ann"), "pass a function"),
+        (lambda: api_key(""), "write a header's name"),
+        (lambda: api_key(known="x"), "pass a function"),
+    ],
+)
+def test_bad_settings_say_what_to_write(make: Any, message: str) -> None:
+    """At once, not at the first request."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+def test_what_is_made_shows_itself() -> None:
+    """The reprs say what was written."""
+    made = RequestLimits(
+        limit("5/s", by="address", tiers={"free": "1/s"}),
+        limit("9/s", by=user(by_user), soft=True),
+        limit("9/s", by=api_key(known=bool)),
+        limit("9/s", by=address_and_route("/a")),
+        limit("100/s", by=None),
+    )
+    assert repr(made) == (
+        "RequestLimits(limit('5/s, free: 1/s', by='address', name='address'),"
+        " limit('9/s', by=user(by_user), name='user', soft=True),"
+        " limit('9/s', by=api_key('x-api-key', known=...), name='api-key'),"
+        " limit('9/s', by=address_and_route('/a'), name='address-route'),"
+        " limit('100/s', by=None, name='global'), name='edge')"
+    )
