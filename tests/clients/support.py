@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
-from threading import Thread
-from typing import Any, NamedTuple
+from threading import Event, Thread
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import httpx2
@@ -21,6 +24,8 @@ from seawall.clients import httpx as guarded_httpx
 from seawall.clients import httpx2 as guarded_httpx2
 from seawall.clients.requests import GuardedAdapter
 from seawall.testing import run_virtual
+
+T = TypeVar("T")
 
 URL = "http://vendor.test/orders"
 
@@ -74,6 +79,13 @@ class Step(NamedTuple):
     body: bytes = b"hello, and goodbye"
     error: str = ""
     delay: float = 0.0
+    stubborn: bool = False
+    """Whether it answers also when it is cancelled meanwhile."""
+
+    @property
+    def sends(self) -> bool:
+        """Whether the request gets as far as being sent."""
+        return self.error not in {"ConnectError", "ConnectTimeout", "PoolTimeout"}
 
 
 class Server:
@@ -81,6 +93,7 @@ class Server:
 
     def __init__(self, *steps: Step) -> None:
         self._steps = steps
+        self._taken = 0
         self.seen: list[Seen] = []
         self.bodies: list[Body] = []
         self.sent = 0
@@ -88,14 +101,10 @@ class Server:
 
     def next(self) -> Step:
         """Take the step for one more request, whatever becomes of it."""
-        step = self._steps[min(len(self.seen), len(self._steps) - 1)]
-        self.sent += step.error not in {"ConnectError", "ConnectTimeout", "PoolTimeout"}
+        step = self._steps[min(self._taken, len(self._steps) - 1)]
+        self._taken += 1
+        self.sent += step.sends
         return step
-
-    def body(self, step: Step) -> Body:
-        """Open the body of an answer."""
-        self.bodies.append(Body(step.body))
-        return self.bodies[-1]
 
 
 class _Scripted:
@@ -106,14 +115,12 @@ class _Scripted:
     def __init__(self, server: Server) -> None:
         self.server = server
 
-    def _answer(self, request: Any, body: bytes) -> Step:
-        step = self.server.next()
+    def _see(self, step: Step, request: Any, body: bytes) -> None:
         headers = {name.lower(): value for name, value in request.headers.items()}
         timeout = request.extensions.get("timeout")
         self.server.seen.append(Seen(request.method, headers, body, timeout))
         if step.error:
             raise getattr(self.module, step.error)(step.error, request=request)
-        return step
 
     def _response(self, step: Step) -> Any:
         module = self.module
@@ -123,17 +130,19 @@ class _Scripted:
         return module.Response(step.status, headers=step.headers, stream=stream)
 
     def handle_request(self, request: Any) -> Any:
-        unsent = self.server._steps[min(len(self.server.seen), len(self.server._steps) - 1)]
-        sends = unsent.error not in {"ConnectError", "ConnectTimeout", "PoolTimeout"}
-        return self._response(self._answer(request, b"".join(request.stream) if sends else b""))
+        step = self.server.next()
+        self._see(step, request, b"".join(request.stream) if step.sends else b"")
+        return self._response(step)
 
     async def handle_async_request(self, request: Any) -> Any:
-        unsent = self.server._steps[min(len(self.server.seen), len(self.server._steps) - 1)]
-        sends = unsent.error not in {"ConnectError", "ConnectTimeout", "PoolTimeout"}
-        body = b"".join([part async for part in request.stream]) if sends else b""
-        step = self._answer(request, body)
-        if step.delay:
+        step = self.server.next()
+        body = b"".join([part async for part in request.stream]) if step.sends else b""
+        self._see(step, request, body)
+        try:
             await asyncio.sleep(step.delay)
+        except asyncio.CancelledError:
+            if not step.stubborn:
+                raise
         return self._response(step)
 
 
@@ -161,8 +170,7 @@ class _ScriptedAdapter(BaseAdapter):
         step = self.server.next()
         body = request.body or b""
         if not isinstance(body, (str, bytes)):
-            unsent = step.error in {"ConnectError", "ConnectTimeout", "PoolTimeout"}
-            body = b"" if unsent else b"".join(body)
+            body = b"".join(body) if step.sends else b""
         body = body.encode() if isinstance(body, str) else body
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.server.seen.append(Seen(request.method, headers, body, timeout))
@@ -280,10 +288,78 @@ CARRIERS = [
 ]
 
 
-def in_thread(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+def in_thread(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run `main` on a loop of its own, in a thread that is waited for; return what it returns."""
-    result: list[Any] = []
-    thread = Thread(target=lambda: result.append(asyncio.run(main())))
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, main()).result()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers as its server is told."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: RealServer
+
+    def answer(self) -> None:
+        """Answer with the server's status and body; or not at all, while it hangs."""
+        server = self.server
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        server.requests += 1
+        if server.hangs:
+            server.released.wait(10.0)
+            self.close_connection = True
+            return
+        status = server.statuses[min(server.requests, len(server.statuses)) - 1]
+        self.send_response_only(status)
+        for name, value in server.headers:
+            self.send_header(name, value)
+        self.send_header("content-length", str(len(server.body)))
+        self.end_headers()
+        self.wfile.write(server.body)
+
+    do_GET = do_POST = do_PUT = answer  # noqa: N815 - the library's names
+
+    def handle(self) -> None:
+        """Serve a connection; a client that closes it in the middle is what is tested."""
+        with suppress(ConnectionError):
+            super().handle()
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+class RealServer(ThreadingHTTPServer):
+    """A real server on loopback, in threads."""
+
+    daemon_threads = True
+
+    def __init__(self, *statuses: int, body: bytes = b"sorry", hangs: bool = False) -> None:
+        """Answer with these statuses, the last one for ever; or hang."""
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.statuses = statuses or (200,)
+        self.headers: list[tuple[str, str]] = []
+        self.body = body
+        self.hangs = hangs
+        self.released = Event()
+        self.requests = 0
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.server_address[1]}/"
+
+
+@contextmanager
+def real_server(*statuses: int, **options: Any) -> Iterator[RealServer]:
+    """Run a real server for the length of a `with` block."""
+    server = RealServer(*statuses, **options)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    thread.join()
-    return result[0]
+    try:
+        yield server
+    finally:
+        server.released.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -46,10 +46,12 @@ def test_latency_fades_in_silence():
 
 
 def test_a_fast_failure_does_not_look_fast():
-    """Failures can raise a latency, never lower it, and make the host dearer each time."""
+    """Failures can raise a latency, never lower it, and make the host dearer from the second on."""
     one, other = load(0.1), load(0.1)
     one.failed(0.001, 0.0)
     assert one.expected(0.0) == 0.1
+    assert cost(one, other, 0.0) == cost(other, one, 0.0)
+    one.failed(0.001, 0.0)
     assert cost(one, other, 0.0) == pytest.approx(2 * cost(other, one, 0.0))
     one.failed(3.0, 0.0)
     assert one.expected(0.0) == 3.0

@@ -156,10 +156,10 @@ def test_without_the_signal_handler_requests_would_be_lost():
 
 def test_readiness_falls_at_once_and_what_was_accepted_is_served():
     """While draining it is alive, not ready, and serves; afterwards nobody is let in."""
-    with service(delay=0.6, drain_timeout=10.0) as target:
+    with service(delay=1.0, drain_timeout=10.0) as target:
         assert target.ready()
         answers: list[tuple[int, bytes]] = []
-        long = Thread(target=lambda: answers.append(target.get("/1.2")))
+        long = Thread(target=lambda: answers.append(target.get("/1.6")))
         long.start()
         target.process.send_signal(signal.SIGTERM)
         eventually(lambda: not target.ready())

@@ -136,14 +136,14 @@ NAMES = st.text(
     max_size=64,
 )
 RATES = st.tuples(
-    st.integers(1, 10**6), st.sampled_from(["s", "min", "h", "day", "15min", "1500ms"])
+    st.integers(1, 10**4), st.sampled_from(["s", "min", "h", "day", "15min", "1500ms"])
 ).map(lambda pair: f"{pair[0]}/{pair[1]}")
 ALGORITHMS = st.sampled_from(["token_bucket", "leaky_bucket", "sliding_counter", "fixed_window"])
 CASES = st.tuples(NAMES, RATES, ALGORITHMS, st.integers(1, 4))
 
 
 def check_fields(case: tuple[str, str, str, int]) -> None:
-    """What is told parses, by both parsers, to the same; and is true."""
+    """Check that both parsers read the same, and that it is true."""
     name, rate, algorithm, calls = case
     with virtual_time() as clock:
         clock.advance(12345.678)

@@ -53,6 +53,7 @@ class Rpc:
         "request",
         "resendable",
         "send",
+        "streams",
         "task",
     )
 
@@ -67,6 +68,8 @@ class Rpc:
         self.headers = _Given(self.metadata)
         self.key: str | None = None
         """What names its effect, if that is yet to be told the server."""
+        self.streams = False
+        """Whether the request is many messages."""
         self.resendable = True
         """Whether the request can be sent twice: an iterator can be read once."""
         self.repeatable = False
@@ -75,6 +78,10 @@ class Rpc:
 
     def __repr__(self) -> str:
         return f"<Rpc {self.method}>"
+
+    def message(self) -> Any:
+        """Return the request as gRPC wants it: of many messages an iterator."""
+        return iter(self.request) if self.streams and self.resendable else self.request
 
 
 class _Given:
@@ -118,8 +125,7 @@ class Terms:
         """The same guard, for what may be repeated and for what may not."""
         self._idempotent = _read_idempotent(idempotent)
         self._retry_at = check.choice("retry_at", retry_at, ("everywhere", "edge"))
-        # gRPC sends the deadline itself.
-        self._propagate = read_propagate(propagate) - {"deadline"}
+        self._propagate = read_propagate(propagate)
         self.timeouts = [bound for bound in guard.bounds if isinstance(bound, TimeoutBound)]
         layers = [bound.layer(kind) for bound in self.timeouts]
         self._watches = [layer for layer in layers if isinstance(layer, Layer)]
@@ -131,6 +137,7 @@ class Terms:
         own = None if given is None else read_key(given)
         rpc.key = idempotency_key_var.get() if given is None else None
         safe = self._idempotent(rpc.method) or rpc.key is not None or own is not None
+        rpc.streams = stream
         rpc.resendable = not stream or isinstance(request, Sequence)
         rpc.repeatable = safe and rpc.resendable and not retries_above(self._retry_at)
         if self.kind == "async":
@@ -167,7 +174,7 @@ class Terms:
         return deadline(max(0.0, float(seconds)), clock=self.guard.clock)
 
     def seconds_left(self, rpc: Rpc) -> float | None:
-        """Return the seconds until the nearest deadline for an attempt inside the guard, or None."""
+        """Return the seconds that an attempt inside the guard has; None without a deadline."""
         ends: list[float] = []
         if self.kind == "async" and self._watches:
             from asyncio import current_task
@@ -182,9 +189,7 @@ class Terms:
         own = self._positive(min(ends) - self.guard.clock.now())
         return own if left is None else min(left, own)
 
-    def left_until(
-        self, held: tuple[float, Clock] | None, *, timed: bool = False
-    ) -> float | None:
+    def left_until(self, held: tuple[float, Clock] | None, *, timed: bool = False) -> float | None:
         """Return the seconds until a deadline, or None if it is None.
 
         `timed`: the guard's timeouts do not run, so the least of them is looked at here.
@@ -207,7 +212,9 @@ class Terms:
 
     def details(self, rpc: Rpc, seconds: float | None) -> Any:
         """Return the details of the next attempt, with `seconds` to go."""
-        set_now = headers_for(self._propagate, rpc, rpc.key, None)
+        # The time is told once more: gRPC rounds it up, by up to a hundredth, and so it would grow
+        # along a chain of services.
+        set_now = headers_for(self._propagate, rpc, rpc.key, seconds)
         ours = {name.lower(): value for name, value in set_now.items()}
         pairs = [pair for pair in rpc.metadata if pair[0].lower() not in ours]
         pairs += ours.items()
@@ -226,7 +233,7 @@ class _Details(grpc.ClientCallDetails):
     def __init__(self, given: Any, timeout: float | None, metadata: list[tuple[str, Any]]) -> None:
         self.method = given.method
         self.timeout = timeout
-        self.metadata = metadata
+        self.metadata = tuple(metadata)
         self.credentials = given.credentials
         self.wait_for_ready = getattr(given, "wait_for_ready", None)
         self.compression = getattr(given, "compression", None)
@@ -239,7 +246,7 @@ def verdict(code: grpc.StatusCode | None) -> BaseException | None:
     return _Failed(code.name) if code in FAILED_CODES else None
 
 
-class _Failed(Exception):  # noqa: N818 - seen by gates only
+class _Failed(Exception):
     """An RPC ended badly after its first item."""
 
 

@@ -10,11 +10,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, ClassVar, Final, NamedTuple, Never, Self
 
-try:
-    import grpc
-    from grpc.aio import AioRpcError
-except ImportError as error:  # pragma: no cover - the tests have it
-    raise ImportError("seawall.clients.grpc needs grpcio: pip install 'seawall[grpc]'") from error
+import grpc
+from grpc.aio import AioRpcError
 
 from seawall.context import received_attempt_var
 from seawall.errors import SeawallError, TimedOut
@@ -48,7 +45,7 @@ class RpcFace(AioRpcError):
         return str(self.args[0]) if self.args else ""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self)!r}, code={self._code.name})"
+        return f"{type(self).__name__}({str(self)!r}, code={self.code().name})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.of, self.args, dict(vars(self)))
@@ -88,7 +85,7 @@ class RpcFace(AioRpcError):
 
 
 @lru_cache(maxsize=64)
-def _both(kind: type[SeawallError]) -> type[RpcFace]:
+def _both(kind: Any) -> type[RpcFace]:
     """Return the class of errors that are of `kind` and of gRPC's."""
     return type(kind.__name__, (RpcFace, kind), {"of": kind, "__module__": __name__})
 

@@ -48,7 +48,7 @@ def begin(terms: Terms, rpc: Rpc, *, timed: bool) -> Any:
     hold.__enter__()
     try:
         seconds = terms.left_until(deadline_var.get(), timed=timed)
-        call = rpc.send(terms.details(rpc, seconds), rpc.request)
+        call = rpc.send(terms.details(rpc, seconds), rpc.message())
     except BaseException as error:
         hold.__exit__(type(error), error, None)
         raise
@@ -62,7 +62,7 @@ async def abegin(terms: Terms, rpc: Rpc, *, timed: bool) -> Any:
     await hold.__aenter__()
     try:
         seconds = terms.left_until(deadline_var.get(), timed=timed)
-        call = await rpc.send(terms.details(rpc, seconds), rpc.request)
+        call = await rpc.send(terms.details(rpc, seconds), rpc.message())
     except BaseException as error:
         hold.__exit__(type(error), error, None)
         raise
@@ -76,7 +76,7 @@ def first_item(terms: Terms, rpc: Rpc) -> Started:
     until = deadline_var.get()
 
     def first(rpc: Rpc) -> Started:
-        call = rpc.send(terms.details(rpc, terms.left_until(until)), rpc.request)
+        call = rpc.send(terms.details(rpc, terms.left_until(until)), rpc.message())
         started = Started(call, call)
         try:
             started.item = next(call)
@@ -101,7 +101,7 @@ async def afirst_item(terms: Terms, rpc: Rpc) -> Started:
     until = deadline_var.get()
 
     async def first(rpc: Rpc) -> Started:
-        call = await rpc.send(terms.details(rpc, terms.left_until(until)), rpc.request)
+        call = await rpc.send(terms.details(rpc, terms.left_until(until)), rpc.message())
         started = Started(call, aiter(call))
         try:
             started.item = await anext(started.items)

@@ -8,7 +8,7 @@ from typing import Any, Never
 import grpc
 
 
-class Finished(grpc.Call, grpc.Future):
+class Finished(grpc.Call, grpc.Future):  # type: ignore[type-arg]  # it is none at run time
     """A sync call that is over."""
 
     def __init__(self, response: Any) -> None:
@@ -48,8 +48,9 @@ class Finished(grpc.Call, grpc.Future):
 
     traceback = exception
 
-    def time_remaining(self) -> None:
-        """Return None: no time is counted any more."""
+    def time_remaining(self) -> float:
+        """Return 0: no time is counted any more."""
+        return 0.0
 
     def add_callback(self, callback: Callable[[], Any]) -> bool:
         """Tell that it is too late to be called back."""

@@ -139,20 +139,16 @@ def _told(error: CircuitOpen, request: Any) -> Exception:
 
 
 def _readdressed(request: Any, to: Endpoint) -> Any:
-    url = request.url
-    changes: dict[str, Any] = {"scheme": to.scheme, "netloc": to.netloc.encode("ascii")}
+    before = request.url
+    changes: dict[str, Any] = {"scheme": to.scheme, "host": to.address, "port": to.port}
     if to.prefix:
-        changes["raw_path"] = to.prefix.encode("ascii") + url.raw_path
-    own = url.netloc
-    raw = request.headers.raw
+        changes["raw_path"] = to.prefix.encode("ascii") + before.raw_path
+    after = before.copy_with(**changes)
+    own, new = before.netloc, after.netloc
     headers = [
-        (name, changes["netloc"] if name.lower() == b"host" and value == own else value)
-        for name, value in raw
+        (name, new if value == own and name.lower() == b"host" else value)
+        for name, value in request.headers.raw
     ]
     return type(request)(
-        request.method,
-        url.copy_with(**changes),
-        headers=headers,
-        stream=request.stream,
-        extensions=request.extensions,
+        request.method, after, headers=headers, stream=request.stream, extensions=request.extensions
     )

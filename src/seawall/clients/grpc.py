@@ -3,13 +3,13 @@
     orders = Guard.standard("orders", on=retryable, timeout=0.5, sync="cooperative")
     reads = {"/shop.Orders/Get", "/shop.Orders/List"}
 
-    channel = grpc.intercept_channel(channel, GuardedInterceptor(orders, idempotent=reads))
-    channel = grpc.aio.insecure_channel(target, interceptors=aio_interceptors(orders, idempotent=reads))
+    grpc.intercept_channel(channel, GuardedInterceptor(orders, idempotent=reads))
+    grpc.aio.insecure_channel(target, interceptors=aio_interceptors(orders, idempotent=reads))
 
-Promises: a call with one request goes through the whole guard; of a stream the part up to its first
-item does, if its request can be sent again, and the gates are held until the RPC is over. The server
-is told the nearest deadline, how much the call matters and which attempt it is; its pushback is
-obeyed. What is refused raises an error that is Seawall's and a `grpc.RpcError` at once.
+Promises: a call with one request goes through the whole guard; of a stream the part up to its
+first item does, if its request can be sent again, and the gates are held until the RPC is over.
+The server is told the nearest deadline, how much the call matters and which attempt it is; its
+pushback is obeyed. What is refused raises an error that is Seawall's and a `grpc.RpcError` at once.
 """
 
 from __future__ import annotations
@@ -17,26 +17,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from seawall.clients._exchange_headers import PROPAGATED
-from seawall.clients._grpc_errors import (
-    Answer,
-    failure,
-    is_failure,
-    retry_on,
-    retryable,
-)
+try:
+    import grpc
+except ImportError as error:  # pragma: no cover - the tests have it
+    raise ImportError("seawall.clients.grpc needs grpcio: pip install 'seawall[grpc]'") from error
 
-import grpc  # isort: skip - after the module that explains its absence
-from seawall.clients._grpc_calls import Idempotent, RetryAt, Rpc, Terms  # isort: skip
-from seawall.clients._grpc_held import (  # isort: skip
-    Items,
-    abegin,
-    afirst_item,
-    aitems,
-    begin,
-    first_item,
-)
-from seawall.clients._grpc_replies import AioFinished, Finished  # isort: skip
+from seawall.clients._exchange_headers import PROPAGATED
+from seawall.clients._grpc_calls import Idempotent, RetryAt, Rpc, Terms
+from seawall.clients._grpc_errors import Answer, failure, is_failure, retry_on, retryable
+from seawall.clients._grpc_held import Items, abegin, afirst_item, aitems, begin, first_item
+from seawall.clients._grpc_replies import AioFinished, Finished
 from seawall.guard import Guard
 
 __all__ = ["GuardedInterceptor", "Rpc", "aio_interceptors", "retry_on", "retryable"]
@@ -48,7 +38,7 @@ class GuardedInterceptor(
     grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    """Guards all calls of a sync channel: `grpc.intercept_channel(channel, GuardedInterceptor(...))`.
+    """Guards all calls of a sync channel: `grpc.intercept_channel(channel, GuardedInterceptor(g))`.
 
     A `future(...)` enters the gates and is begun at once; they are left when it is over. It is not
     retried: nobody waits for it who could.
@@ -67,13 +57,14 @@ class GuardedInterceptor(
         `idempotent` tells which methods may be called twice: full names, a function of one, or
         True for all. None may without it, unless an `idempotency_key(...)` names the call's effect.
         `retry_at="edge"` leaves retries to the service where the request came in. `propagate` is
-        what the server is told: a set of "attempt", "criticality", "tenant"; False for nothing.
+        what the server is told: a set of "attempt", "criticality", "deadline" (which gRPC tells,
+        rounded up) and "tenant" (which is told only where it is named); False for nothing.
         """
         terms = Terms(guard, "sync", idempotent=idempotent, retry_at=retry_at, propagate=propagate)
         self._terms = terms
 
         def attempt(rpc: Rpc) -> Answer:
-            call = rpc.send(terms.details(rpc, terms.seconds_left(rpc)), rpc.request)
+            call = rpc.send(terms.details(rpc, terms.seconds_left(rpc)), rpc.message())
             return _settled(call, call.exception(), guard.name)
 
         self._again = terms.again(attempt)
@@ -133,7 +124,7 @@ class _Aio:
         name = terms.guard.name
 
         async def attempt(rpc: Rpc) -> Answer:
-            call = await rpc.send(terms.details(rpc, terms.seconds_left(rpc)), rpc.request)
+            call = await rpc.send(terms.details(rpc, terms.seconds_left(rpc)), rpc.message())
             try:
                 await call
             except grpc.RpcError as error:

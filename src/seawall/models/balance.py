@@ -6,8 +6,9 @@ answer; and nobody looks at all hosts, so a herd of clients does not run to the 
 
 Latency is a peak average: it rises at once with a slower answer, and falls with time. In silence it
 halves each `half_life`, so that a host that was slow is asked again some day. What failed, or was
-given up, took at least that long, and can only raise it: who fails fast must not look fast. Each
-failure in a row makes a host dearer by its latency once more, until that too has faded.
+given up, took at least that long, and can only raise it: who fails fast must not look fast. One
+failure is bad luck; each more in a row makes a host dearer by its latency once more, until that too
+has faded.
 
 `now` is any number that grows, in the unit of the settings. One caller at a time.
 """
@@ -20,7 +21,7 @@ from typing import Final
 LEAST: Final = 0.001
 """Seconds below which latencies do not differ: that is the scheduler's noise, not the host's."""
 
-MOST_FAILURES: Final = 63
+MOST_FAILURES: Final = 64
 """Failures in a row that make a host dearer; more of them say nothing new."""
 
 
@@ -73,7 +74,10 @@ class Load:
 
     def wariness(self, now: float) -> float:
         """Return how many times dearer the latest failures make it, 1 or more."""
-        return 1.0 + self.failures * self._kept(now) if self.failures else 1.0
+        if self.failures < 2:  # noqa: PLR2004 - see above
+            return 1.0
+        # Whole numbers, so that it ends: a little dearer than the others would be never asked.
+        return 1.0 + round((self.failures - 1) * self._kept(now))
 
     def _kept(self, now: float) -> float:
         """Return how much of what was known at the last answer is left."""

@@ -1,1 +1,35 @@
-"""The server's edge: what a request passes before any work is done, and what it is told."""
+"""The server's edge: what a request passes before any work is done, and what it is told.
+
+`Edge` is a plain ASGI class around any app, and has parts: `Inbound`, `RequestLimits`, `Turns`,
+`Health`, `Lifecycle`. `seawall.web.fastapi.protect(app)` puts them around a FastAPI or Starlette app.
+Checks for `Health` are in `seawall.web.checks`, interceptors for gRPC servers in `seawall.web.grpc`.
+"""
+
+from seawall.web.admission import Turns
+from seawall.web.edge import Edge
+from seawall.web.health import Health
+from seawall.web.inbound import Inbound
+from seawall.web.lifecycle import Lifecycle
+from seawall.web.limits import RequestLimit, RequestLimits, limit
+from seawall.web.principals import address_and_route, api_key, user
+from seawall.web.problems import Problem, problem_of
+from seawall.web.request import Incoming
+from seawall.web.trust import Trust
+
+__all__ = [
+    "Edge",
+    "Health",
+    "Inbound",
+    "Incoming",
+    "Lifecycle",
+    "Problem",
+    "RequestLimit",
+    "RequestLimits",
+    "Trust",
+    "Turns",
+    "address_and_route",
+    "api_key",
+    "limit",
+    "problem_of",
+    "user",
+]

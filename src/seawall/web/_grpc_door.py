@@ -12,10 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 from urllib.parse import unquote
 
-try:
-    import grpc
-except ImportError as error:  # pragma: no cover - the tests have it
-    raise ImportError("seawall.web.grpc needs grpcio: pip install 'seawall[grpc]'") from error
+import grpc
 
 from seawall.clock import Clock, current_clock
 from seawall.context import Criticality, deadline_var, reset
@@ -39,7 +36,7 @@ _CODES: Final[dict[Any, str]] = {
 """Names by code, and by the numbers that aio contexts know codes as."""
 
 
-class _Failed(Exception):  # noqa: N818 - seen by gates only
+class _Failed(Exception):
     """A handler set a status that means failure, and returned."""
 
 
@@ -141,7 +138,7 @@ def _left(hold: Hold | None, context: Any) -> Iterator[None]:
 
 
 def _verdict(error: BaseException | None, context: Any) -> BaseException | None:
-    """Return what gates are told: an answer that was refused in form is a good one, as NOT_FOUND."""
+    """Return what gates are told; an abort with NOT_FOUND is an answer as good as any."""
     name = _CODES.get(context.code(), "OK")
     if error is None:
         return _Failed(name) if name in FAILURES else None

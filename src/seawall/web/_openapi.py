@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 METHODS: Final = frozenset({"get", "put", "post", "delete", "options", "head", "patch", "trace"})
@@ -39,6 +39,7 @@ PROBLEM: Final = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
+        "reason": {"type": "string"},
         "violated-policies": {"type": "array", "items": {"type": "string"}},
     },
 }
@@ -58,19 +59,18 @@ def answer(status: int) -> dict[str, Any]:
     return {**described, "headers": headers} if headers else described
 
 
-def describe(schema: dict[str, Any], statuses: Iterable[int]) -> dict[str, Any]:
+def describe(schema: dict[str, Any]) -> dict[str, Any]:
     """Add our answers to every operation of `schema` that does not describe its own."""
     schema.setdefault("components", {}).setdefault("schemas", {}).setdefault(NAME, PROBLEM)
     for item in schema.get("paths", {}).values():
         for method, operation in item.items():
             if method in METHODS:
                 responses = operation.setdefault("responses", {})
-                for status in statuses:
+                for status in MEANINGS:
                     responses.setdefault(str(status), answer(status))
     return schema
 
 
-def describing(openapi: Callable[[], dict[str, Any]], statuses: Iterable[int]) -> Any:
+def describing(openapi: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
     """Return `openapi`, which tells of our answers too."""
-    told = tuple(statuses)
-    return lambda: describe(openapi(), told)
+    return lambda: describe(openapi())

@@ -7,7 +7,7 @@ loop's list of ready tasks and in the sockets, where no limit on calls at once c
 So `Turns` looks at time. Promises: a turn in which requests have computed for longer than `slice`
 begins no more of them; who comes later waits for another turn, the sockets are read in between, and
 the most critical is served first. While the loop has been busy for less than `busy` of the last
-half second, that is all: nobody is refused before `patience` is over, since the queue will drain.
+quarter of a second, that is all: nobody is refused before `patience` is over, since the queue will drain.
 Above it the queue does not drain. Then the newest is served first, and who has waited for longer
 than `scale` requests take (or `slice`, if that is more) is refused. Requests that cost less than
 `cheap` are not worth refusing: to say no costs as much as to serve them. They share a turn of
@@ -31,7 +31,7 @@ from seawall.runtime.mutex import survives_fork
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
 from seawall.runtime.slots import Refusal, Slots, SlotWaiter
 
-HORIZON: Final = 0.5
+HORIZON: Final = 0.25
 """Seconds over which it is known how busy the loop is and what requests cost."""
 
 CHEAP_SLICE: Final = 0.05
@@ -53,7 +53,7 @@ class Turns(GatePolicy):
         busy: float = 0.7,
         scale: float = 1.0,
         cheap: float = 0.001,
-        patience: float = 0.5,
+        patience: float = 0.25,
         mode: Mode = "enforce",
     ) -> None:
         """Let a turn last for `slice` seconds; see the module for the others."""
@@ -106,7 +106,7 @@ class TurnsGate(GateBound):
         self._spent = 0.0
         self._served = 0.0
         self.share = 0.0
-        """How much of the last half second the loop was busy."""
+        """How much of the last quarter of a second the loop was busy."""
         self.cost = 0.0
         """What a request costs the loop, in seconds."""
         self.strict = False

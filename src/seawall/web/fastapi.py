@@ -2,19 +2,19 @@
 
     edge = protect(app)
 
-puts the edge around the app: deadlines, shedding, limits, health and draining, with every refusal
-as problem+json, and tells about those answers in the app's OpenAPI description. A route's own limit or
-guard is a dependency: `Depends(limited("10/min"))`, `Depends(guarded(vendor))`.
+puts the edge around the app: deadlines, overload, limits, health and draining, every refusal as
+problem+json, and all of it in the app's OpenAPI description. A route's own limit or guard is a
+dependency: `Depends(limited(limit("10/min", by="address")))`, `Depends(guarded(reports))`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final
 
 try:
     from starlette.applications import Starlette
-    from starlette.requests import HTTPConnection, Request
+    from starlette.requests import HTTPConnection
     from starlette.responses import Response
 except ImportError as error:
     raise ImportError("seawall.web.fastapi needs Starlette: pip install 'seawall[web]'") from error
@@ -24,20 +24,132 @@ from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
-from seawall.web import _openapi
-from seawall.web.admission import default_concurrency, default_shed
+from seawall.web._openapi import describing
+from seawall.web.admission import Turns, default_concurrency
 from seawall.web.edge import Edge
 from seawall.web.health import Health
 from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimit, RequestLimits
-from seawall.web.problems import problem_of
-from seawall.web.request import Incoming
+from seawall.web.problems import problem_handler
+from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 
 __all__ = ["guarded", "limited", "protect"]
 
-A = TypeVar("A", bound=Starlette)
-Dependency = Callable[..., Any]
+class _Default:
+    """Stands for what an app has unless told otherwise; None leaves a part out."""
 
-_SAME: Final = Trust()
+    def __repr__(self) -> str:
+        return "DEFAULT"
+
+
+DEFAULT: Final[Any] = _Default()
+
+
+def protect(
+    app: Starlette,
+    *,
+    name: str = "edge",
+    timeout: float | None = 30.0,
+    trust: Trust | None = None,
+    limits: RequestLimits | RequestLimit | None = None,
+    shed: Shed | None = None,
+    turns: Turns | None = DEFAULT,
+    concurrency: AdaptiveLimit | Bulkhead | None = DEFAULT,
+    routes: Mapping[str, AdaptiveLimit | Bulkhead] | None = None,
+    websockets: Bulkhead | None = None,
+    health: Health | None = DEFAULT,
+    lifecycle: Lifecycle | None = DEFAULT,
+) -> Edge:
+    """Put the edge around `app` and return it; call this once, before the app has started.
+
+    Without arguments: 30 s for each request, as many at once as are served well, `/health/live`,
+    `/health/ready` and `/health/deep`, draining at the end, problem+json for every error of
+    Seawall's, nobody trusted, no rate limits. Each part can be given, and left out by None.
+    Middlewares that are added later stand around the edge: CORS belongs there.
+    """
+    if not isinstance(app, Starlette):
+        raise TypeError(f"protect({app!r}): pass a FastAPI or Starlette app; others take Edge(app)")
+    if any(getattr(known, "cls", None) is _around for known in app.user_middleware):
+        raise RuntimeError("protect(): this app has an edge already")
+    if isinstance(limits, RequestLimit):
+        limits = RequestLimits(limits)
+    life = Lifecycle(name=name) if lifecycle is DEFAULT else lifecycle
+    edge = Edge(
+        _not_started,
+        name=name,
+        inbound=Inbound(trust=trust, timeout=timeout),
+        shed=shed,
+        limits=limits,
+        turns=Turns() if turns is DEFAULT else turns,
+        concurrency=default_concurrency() if concurrency is DEFAULT else concurrency,
+        routes=routes,
+        websockets=websockets,
+        health=Health(name=name, lifecycle=life) if health is DEFAULT else health,
+        lifecycle=life,
+    )
+    try:
+        app.add_middleware(_around, edge=edge)
+    except RuntimeError:
+        edge.close()
+        raise
+    app.add_exception_handler(SeawallError, problem_handler)
+    _tell(app)
+    return edge
+
+
+def limited(*limits: RequestLimit, **options: Any) -> Callable[..., Awaitable[None]]:
+    """Return a dependency that gives a route limits of its own, beside those of the edge.
+
+    Takes what `RequestLimits` takes: `Depends(limited(limit("10/min", by="address")))`. It is
+    asked when the route is known and before its function runs.
+    """
+    own = RequestLimits(*limits, **options)
+
+    async def limited(connection: HTTPConnection, response: Response) -> None:
+        incoming = _incoming_of(connection)
+        granted = await own.aadmit(incoming) if own.waits else own.admit(incoming)
+        for name, value in granted.headers():
+            response.headers.append(name.decode(), value.decode())
+
+    return limited
+
+
+def guarded(guard: Guard) -> Callable[..., AsyncIterator[None]]:
+    """Return a dependency that holds the gates of `guard` while a route's function runs.
+
+    Breaker, rate limit, bulkhead and shedder act; retries and timeouts are for calls, and need
+    the guard around a function. A `key=` function of a gate is given the request.
+    """
+    if not isinstance(guard, Guard):
+        raise TypeError(f"guarded({guard!r}): pass a Guard, such as Guard('reports', Bulkhead(5))")
+
+    async def guarded(connection: HTTPConnection) -> AsyncIterator[None]:
+        async with guard.hold(_incoming_of(connection)):
+            yield
+
+    return guarded
+
+
+def _around(app: Any, *, edge: Edge) -> Edge:
+    """Put `edge` around what the app has become, when its middlewares are put together."""
+    edge.app = app
+    return edge
+
+
+async def _not_started(_scope: Any, _receive: Any, _send: Any) -> None:
+    raise RuntimeError("the app that this edge belongs to has not been called yet")
+
+
+def _tell(app: Starlette) -> None:
+    """Let the app's own description tell of the answers that the edge gives."""
+    openapi = getattr(app, "openapi", None)
+    if openapi is not None:
+        app.openapi = describing(openapi)  # type: ignore[attr-defined]  # as FastAPI advises
+
+
+def _incoming_of(connection: HTTPConnection) -> Incoming:
+    """Return the request as the edge saw it; without one, nobody is trusted."""
+    known: Incoming | None = connection.scope.get(INCOMING)
+    return Incoming(connection.scope, Trust()) if known is None else known

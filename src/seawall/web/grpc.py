@@ -5,9 +5,9 @@
     grpc.server(pool, interceptors=[ServerInterceptor(gates, trust=Trust(callers=["10.0.0.0/8"]))])
     grpc.aio.server(interceptors=[AioServerInterceptor(gates)])
 
-Promises: those of `seawall.web._grpc_door`, for methods of all four kinds. An aio handler is stopped
-when its time is over; a sync one cannot be, but whatever guard it calls knows. A refusal, and every
-error of Seawall that a handler raises, becomes a status with `grpc-retry-pushback-ms`.
+Promises: those of `seawall.web._grpc_door`, for methods of all four kinds. An aio handler is
+stopped when its time is over; a sync one cannot be, but whatever guard it calls knows. A refusal,
+and every error of Seawall that a handler raises, becomes a status with `grpc-retry-pushback-ms`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, NoReturn
 
+try:
+    import grpc
+except ImportError as error:  # pragma: no cover - the tests have it
+    raise ImportError("seawall.web.grpc needs grpcio: pip install 'seawall[grpc]'") from error
+
 from seawall.context import Criticality, Deadline, deadline, deadline_var
 from seawall.errors import SeawallError
 from seawall.guard import Guard
 from seawall.web._grpc_door import Door, refusal
 from seawall.web.trust import Trust
-
-import grpc  # isort: skip - after the module that explains its absence
 
 __all__ = ["AioServerInterceptor", "ServerInterceptor"]
 

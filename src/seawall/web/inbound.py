@@ -23,6 +23,7 @@ from seawall.context import (
 from seawall.errors import DeadlineExceeded
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
+from seawall.wire._text import LONGEST
 from seawall.wire.attempts import ATTEMPT_HEADER, read_attempt
 from seawall.wire.criticality import (
     BAGGAGE_HEADER,
@@ -140,12 +141,15 @@ class Inbound:
         raise DeadlineExceeded("the caller's time was over before the request was looked at")
 
     def _drop(self, incoming: Incoming) -> None:
-        """Take out of the request what its sender may not say; other baggage stays."""
+        """Take out of the request what its sender may not say.
+
+        Other baggage stays, unless it is longer than anybody has to take.
+        """
         kept = []
         for name, value in incoming.headers:
             if name not in _KNOWN:
                 kept.append((name, value))
-            elif name == _BAGGAGE:
+            elif name == _BAGGAGE and len(value) <= LONGEST:
                 rest = write_baggage(value.decode("latin-1"), None, None).encode("latin-1")
                 if rest:
                     kept.append((name, rest))

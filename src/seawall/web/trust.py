@@ -233,10 +233,12 @@ def _forwarded_node(element: str) -> str | None:
         if pair[1].lower() == "for":
             if found is not None:
                 return None
-            found = pair[2] if pair[3] is None else _ESCAPED.sub(r"\1", pair[3])
-    if found is None or (":" in found and found.count(":") > 1 and not found.startswith("[")):
+            found = pair[2] or pair[3]
+            if len(found) > _LONGEST_HOP:
+                return None
+    if found is None or (found.count(":") > 1 and not found.startswith("[")):
         return None
-    return _plain_node(found)
+    return _plain_node(_ESCAPED.sub(r"\1", found))
 
 
 def _is_port(text: str) -> bool:

@@ -21,7 +21,10 @@ TENANT_KEY: Final = "seawall.tenant"
 _MOST_MEMBERS: Final = 64
 _LONGEST_TENANT: Final = 255
 _KEY: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_VALUE: Final = re.compile(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*")
+# Any visible character but quote, percent, comma, semicolon and backslash; or an escape.
+_VALUE: Final = re.compile(
+    r"(?:[\x21\x23-\x24\x26-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]|%[0-9A-Fa-f]{2})*"
+)
 # Some libraries decode keys, strip them, and pass them on plainly. So a member is ours also if its
 # key is written in escapes, between escaped blanks.
 _BLANKS: Final = r"(?:[ \t+]|%(?:[01]|[89A-Fa-f])[0-9A-Fa-f]|%20)*"
@@ -73,9 +76,13 @@ def write_baggage(existing: str | None, criticality: Criticality | None, tenant:
     """Return the baggage to send: what exists, with our two members set, or gone where None.
 
     What others put in comes first in importance: if ours do not fit into 8 KiB beside it, they
-    are left out. A tenant that no receiver would read is not sent. "" means: send no header.
+    are left out, and what is longer by itself, which no receiver has to read, stays as it is. A
+    tenant that no receiver would read is not sent. "" means: send no header.
     """
-    others = _OUR_MEMBER.sub("", f",{existing or ''}")[1:]
+    existing = existing or ""
+    if len(existing) > LONGEST:
+        return existing
+    others = _OUR_MEMBER.sub("", f",{existing}")[1:]
     ours = []
     if criticality is not None:
         ours.append(f"{CRITICALITY_KEY}={_WORDS[criticality]}")

@@ -1,0 +1,94 @@
+"""One call's way through a service that many pods run, from the user to the vendor and back.
+
+    shed > user limit > queue timeout > breaker > vendor limit > local limit > semaphore
+         > call timeout > vendor > adaptive retry
+
+Run some of them against one Valkey or Redis, with the vendor of this folder:
+
+    uvicorn vendor:app --port 9000
+    REDIS_URL=redis://127.0.0.1 VENDOR_URL=http://127.0.0.1:9000 uvicorn service:app --port 8000
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+from fastapi import FastAPI
+
+from seawall import (
+    AdaptiveLimit,
+    Breaker,
+    Bulkhead,
+    Guard,
+    RateLimit,
+    RedisStore,
+    Retry,
+    RetryBudget,
+    Shed,
+    Timeout,
+    adaptive_attempts,
+    by_criticality,
+)
+from seawall.clients import retryable
+from seawall.clients.httpx import AsyncGuardedTransport
+from seawall.signals import occupancy
+from seawall.web import RequestLimits, api_key, limit
+from seawall.web.fastapi import protect
+
+store = RedisStore(os.environ["REDIS_URL"], prefix=os.environ.get("PREFIX", "call-flow"))
+
+# --- The way to the vendor: each attempt passes all of it ---
+
+vendor = Guard(
+    "vendor",
+    Retry(  # adaptive: fewer attempts as trouble grows, none beyond the budget
+        on=retryable, attempts=adaptive_attempts(3), backoff=0.05, budget=RetryBudget()
+    ),
+    Breaker(consecutive=5, break_for=1.0, shared=store, name="vendor"),
+    RateLimit("100/s", burst=10, shared=store, name="vendor"),  # what the vendor grants us all
+    RateLimit("60/s", burst=10),  # this pod's part at most
+    Bulkhead(20, max_wait=0.2),  # the semaphore
+    Timeout(0.5),  # the call timeout
+)
+client = httpx.AsyncClient(
+    base_url=os.environ["VENDOR_URL"], transport=AsyncGuardedTransport(vendor)
+)
+
+
+@asynccontextmanager
+async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    """Close what was opened, after the last request."""
+    async with client:
+        yield
+    await store.aclose()
+
+
+# --- The edge: what a request passes before any work is done ---
+
+app = FastAPI(lifespan=lifespan)
+places = AdaptiveLimit(max_wait=0.2, max_waiting=50, order="criticality")  # the queue, its timeout
+edge = protect(
+    app,
+    timeout=3.0,
+    shed=Shed(by_criticality(), load=occupancy(places)),
+    limits=RequestLimits(limit("50/s", by=api_key()), shared=store, name="users"),
+    concurrency=places,
+)
+
+
+@app.get("/answer")
+async def answer(question: str) -> dict[str, str]:
+    """Ask the vendor; whatever goes wrong on the way is answered by the edge."""
+    asked = await client.get("/complete", params={"question": question})
+    asked.raise_for_status()
+    found: dict[str, str] = asked.json()
+    return found
+
+
+@app.get("/state")
+async def state() -> dict[str, object]:
+    """Show what this pod knows of the vendor, and what its edge has done."""
+    return {"vendor": vendor.snapshot(), "edge": edge.snapshot()}

@@ -1,0 +1,322 @@
+"""Requests and tokens are limited together, settled once, and lowered by what a vendor says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seawall import Breaker, Guard, RateLimited
+from seawall.clients import _llm_limits as module
+from seawall.clients.llm import TokenLimits, Usage
+from seawall.testing import run_virtual, virtual_time
+from tests.support import falsified, let_pass, new_guard
+
+CALLS = st.lists(
+    st.tuples(
+        st.integers(0, 60),  # letters of the prompt
+        st.integers(0, 90),  # the most it may answer
+        st.integers(0, 40),  # what went in
+        st.integers(0, 120),  # what came out
+        st.sampled_from(["ok", "unknown", "unsent", "refused", "busy", "broken", "raised"]),
+    ),
+    max_size=12,
+)
+
+
+class StatusError(Exception):
+    """An answer that an SDK raises."""
+
+    def __init__(self, status: int) -> None:
+        """Be of that status."""
+        super().__init__(status)
+        self.status_code = status
+
+
+def ends(how: str, went_in: int, came_out: int) -> Any:
+    """End a call in that way."""
+    if how == "ok":
+        return {"usage": {"input_tokens": went_in, "output_tokens": came_out}}
+    if how == "unknown":
+        return {"text": "hello"}
+    raise {
+        "unsent": httpx2.ConnectError("no"),
+        "refused": StatusError(400),
+        "busy": StatusError(429),
+        "broken": StatusError(500),
+        "raised": httpx2.ReadError("no"),
+    }[how]
+
+
+def left_of(guard: Guard) -> dict[str, int]:
+    """Return what is left of each limit."""
+    limits = next(p for p in guard.snapshot()["policies"] if p["policy"] == "rate_limit")["limits"]
+    return {name: limit["left"] for name, limit in limits.items()}
+
+
+def settles_exactly(calls: list[tuple[int, int, int, int, str]]) -> None:
+    """Check that what is charged is what was used; the estimate, where nobody knows."""
+    with virtual_time():
+        limits = TokenLimits(
+            requests="1000/min", tokens="90k/min", input_tokens="80k/min", output_tokens="70k/min"
+        )
+        guard = new_guard(limits)
+        spent = [0, 0, 0]
+        for letters, most, went_in, came_out, how in calls:
+            guard.attempt(
+                lambda how, a, b, **body: ends(how, a, b),
+                how,
+                went_in,
+                came_out,
+                prompt="x" * letters,
+                max_tokens=most,
+            )
+            if how == "ok":
+                used = [1, went_in, came_out]
+            elif how in ("refused", "busy"):
+                used = [1, 0, 0]
+            elif how == "unsent":
+                used = [0, 0, 0]
+            else:
+                used = [1, -(-letters // 4), most]
+            spent = [a + b for a, b in zip(spent, used, strict=True)]
+        assert left_of(guard) == {
+            "requests": 1000 - spent[0],
+            "tokens": 90_000 - spent[1] - spent[2],
+            "input_tokens": 80_000 - spent[1],
+            "output_tokens": 70_000 - spent[2],
+        }
+        guard.close()
+
+
+@settings(max_examples=50)
+@given(CALLS)
+def test_what_is_charged_is_what_was_used(calls: list[tuple[int, int, int, int, str]]) -> None:
+    """Whatever becomes of calls, their charges add up to what they used."""
+    settles_exactly(calls)
+
+
+def test_without_settling_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same sum is wrong if estimates are never settled."""
+    monkeypatch.setattr(module, "_settles", lambda *_: False)
+    assert falsified(settles_exactly, CALLS)
+
+
+def test_without_looking_at_what_was_sent_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same sum is wrong if a call that was never sent keeps what it took."""
+    monkeypatch.setattr(module, "nothing_sent", lambda error: False)
+    assert falsified(settles_exactly, CALLS)
+
+
+def test_a_refusal_names_the_limit_and_opens_no_breaker() -> None:
+    """Over the limit of tokens a call is refused before it is sent: no failure of the vendor."""
+    with virtual_time() as clock:
+        guard = new_guard(Breaker(min_calls=1), TokenLimits(requests="60/min", tokens="600/min"))
+
+        @guard
+        def ask(prompt: str, max_tokens: int) -> dict[str, Any]:
+            return {"usage": {"input_tokens": 0, "output_tokens": max_tokens}}
+
+        ask("", max_tokens=600)
+        with pytest.raises(RateLimited, match="over the limit 'tokens'") as refused:
+            ask("", max_tokens=100)
+        assert refused.value.limit == "tokens"
+        assert refused.value.retry_after == pytest.approx(10.0)
+        assert left_of(guard)["requests"] == 59
+        clock.advance(10.0)
+        ask("", max_tokens=100)
+        with pytest.raises(RateLimited, match="never fits") as never:
+            ask("", max_tokens=601)
+        assert never.value.retry_after is None
+        guard.close()
+
+
+def test_waiting_for_tokens() -> None:
+    """With max_wait calls wait for their tokens, in order, and settle what they did not use."""
+
+    async def main() -> None:
+        guard = new_guard(TokenLimits(tokens="60/min", max_wait=30.0))
+        began = guard.clock.now()
+        done: list[tuple[int, float]] = []
+
+        @guard
+        async def ask(prompt: str, number: int, max_tokens: int) -> dict[str, Any]:
+            done.append((number, guard.clock.now() - began))
+            return {"usage": {"input_tokens": 0, "output_tokens": max_tokens}}
+
+        await ask("", 0, max_tokens=60)
+        await asyncio.gather(*(ask("", n, max_tokens=10) for n in (1, 2, 3)))
+        assert done == [(0, 0.0), (1, 10.0), (2, 20.0), (3, 30.0)]
+
+    run_virtual(main())
+
+
+def test_cancelled_while_waiting_and_while_running() -> None:
+    """Who is cancelled in the line takes nothing; who is cancelled on the way keeps its estimate."""
+
+    async def main() -> None:
+        guard = new_guard(TokenLimits(tokens="60/min", max_wait=30.0))
+        on_the_way = asyncio.Event()
+
+        @guard
+        async def ask(prompt: str, max_tokens: int) -> None:
+            on_the_way.set()
+            await asyncio.get_running_loop().create_future()
+
+        running = asyncio.create_task(ask("", max_tokens=60))
+        await on_the_way.wait()
+        waiting = asyncio.create_task(ask("", max_tokens=20))
+        await let_pass(1.0)
+        assert guard.policies[0].waiting == 1  # type: ignore[attr-defined]
+        for task in (waiting, running):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert guard.policies[0].waiting == 0  # type: ignore[attr-defined]
+        await let_pass(14.0)
+        assert left_of(guard) == {"tokens": 15}
+
+    run_virtual(main())
+
+
+def test_each_model_has_its_own() -> None:
+    """With per_model the limits of one model are not those of another, a vendor's word included."""
+    with virtual_time():
+        limits = TokenLimits(requests="2/min", tokens="100/min", per_model=True)
+        guard = new_guard(limits)
+
+        def ask(model: str) -> bool:
+            return guard.attempt(lambda **body: None, prompt="", model=model, max_tokens=1).ok
+
+        assert [ask("a"), ask("a"), ask("a"), ask("b")] == [True, True, False, True]
+        told = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "30s"}
+        limits.hear(told, 200, prompt="", model="b")
+        assert [ask("b"), ask("c")] == [False, True]
+        guard.close()
+
+
+def test_by_hand() -> None:
+    """A reservation is settled by an answer, once; what the answer does not tell stays."""
+    with virtual_time():
+        limits = TokenLimits(tokens="1000/min", input_tokens="500/min")
+        taken = limits.reserve(prompt="x" * 40, max_tokens=100)
+        assert limits.peek(prompt="").left == 490
+        limits.settle(taken, {"usage": {"input_tokens": 4, "output_tokens": 6}})
+        limits.settle(taken, Usage(400, 400))  # does nothing any more
+        assert limits.peek(prompt="").left == 496
+        again = limits.reserve(prompt="x" * 40, max_tokens=100)
+        limits.settle(again, Usage(7, None))
+        assert limits.peek(prompt="").left == 489
+        last = limits.reserve(prompt="x" * 40, max_tokens=100)
+        last.cancel()
+        assert limits.peek(prompt="").left == 489
+
+
+WORDS = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(1, 600), st.integers(0, 30)), min_size=1, max_size=5
+)
+"""What a vendor says is left of 60, in how many tenths of a second it is full, what comes before."""
+
+
+def never_over_the_vendors_level(words: list[tuple[int, int, int]]) -> None:
+    """Check that no more is taken than a vendor that refills steadily has, by what it said."""
+    with virtual_time() as clock:
+        limits = TokenLimits(requests="6000/min")
+        guard = new_guard(limits)
+        for left, tenths, before in words:
+            clock.advance(before)
+            lefts = left_of(guard)["requests"]
+            limits.hear(
+                {
+                    "x-ratelimit-limit-requests": "60",
+                    "x-ratelimit-remaining-requests": str(left),
+                    "x-ratelimit-reset-requests": f"{tenths * 100}ms",
+                }
+            )
+            assert left_of(guard)["requests"] <= min(lefts, left)
+            said = clock.now()
+            taken = 0
+            for _ in range(40):
+                while guard.attempt(lambda: None).ok:
+                    taken += 1
+                passed = clock.now() - said
+                if passed < tenths / 10 - 1e-6:
+                    assert taken <= left + (60 - left) * passed / (tenths / 10)
+                clock.advance(tenths / 10 / 32)
+        guard.close()
+
+
+@settings(max_examples=25)
+@given(WORDS)
+def test_a_vendors_word_lowers_and_never_raises(words: list[tuple[int, int, int]]) -> None:
+    """By what it said, a vendor that refills steadily never has to refuse."""
+    never_over_the_vendors_level(words)
+
+
+def test_with_other_steps_it_would_be_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same check fails if the budget grows sooner than the vendor's own."""
+    monkeypatch.setattr(module, "_STEPS", (0.01, 0.02))
+    assert falsified(never_over_the_vendors_level, WORDS)
+
+
+def test_a_vendor_that_refills_at_once() -> None:
+    """Told so, or where the vendor does not tell its limit, its word holds to the end."""
+    told = {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1m0s"}
+    for refill, more in (("at_once", {"x-ratelimit-limit-tokens": "100"}), ("steady", {})):
+        with virtual_time() as clock:
+            limits = TokenLimits(tokens="100/min", refill=refill)  # type: ignore[arg-type]
+            limits.hear({**told, **more})
+            clock.advance(59.0)
+            assert limits.peek(prompt="x", max_tokens=1).left == 0
+            clock.advance(1.0)
+            assert limits.peek(prompt="x", max_tokens=1).left == 100
+
+
+def test_all_wait_after_a_429() -> None:
+    """Who is told to come later holds back all calls, up to a maximum; not so by any other answer."""
+    with virtual_time() as clock:
+        limits = TokenLimits(tokens="100/min", max_pushback=20.0)
+        limits.hear({"retry-after": "3600"}, 503)
+        assert limits.peek(prompt="x", max_tokens=1).retry_after == 0
+        limits.hear([(b"Retry-After", b"3600")], 429)
+        assert limits.peek(prompt="x", max_tokens=1).retry_after == pytest.approx(20.0)
+        clock.advance(20.0)
+        assert limits.peek(prompt="x", max_tokens=1).retry_after == 0
+
+
+def test_words_that_say_nothing_new_are_not_kept() -> None:
+    """A vendor with more left than the limit could give leaves no trace."""
+    with virtual_time():
+        limits = TokenLimits(requests="60/min")
+        limits.hear(
+            {
+                "x-ratelimit-limit-requests": "600",
+                "x-ratelimit-remaining-requests": "599",
+                "x-ratelimit-reset-requests": "100ms",
+            }
+        )
+        assert not limits._meters.all[0].caps
+
+
+def test_settings() -> None:
+    """Rates can change at run time; what makes no sense is refused with advice."""
+    limits = TokenLimits(requests="60/min", tokens="200k/min")
+    assert repr(limits) == "TokenLimits(requests='60/min', tokens='200k/min', max_wait=0)"
+    limits.update(tokens="100k/min", max_wait=2.0)
+    assert repr(limits) == "TokenLimits(requests='60/min', tokens='100k/min', max_wait=2)"
+    with pytest.raises(ValueError, match="there is no such limit"):
+        limits.update(input_tokens="1/s")
+    with pytest.raises(TypeError, match="it takes requests"):
+        limits.update(burst=3)
+    with pytest.raises(TypeError, match="give it a rate"):
+        TokenLimits()
+    with pytest.raises(TypeError, match="pass a function"):
+        TokenLimits(tokens="1/s", count=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="write one of 'steady', 'at_once'"):
+        TokenLimits(tokens="1/s", refill="never")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="write 0 or more"):
+        TokenLimits(tokens="1/s", output=-1)

@@ -1,0 +1,7 @@
+"""The server's edge with shared limits is tested against a real store."""
+
+from __future__ import annotations
+
+from tests.shared.conftest import client, new_store, redis_url, server, store
+
+__all__ = ["client", "new_store", "redis_url", "server", "store"]

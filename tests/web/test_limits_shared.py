@@ -1,0 +1,248 @@
+"""Request limits that all pods share, in a real store: together, given back, and without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from seawall import RateLimited
+from seawall.clock import SYSTEM
+from seawall.shared._store import RedisStore
+from seawall.web.limits import Granted, RequestLimits, limit
+from seawall.web.principals import api_key, user
+from seawall.web.request import Incoming
+from seawall.web.trust import Trust
+from seawall.wire.rate_fields import read_states
+from tests.shared.support import Server, eventually
+from tests.support import let_pass
+from tests.web.support import http_scope
+
+pytestmark = pytest.mark.alone
+
+Stores = Callable[..., RedisStore]
+
+
+def request(who: str = "ann", client: str = "10.0.0.1", **headers: str) -> Incoming:
+    given = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    return Incoming(http_scope(client=(client, 1), headers=given, user_id=who), Trust())
+
+
+def by_user(incoming: Incoming) -> str:
+    return str(incoming.scope["user_id"])
+
+
+async def admitted(limits: RequestLimits, calls: int, incoming: Incoming) -> int:
+    """Return how many of so many requests, at once, are let in."""
+    asked = [limits.aadmit(incoming) for _ in range(calls)]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(answer, (Granted, RateLimited)) for answer in answers), answers
+    return sum(isinstance(answer, Granted) for answer in answers)
+
+
+async def refusal(limits: RequestLimits, incoming: Incoming) -> RateLimited:
+    with pytest.raises(RateLimited) as caught:
+        await limits.aadmit(incoming)
+    return caught.value
+
+
+def told(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in headers}
+
+
+def test_pods_count_together(new_store: Stores) -> None:
+    """Each user has one limit on all pods, and each answer tells what is left of it there."""
+
+    async def scene() -> None:
+        pods = [
+            RequestLimits(
+                limit("6/h", by=user(by_user), tiers={"premium": "8/h"}),
+                limit("100/h", by="address"),
+                limit("9k/s", by=None, local=True),
+                shared=new_store(),
+                name="shop",
+                tier=lambda incoming: incoming.scope["user_id"].partition("-")[0],
+            )
+            for _ in range(2)
+        ]
+        assert all(pod.waits for pod in pods)
+        granted = [await pod.aadmit(request()) for pod in pods]
+        assert [told(one.headers())["ratelimit"] for one in granted] == [
+            '"user";r=5;t=600',
+            '"user";r=4;t=1200',
+        ]
+        assert [await admitted(pod, 5, request()) for pod in pods] == [4, 0]
+        assert [await admitted(pod, 9, request("premium-1")) for pod in pods] == [8, 0]
+        error = await refusal(pods[1], request())
+        assert error.own_limit
+        assert (error.limit, error.violated) == ("user", ("user",))
+        assert error.retry_after == pytest.approx(600, abs=5)
+        fields = told(pods[1].refusal_headers(error))
+        assert fields["ratelimit-policy"] == '"user";q=6;w=3600, "address";q=100;w=3600'
+        assert fields["ratelimit"].startswith('"user";r=0;t=')
+        with pytest.raises(RuntimeError, match="await limits"):
+            pods[0].admit(request())
+        shown = pods[1].snapshot()
+        assert shown["limits"]["user"]["over"] == 15  # of both tiers
+        assert shown["shared"]["sharing"] == "exact"
+
+    asyncio.run(scene())
+
+
+def test_what_the_store_refuses_is_given_back_here(store: RedisStore) -> None:
+    """Local and shared limits are taken together, too."""
+
+    async def scene() -> None:
+        limits = RequestLimits(
+            limit("2/h", by=user(by_user)),
+            limit("10/h", by="address", local=True),
+            limit("99/h", by="address", soft=True, name="watched"),
+            shared=store,
+        )
+        assert await admitted(limits, 50, request()) == 2
+        assert await admitted(limits, 50, request("bob")) == 2
+        granted = await limits.aadmit(request("eve"))
+        assert told(granted.headers())["ratelimit"].startswith('"user";r=1;')
+        # What was given back a moment later is less by that moment.
+        assert local_left(limits, "@10.0.0.1") in (4, 5)
+        granted.cancel()
+        granted.cancel()
+
+        async def freed() -> bool:
+            return await admitted(limits, 2, request("eve")) > 0
+
+        for _ in range(200):  # the background tells the store
+            if await freed():
+                break
+            await let_pass(0.01)
+        assert limits.snapshot()["soft"]["watched"]["over"] == 0
+
+    asyncio.run(scene())
+
+
+async def cancelled_midway(limits: RequestLimits) -> None:
+    """Cancel requests at each step on their way through the limits."""
+    for steps in range(12):
+        task = asyncio.ensure_future(limits.aadmit(request(f"user-{steps}")))
+        for _ in range(steps):
+            await let_pass(0)
+        task.cancel()
+        answer = (await asyncio.gather(task, return_exceptions=True))[0]
+        if isinstance(answer, Granted):
+            answer.cancel()
+
+
+def local_left(limits: RequestLimits, key: str | None = None) -> int:
+    group = limits._local
+    assert group is not None
+    left: int = group.policy._meters.all[0].standing(key, SYSTEM.now() * 1e6)[0]
+    return left
+
+
+def test_a_cancelled_request_gives_back_what_it_took(store: RedisStore) -> None:
+    """Wherever it was on its way: nothing stays taken, here or in the store."""
+
+    async def scene() -> None:
+        limits = RequestLimits(
+            limit("5/h", by="address"), limit("20/h", by=None, local=True), shared=store
+        )
+        await cancelled_midway(limits)
+        assert local_left(limits) in (19, 20)
+        left = -1
+        for _ in range(300):
+            if left >= 3:
+                break
+            await let_pass(0.01)  # what came too late is given back by the background
+            try:
+                granted = await limits.aadmit(request())
+            except RateLimited:
+                continue
+            left = read_states(told(granted.headers())["ratelimit"])[0].remaining
+            granted.cancel()
+        assert left >= 3
+
+    asyncio.run(scene())
+
+
+def test_without_giving_back_cancelled_requests_would_stay_taken(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same scene, with a way out that forgets what was taken."""
+    monkeypatch.setattr(RequestLimits, "_withdraw", lambda *_: None)
+
+    async def scene() -> None:
+        limits = RequestLimits(
+            limit("5/h", by="address"), limit("20/h", by=None, local=True), shared=store
+        )
+        await cancelled_midway(limits)
+        assert local_left(limits) < 15
+
+    asyncio.run(scene())
+
+
+def test_no_api_key_is_kept_in_the_store(store: RedisStore, client: redis.Redis) -> None:
+    """Its hash is: the same for every pod."""
+
+    async def scene() -> None:
+        limits = RequestLimits(limit("5/h", by=api_key()), shared=store, name="keys")
+        await limits.aadmit(request(x_api_key="sk-very-secret"))
+
+    asyncio.run(scene())
+    kept = b" ".join(client.scan_iter(match=f"{store.prefix}:*", count=1000))
+    assert b"keys" in kept
+    assert b"secret" not in kept
+
+
+def test_leased_limits_tell_what_they_are_and_not_what_is_left(new_store: Stores) -> None:
+    """What other pods have spent is not known without asking, which is what leases spare."""
+
+    async def scene() -> None:
+        limits = RequestLimits(
+            limit("50/h", by="address"), shared=new_store(), sharing="leased", name="leased"
+        )
+        granted = await limits.aadmit(request())
+        assert "ratelimit-policy" in told(granted.headers())
+        assert await admitted(limits, 100, request()) == 49
+        error = await refusal(limits, request())
+        assert error.own_limit
+        assert told(limits.refusal_headers(error))["ratelimit"].startswith('"address";r=0')
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("failing", ["local", "open", "closed"])
+def test_without_the_store_it_does_as_it_was_told(
+    server: Server, new_store: Stores, failing: Any
+) -> None:
+    """Within the store's timeout, and it is nobody's own fault then."""
+
+    async def scene() -> None:
+        store = new_store(url=server.url, timeout=0.2)
+        limits = RequestLimits(
+            limit("3/h", by="address"),
+            limit("50/h", by=None, local=True),
+            shared=store,
+            on_store_failure=failing,
+        )
+        await limits.aadmit(request(client="10.0.0.9"))
+        server.freeze()
+        try:
+            for _ in range(4):
+                began = SYSTEM.now()
+                await asyncio.gather(limits.aadmit(request()), return_exceptions=True)
+                assert SYSTEM.now() - began < 0.2 + 0.3
+        finally:
+            server.thaw()
+            server.kill()
+        eventually(lambda: not store.up)
+        let_in = await admitted(limits, 10, request(client="10.0.0.2"))
+        assert let_in == {"local": 3, "open": 10, "closed": 0}[failing]
+        if failing == "closed":
+            error = await refusal(limits, request())
+            assert not error.own_limit
+            assert error.retry_after == 1.0
+
+    asyncio.run(scene())
