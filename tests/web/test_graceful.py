@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -18,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from seawall.clock import SYSTEM
 from seawall.web._lifecycle_signals import Signals
 from seawall.web.lifecycle import Lifecycle
+from tests.shared.support import eventually
 from tests.support import let_pass
 from tests.web.support_health import Server, plain_app
 
@@ -117,21 +118,11 @@ def drained_under_load(**settings: Any) -> tuple[Balancer, int, list[str], float
         balancer = Balancer(target)
         balancer.run()
         eventually(lambda: len(balancer.answers) > 20)
-        sent = time.monotonic()  # noqa: TID251 - real processes live in real time
+        sent = SYSTEM.now()
         target.process.send_signal(signal.SIGTERM)
         balancer.join()
         code, printed, _errors = target.end()
-        return balancer, code, printed, time.monotonic() - sent  # noqa: TID251
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    """Wait until it is so."""
-    waiting = Event()
-    for _ in range(400):
-        if check():
-            return
-        waiting.wait(0.025)
-    raise AssertionError("it never came to be")
+        return balancer, code, printed, SYSTEM.now() - sent
 
 
 def test_no_request_is_lost_when_a_service_under_load_is_told_to_stop():
@@ -188,10 +179,10 @@ def test_a_stream_without_end_is_cut_at_the_deadline():
         connection.request("GET", "/stream")
         response = connection.getresponse()
         assert response.read(5) == b"tick\n"
-        sent = time.monotonic()  # noqa: TID251
+        sent = SYSTEM.now()
         target.process.send_signal(signal.SIGTERM)
         code, printed, errors = target.end()
-        assert time.monotonic() - sent < 4.0  # noqa: TID251
+        assert SYSTEM.now() - sent < 4.0
         response.close()
         connection.close()
     assert code == 0

@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +30,7 @@ from seawall.clients import httpx as guarded_httpx
 from seawall.clients import httpx2 as guarded_httpx2
 from seawall.clients import requests as guarded_requests
 from seawall.clock import VirtualClock
+from seawall.web import problems
 from seawall.web.edge import Edge
 from seawall.web.limits import RequestLimits, limit
 from tests.web.support import serve
@@ -151,26 +153,26 @@ def by_requests(site: Site) -> None:
 
 
 def by_guarded_requests(site: Site) -> None:
-    with guard(site) as vendor, requests.Session() as session:
+    with closing(guard(site)) as vendor, requests.Session() as session:
         session.mount("http://", guarded_requests.GuardedAdapter(vendor))
         for _ in range(2):
             assert session.get(site.url, timeout=5).status_code == 200
 
 
 def by_guarded_httpx(site: Site) -> None:
-    vendor = guard(site)
-    with httpx.Client(transport=guarded_httpx.GuardedTransport(vendor)) as client:
-        for _ in range(2):
-            assert client.get(site.url).status_code == 200
-    vendor.close()
+    with closing(guard(site)) as vendor:
+        transport = guarded_httpx.GuardedTransport(vendor)
+        with httpx.Client(transport=transport) as client:
+            for _ in range(2):
+                assert client.get(site.url).status_code == 200
 
 
 def by_guarded_httpx2(site: Site) -> None:
-    vendor = guard(site)
-    with httpx2.Client(transport=guarded_httpx2.GuardedTransport(vendor)) as client:
-        for _ in range(2):
-            assert client.get(site.url).status_code == 200
-    vendor.close()
+    with closing(guard(site)) as vendor:
+        transport = guarded_httpx2.GuardedTransport(vendor)
+        with httpx2.Client(transport=transport) as client:
+            for _ in range(2):
+                assert client.get(site.url).status_code == 200
 
 
 def by_openai(site: Site) -> None:
@@ -230,6 +232,18 @@ def test_clients_come_back_when_they_were_told_to(site: Site, client: Any) -> No
     at = [instant - began for instant, _ in site.log]
     assert at[:2] == [0.0, 0.0]
     assert WAIT <= at[2] <= WAIT * 1.5
+
+
+def test_not_told_when_they_come_too_early(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Retry-After the same clients are refused again, or give up."""
+    monkeypatch.setattr(problems, "write_retry_after", lambda _seconds: "")
+    for client in (by_urllib3, by_guarded_httpx, by_openai, by_anthropic):
+        site.begin()
+        try:
+            client(site)
+        except (AssertionError, openai.APIStatusError, anthropic.APIStatusError):
+            pass
+        assert [status for _, status in site.log] != [200, site.status, 200]
 
 
 def parsed(value: str) -> list[tuple[str, dict[str, Any]]]:

@@ -7,7 +7,6 @@ whatever a server answers; code that catches `CircuitOpen` sees them as well.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, ClassVar, Final, NamedTuple, Never, Self
 
 import grpc
@@ -84,10 +83,16 @@ class RpcFace(AioRpcError):
         return False
 
 
-@lru_cache(maxsize=64)
-def _both(kind: Any) -> type[RpcFace]:
+_known: Final[dict[type[SeawallError], type[RpcFace]]] = {}
+
+
+def _both(kind: type[SeawallError]) -> type[RpcFace]:
     """Return the class of errors that are of `kind` and of gRPC's."""
-    return type(kind.__name__, (RpcFace, kind), {"of": kind, "__module__": __name__})
+    both = _known.get(kind)
+    if both is None:
+        body = {"of": kind, "__doc__": kind.__doc__, "__module__": kind.__module__}
+        both = _known.setdefault(kind, type(kind.__name__, (RpcFace, kind), body))
+    return both
 
 
 def _restored(kind: type[SeawallError], args: tuple[Any, ...], state: dict[str, Any]) -> RpcFace:

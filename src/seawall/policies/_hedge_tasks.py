@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall._expiry import running_task
 from seawall.context import deadline_var
-from seawall.policies._async_timeout import _Lane
+from seawall.policies._async_timeout import Lane
 from seawall.policies._hedge_race import Race, Watch
 from seawall.policies.hedge import Account, disposal_failed
 from seawall.runtime.layers import Driver, Host, Kind
@@ -29,7 +29,7 @@ LOST: Final = "seawall: another copy was faster"
 """The message of the cancellation of a first copy that lost."""
 
 
-class _Queue(_Lane):
+class _Queue(Lane):
     """The calls of one hedge under way in one loop: with one delay, first come, first late."""
 
     __slots__ = ()

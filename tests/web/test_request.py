@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from seawall.web.request import Incoming
+from seawall.web.trust import Trust
+from tests.web.support import http_scope
+
+
+def incoming(*headers: tuple[str, str], trust: Trust | None = None, **more: Any) -> Incoming:
+    return Incoming(http_scope(headers=headers, **more), trust or Trust())
+
+
+def test_a_header_is_one():
+    """A header has a value if it is there exactly once."""
+    seen = incoming(("A", "1"), ("B", "2"), ("B", "2"), ("C", "é"))
+    assert seen.header(b"a") == "1"
+    assert seen.header(b"b") is None
+    assert seen.header(b"c") == "é"
+    assert seen.header(b"d") is None
+
+
+def test_where_it_comes_from():
+    """The peer is the connection's, the client what may be trusted, asked for once."""
+    seen = incoming(
+        ("X-Forwarded-For", "203.0.113.9"),
+        trust=Trust(proxies=["127.0.0.1"]),
+        client=("127.0.0.1", 1),
+    )
+    assert (seen.peer, seen.client) == ("127.0.0.1", "203.0.113.9")
+    seen.headers = []
+    assert seen.client == "203.0.113.9"
+    assert (incoming(client=None).peer, incoming(client=None).client) == (None, "unix")
+
+
+def test_what_is_asked_for():
+    """Method and path as asked, and the template only where routing has set one."""
+    seen = incoming(path="/orders/5", method="PUT")
+    assert (seen.method, seen.path, seen.route) == ("PUT", "/orders/5", None)
+    seen.scope["route"] = SimpleNamespace(path="/orders/{id}")
+    assert seen.route == "/orders/{id}"
+    seen.scope["route"] = SimpleNamespace(path=7)
+    assert seen.route is None
+
+
+def test_a_websocket_is_a_request_too():
+    """A handshake has no method of its own."""
+    scope = {"type": "websocket", "path": "/ws", "headers": [], "client": ("10.0.0.1", 1)}
+    assert Incoming(scope, Trust()).method == "WEBSOCKET"
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ([("Idempotency-Key", '"order-5"')], "order-5"),
+        ([("Idempotency-Key", "order-5")], "order-5"),
+        ([("Idempotency-Key", "order 5")], None),
+        ([("Idempotency-Key", "a"), ("Idempotency-Key", "a")], None),
+        ([], None),
+    ],
+)
+def test_the_key_of_the_request(headers: list[tuple[str, str]], key: str | None):
+    """A valid key that is given once is the request's."""
+    assert incoming(*headers).idempotency_key == key
+
+
+def test_parts_have_a_place_to_remember():
+    """What one part notes, the next finds; another request has its own."""
+    seen = incoming()
+    seen.state["limit"] = 1
+    assert seen.state == {"limit": 1}
+    assert incoming().state == {}
