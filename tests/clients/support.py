@@ -24,6 +24,7 @@ from seawall.clients import httpx as guarded_httpx
 from seawall.clients import httpx2 as guarded_httpx2
 from seawall.clients.requests import GuardedAdapter
 from seawall.testing import run_virtual
+from tests.support import let_pass
 
 T = TypeVar("T")
 
@@ -139,7 +140,7 @@ class _Scripted:
         body = b"".join([part async for part in request.stream]) if step.sends else b""
         self._see(step, request, body)
         try:
-            await asyncio.sleep(step.delay)
+            await let_pass(step.delay)
         except asyncio.CancelledError:
             if not step.stubborn:
                 raise
@@ -166,7 +167,7 @@ class _ScriptedAdapter(BaseAdapter):
         super().__init__()
         self.server = server
 
-    def send(self, request: Any, stream: Any = False, timeout: Any = None, *_: Any) -> Any:
+    def send(self, request: Any, stream: Any = None, timeout: Any = None, *_: Any) -> Any:
         step = self.server.next()
         body = request.body or b""
         if not isinstance(body, (str, bytes)):
@@ -260,10 +261,8 @@ class Carrier(NamedTuple):
     def error(self) -> type[Exception]:
         """What code that was there before the guard catches."""
         kind: type[Exception]
-        if self.module is requests:
-            kind = requests.RequestException
-        else:
-            kind = self.module.TransportError
+        own = self.module is requests
+        kind = requests.RequestException if own else self.module.TransportError
         return kind
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -18,6 +19,28 @@ OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
 ]
+
+
+_runners: list[asyncio.Runner] = []
+
+
+@contextmanager
+def one_loop() -> Iterator[None]:
+    """Keep one event loop for all that `arun` runs: gRPC has one queue of events for all loops.
+
+    What it has to say of a call to a loop that is closed, it says again and again.
+    """
+    with asyncio.Runner() as runner:
+        _runners.append(runner)
+        try:
+            yield
+        finally:
+            _runners.pop()
+
+
+def arun(main: Coroutine[Any, Any, Any]) -> Any:
+    """Run `main` to its end, in the one loop."""
+    return _runners[-1].run(main)
 
 
 def full(kind: str) -> str:
@@ -78,6 +101,13 @@ async def aconnected(target: str, interceptors: Any = ()) -> AsyncIterator[grpc.
     async with grpc.aio.insecure_channel(
         target, options=OPTIONS, interceptors=list(interceptors)
     ) as channel:
+        yield channel
+
+
+@contextmanager
+def dialled(functions: dict[str, Callable[..., Any]], *interceptors: Any) -> Iterator[grpc.Channel]:
+    """Run a sync server, and open a sync channel to it with these interceptors."""
+    with serving(functions) as target, connected(target, *interceptors) as channel:
         yield channel
 
 

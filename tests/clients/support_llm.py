@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 import httpx2
 
 
+HANG = b"for ever"
+"""A piece of a body that never comes."""
+
+
 class Answer(NamedTuple):
     """What the vendor answers: status, headers, and the pieces of the body."""
 
@@ -189,6 +193,8 @@ class Vendor:
             async def __aiter__(self) -> AsyncIterator[bytes]:
                 for chunk in self.chunks:
                     await asyncio.sleep(0)
+                    if chunk is HANG:
+                        await asyncio.get_running_loop().create_future()
                     yield chunk
 
             def close(self) -> None:

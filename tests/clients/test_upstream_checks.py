@@ -49,6 +49,7 @@ def picked(upstreams, times=100) -> set[str]:
     urls = set()
     for _ in range(times):
         with upstreams.pick() as host:
+            assert host._host is not None
             urls.add(host.url)
     return urls
 
@@ -296,9 +297,9 @@ def test_close_does_not_wait_for_a_check_that_hangs():
         return True
 
     async def main():
-        async with Upstreams("v", ["x"], health=HealthCheck(timeout=60.0, probe=hang)) as upstreams:
-            async with upstreams.pick():
-                assert await asyncio.to_thread(begun.wait, 10.0)
+        health = HealthCheck(timeout=60.0, probe=hang)
+        async with Upstreams("v", ["x"], health=health) as upstreams, upstreams.pick():
+            assert await asyncio.to_thread(begun.wait, 10.0)
         assert not checking()
 
     asyncio.run(main())
@@ -348,10 +349,10 @@ def test_checks_differ_in_time_from_pod_to_pod(monkeypatch):
     bell = Bell(40)
     wait = asyncio.wait
 
-    async def noted(tasks, *, timeout=None, **more):
-        if timeout is not None:
-            pauses.append(timeout)
-        return await wait(tasks, timeout=timeout, **more)
+    async def noted(tasks, **more):
+        if "timeout" in more:
+            pauses.append(more["timeout"])
+        return await wait(tasks, **more)
 
     monkeypatch.setattr("seawall.clients._upstream_checks.asyncio.wait", noted)
     with Upstreams("v", ["x"], health=HealthCheck(every=0.005, probe=bell)) as upstreams:

@@ -26,6 +26,7 @@ from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams, Upstream
 from seawall.clock import VirtualClock
 from seawall.models.outliers import Outliers as OutlierSettings
 from seawall.runtime.edge_events import HostEjected, HostRestored
+from seawall.runtime.layers import Wait
 from seawall.testing import run_virtual
 from tests.support import SEEDS, falsified, let_pass, new_guard
 
@@ -137,6 +138,21 @@ def test_the_users_request_is_not_changed():
     assert request.url.host == "vendor"
     assert request.headers["host"] == "vendor"
     assert farm.requests[0].headers["a"] == "1"
+
+
+def test_remembered_addresses_are_bounded_and_right():
+    """However many paths are asked for, few addresses are kept, none with a query, all right."""
+    farm = Farm()
+    transport = new_upstreams().transport(farm)
+    for turn in range(2):
+        for number in range(300):
+            path = f"/{number}?secret={turn}" if number % 10 == 0 else f"/{number}"
+            transport.handle_request(httpx.Request("GET", f"http://vendor{path}"))
+            sent = farm.requests[-1].url
+            assert sent.raw_path.decode() == path
+            assert f"http://{sent.netloc.decode()}" in URLS
+            assert len(transport._addresses) <= 256
+    assert not any("secret" in path for _host, path in transport._addresses)
 
 
 @pytest.mark.parametrize("library", [httpx, httpx2])
@@ -362,6 +378,50 @@ def test_answers_from_before_an_ejection_count_for_nothing():
     for pick in old:
         pick.__exit__(None, None, None)
     assert upstreams.snapshot()["in_flight"] == 0
+
+
+def late_answers_say_nothing(case: tuple[int, list[bool]]) -> None:
+    """Assert that a host is not ejected by answers to what was sent before it was restored."""
+    early, results = case
+    clock = VirtualClock()
+    upstreams = Upstreams(
+        "vendor", URLS[:2], rng=Random(1), clock=clock, outliers=Outliers(consecutive=2)
+    )
+    old = [upstreams.pick() for _ in range(2 * (early + 2))]
+    for pick in old:
+        pick.__enter__()
+    mine = [pick for pick in old if pick.url == URLS[0]]
+    for pick in mine[:2]:
+        pick.failed()
+        pick.__exit__(None, None, None)
+    clock.advance(10.0)
+    for pick, ok in zip(mine[2:], results, strict=False):
+        if not ok:
+            pick.failed()
+        pick.__exit__(None, None, None)
+        assert states(upstreams)[0] == "serving"
+
+
+LATE = st.tuples(st.integers(0, 5), st.lists(st.booleans(), max_size=8))
+
+
+@given(LATE)
+def test_late_answers_eject_nobody(case):
+    """However answers come in from before an ejection, the restored host stays in service."""
+    late_answers_say_nothing(case)
+
+
+def test_late_answers_need_the_generation(monkeypatch):
+    """If late answers counted, the host would be ejected again for what is long over."""
+    end = HostSet._end
+    monkeypatch.setattr(
+        HostSet,
+        "_end",
+        lambda self, host, began, _old, outcome: end(
+            self, host, began, host.record.generation, outcome
+        ),
+    )
+    assert falsified(late_answers_say_nothing, LATE)
 
 
 def test_without_outliers_nobody_is_ejected():
@@ -594,6 +654,91 @@ def test_a_breakers_own_classifier_sees_the_answer():
     with upstreams.pick() as host:
         host.answered("hello")
     assert seen == [(None, "hello")]
+
+
+class Asked:
+    """A layer that has to ask a store first, which then says what `says` holds."""
+
+    takes_arguments = False
+
+    def __init__(self, says) -> None:
+        self.says = says
+        self.until = None
+        self.wake = None
+        self.abandoned = 0
+        self.left = []
+
+    def enter(self, _now):
+        raise Wait(self)
+
+    def publish(self, wake):
+        self.wake = wake
+        if self.says is not None:
+            wake()
+
+    def claim(self):
+        if self.says == "open":
+            raise CircuitOpen("open in all pods", retry_after=3.0)
+        if self.says == "again":
+            self.says = "closed"
+            raise Wait(self)
+        return "ticket"
+
+    def abandon(self):
+        self.abandoned += 1
+
+    def leave(self, ticket, outcome, _detail, _now):
+        self.left.append((ticket, outcome.value))
+
+
+def asking(says) -> tuple[Upstreams, Asked]:
+    upstreams = new_upstreams(URLS[:1], breaker=lambda _url: Breaker())
+    layer = Asked(says)
+    upstreams._set.hosts[0].gate.layers = {"sync": layer, "async": layer}
+    return upstreams, layer
+
+
+@pytest.mark.parametrize("says", ["closed", "again"])
+def test_a_breaker_that_pods_share_is_waited_for(says):
+    """Where a store has to be asked first, plain code and coroutines wait in their own way."""
+    upstreams, layer = asking(says)
+    with upstreams.pick():
+        pass
+    layer.says = says
+
+    async def main():
+        async with upstreams.pick():
+            pass
+
+    asyncio.run(main())
+    assert layer.left == [("ticket", "ok")] * 2
+
+
+def test_a_breaker_that_is_open_in_all_pods_refuses():
+    """What the store says is taken as any breaker's word, and nothing stays in flight."""
+    upstreams, layer = asking("open")
+    with pytest.raises(CircuitOpen, match="the circuit of its host is open") as caught:
+        upstreams.pick().__enter__()
+    assert caught.value.retry_after == 3.0
+    assert layer.left == []
+    assert upstreams.snapshot()["in_flight"] == 0
+
+
+def test_cancelled_while_waiting_for_the_store():
+    """Who gives up before the store has answered leaves nothing behind."""
+
+    async def main():
+        upstreams, layer = asking(None)
+        task = asyncio.create_task(upstreams.pick().__aenter__())
+        await let_pass(1.0)
+        assert upstreams.snapshot()["in_flight"] == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        assert layer.abandoned == 1
+        assert upstreams.snapshot()["in_flight"] == 0
+
+    run_virtual(main())
 
 
 # --- Hosts that change ---

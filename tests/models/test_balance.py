@@ -89,6 +89,33 @@ def test_an_unknown_host_that_hung_is_not_taken_for_fast():
     assert cost(hung, load(0.1), 0.0) == 2.0
 
 
+def no_stampede(case: tuple[int, float, int]) -> None:
+    """Assert that a new host beside busy ones never has more in flight than the busiest."""
+    busy, latency, seed = case
+    rng = Random(seed)
+    loads = [load(latency, busy), load(latency, busy), load(None)]
+    for _ in range(4 * busy + 4):
+        chosen = choose(loads, 0.0, rng.random())
+        loads[chosen].in_flight += 1
+        assert loads[2].in_flight <= max(loads[0].in_flight, loads[1].in_flight) + 1
+
+
+STARTS = st.tuples(st.integers(0, 20), st.floats(0.01, 10.0), SEEDS)
+
+
+@given(STARTS)
+def test_a_new_host_is_not_stampeded(case):
+    """Nothing is known of a new host, and so it gets as much as the others have, not more."""
+    no_stampede(case)
+
+
+def test_a_fair_start_needs_the_others_latency(monkeypatch):
+    """If a new host were taken for the fastest, it would get all there is."""
+    plain = lambda one, _other, now: (one.in_flight + 1) * one.expected(now)  # noqa: E731
+    monkeypatch.setattr(balance, "cost", plain)
+    assert falsified(no_stampede, STARTS)
+
+
 # --- Choosing ---
 
 LOADS = st.builds(
@@ -137,10 +164,10 @@ def test_every_pair_is_drawn_equally_often(count, seed):
     rng = Random(seed)
     loads = [load(0.1) for _ in range(count)]
     counts = [0] * count
-    for _ in range(400 * count):
+    for _ in range(200 * count):
         counts[choose(loads, 0.0, rng.random())] += 1
-    assert min(counts) > 250
-    assert max(counts) < 550
+    assert min(counts) > 100
+    assert max(counts) < 300
 
 
 def test_one_host_is_always_chosen():
@@ -157,11 +184,11 @@ def asked_again(case: tuple[float, int, int]) -> None:
         loads[2].failed(0.001, 0.0)
     asked, now = 0, 0.0
     while now < 30 * HALF_LIFE:
-        now += 0.1
+        now += 0.2
         chosen = choose(loads, now, rng.random())
         loads[chosen].answered(0.02, now)
         asked += chosen == 2
-    assert asked > 50
+    assert asked > 25
 
 
 RECOVERIES = st.tuples(st.floats(0.0, 30.0), st.integers(0, 100), SEEDS)
@@ -187,7 +214,7 @@ def test_load_goes_where_it_is_served_soonest(seed):
     seconds = [0.02, 0.02, 0.2]
     ends: list[tuple[float, int]] = []
     counts = [0, 0, 0]
-    for tick in range(2000):
+    for tick in range(600):
         now = tick * 0.005
         for end, index in [pair for pair in ends if pair[0] <= now]:
             loads[index].in_flight -= 1

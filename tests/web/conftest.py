@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.shared.conftest import client, new_store, redis_url, server, store
+from tests.shared.conftest import client, frozen, new_store, redis_url, server, store
 
-__all__ = ["client", "new_store", "redis_url", "server", "store"]
+__all__ = ["client", "frozen", "new_store", "redis_url", "server", "store"]

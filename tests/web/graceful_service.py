@@ -13,9 +13,8 @@ from typing import Any
 
 import uvicorn
 
-from seawall.web.health import Health
-from seawall.web.lifecycle import Lifecycle
-from tests.web.support_health import TinyEdge, plain_app
+from seawall.web import Edge, Health, Lifecycle
+from tests.web.support_health import plain_app
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -44,7 +43,7 @@ async def _pause(seconds: float) -> None:
 def main() -> None:
     """Serve on a free port of the loopback."""
     lifecycle = Lifecycle(**json.loads(sys.argv[1]))
-    edge = TinyEdge(app, Health(lifecycle=lifecycle), lifecycle)
+    edge = Edge(app, health=Health(lifecycle=lifecycle), lifecycle=lifecycle)
     listening = socket.create_server(("127.0.0.1", 0))
     print(listening.getsockname()[1], flush=True)  # noqa: T201
     config = uvicorn.Config(edge, log_level="error", http="httptools", lifespan="on")

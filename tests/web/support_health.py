@@ -1,4 +1,4 @@
-"""What the tests of health and of the lifecycle need: a probe, a lifespan, and a service's edge."""
+"""What the tests of health and of the lifecycle need: a probe, and a server's lifespan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from seawall.web.health import Health
 from seawall.web.lifecycle import App, Lifecycle
 
 
@@ -82,27 +81,3 @@ async def plain_app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "lifespan.startup.complete"})
     assert (await receive())["type"] == "lifespan.shutdown"
     await send({"type": "lifespan.shutdown.complete"})
-
-
-class TinyEdge:
-    """The least of an edge: health first, then the lifecycle's count, then the app."""
-
-    def __init__(self, app: App, health: Health, lifecycle: Lifecycle) -> None:
-        self._app = app
-        self._health = health
-        self._lifecycle = lifecycle
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await self._lifecycle.lifespan(self._app, scope, receive, send)
-        elif scope["type"] == "http" and self._health.handles(scope["path"]):
-            await self._health(scope, receive, send)
-        elif not self._lifecycle.begin():
-            headers = [(b"connection", b"close"), (b"retry-after", b"1"), (b"content-length", b"0")]
-            await send({"type": "http.response.start", "status": 503, "headers": headers})
-            await send({"type": "http.response.body", "body": b""})
-        else:
-            try:
-                await self._app(scope, receive, send)
-            finally:
-                self._lifecycle.end()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -85,7 +85,7 @@ class Balancer:
         self._target = target
         self._stop = Event()
         self.answers: list[int] = []
-        self.errors: list[OSError] = []
+        self.errors: list[Exception] = []
         self._threads = [Thread(target=self._probe), *(Thread(target=self._send) for _ in range(4))]
 
     def run(self) -> None:
@@ -105,11 +105,17 @@ class Balancer:
         self._stop.set()
 
     def _send(self) -> None:
+        connection = HTTPConnection("127.0.0.1", self._target.port, timeout=10)  # kept alive
         while not self._stop.is_set():
             try:
-                self.answers.append(self._target.get("/0.02")[0])
-            except OSError as error:
+                connection.request("GET", "/0.02")
+                response = connection.getresponse()
+                response.read()
+                self.answers.append(response.status)
+            except (OSError, HTTPException) as error:
                 self.errors.append(error)
+                connection.close()
+        connection.close()
 
 
 def drained_under_load(**settings: Any) -> tuple[Balancer, int, list[str], float]:

@@ -536,6 +536,8 @@ def probes_are_no_load(case: tuple[list[tuple[int, int]], int]) -> None:
                     await health.state_of("ready")
             except TimeoutError:
                 pass
+            except asyncio.CancelledError:
+                raise AssertionError("it was cancelled with another probe") from None
 
         await asyncio.gather(*(ask(at / 10, patience / 10) for at, patience in probes))
         await let_pass(5.0)
@@ -566,6 +568,36 @@ def test_without_sharing_probes_would_be_load(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(_health_watch.Watch, "ask", ask)
     assert falsified(probes_are_no_load, PROBES)
+
+
+async def _cancels_what_it_waits_for(futures: Any) -> None:
+    await asyncio.gather(*futures)
+
+
+def test_without_standing_apart_a_probe_that_goes_away_would_take_the_check_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The property fails if a probe waits in a way that cancels what all wait for."""
+    monkeypatch.setattr("seawall.web.health.wait", _cancels_what_it_waits_for)
+    assert falsified(probes_are_no_load, PROBES)
+
+
+@given(st.text(min_size=1, max_size=400))
+def test_whatever_an_error_says_only_its_type_is_shown(text: str):
+    """An answer does not depend on an error's text; events and snapshots hold one clean line."""
+
+    async def main() -> None:
+        health = new_health(details="always")
+        health.add("db", ScriptedService(fail(OSError(f"secret{text}"))).acall)
+        answered = await probe(health, "/health/ready")
+        (told,) = answered.document["checks"]["db:responseTime"]
+        assert told["output"] == "OSError"
+        assert b"secret" not in answered.body
+        logged = health.snapshot()["checks"]["db"]["output"]
+        assert logged.isprintable()
+        assert len(logged) <= 200
+
+    run_virtual(main())
 
 
 # --- Arguments ---

@@ -146,8 +146,9 @@ def test_an_earlier_deadline_stays():
             assert (kept.at, kept.clock) == (outer.at, outer.clock)
             inbound.undo(tokens)
     with deadline(Deadline(9.0, clock)):
-        inbound.read(incoming, clock)
+        tokens = inbound.read(incoming, clock)
         kept = current_deadline()
+        inbound.undo(tokens)
         assert kept is not None
         assert kept.at == 1.5
 
@@ -189,9 +190,7 @@ def test_undo_leaves_no_trace():
 def test_undo_from_another_context_does_no_harm():
     """A coroutine that is closed from elsewhere cannot undo, and must not fail."""
     inbound = Inbound()
-    tokens = copy_context().run(
-        inbound.read, Incoming(http_scope(), Trust()), VirtualClock()
-    )
+    tokens = copy_context().run(inbound.read, Incoming(http_scope(), Trust()), VirtualClock())
     inbound.undo(tokens)
 
 
@@ -231,7 +230,7 @@ def test_time_and_criticality_only_fall_along_a_chain(services: list):
 
 def test_without_the_clamp_criticality_would_rise(monkeypatch: pytest.MonkeyPatch):
     """The property depends on the server's highest."""
-    monkeypatch.setattr(inbound_module, "min", lambda said, most: said, raising=False)
+    monkeypatch.setattr(inbound_module, "min", lambda said, _most: said, raising=False)
     assert falsified(chain, SERVICES)
 
 

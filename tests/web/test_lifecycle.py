@@ -381,6 +381,34 @@ def test_streams_hear_that_draining_begins():
     run_virtual(main())
 
 
+def test_answers_close_their_connections_while_it_drains():
+    """Keep-alive connections end with the answer, so that none is closed under a request."""
+
+    async def main() -> None:
+        lifecycle = Lifecycle(delay=5.0)
+        lifecycle.notice()
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        assert lifecycle.answering({}, send) is send
+        assert lifecycle.begin()
+        drain = asyncio.create_task(lifecycle.drain())
+        await let_pass(0)
+        assert lifecycle.answering({"http_version": "2"}, send) is send
+        headers = [(b"Connection", b"keep-alive"), (b"x", b"y")]
+        start = {"type": "http.response.start", "status": 200, "headers": headers}
+        for message in (start, {"type": "http.response.body"}):
+            await lifecycle.answering({"http_version": "1.1"}, send)(message)
+        assert sent[0]["headers"] == [(b"x", b"y"), (b"connection", b"close")]
+        assert sent[1] == {"type": "http.response.body"}
+        lifecycle.end()
+        await drain
+
+    run_virtual(main())
+
+
 def test_whoever_gives_up_waiting_does_not_stop_the_draining():
     """Draining goes on when the task that asked for it is cancelled, and is the same for all."""
 

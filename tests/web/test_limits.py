@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import RateLimited, subscribe, tenant, tier
+from seawall import Bulkhead, RateLimit, RateLimited, subscribe, tenant, tier
 from seawall.policies import _rate_meters
 from seawall.runtime.edge_events import SoftLimitExceeded
-from seawall.testing import virtual_time
+from seawall.testing import run_virtual, virtual_time
 from seawall.web import _limit_groups, principals
 from seawall.web._limit_routes import OTHER, Routes
+from seawall.web.edge import Edge
 from seawall.web.limits import RequestLimits, limit
 from seawall.web.principals import address_and_route, api_key, user
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
-from tests.support import falsified
-from tests.web.support import http_scope
+from tests.support import falsified, new_guard
+from tests.web.support import Answer, ask, http_scope, text_app
 
 TRUST = Trust()
 
@@ -113,13 +114,24 @@ def test_who_is_unknown_is_limited_by_address() -> None:
         assert admitted(limits, 5, request()) == 0  # given twice, it is no key
 
 
-def test_a_user_cannot_be_called_like_an_address() -> None:
-    """Whoever takes a name such as "10.0.0.1" takes nothing from those who come from there."""
+def left_by_a_namesake() -> int:
+    """Return how many requests of an address are let in after those of users called like it."""
     with virtual_time():
         limits = RequestLimits(limit("2/min", by=user(by_user)))
         for name in ("10.0.0.1", "@10.0.0.1", "=10.0.0.1"):
             assert admitted(limits, 5, request(user=name, client="10.0.0.9")) == 2
-        assert admitted(limits, 5, request()) == 2
+        return admitted(limits, 5, request())
+
+
+def test_a_user_cannot_be_called_like_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes a name such as "10.0.0.1" takes nothing from those who come from there."""
+    assert left_by_a_namesake() == 2
+
+    def as_it_is(principal: Any, incoming: Incoming) -> Any:
+        return principal(incoming) or incoming.client
+
+    monkeypatch.setattr(_limit_groups, "key_of", as_it_is)
+    assert left_by_a_namesake() == 0
 
 
 def test_made_up_api_keys_count_as_none() -> None:
@@ -130,8 +142,8 @@ def test_made_up_api_keys_count_as_none() -> None:
         assert admitted(limits, 9, request(x_api_key="right")) == 2
 
 
-def test_no_api_key_and_no_long_text_is_kept() -> None:
-    """What is kept in memory, and would be in a store, is a hash: of one length."""
+def kept_and_shown() -> tuple[list[str], str]:
+    """Return the keys that are kept of a request with a secret, and all that is shown of it."""
     with virtual_time():
         limits = RequestLimits(limit("2/min", by=api_key()), limit("2/min", by=user(by_user)))
         incoming = request(x_api_key="sk-very-secret", user="u" * 5000)
@@ -140,11 +152,20 @@ def test_no_api_key_and_no_long_text_is_kept() -> None:
         error = refused(limits, incoming)
         group = limits._local
         assert group is not None
-        kept = [key for meter in group.policy._meters.all for key in meter.states]
-        assert kept
-        assert all(len(str(key)) <= principals.LONGEST + 1 for key in kept)
-        shown = f"{kept} {limits!r} {limits.snapshot()} {granted!r} {error!r} {vars(error)}"
-        assert "secret" not in shown
+        kept = [str(key) for meter in group.policy._meters.all for key in meter.states]
+        return kept, f"{kept} {limits!r} {limits.snapshot()} {granted!r} {error!r} {vars(error)}"
+
+
+def test_no_api_key_and_no_long_text_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept in memory, and would be in a store, is a hash: of one length."""
+    kept, shown = kept_and_shown()
+    assert len(kept) == 2
+    assert all(len(key) <= principals.LONGEST + 1 for key in kept)
+    assert "secret" not in shown
+    monkeypatch.setattr(principals, "digest", str)
+    kept, shown = kept_and_shown()
+    assert max(map(len, kept)) > 5000
+    assert "secret" in shown
 
 
 def test_a_principal_may_be_anything_that_can_be_hashed() -> None:
@@ -433,10 +454,58 @@ def test_a_refusal_names_all_limits_that_were_exceeded() -> None:
         assert shown["user"]["rate"] == "2/min"
 
 
+def test_who_is_over_its_own_limit_does_not_hear_of_the_valve() -> None:
+    """Nor is it the service's fault then, though the valve is exceeded too."""
+    with virtual_time():
+        limits = RequestLimits(limit("2/min", by=None), limit("2/min", by="address"))
+        assert admitted(limits, 2, request()) == 2
+        error = refused(limits, request())
+        assert error is not None
+        assert (error.limit, error.violated, error.own_limit) == ("address", ("address",), True)
+        error = refused(limits, request(client="10.0.0.2"))
+        assert error is not None
+        assert (error.limit, error.violated, error.own_limit) == ("global", ("global",), False)
+        assert limits.snapshot()["limits"]["global"]["over"] == 2
+
+
+# At the edge
+
+
 def test_a_limit_inside_the_app_is_not_the_callers() -> None:
-    """Only the edge's own refusals of keyed limits say that they are the caller's."""
-    assert RateLimited("a vendor's").own_limit is False
-    assert RateLimited("a vendor's").violated == ()
+    """A vendor's limit is 503, where the caller's own is 429."""
+    vendor = new_guard(RateLimit("1/min"))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await vendor.acall(text_app(), scope, receive, send)
+
+    async def scene() -> list[Answer]:
+        limits = RequestLimits(limit("3/min", by="address"))
+        edge = Edge(app, name="vendors", limits=limits)
+        answers = [await ask(edge) for _ in range(4)]
+        edge.close()
+        return answers
+
+    answers = run_virtual(scene())
+    assert [answer.status for answer in answers] == [200, 503, 503, 429]
+    assert "violated-policies" not in answers[1].json()
+    assert answers[3].json()["violated-policies"] == ["address"]
+    told = [answer.headers["ratelimit"] for answer in answers]
+    assert told == [f'"address";r={left};t={t}' for left, t in ((2, 20), (1, 40), (0, 60), (0, 20))]
+
+
+def test_who_is_refused_further_in_has_paid_nothing() -> None:
+    """A full bulkhead behind the limit gives back what the request took."""
+
+    async def scene() -> list[int]:
+        limits = RequestLimits(limit("2/h", by="address"))
+        edge = Edge(text_app(), name="full", limits=limits, concurrency=Bulkhead(1))
+        with edge.guard.hold():
+            statuses = [(await ask(edge)).status for _ in range(5)]
+        statuses += [(await ask(edge)).status for _ in range(3)]
+        edge.close()
+        return statuses
+
+    assert run_virtual(scene()) == [503] * 5 + [200, 200, 429]
 
 
 # Bounds

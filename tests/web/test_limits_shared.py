@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
 import redis
 
-from seawall import RateLimited
-from seawall.clock import SYSTEM
+from seawall import RateLimited, StoreModeChanged, subscribe
+from seawall.clock import SYSTEM, VirtualClock
 from seawall.shared._store import RedisStore
 from seawall.web.limits import Granted, RequestLimits, limit
 from seawall.web.principals import api_key, user
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
 from seawall.wire.rate_fields import read_states
-from tests.shared.support import Server, eventually
+from tests.shared.support import FrozenClock, Server, eventually
 from tests.support import let_pass
 from tests.web.support import http_scope
 
@@ -88,6 +89,63 @@ def test_pods_count_together(new_store: Stores) -> None:
         shown = pods[1].snapshot()
         assert shown["limits"]["user"]["over"] == 15  # of both tiers
         assert shown["shared"]["sharing"] == "exact"
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_counter", "sliding_log"]
+)
+def test_the_store_tells_what_memory_would(
+    store: RedisStore, frozen: FrozenClock, algorithm: Any
+) -> None:
+    """The same requests at the same instants: admitted or refused alike, and told the same."""
+    rng = Random(algorithm)
+    clock = VirtualClock(frozen.now_us / 1e6)
+    rules = [
+        limit("4/10s", by="address", algorithm=algorithm),
+        limit("5/10s", by=user(by_user), algorithm=algorithm),
+    ]
+    local = RequestLimits(*rules, clock=clock)
+    shared = RequestLimits(*rules, shared=store, name=algorithm)
+    assert shared._shared is not None
+    sharing = shared._shared.policy._sharing
+    assert sharing is not None
+
+    async def told_by(limits: RequestLimits, incoming: Incoming) -> object:
+        sharing.exhausted.clear()  # it is believed in real time, which stands still here
+        try:
+            granted = await limits.aadmit(incoming)
+        except RateLimited as error:
+            return error.limit, round(error.retry_after or 0.0, 3)
+        return granted.headers()
+
+    async def scene() -> None:
+        for _ in range(40):
+            pause = rng.choice([0.0, 0.0, 0.7, 4.0])
+            clock.advance(pause)
+            frozen.set(frozen.now_us + int(pause * 1e6))
+            incoming = request(rng.choice("ab"), f"10.0.0.{rng.choice('12')}")
+            assert await told_by(local, incoming) == await told_by(shared, incoming)
+
+    asyncio.run(scene())
+
+
+def test_what_costs_nothing_is_not_asked_for(store: RedisStore) -> None:
+    """A limit that a request takes nothing from is not told of; with none left, nobody is asked."""
+
+    async def scene() -> None:
+        limits = RequestLimits(
+            limit("4/h", by="address", cost=lambda incoming: int(incoming.path != "/free")),
+            limit("9/h", by=user(by_user), cost=lambda incoming: int(incoming.path != "/none")),
+            shared=store,
+        )
+        free, none = request(), request()
+        free.scope["path"], none.scope["path"] = "/free", "/none"
+        assert told((await limits.aadmit(free)).headers())["ratelimit"].startswith('"user";r=8;')
+        assert told((await limits.aadmit(none)).headers())["ratelimit"].startswith('"address";r=3;')
+        assert await admitted(limits, 9, none) == 3
+        assert await admitted(limits, 9, free) == 8
 
     asyncio.run(scene())
 
@@ -217,7 +275,9 @@ def test_leased_limits_tell_what_they_are_and_not_what_is_left(new_store: Stores
 def test_without_the_store_it_does_as_it_was_told(
     server: Server, new_store: Stores, failing: Any
 ) -> None:
-    """Within the store's timeout, and it is nobody's own fault then."""
+    """Within the store's timeout, and says so; it is nobody's own fault then."""
+    heard: list[StoreModeChanged] = []
+    stop = subscribe(heard.append, StoreModeChanged)
 
     async def scene() -> None:
         store = new_store(url=server.url, timeout=0.2)
@@ -238,6 +298,8 @@ def test_without_the_store_it_does_as_it_was_told(
             server.thaw()
             server.kill()
         eventually(lambda: not store.up)
+        told_of = [(event.guard, event.before, event.after) for event in heard]
+        assert told_of == [("edge", "shared", failing)]
         let_in = await admitted(limits, 10, request(client="10.0.0.2"))
         assert let_in == {"local": 3, "open": 10, "closed": 0}[failing]
         if failing == "closed":
@@ -245,4 +307,7 @@ def test_without_the_store_it_does_as_it_was_told(
             assert not error.own_limit
             assert error.retry_after == 1.0
 
-    asyncio.run(scene())
+    try:
+        asyncio.run(scene())
+    finally:
+        stop()

@@ -33,7 +33,24 @@ def test_where_it_comes_from():
     assert (seen.peer, seen.client) == ("127.0.0.1", "203.0.113.9")
     seen.headers = []
     assert seen.client == "203.0.113.9"
-    assert (incoming(client=None).peer, incoming(client=None).client) == (None, "unix")
+
+
+@pytest.mark.parametrize("server", [("/run/app.sock", None), None])
+def test_a_unix_socket_has_no_address(server: tuple[str, None] | None):
+    """A server that listens on a path, or says nothing, has peers without an address."""
+    seen = incoming(client=None, server=server)
+    assert (seen.peer, seen.client) == (None, "unix")
+
+
+def test_a_peer_that_is_gone_is_nobody():
+    """A connection whose address could not be read is not taken for a unix socket's."""
+    seen = incoming(
+        ("X-Forwarded-For", "203.0.113.9"),
+        client=None,
+        trust=Trust(proxies=["unix"], callers=["unix"]),
+    )
+    assert (seen.peer, seen.client) == ("", "unknown")
+    assert not seen.trust.believes(seen.peer, seen.headers)
 
 
 def test_what_is_asked_for():
@@ -44,6 +61,7 @@ def test_what_is_asked_for():
     assert seen.route == "/orders/{id}"
     seen.scope["route"] = SimpleNamespace(path=7)
     assert seen.route is None
+    assert repr(seen) == "<Incoming 'PUT /orders/5'>"
 
 
 def test_a_websocket_is_a_request_too():

@@ -48,7 +48,19 @@ def test_quoted_or_bare(value: str | bytes, key: str):
 
 @pytest.mark.parametrize(
     "value",
-    ["", '""', "a b", '"a b"', '"open', '"a" b', '"a", "b"', "é", "x" * 256, f'"{"x" * 256}"', "\x7f"],
+    [
+        "",
+        '""',
+        "a b",
+        '"a b"',
+        '"open',
+        '"a" b',
+        '"a", "b"',
+        "é",
+        "x" * 256,
+        f'"{"x" * 256}"',
+        "\x7f",
+    ],
 )
 def test_what_is_no_key(value: str):
     """Nothing, blanks, other alphabets, and more than 255 characters are no key."""

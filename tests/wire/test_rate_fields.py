@@ -79,9 +79,27 @@ def test_whatever_is_written_is_valid(name: str, number: int, other: int):
 
 @pytest.mark.parametrize(
     "value",
-    ["", "burst;q=1", '"a"', '"a";q', '"a";q="1"', '"a";q=1.0', '"a";q=-1', '"a";q=1;w=0', "1;q=1"]
-    + ['"a";q=1;w=-5', '"a";q=1;qu=requests', '"a";q=1;pk="x"', '"a";q=1, "b"', '"a";q=?1', "(1)"]
-    + ['"a";q=1,', '"a" q=1', '"a";q=9999999999999999', b'"\xff";q=1'],
+    [
+        "",
+        "burst;q=1",
+        '"a"',
+        '"a";q',
+        '"a";q="1"',
+        '"a";q=1.0',
+        '"a";q=-1',
+        '"a";q=1;w=0',
+        "1;q=1",
+        '"a";q=1;w=-5',
+        '"a";q=1;qu=requests',
+        '"a";q=1;pk="x"',
+        '"a";q=1, "b"',
+        '"a";q=?1',
+        "(1)",
+        '"a";q=1,',
+        '"a" q=1',
+        '"a";q=9999999999999999',
+        b'"\xff";q=1',
+    ],
 )
 def test_one_mistake_spoils_the_field(value: str | bytes):
     """What is malformed in any part is ignored as a whole."""

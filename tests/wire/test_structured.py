@@ -29,7 +29,7 @@ BARE = st.one_of(
 PARAMETER = st.tuples(KEYS, st.none() | BARE).map(lambda p: p[0] if p[1] is None else "=".join(p))
 ITEM = st.tuples(BARE, st.lists(PARAMETER, max_size=3)).map(lambda i: ";".join([i[0], *i[1]]))
 FIELDS = st.lists(ITEM, max_size=4).map(", ".join)
-MISTAKES = st.sampled_from(list(' ,;="\\:?@%()-.0aA*\t\x7f') + ["é", ", ", "; ", "==", '""', "1."])
+MISTAKES = st.sampled_from([*list(' ,;="\\:?@%()-.0aA*\t\x7f'), "é", ", ", "; ", "==", '""', "1."])
 
 UNFINISHED = re.compile(r"[0-9]\.(?![0-9])")
 

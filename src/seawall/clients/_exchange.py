@@ -136,13 +136,16 @@ class Exchange:
             # Only a policy that ignores what the guard knows of the call gets here.
             raise TypeError(f"this request cannot be sent again: {self._bar}")
         left, seconds = self._time_left()
-        headers = headers_for(self._terms.propagate, self.request, self._key_to_send(), left)
+        library = self._terms.library
+        key = self._key if self._new_key else None
+        given = library.headers(self.request)
+        headers = headers_for(self._terms.propagate, given, key, left)
         while self._failed:
             # Its connection may be the only one there is.
             with self._lock:
                 loser = self._failed.pop()
             yield from self._discard(loser)
-        outgoing = self._terms.library.copy(self.request, headers)
+        outgoing = library.copy(self.request, headers)
         try:
             response = yield partial(self._carrier.send, outgoing, seconds)
             self._sent = True
@@ -165,9 +168,6 @@ class Exchange:
         if bad is not None:
             raise bad
         return response
-
-    def _key_to_send(self) -> str | None:
-        return self._key if self._new_key else None
 
     def _raised(self, error: Exception) -> None:
         """Look at what the library raised: whether anything was sent, and whose time was over."""

@@ -42,9 +42,14 @@ class Library(ABC):
         """Tell whether the body of `request` can be sent more than once."""
 
     @abstractmethod
+    def headers(self, request: Any) -> Mapping[str, str]:
+        """Return the headers of `request` by their names in lower case."""
+
+    @abstractmethod
     def copy(self, request: Any, headers: Mapping[str, str]) -> Any:
         """Return `request` with other `headers` set, for one attempt; the original stays as it is.
 
+        Their names are in lower case.
         Attempts may run at the same time, so each has its own.
         """
 

@@ -6,8 +6,8 @@ a baggage header all other members stay; nothing is sent that the settings do no
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Final
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from seawall.context import (
     Criticality,
@@ -24,12 +24,14 @@ from seawall.wire.criticality import (
     read_tenant,
     write_baggage,
 )
-from seawall.wire.deadlines import least_timeout, write_timeout
+from seawall.wire.deadlines import TIMEOUT_HEADERS, least_timeout, write_timeout
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER, write_key
 
 PROPAGATED: Final = frozenset({"deadline", "criticality", "attempt"})
 """What is told unless the settings say otherwise; not the tenant, which is a customer's name."""
 
+_ATTEMPT: Final = ATTEMPT_HEADER.lower()
+_KEY: Final = IDEMPOTENCY_HEADER.lower()
 _ALL: Final = PROPAGATED | {"tenant"}
 
 
@@ -48,20 +50,22 @@ def read_propagate(propagate: bool | Collection[str]) -> frozenset[str]:  # noqa
 
 
 def headers_for(
-    propagate: frozenset[str], request: Any, key: str | None, left: float | None
+    propagate: frozenset[str], given: Mapping[str, str], key: str | None, left: float | None
 ) -> dict[str, str]:
-    """Return the headers to set on the next attempt of `request`, with `left` seconds to go."""
-    given = request.headers
+    """Return the headers to set on the next attempt, with `left` seconds to go.
+
+    `given` are those that are there, by their names in lower case; so are the ones returned.
+    """
     headers: dict[str, str] = {}
     if key is not None:
-        headers[IDEMPOTENCY_HEADER] = write_key(key)
+        headers[_KEY] = write_key(key)
     if "attempt" in propagate:
-        said = given.get(ATTEMPT_HEADER)
+        said = given.get(_ATTEMPT)
         own = 0 if said is None else read_attempt(said) or 0
         attempt = max(own, received_attempt_var.get(), attempt_var.get())
-        headers[ATTEMPT_HEADER] = write_attempt(attempt)
+        headers[_ATTEMPT] = write_attempt(attempt)
     if left is not None and "deadline" in propagate:
-        least = least_timeout(given.items())
+        least = None if TIMEOUT_HEADERS.isdisjoint(given) else least_timeout(given.items())
         if least is None or left < least:
             headers.update(write_timeout(left))
     level = criticality_var.get() if "criticality" in propagate else Criticality.CRITICAL

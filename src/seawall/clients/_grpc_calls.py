@@ -65,7 +65,7 @@ class Rpc:
         self.metadata: tuple[tuple[str, Any], ...] = tuple(details.metadata or ())
         self.details = details
         self.send = send
-        self.headers = _Given(self.metadata)
+        self.headers = _texts(self.metadata)
         self.key: str | None = None
         """What names its effect, if that is yet to be told the server."""
         self.streams = False
@@ -84,22 +84,14 @@ class Rpc:
         return iter(self.request) if self.streams and self.resendable else self.request
 
 
-class _Given:
-    """Metadata as the writer of headers wants to see it: texts by names in any case."""
-
-    __slots__ = ("_pairs",)
-
-    def __init__(self, pairs: tuple[tuple[str, Any], ...]) -> None:
-        self._pairs = [pair for pair in pairs if isinstance(pair[1], str)]
-
-    def get(self, name: str) -> str | None:
-        """Return what was given under that name; several values are one list."""
-        wanted = name.lower()
-        return ",".join(value for key, value in self._pairs if key.lower() == wanted) or None
-
-    def items(self) -> list[tuple[str, str]]:
-        """Return all pairs."""
-        return self._pairs
+def _texts(pairs: tuple[tuple[str, Any], ...]) -> dict[str, str]:
+    """Return what is text in metadata, by lower-case names; several values are one list."""
+    texts: dict[str, str] = {}
+    for name, value in pairs:
+        if isinstance(value, str):
+            key = name.lower()
+            texts[key] = f"{texts[key]},{value}" if key in texts else value
+    return texts
 
 
 class Terms:
@@ -214,8 +206,7 @@ class Terms:
         """Return the details of the next attempt, with `seconds` to go."""
         # The time is told once more: gRPC rounds it up, by up to a hundredth, and so it would grow
         # along a chain of services.
-        set_now = headers_for(self._propagate, rpc, rpc.key, seconds)
-        ours = {name.lower(): value for name, value in set_now.items()}
+        ours = headers_for(self._propagate, rpc.headers, rpc.key, seconds)
         pairs = [pair for pair in rpc.metadata if pair[0].lower() not in ours]
         pairs += ours.items()
         details = rpc.details

@@ -35,17 +35,27 @@ class HttpxLibrary(Library):
         stream = request.stream
         return isinstance(stream, self._module.ByteStream) or is_form(stream)
 
+    def headers(self, request: Any) -> dict[str, str]:
+        """Return the headers, those that are given several times joined."""
+        found: dict[str, str] = {}
+        for raw_name, raw_value in request.headers.raw:
+            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+            found[name] = f"{found[name]}, {value}" if name in found else value
+        return found
+
     def copy(self, request: Any, headers: Mapping[str, str]) -> Any:
         """Return a request of its own for one attempt."""
-        copy = self._module.Request(
+        given = request.headers.raw
+        if headers:
+            others = [pair for pair in given if pair[0].decode("latin-1").lower() not in headers]
+            given = [*others, *((name.encode(), headers[name].encode()) for name in headers)]
+        return self._module.Request(
             request.method,
             request.url,
-            headers=request.headers,
+            headers=given,
             stream=request.stream,
             extensions=request.extensions,
         )
-        copy.headers.update(headers)
-        return copy
 
     def nothing_sent(self, error: Exception) -> bool:
         """Tell whether there was no connection yet."""

@@ -190,23 +190,27 @@ class TokenLimits(RateLimit):
             return
         remaining, after, whole = standing
         steps = _STEPS if self.refill == "steady" and whole is not None else _STEPS[-1:]
+        number = names.index(kind)
+        rate, own = self.limits[number].rate, self._own_left(number)
         reached = 0.0
         for step in steps:
             left = remaining + floor(((whole or 0) - remaining) * reached)
-            if self._binds(names.index(kind), left, after * step):
+            # What the limit itself would not admit either need not be said.
+            if left < own + rate.limit * after * step * 1e6 / rate.period:
                 self.lower(left, after * step, limit=kind)
             reached = step
 
-    def _binds(self, number: int, left: int, seconds: float) -> bool:
-        """Tell whether the limit's own rule could admit more than `left` in so many seconds."""
+    def _own_left(self, number: int) -> int:
+        """Return what the limit's own rule would admit now, at most, whatever a vendor has said."""
         meter = self._meters.all[number]
-        rate = meter.limit.rate
-        most = meter.limit.burst or rate.limit
-        if self._sharing is None:
-            now = whole_microseconds(self._now())
-            with self._meters:
-                most = meter.standing(meter.limit._key_of((), {}), now)[0]
-        return left < most + rate.limit * seconds * 1e6 / rate.period
+        if self._sharing is not None:
+            return meter.limit.burst or meter.limit.rate.limit  # only the store knows more
+        now = whole_microseconds(self._now())
+        with self._meters:
+            key = meter.limit._key_of((), {})
+            place = key if meter.limit.key is None else meter.place(key, now)
+            rule, state = meter.at(place, now)
+            return rule.left(state, now)
 
     def _charges(
         self,

@@ -165,16 +165,9 @@ class Checker:
         async def ask(host: Host) -> None:
             async with room:
                 passed = await self._passes(host)
-            self._take(host, passed=passed)
+            hosts.checked(host, passed=passed, settings=self.settings)
 
         await asyncio.gather(*(ask(host) for host in hosts.hosts))
-
-    def _take(self, host: Host, *, passed: bool) -> None:
-        hosts, s = self._hosts(), self.settings
-        if hosts is None:
-            return
-        if host.checked.take(passed=passed, failures=s.failures, successes=s.successes):
-            hosts.checked(host, failing=not passed, seconds=s.every * s.successes)
 
     async def _passes(self, host: Host) -> bool:
         try:

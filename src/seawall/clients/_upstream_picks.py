@@ -44,13 +44,13 @@ class Pick:
         "_began",
         "_failed",
         "_generation",
+        "_host",
         "_is_failure",
         "_kind",
         "_set",
         "_ticket",
         "_tried",
         "_used",
-        "host",
     )
 
     def __init__(self, hosts: HostSet, is_failure: Classifier, tried: set[str] | None) -> None:
@@ -63,23 +63,23 @@ class Pick:
         self._failed = False
         self._answer: Any = None
         self._ticket: Any = None
-        self.host: Host | None = None
+        self._host: Host | None = None
 
     def __repr__(self) -> str:
-        where = "not begun, or over" if self.host is None else self.host.url
+        where = "not begun, or over" if self._host is None else self._host.url
         return f"<Pick of {self._set.name!r}: {where}>"
 
     @property
     def url(self) -> str:
         """The base URL of the host, inside the block."""
-        if self.host is None:
+        if self._host is None:
             raise RuntimeError("pick() chooses when its block begins: `with upstreams.pick() as`")
-        return self.host.url
+        return self._host.url
 
     @property
-    def endpoint(self) -> Endpoint:
+    def _endpoint(self) -> Endpoint:
         """The parts of that URL; only of http and https hosts."""
-        endpoint = None if self.host is None else self.host.endpoint
+        endpoint = None if self._host is None else self._host.endpoint
         if endpoint is None:
             raise ValueError(f"{self.url!r} is no http or https URL: send HTTP to such hosts only")
         return endpoint
@@ -159,7 +159,7 @@ class Pick:
             return None
         host, self._began = taken
         self._generation = host.record.generation
-        self.host = host
+        self._host = host
         if self._tried is not None:
             self._tried.add(host.url)
         return host
@@ -172,7 +172,7 @@ class Pick:
             try:
                 yield from self._enter(host)
             except BaseException as error:
-                self.host = None
+                self._host = None
                 self._set.put_back(host)
                 if self._tried is not None:
                     self._tried.discard(host.url)
@@ -205,7 +205,7 @@ class Pick:
                 return
 
     def _end(self, error: BaseException | None) -> None:
-        host, self.host = self.host, None
+        host, self._host = self._host, None
         if host is None:
             return
         outcome = self._outcome(error)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+    from seawall.clients._upstream_checks import HealthCheck
     from seawall.clock import Clock
     from seawall.models.balance import Load
 
@@ -157,17 +158,22 @@ class HostSet:
             self._untold.append((HostEjected, {"host": host.url, **ejection._asdict()}))
             self._review(now)
 
-    def checked(self, host: Host, *, failing: bool, seconds: float) -> None:
-        """Take in that active checks find a host failing, or well again."""
+    def checked(self, host: Host, *, passed: bool, settings: HealthCheck) -> None:
+        """Take in the result of an active check."""
+        failures, successes = settings.failures, settings.successes
         with self.mutex:
+            turned = host.checked.take(passed=passed, failures=failures, successes=successes)
+            if not turned or host not in self.hosts:
+                return
             now = self.clock.now()
-            if failing:
-                fields = {"host": host.url, "cause": "checks failed", "seconds": seconds}
-                self._untold.append((HostEjected, fields))
-            else:
+            if passed:
                 host.load.forget()
                 host.record.restore(self.judge.settings, now)
                 self._untold.append((HostRestored, {"host": host.url, "cause": "checks passed"}))
+            else:
+                seconds = settings.every * successes  # it cannot be back sooner
+                fields = {"host": host.url, "cause": "checks failed", "seconds": seconds}
+                self._untold.append((HostEjected, fields))
             self._review(now)
         self._tell()
 
@@ -195,7 +201,9 @@ class HostSet:
         now = self.clock.now()
         waits = [error.retry_after for error in refusals if error.retry_after is not None]
         with self.mutex:
-            waits += [max(0.0, h.record.until - now) for h in self.hosts if h.record.until]
+            waits += [
+                max(0.0, h.record.until - now) for h in self.hosts if h.record.until is not None
+            ]
             hosts = len(self._usable)
         soonest = min(waits, default=None)
         hint = "" if soonest is None else f", for another {soonest:.3f} s"

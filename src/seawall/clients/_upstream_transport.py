@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from seawall.clients._exchange_errors import as_library_error
 from seawall.clients._upstream_hosts import Endpoint
+from seawall.clients._upstream_picks import Pick
 from seawall.errors import CircuitOpen
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     _Base = Any  # fits wherever a transport of httpx or httpx2 is asked for
 else:
     _Base = object
+
+KEPT: Final = 256
+"""How many addresses are remembered: making one costs more than all the rest of a request here."""
 
 HOST: Final = "seawall.host"
 """The extension of a response that tells which host gave it."""
@@ -51,6 +55,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         self._upstreams = upstreams
         self._inner = transport
         self._lock = Lock()
+        self._addresses: dict[tuple[str, str] | None, Any] = {}
         self._tried: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -61,7 +66,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         inner = self._inner or self._default(request, "HTTPTransport")
         try:
             with self._upstreams.pick(tried=self._tried_by(request)) as pick:
-                response = inner.handle_request(_readdressed(request, pick.endpoint))
+                response = inner.handle_request(self._readdressed(request, pick))
                 pick.answered(response)
                 response.extensions[HOST] = pick.url
                 return response
@@ -73,7 +78,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         inner = self._inner or self._default(request, "AsyncHTTPTransport")
         try:
             async with self._upstreams.pick(tried=self._tried_by(request)) as pick:
-                response = await inner.handle_async_request(_readdressed(request, pick.endpoint))
+                response = await inner.handle_async_request(self._readdressed(request, pick))
                 pick.answered(response)
                 response.extensions[HOST] = pick.url
                 return response
@@ -91,6 +96,30 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
                 return self._tried.setdefault(request.stream, set())
         except TypeError:  # a stream of the user's that cannot be remembered
             return set()
+
+    def _readdressed(self, request: Any, pick: Pick) -> Any:
+        before = request.url
+        # With a query it is mostly used once, and may hold what should not be kept.
+        key = None if before.query else (pick.url, str(before))
+        after = self._addresses.get(key)
+        if after is None:
+            after = _moved(before, pick._endpoint)
+            if key is not None:
+                if len(self._addresses) >= KEPT:
+                    self._addresses.clear()
+                self._addresses[key] = after
+        own, new = before.netloc, after.netloc
+        headers = [
+            (name, new if value == own and name.lower() == b"host" else value)
+            for name, value in request.headers.raw
+        ]
+        return type(request)(
+            request.method,
+            after,
+            headers=headers,
+            stream=request.stream,
+            extensions=request.extensions,
+        )
 
     def _default(self, request: Any, name: str) -> Any:
         """Return a transport of the library that the request is of, made when first needed."""
@@ -138,17 +167,8 @@ def _told(error: CircuitOpen, request: Any) -> Exception:
     return as_library_error(error, library, request)
 
 
-def _readdressed(request: Any, to: Endpoint) -> Any:
-    before = request.url
+def _moved(url: Any, to: Endpoint) -> Any:
     changes: dict[str, Any] = {"scheme": to.scheme, "host": to.address, "port": to.port}
     if to.prefix:
-        changes["raw_path"] = to.prefix.encode("ascii") + before.raw_path
-    after = before.copy_with(**changes)
-    own, new = before.netloc, after.netloc
-    headers = [
-        (name, new if value == own and name.lower() == b"host" else value)
-        for name, value in request.headers.raw
-    ]
-    return type(request)(
-        request.method, after, headers=headers, stream=request.stream, extensions=request.extensions
-    )
+        changes["raw_path"] = to.prefix.encode("ascii") + url.raw_path
+    return url.copy_with(**changes)

@@ -48,6 +48,9 @@ class _Requests(Library):
     def replayable(self, request: Any) -> bool:
         return is_text(request.body)
 
+    def headers(self, request: Any) -> dict[str, str]:
+        return {name.lower(): _text(value) for name, value in request.headers.items()}
+
     def copy(self, request: Any, headers: Mapping[str, str]) -> Any:
         copy = request.copy()
         copy.headers.update(headers)
@@ -138,6 +141,10 @@ class GuardedAdapter(BaseAdapter):
     def close(self) -> None:
         """Close what is inside; the guard stays as it is."""
         self.adapter.close()
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
 def _lowered(timeout: Any, seconds: float | None) -> Any:

@@ -308,10 +308,8 @@ class _RetryFlow(Flow):
             attempts = attempts.allowed(call.host.pressure(*call.args, **call.kwargs))
         if memory.tries >= attempts or switch.off:
             return "attempts", 0.0
-        if not call.host.idempotent and current_idempotency_key() is None:
-            # A client marks the errors after which nothing has reached the other side.
-            if not getattr(call.error, "nothing_sent", False):
-                return "not idempotent", 0.0
+        if not call.host.idempotent and not _is_safe(call.error):
+            return "not idempotent", 0.0
         asked = _server_asks(policy.retry_after, call.error)
         if asked is not None and not asked >= 0:  # negative or NaN
             return "server said no", 0.0
@@ -364,6 +362,14 @@ def read_on(on: Any) -> tuple[tuple[type[Exception], ...], tuple[Predicate, ...]
         else:
             raise TypeError(f"on={item!r}: {advice}")
     return tuple(types), tuple(predicates)
+
+
+def _is_safe(error: BaseException | None) -> bool:
+    """Tell whether a call that is not idempotent may be repeated: with a key, or never sent.
+
+    Clients mark the errors after which nothing has reached the other side.
+    """
+    return current_idempotency_key() is not None or getattr(error, "nothing_sent", False)
 
 
 def _own_retry_after(error: Exception) -> float | None:

@@ -90,14 +90,16 @@ class Door:
             _undo(tokens)
 
     @asynccontextmanager
-    async def aadmitted(self, method: str, context: Any, *, stream: bool) -> AsyncIterator[None]:
-        """Do as `admitted`, in a task."""
+    async def aadmitted(
+        self, method: str, context: Any, *, stream: bool
+    ) -> AsyncIterator[Hold | None]:
+        """Do as `admitted`, in a task; give what is held, which may be left before the end."""
         tokens, hold = self._begin(method, context, stream=stream)
         try:
             if hold is not None:
                 await hold.__aenter__()
             with _left(hold, context):
-                yield
+                yield hold
         finally:
             _undo(tokens)
 
@@ -139,7 +141,8 @@ def _left(hold: Hold | None, context: Any) -> Iterator[None]:
 
 def _verdict(error: BaseException | None, context: Any) -> BaseException | None:
     """Return what gates are told; an abort with NOT_FOUND is an answer as good as any."""
-    name = _CODES.get(context.code(), "OK")
+    # The context of a plain function in an aio server does not tell.
+    name = _CODES.get(context.code(), "OK") if hasattr(context, "code") else "OK"
     if error is None:
         return _Failed(name) if name in FAILURES else None
     # An abort raises, so what its status says counts; where none was set the error does.
@@ -184,6 +187,11 @@ def peer_address(peer: str) -> str | None:
     if scheme == "ipv6":
         return unquote(rest).rpartition(":")[0].strip("[]")
     return peer
+
+
+def trailing_of(context: Any) -> tuple[Any, ...]:
+    """Return the trailing metadata that the handler has set, as far as the context tells."""
+    return tuple(context.trailing_metadata() or ()) if hasattr(context, "trailing_metadata") else ()
 
 
 def refusal(error: SeawallError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from seawall.executors import IoPool
 from seawall.runtime.functions import kind_of
+
+if TYPE_CHECKING:
+    from seawall.executors import IoPool
 
 MOST_TEXT: Final = 200
 """So many characters of what a check, or an error, says are kept."""
@@ -30,7 +32,7 @@ class Doing:
         self.function = function
         self._context = copy_context()
         # One thread each: what hangs, hangs alone; and a second is never started beside it.
-        self._pool = IoPool(name, workers=1, max_queue=0) if kind == "sync" else None
+        self._pool = _thread(name) if kind == "sync" else None
 
     @property
     def hung(self) -> int:
@@ -47,6 +49,12 @@ class Doing:
             return await self.function()
         (result,) = await self._pool.arun(_boxed, self.function)
         return await result if hasattr(result, "__await__") else result
+
+
+def _thread(name: str) -> IoPool:
+    from seawall.executors import IoPool
+
+    return IoPool(name, workers=1, max_queue=0)
 
 
 def _boxed(function: Callable[[], Any]) -> tuple[Any]:

@@ -115,18 +115,21 @@ class Held:
     def binding(self, before: Standing | None = None) -> Standing | None:
         """Return how the limit stands that binds first, of those that are shown and of `before`."""
         seen = self._seen
-        if type(seen) is tuple:
-            us, states = seen
-            for place, told, meter, most in self._part.shown:
-                rest = states[place] - us
-                left = min(most, meter.rule.left(states[place], us))
-                if before is None or left < before[1] or (left == before[1] and rest > before[2]):
-                    before = told, left, rest
-        elif seen is not None:
-            for place, told, _meter, most in self._part.shown:
-                stands = seen.get(self._part.entries[place].number)
-                if stands is not None and (before is None or stands[0] < before[1]):
-                    before = told, min(most, stands[0]), stands[1]
+        if seen is None:
+            return before
+        for place, told, meter, most in self._part.shown:
+            if type(seen) is tuple:
+                us, states = seen
+                state = states[place]
+                left, rest = meter.rule.left(state, us), state - us
+            else:
+                number = self._part.entries[place].number
+                if number not in seen:
+                    continue  # it cost nothing there
+                left, rest = seen[number]
+            left = min(left, most)
+            if before is None or left < before[1] or (left == before[1] and rest > before[2]):
+                before = told, left, rest
         return before
 
 
@@ -183,7 +186,7 @@ class Group:
         try:
             ticket = self.gate.ask(charges, now)
         except RateLimited as error:
-            self._explain(error, self._over(charges, now))
+            self._explain(error, self._over(part, charges, now))
             raise
         return Held(part, ticket, self._standings(charges, now))
 
@@ -225,7 +228,7 @@ class Group:
         try:
             ticket = await gate.ask_async(charges, now)
         except RateLimited as error:
-            self._explain(error, {error.limit})
+            self._explain(error, self._named(error))
             raise
         seen = None
         if isinstance(ticket, Reservation):
@@ -265,26 +268,32 @@ class Group:
                 seen[meters.all.index(charge.meter)] = left // times, rest
         return seen
 
-    def _over(self, charges: Sequence[Charge], now: float) -> set[str]:
-        """Return the names of all limits that `charges` are over."""
+    def _over(self, part: Part, charges: Sequence[Charge], now: float) -> list[RequestLimit]:
+        """Return, and count, all limits that `charges` are over."""
         us = whole_microseconds(now)
+        over = []
         with self.policy._meters:
-            return {
-                charge.meter.limit.name
-                for charge in charges
-                if charge.cost and charge.meter.wait(charge, us, None) != 0
-            }
+            for entry, charge in zip(part.entries, charges, strict=True):
+                if charge.cost and charge.meter.wait(charge, us, None) != 0:
+                    over.append(entry.limit)
+                    self.refused[entry.limit.name] += 1
+        return over
 
-    def _explain(self, error: RateLimited, over: set[str]) -> None:
-        """Say whose limits a request is over, by the names that callers know."""
-        owners = [limit for limit in self.limits if over & {r.name for r in limit.rates.values()}]
-        known = error.reason == RateLimited.reason  # else nobody knows: the store is away
-        error.own_limit = known and any(owner.by is not None for owner in owners)
-        error.limit = self.owners[error.limit].name
-        error.violated = tuple(owner.name for owner in owners)
+    def _named(self, error: RateLimited) -> list[RequestLimit]:
+        """Return, and count, the limit that a store said is exceeded: the first."""
+        owner = self.owners[error.limit]
         with self.policy._meters:
-            for owner in owners:
-                self.refused[owner.name] += 1
+            self.refused[owner.name] += 1
+        return [owner]
+
+    def _explain(self, error: RateLimited, over: Sequence[RequestLimit]) -> None:
+        """Say whose limits a request is over, by the names that callers know."""
+        known = error.reason == RateLimited.reason  # else nobody knows: the store is away
+        error.own_limit = known and any(limit.by is not None for limit in over)
+        # Who is over a limit of its own is told of these only: not that the service is busy, too.
+        told = [limit for limit in over if limit.shown] or over
+        error.limit = told[0].name
+        error.violated = tuple(limit.name for limit in told)
 
     def snapshot(self) -> dict[str, Any]:
         """Return how many requests were over each limit, and how many keys have a state here."""

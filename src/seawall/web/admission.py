@@ -18,24 +18,42 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop, get_running_loop
 from math import exp
+from time import process_time
 from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
-from seawall.context import current_criticality
-from seawall.errors import Overloaded
+from seawall.errors import DeadlineExceeded, Overloaded
 from seawall.models.adaptive import vegas
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.shed import Shed
-from seawall.runtime.layers import Host, Wait
+from seawall.runtime.layers import Host, Outcome, Wait
 from seawall.runtime.mutex import survives_fork
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
-from seawall.runtime.slots import Refusal, Slots, SlotWaiter
+from seawall.runtime.slots import GRANTED, Refusal, Slots, SlotWaiter
 
 HORIZON: Final = 0.25
 """Seconds over which it is known how busy the loop is and what requests cost."""
 
 CHEAP_SLICE: Final = 0.05
 """Seconds for which a turn may last that serves cheap requests."""
+
+HOPS: Final = 3
+"""Turns of the loop from the end of a request's computing to the choice of the next one.
+
+In the first the sockets are read, in the second the tasks of those requests run and join the queue.
+"""
+
+LOOK_EVERY: Final = 0.02
+"""Seconds after which the number of requests at once is looked at again."""
+
+SATURATED: Final = 0.8
+"""The share of a processor above which it is taken for fully used."""
+
+IDLING: Final = 0.6
+"""The share of a processor below which more requests at once would be served sooner."""
+
+FLOOD: Final = 0.05
+"""Seconds of work that may be in progress before a moment of full use is taken for overload."""
 
 MOST_WAITING: Final = 10_000
 """However cheap requests are, no more of them wait."""
@@ -51,7 +69,8 @@ class Turns(GatePolicy):
         *,
         slice: float = 0.005,  # noqa: A002 - of time, not of a list
         busy: float = 0.7,
-        scale: float = 1.0,
+        cores: float = 1.0,
+        scale: float = 1.5,
         cheap: float = 0.001,
         patience: float = 0.25,
         mode: Mode = "enforce",
@@ -60,6 +79,7 @@ class Turns(GatePolicy):
         super().__init__(mode)
         self.slice = check.seconds("slice", slice)
         self.busy = check.ratio("busy", busy)
+        self.cores = check.at_least("cores", cores, 0.01)
         self.scale = check.at_least("scale", scale, 0.0)
         self.cheap = check.seconds("cheap", cheap, zero=True)
         self.patience = check.seconds("patience", patience)
@@ -74,7 +94,7 @@ class Turns(GatePolicy):
         return TurnsGate(self, host)
 
     def _update(self, changes: dict[str, Any]) -> None:
-        names = ("slice", "busy", "scale", "cheap", "patience", "mode")
+        names = ("slice", "busy", "cores", "scale", "cheap", "patience", "mode")
         self._reject_unknown(changes, names)
         fresh = Turns(**{name: changes.get(name, getattr(self, name)) for name in names})
         for name in names:
@@ -103,121 +123,172 @@ class TurnsGate(GateBound):
         """Whether the turn before was crowded."""
         self._crowded = False
         """Whether somebody had to wait: then the loop does not idle before the next turn."""
+        self._dispatching = False
+        """Whether a turn for those who wait is about to begin."""
         self._spent = 0.0
+        self._burnt = 0.0
         self._served = 0.0
+        self._cpu = process_time()
+        self._window = (float("-inf"), 0.0)
+        """When the limit was last looked at, and the processor time by then."""
         self.share = 0.0
-        """How much of the last quarter of a second the loop was busy."""
+        """How much of the last moments the loop was busy."""
+        self.cpu_share = 0.0
+        """How much of a processor the process has used in these."""
         self.cost = 0.0
-        """What a request costs the loop, in seconds."""
+        """What a request costs, in seconds: of the loop, or of the processor if that is more."""
+        self.inside = 0
+        """How many are being served."""
+        self.most = 1.0
+        """How many may be, while the queue does not drain."""
         self.strict = False
         """Whether the queue does not drain."""
         self._slice = CHEAP_SLICE
         self._wait = self.policy.patience
 
     def enter(self, now: float) -> None:
-        """Begin, if the turn has time left and nobody more important waits."""
+        """Begin, if the turn has time left and nobody is to go first."""
         loop = get_running_loop()
         if self._loop is not loop:
-            self._loop = loop
-            self._began = now
-            self._begun = 1
-            loop.call_soon(self._end)
-            if not self.slots.queue or not self._outranked():
+            if not self._dispatching and (not self.strict or self.inside < self.most):
+                self._loop = loop
+                self._began = now
+                self._begun = 1
+                self.inside += 1
+                loop.call_soon(self._end)
                 return
-            self._begun = 0
-        elif now - self._began <= self._slice and not self.slots.queue:
+        elif now - self._began <= self._slice and not self.strict and not self.slots.queue:
             self._begun += 1
-            return
-        elif now - self._began <= self._slice and self.strict and not self._outranked():
-            self._begun += 1
+            self.inside += 1
             return
         if self.policy.mode != "enforce":
             self._begun += 1
+            self.inside += 1
             return
         self._crowded = True
-        raise Wait(SlotWaiter(self.slots, self.host.clock, now, self._wait, self._turned_away))
+        raise Wait(_TurnWaiter(self, now))
 
-    def _outranked(self) -> bool:
-        """Tell whether somebody waits who goes first: by rank, and in good times by age."""
-        if not self.strict:
-            return True
-        rank = current_criticality()
-        return any(waiter.rank > rank for waiter in self.slots.queue.oldest())
+    def leave(self, ticket: None, outcome: Outcome, detail: object, now: float) -> None:
+        """Count it out; if that is what others wait for, they are next."""
+        self.inside -= 1
+        if self.slots.queue and self._loop is None and not self._dispatching:
+            self._dispatch_soon()
 
-    def _turned_away(self, why: Refusal) -> None:
+    def turned_away(self, why: Refusal) -> None:
+        """Refuse a request that waited in vain."""
+        if why == "deadline":
+            message = f"guard {self.host.name!r}: the deadline passed while waiting for a turn"
+            self.refuse(DeadlineExceeded(message))
+        else:
+            self.refuse(self._overloaded())
+
+    def _overloaded(self) -> Overloaded:
         message = f"guard {self.host.name!r}: the event loop has more to do than it gets done"
         error = Overloaded(message, retry_after=max(self.cost, 0.001))
         error.reason = "shed_by_turns"
-        try:
-            self.refuse(error)
-        finally:
-            del error
+        return error
 
     # At the end of each turn
 
     def _end(self) -> None:
         """Know what the turn took, and let others begin."""
-        now = self.host.clock.now()
         self._loop = None
-        self._note(now)
-        if self.slots.queue:
-            if self.strict:
-                self._refuse_late(now)
-                self._later(2)
-            else:
-                self._admit(max(1, int(self._slice / max(self.cost, 1e-6))))
+        self._note(self.host.clock.now())
+        if self.strict or self.slots.queue:
+            self._dispatch_soon()
 
     def _note(self, now: float) -> None:
         took = max(0.0, now - self._began)
-        idle = exp(-max(0.0, self._began - self._ended) / HORIZON)
+        gap = max(0.0, self._began - self._ended)
+        idle = exp(-gap / HORIZON)
         rest = exp(-took / HORIZON)
+        fade = idle * rest
         share = 1.0 - (1.0 - self.share) * idle if self._full else self.share * idle
         self.share = 1.0 - (1.0 - share) * rest
         self._full, self._crowded = self._crowded, False
-        fade = idle * rest
+        cpu = process_time()
+        burnt, self._cpu = cpu - self._cpu, cpu
+        if took + gap > 0.0 and fade < 1.0:
+            self.cpu_share = self.cpu_share * fade + (1.0 - fade) * burnt / (took + gap)
         self._spent = self._spent * fade + took
+        self._burnt = self._burnt * fade + burnt
         self._served = self._served * fade + self._begun
         self._ended = now
-        policy = self.policy
         if self._served:
-            self.cost = self._spent / self._served
-        cheap = self.cost < policy.cheap
+            self.cost = max(self._spent, self._burnt) / self._served
+        self._judge(now, cpu)
+
+    def _judge(self, now: float, cpu: float) -> None:
+        """Tell whether the queue drains, and set what a turn and a wait may take."""
+        policy = self.policy
+        was, cheap = self.strict, self.cost < policy.cheap
+        since, then = self._window
+        used = -1.0
+        if now - since >= LOOK_EVERY:
+            used = (cpu - then) / (now - since) / policy.cores
+            self._window = now, cpu
+        flood = used > SATURATED and self.inside * self.cost > FLOOD
+        busy = max(self.share, self.cpu_share / policy.cores) > policy.busy
+        self.strict = not cheap and (busy or flood)
         self._slice = CHEAP_SLICE if cheap else policy.slice
-        self.strict = self.share > policy.busy and not cheap
         self._wait = max(policy.slice, policy.scale * self.cost) if self.strict else policy.patience
-        room = self._wait / max(self.cost, 1e-6)
-        self.slots.queue.limit = int(min(max(room, 1.0), MOST_WAITING))
+        if not self.strict:
+            return
+        if not was:
+            self.most = max(1.0, self.inside / 2)
+        elif used > SATURATED:
+            # As few at once as keep the processor busy: more of them only make each other late.
+            self.most = max(1.0, self.most / 2)
+        elif 0 <= used < IDLING and self._full:
+            self.most += 1.0
 
-    def _later(self, turns: int) -> None:
-        """Look again after so many turns: by then who has just arrived has begun, or has not."""
+    def _dispatch_soon(self) -> None:
+        self._dispatching = True
+        self._later(HOPS if self.strict else 0)
+
+    def _later(self, hops: int) -> None:
+        """Let the loop read its sockets first: by then who has arrived meanwhile has joined."""
         loop = get_running_loop()
-        loop.call_soon(self._later, turns - 1) if turns else self._fill(loop)
+        if hops:
+            loop.call_soon(self._later, hops - 1)
+        else:
+            self._dispatch(loop)
 
-    def _fill(self, loop: AbstractEventLoop) -> None:
-        """Use a turn in which nobody new came for one who waits."""
-        if self._loop is None and self.slots.queue:
-            self._loop = loop
-            self._began = self.host.clock.now()
-            self._begun = 0
-            loop.call_soon(self._end)
-            self._admit(1)
-
-    def _admit(self, number: int) -> None:
+    def _dispatch(self, loop: AbstractEventLoop) -> None:
+        """Begin a turn for those who wait; refuse those for whom it will be too late."""
+        self._dispatching = False
+        queue = self.slots.queue
+        if self._loop is not None or not queue:
+            return
+        now = self.host.clock.now()
+        number = max(1, int(self._slice / max(self.cost, 1e-6)))
+        if self.strict:
+            number = min(number, max(0, int(self.most) - self.inside))
+            # First, so that nobody computes before they are told.
+            self._refuse(now, number)
+            if not number:
+                return
+        self._loop = loop
+        self._began = now
+        self._begun = 0
         for _ in range(number):
-            if not self.slots.queue:
+            if not queue:
                 break
             self._begun += 1
             self.slots.give_back()
+        loop.call_soon(self._end)  # after those who have just been let in
 
-    def _refuse_late(self, now: float) -> None:
-        """Refuse who has waited for too long, the least critical first."""
+    def _refuse(self, now: float, number: int) -> None:
+        """Refuse who waited for too long or will, the least critical first."""
         slots = self.slots
+        room = number + max(1, int(self._wait / self.cost))
         with slots.mutex:
-            while slots.queue and slots._longest_wait(now) > self._wait:
+            while len(slots.queue) > max(number, 1) and (
+                len(slots.queue) > room or slots._longest_wait(now) > self._wait
+            ):
                 victim = slots.queue.pop_lowest()
                 if victim is not None:
                     victim.turn_away("shed")
-            slots.serve()
 
     # What the queue asks
 
@@ -237,6 +308,8 @@ class TurnsGate(GateBound):
         return {
             **super().snapshot(now),
             "busy": self.share,
+            "cpu": self.cpu_share,
+            "inside": self.inside,
             "cost": self.cost,
             "strict": self.strict,
             "waiting": self.slots.waiting,
@@ -245,6 +318,28 @@ class TurnsGate(GateBound):
     def _after_fork(self) -> None:
         """Begin anew in a child process: its loop is another."""
         self._begin_afresh()
+
+
+class _TurnWaiter(SlotWaiter):
+    """A request that waits for a turn; it is counted in when it has one."""
+
+    __slots__ = ("_gate",)
+
+    def __init__(self, gate: TurnsGate, now: float) -> None:
+        clock = gate.host.clock
+        super().__init__(gate.slots, clock, now, gate._wait, gate.turned_away)
+        self._gate = gate
+
+    def grant(self) -> bool:
+        """Receive a turn; False if nobody is there to use it."""
+        there = super().grant()
+        self._gate.inside += there
+        return there
+
+    def _give_up(self) -> None:
+        # The turn is lost, not handed on: the next one comes soon.
+        if self._leave_queue() == GRANTED:
+            self._gate.inside -= 1
 
 
 def default_concurrency() -> AdaptiveLimit:

@@ -202,6 +202,7 @@ class Edge:
                 except Wait as wait:
                     await wait_async(wait.waiter, self._clock)
                     now = self._now()
+                passage.hold(turns, None)
             place = self._concurrency
             if place is not None:
                 enter = place.enter

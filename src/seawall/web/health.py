@@ -80,6 +80,7 @@ class Health:
         self.lifecycle = lifecycle
         self.paths: dict[str, Level] = {f"{prefix.rstrip('/')}/{level}": level for level in LEVELS}
         self._details = details
+        self._told_of_details = False
         self._clock = current_clock() if clock is None else check_clock(clock)
         self._wall = _wall if wall is None else check.function("wall", wall)
         self._watches: dict[str, Watch] = {}
@@ -234,9 +235,11 @@ class Health:
             try:
                 return details(scope) is True
             except Exception:
-                import logging
+                if not self._told_of_details:  # once: whoever probes must not fill the log
+                    import logging
 
-                logging.getLogger("seawall").exception("health: details() failed; none are shown")
+                    self._told_of_details = True
+                    logging.getLogger("seawall").exception("health: details() fails: none shown")
                 return False
         return details in {"always", level}
 

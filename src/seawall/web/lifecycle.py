@@ -18,6 +18,8 @@ from seawall.runtime.events import emit
 from seawall.web._lifecycle_signals import Signals, Stop
 from seawall.web._lifecycle_steps import OnFailure, Step, StepFunction, warm
 
+__all__ = ["Drained", "Lifecycle"]
+
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -112,9 +114,25 @@ class Lifecycle:
 
     def notice(self) -> None:
         """Begin to live, if nobody has said so: a server without the lifespan protocol serves."""
-        if not self._accepts and not self._refuses:
+        if not self._accepts and not self._refuses and not self._alive:
             self._begin_to_accept()
             self._warm_up()
+
+    def answering(self, scope: Scope, send: Send) -> Send:
+        """Return `send`; while draining, one that has the connection closed after the answer.
+
+        So keep-alive connections end between two requests, and not under one that is on its way.
+        """
+        if self._state != "draining" or not str(scope.get("http_version", "1.1")).startswith("1"):
+            return send
+
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [h for h in message.get("headers", ()) if h[0].lower() != b"connection"]
+                message = {**message, "headers": [*headers, (b"connection", b"close")]}
+            await send(message)
+
+        return send_and_close
 
     # What anybody may ask
 
@@ -194,8 +212,8 @@ class Lifecycle:
 
     def _draining(self, stop: Stop | None) -> Task[Drained]:
         if self._drain is None:
-            self._drain = get_running_loop().create_task(self._run_drain(stop))
             self._leave()
+            self._drain = get_running_loop().create_task(self._run_drain(stop))
         elif stop is not None:  # the signal came late: nothing is left to wait for
             stop(self.drain_timeout)
         return self._drain
@@ -277,7 +295,7 @@ class Lifecycle:
         self._warm_up()
 
     async def _shut(self) -> None:
-        """Drain; the server has stopped to accept, so there is nothing to delay for."""
+        """Drain; the server accepts no more, so there is nothing to delay for."""
         self._hurry.set()
         await self.drain()
 

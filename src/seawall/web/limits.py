@@ -46,7 +46,7 @@ _LONGEST_NAME: Final = 64
 
 
 class RequestLimit:
-    """One limit for requests: a rate, for whom, and what counts. See `limit`."""
+    """One limit for requests: a rate, for whom, and what counts. Written as `limit(...)`."""
 
     def __init__(
         self,
@@ -99,9 +99,8 @@ class RequestLimit:
         return f"limit({self.text!r}, by={self.by!r}, name={self.name!r}{soft})"
 
 
-def limit(rate: str, *, by: str | Principal | None, **options: Any) -> RequestLimit:
-    """Return a `RequestLimit`: `limit("600/min", by="address")`."""
-    return RequestLimit(rate, by=by, **options)
+limit = RequestLimit
+"""As it reads best: `RequestLimits(limit("600/min", by="address"))`."""
 
 
 class RequestLimits:
@@ -241,9 +240,9 @@ class RequestLimits:
             over = refused_header(error, self.limits)
             error.headers = (told,) if over is None else (told, over)
 
-    def refusal_headers(self, error: RateLimited) -> list[Header]:
+    def refusal_headers(self, error: BaseException) -> list[Header]:
         """Return what the answer to a refused request tells of limits; `Retry-After` is apart."""
-        return list(error.headers)
+        return list(error.headers) if isinstance(error, RateLimited) else []
 
     def snapshot(self) -> dict[str, Any]:
         """Return the limits, how many requests were over each, and how many keys are counted."""

@@ -22,7 +22,7 @@ from seawall.web._limit_routes import Routes
 if TYPE_CHECKING:
     from seawall.web.request import Incoming
 
-__all__ = ["Principal", "address_and_route", "api_key", "user"]
+__all__ = ["address_and_route", "api_key", "user"]
 
 Principal = Callable[["Incoming"], Hashable]
 """Says for whom a request is; None if that is not known."""

@@ -8,6 +8,9 @@ from typing import Any, Final
 from seawall.web.trust import Trust
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER, read_key
 
+INCOMING: Final = "seawall.incoming"
+"""Where in the scope those further in find the request as the edge saw it."""
+
 _KEY_HEADER: Final = IDEMPOTENCY_HEADER.lower().encode()
 _SHOWN: Final = 80
 
@@ -31,8 +34,9 @@ class Incoming:
         self.trust = trust
 
     def __repr__(self) -> str:
-        # The path is the caller's text: cut, and its control characters escaped.
-        return f"<Incoming {self.method[:_SHOWN]} {self.path[:_SHOWN]!r}>"
+        # Both are the caller's text: cut, and their control characters escaped.
+        asked = f"{self.method[:_SHOWN]} {self.path[:_SHOWN]}"
+        return f"<Incoming {asked!r}>"
 
     def header(self, name: bytes) -> str | None:
         """Return a header's value; None if it is absent, or given more than once."""
@@ -46,9 +50,15 @@ class Incoming:
 
     @property
     def peer(self) -> str | None:
-        """The address that the connection comes from; None for a unix socket."""
+        """The address that the connection comes from; None for a unix socket, "" if unknown."""
         client = self.scope.get("client")
-        return client[0] if client else None
+        if client:
+            address: str = client[0]
+            return address
+        # A peer on the network that hung up at once has no address either, and is nobody's caller.
+        # Only a server that listens on no port has peers on a unix socket.
+        server = self.scope.get("server")
+        return None if not server or server[1] is None else ""
 
     @property
     def client(self) -> str:

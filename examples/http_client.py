@@ -1,0 +1,78 @@
+"""An HTTP client that retries what may be retried, and leaves a server alone that is down.
+
+python examples/http_client.py
+"""
+
+# ruff: noqa: INP001, T201 - a program, and it prints what it does
+
+from __future__ import annotations
+
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import httpx
+
+from seawall import Breaker, CircuitOpen, Guard, Retry, Timeout, deadline, idempotency_key
+from seawall.clients.httpx import GuardedTransport, retryable
+
+
+class Orders(BaseHTTPRequestHandler):
+    """A server that is too busy for every first attempt, and down for reports."""
+
+    def do_GET(self) -> None:
+        """Answer, or say that it is too much."""
+        attempt = self.headers["Seawall-Attempt"]
+        status = 503 if attempt == "1" or self.path == "/reports" else 200
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        print(f"  server: {self.command} {self.path}, attempt {attempt}: {status}")
+
+    do_POST = do_GET  # noqa: N815 - the library's name
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing more."""
+
+
+def main() -> None:
+    """Ask in several ways."""
+    server = HTTPServer(("127.0.0.1", 0), Orders)
+    Thread(target=server.serve_forever, daemon=True).start()
+    guard = Guard(
+        "orders",
+        Retry(on=retryable, attempts=3, backoff=0.001),
+        Breaker(failure_ratio=0.7, min_calls=6),
+        Timeout(2.0, sync="cooperative"),
+    )
+    url = f"http://127.0.0.1:{server.server_port}"
+    with httpx.Client(base_url=url, transport=GuardedTransport(guard)) as client, deadline(5.0):
+        print("GET:", client.get("/orders").status_code)
+        print("POST without a key:", client.post("/orders").status_code)
+        with idempotency_key("order-7"):
+            print("POST with a key:", client.post("/orders").status_code)
+        print("reports:", client.get("/reports").status_code)
+        try:
+            client.get("/reports")
+        except httpx.TransportError as error:
+            print("reports:", type(error).__name__, isinstance(error, CircuitOpen))
+    server.shutdown()
+    server.server_close()
+
+
+if __name__ == "__main__":
+    main()
+
+# It prints:
+#
+# >   server: GET /orders, attempt 1: 503
+# >   server: GET /orders, attempt 2: 200
+# > GET: 200
+# >   server: POST /orders, attempt 1: 503
+# > POST without a key: 503
+# >   server: POST /orders, attempt 1: 503
+# >   server: POST /orders, attempt 2: 200
+# > POST with a key: 200
+# >   server: GET /reports, attempt 1: 503
+# >   server: GET /reports, attempt 2: 503
+# > reports: 503
+# > reports: CircuitOpen True
