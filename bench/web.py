@@ -233,7 +233,9 @@ async def closed_loop(clients: Clients, path: str, width: int, seconds: float) -
             replies.append(await clients.get(path))
         return replies
 
-    return [reply for own in await asyncio.gather(*(client() for _ in range(width))) for reply in own]
+    return [
+        reply for own in await asyncio.gather(*(client() for _ in range(width))) for reply in own
+    ]
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -257,7 +259,9 @@ class Load(NamedTuple):
     refusal_p99: float
 
 
-async def overload(port: int, path: str, seconds: float, seed: int) -> tuple[float, float, list[Load]]:
+async def overload(
+    port: int, path: str, seconds: float, seed: int
+) -> tuple[float, float, list[Load]]:
     """Return capacity, the p99 of an idle pod, and how it did at each multiple of capacity."""
     clients = Clients(port)
     rng = random.Random(seed)
@@ -289,7 +293,9 @@ async def overload(port: int, path: str, seconds: float, seed: int) -> tuple[flo
     return capacity, unloaded, loads
 
 
-async def hello_cost(ports: dict[str, int], rounds: int, requests: int, width: int) -> dict[str, list[float]]:
+async def hello_cost(
+    ports: dict[str, int], rounds: int, requests: int, width: int
+) -> dict[str, list[float]]:
     """Return the processor seconds of a request, by server and round; one turn each in a round."""
     cost: dict[str, list[float]] = {name: [] for name in ports}
     clients = {name: Clients(port) for name, port in ports.items()}
@@ -339,7 +345,9 @@ def main() -> None:
                         overload(port, path, arguments.seconds, 1)
                     )
                 peak = max(load.goodput for load in loads)
-                print(f"{edge} {path}: capacity {capacity:.1f}/s, unloaded p99 {unloaded * 1e3:.1f}")
+                print(
+                    f"{edge} {path}: capacity {capacity:.1f}/s, unloaded p99 {unloaded * 1e3:.1f}"
+                )
                 for load in loads:
                     print(
                         f"  {load.times:4}x good {load.goodput:6.1f} ({load.goodput / peak:4.0%})"
@@ -350,7 +358,9 @@ def main() -> None:
                     )
     if arguments.hello:
         with served("bare", arguments.loop) as bare, served("seawall", arguments.loop) as ours:
-            cost = asyncio.run(hello_cost({"bare": bare, "seawall": ours}, 12, 2000, arguments.width))
+            cost = asyncio.run(
+                hello_cost({"bare": bare, "seawall": ours}, 12, 2000, arguments.width)
+            )
         ratios = [b / a for a, b in zip(cost["bare"], cost["seawall"], strict=True)]
         print({name: f"{quantile(own, 0.5) * 1e6:.1f} us" for name, own in cost.items()})
         print(f"ratio {quantile(ratios, 0.5):.3f}", [f"{ratio:.2f}" for ratio in sorted(ratios)])

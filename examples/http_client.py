@@ -23,10 +23,10 @@ class Orders(BaseHTTPRequestHandler):
         """Answer, or say that it is too much."""
         attempt = self.headers["Seawall-Attempt"]
         status = 503 if attempt == "1" or self.path == "/reports" else 200
+        print(f"  server: {self.command} {self.path}, attempt {attempt}: {status}")
         self.send_response(status)
         self.send_header("Content-Length", "0")
         self.end_headers()
-        print(f"  server: {self.command} {self.path}, attempt {attempt}: {status}")
 
     do_POST = do_GET  # noqa: N815 - the library's name
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import copy_context
 from typing import Any
 
 import grpc
@@ -40,7 +41,7 @@ def one_loop() -> Iterator[None]:
 
 def arun(main: Coroutine[Any, Any, Any]) -> Any:
     """Run `main` to its end, in the one loop."""
-    return _runners[-1].run(main)
+    return _runners[-1].run(main, context=copy_context())
 
 
 def full(kind: str) -> str:

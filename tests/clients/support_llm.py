@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import httpx2
 
+from tests.support import let_pass
 
 HANG = b"for ever"
 """A piece of a body that never comes."""
@@ -32,7 +33,7 @@ def error_of(path: str, kind: str, message: str = "no") -> dict[str, Any]:
 def refuses(status: int, kind: str = "api_error", **headers: str) -> Callable[..., Answer]:
     """Return a step that answers with an error."""
 
-    def step(path: str, body: dict[str, Any]) -> Answer:
+    def step(path: str, _body: dict[str, Any]) -> Answer:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         content = json.dumps(error_of(path, kind)).encode()
         return Answer(status, {"content-type": "application/json", **named}, [content])
@@ -43,7 +44,7 @@ def refuses(status: int, kind: str = "api_error", **headers: str) -> Callable[..
 def streams_error(kind: str, *, after_ping: bool = False) -> Callable[..., Answer]:
     """Return a step that answers 200 and then an error as the first event."""
 
-    def step(path: str, body: dict[str, Any]) -> Answer:
+    def step(path: str, _body: dict[str, Any]) -> Answer:
         ping = [b": hello\n\n", b'event: ping\ndata: {"type": "ping"}\n\n'] if after_ping else []
         event = b"event: error\ndata: " + json.dumps(error_of(path, kind)).encode() + b"\n\n"
         return Answer(200, {"content-type": "text/event-stream"}, [*ping, event])
@@ -54,7 +55,7 @@ def streams_error(kind: str, *, after_ping: bool = False) -> Callable[..., Answe
 def breaks(error: type[Exception]) -> Callable[..., Answer]:
     """Return a step that ends in an error of the library."""
 
-    def step(path: str, body: dict[str, Any]) -> Answer:
+    def step(_path: str, _body: dict[str, Any]) -> Answer:
         raise error("no")
 
     return step
@@ -192,7 +193,7 @@ class Vendor:
 
             async def __aiter__(self) -> AsyncIterator[bytes]:
                 for chunk in self.chunks:
-                    await asyncio.sleep(0)
+                    await let_pass(0.0)
                     if chunk is HANG:
                         await asyncio.get_running_loop().create_future()
                     yield chunk

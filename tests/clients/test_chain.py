@@ -180,16 +180,17 @@ def test_how_many_requests_reach_the_last_service(settings: Settings, least: flo
     assert least <= chain.requests_of_c / users <= most <= (3.3 if settings.budgets else 27)
 
 
-def test_no_user_request_costs_more_than_the_header_allows():
-    """From the first request on: with budgets, the last service gets 3.3 for each at most."""
-    chain = in_process(Settings(), 200)
-    by_user: dict[str, int] = {}
-    for told in chain.reached:
-        if told.service == "c":
-            by_user[told.user] = by_user.get(told.user, 0) + 1
-    reached = [by_user[str(number)] for number in range(200)]
-    assert max(reached) <= 7
-    assert all(sum(reached[: n + 1]) / (n + 1) <= 3.3 for n in range(5, 200))
+@pytest.mark.parametrize(
+    ("settings", "worst"),
+    [(Settings(), 7), (Settings(retry_at="edge"), 3)],
+    ids=["everywhere", "at the edge only"],
+)
+def test_what_the_worst_request_costs(settings: Settings, worst: int):
+    """Budgets are full at first: then a single request costs what the header alone allows."""
+    chain = in_process(settings, 200)
+    reached = [told.user for told in chain.reached if told.service == "c"]
+    assert max(reached.count(str(user)) for user in range(200)) == worst
+    assert len(reached) <= 3.3 * 200
 
 
 @pytest.mark.parametrize("settings", [NAIVE, Settings()], ids=["naive", "header and budgets"])

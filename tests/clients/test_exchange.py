@@ -34,10 +34,12 @@ from seawall import (
 )
 from seawall.clients import _bodies
 from seawall.clients._exchange import Exchange, retryable
+from seawall.clients._exchange_errors import Library, as_library_error
 from seawall.clients._exchange_terms import Terms
 from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
 from seawall.clients.requests import GuardedAdapter
 from seawall.context import received_attempt_var
+from seawall.testing import virtual_time
 from seawall.wire.deadlines import least_timeout
 from tests.clients.support import CARRIERS, LARGE, Carrier, Server, Step
 from tests.support import falsified, new_guard
@@ -345,6 +347,70 @@ def test_a_fallback_answers_instead(carrier: Carrier):
     assert carrier.request(guard, Server(BUSY)).text == "cached /orders"
 
 
+@carriers
+def test_that_nothing_was_sent_is_no_business_of_others(carrier: Carrier):
+    """A guard further out, around more than this request, does not take it for harmless."""
+    outer = guard_of(idempotent=False)
+    server = Server(Step(error="ConnectError"))
+
+    def order() -> None:
+        carrier.request(guard_of(attempts=1), server, "POST", body=b"x")
+
+    with pytest.raises(carrier.error):
+        outer.call(order)
+    assert (len(server.seen), stops(outer)) == (1, {"not idempotent": 1})
+
+
+def test_every_error_is_one_of_each_library_too():
+    """Whatever Seawall raises can be raised as an error of the library, copied and pickled."""
+    from seawall import errors
+
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, SeawallError)
+    ]
+    for library in Library._known.values():
+        for kind in kinds:
+            original = kind("so it is")
+            mixed: Any = as_library_error(original, library, "the request")
+            assert isinstance(mixed, kind)
+            assert isinstance(mixed, (library.error, library.timeout_error))
+            assert type(mixed) is type(as_library_error(kind("again"), library, None))
+            again = pickle.loads(pickle.dumps(mixed))  # noqa: S301 - our own
+            for error in (mixed, again):
+                assert (str(error), error.request) == ("so it is", "the request")
+                assert type(error) is type(mixed)
+                assert vars(error).items() >= vars(original).items()
+            assert as_library_error(mixed, library, None) is mixed
+
+
+def test_a_failed_answer_that_drips_is_not_waited_for():
+    """Of a failed answer that comes in drops only the first second's are read beforehand."""
+    import httpx
+
+    class Drips(httpx.SyncByteStream):
+        read = closed = 0
+
+        def __iter__(self) -> Iterator[bytes]:
+            for self.read in range(1, 101):
+                clock.sleep(0.4)
+                yield b"x"
+
+        def close(self) -> None:
+            self.closed += 1
+
+    with virtual_time() as clock:
+        drips = Drips()
+        inner = httpx.MockTransport(lambda _: httpx.Response(503, stream=drips))
+        guard = new_guard(Breaker())
+        client = httpx.Client(transport=GuardedTransport(guard, inner))
+        with client, client.stream("GET", "http://x.test/") as answer:
+            assert (drips.read, drips.closed) == (3, 0)
+            assert len(answer.read()) == 100
+    assert drips.closed == 1
+
+
 # --- Time ---
 
 
@@ -454,7 +520,7 @@ def test_what_the_user_set_stays(carrier: Carrier):
     [
         ({"retry_at": "middle"}, "write one of 'everywhere', 'edge'"),
         ({"generate_keys": 1}, "write True or False"),
-        ({"statuses": {42}}, "write 100 or more"),
+        ({"statuses": {302}}, "write 400 or more"),
         ({"propagate": "deadline"}, "write True, False, or a set of"),
         ({"propagate": {"user"}}, "'user' is not one of"),
         ({"repeatable": True}, "pass a function"),

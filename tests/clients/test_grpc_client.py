@@ -527,6 +527,26 @@ def test_hedged_calls_run_twice() -> None:
     assert guard.snapshot()["policies"][0]["in_flight"] == 0
 
 
+def test_what_may_not_be_repeated_is_not_hedged() -> None:
+    """A hedge leaves a method alone that nobody called idempotent."""
+    calls = []
+
+    def slow(request: bytes, context: Any) -> bytes:
+        calls.append(context)
+        threading.Event().wait(0.05)
+        return request
+
+    guard = new_guard(Hedge(0.01, cap=1.0))
+
+    async def main(target: str) -> None:
+        async with aconnected(target, aio_interceptors(guard)) as channel:
+            assert await channel.unary_unary(full(UU))(b"x") == b"x"
+
+    with serving({UU: slow}) as target:
+        arun(main(target))
+    assert len(calls) == 1
+
+
 def test_futures_hold_the_gates_until_they_are_over() -> None:
     """`future()` returns at once; its slot is free when it is over, and it is not retried."""
     release = threading.Event()
@@ -672,10 +692,29 @@ def test_cancelled_anywhere_nothing_leaks(plan: list[tuple[int, int]]) -> None:
     _nothing_leaks(plan)
 
 
-def test_streams_leak_without_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If nobody told the gates that an RPC is over, slots would be lost."""
+async def _cancelled_in_mid_stream() -> int:
+    """Cancel a stream after its first item; return how many slots are taken when it is over."""
+    guard = new_guard(Bulkhead(1))
+    interceptors = aio_interceptors(guard)
+    functions = _hanging(asyncio.Event())
+    async with aserving(functions) as target, aconnected(target, interceptors) as channel:
+        stream = channel.unary_stream(full(US))(b"x")
+        assert await stream.read() == b"1"
+        stream.cancel()
+        assert await stream.code() is Code.CANCELLED
+        taken: int = guard.snapshot()["policies"][0]["in_flight"]
+    return taken
+
+
+def test_a_stream_that_is_cancelled_gives_its_slot_back() -> None:
+    """The gates are left when gRPC says that the RPC is over, though nobody reads on."""
+    assert arun(_cancelled_in_mid_stream()) == 0
+
+
+def test_it_would_keep_it_if_nobody_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the gates were not told that an RPC is over, slots would be lost."""
     monkeypatch.setattr(_grpc_held, "awhen_over", lambda _call, _left: None)
-    assert falsified(_nothing_leaks, PLANS)
+    assert arun(_cancelled_in_mid_stream()) == 1
 
 
 def test_errors_survive_pickling() -> None:

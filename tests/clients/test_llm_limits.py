@@ -68,7 +68,7 @@ def settles_exactly(calls: list[tuple[int, int, int, int, str]]) -> None:
         spent = [0, 0, 0]
         for letters, most, went_in, came_out, how in calls:
             guard.attempt(
-                lambda how, a, b, **body: ends(how, a, b),
+                lambda how, a, b, **_: ends(how, a, b),
                 how,
                 went_in,
                 came_out,
@@ -108,7 +108,7 @@ def test_without_settling_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_looking_at_what_was_sent_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same sum is wrong if a call that was never sent keeps what it took."""
-    monkeypatch.setattr(module, "nothing_sent", lambda error: False)
+    monkeypatch.setattr(module, "nothing_sent", lambda _: False)
     assert falsified(settles_exactly, CALLS)
 
 
@@ -156,14 +156,14 @@ def test_waiting_for_tokens() -> None:
 
 
 def test_cancelled_while_waiting_and_while_running() -> None:
-    """Who is cancelled in the line takes nothing; who is cancelled on the way keeps its estimate."""
+    """Who is cancelled in the line takes nothing; on the way, the estimate stays."""
 
     async def main() -> None:
         guard = new_guard(TokenLimits(tokens="60/min", max_wait=30.0))
         on_the_way = asyncio.Event()
 
         @guard
-        async def ask(**body: Any) -> None:
+        async def ask(**_body: Any) -> None:
             on_the_way.set()
             await asyncio.get_running_loop().create_future()
 
@@ -190,7 +190,7 @@ def test_each_model_has_its_own() -> None:
         guard = new_guard(limits)
 
         def ask(model: str) -> bool:
-            return guard.attempt(lambda **body: None, prompt="", model=model, max_tokens=1).ok
+            return guard.attempt(lambda **_: None, prompt="", model=model, max_tokens=1).ok
 
         assert [ask("a"), ask("a"), ask("a"), ask("b")] == [True, True, False, True]
         told = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "30s"}
@@ -219,7 +219,7 @@ def test_by_hand() -> None:
 WORDS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(1, 600), st.integers(0, 30)), min_size=1, max_size=5
 )
-"""What a vendor says is left of 60, in how many tenths of a second it is full, what comes before."""
+"""What is left of 60, in how many tenths of a second it is full, the pause before."""
 
 
 def never_over_the_vendors_level(words: list[tuple[int, int, int]]) -> None:
@@ -276,7 +276,7 @@ def test_a_vendor_that_refills_at_once() -> None:
 
 
 def test_all_wait_after_a_429() -> None:
-    """Who is told to come later holds back all calls, up to a maximum; not so by any other answer."""
+    """Told to come later, all calls are held back, up to a maximum; by no other answer."""
     with virtual_time() as clock:
         limits = TokenLimits(tokens="100/min", max_pushback=20.0)
         limits.hear({"retry-after": "3600"}, 503)

@@ -36,7 +36,7 @@ from seawall.clients.llm import (
 from seawall.runtime.events import FallbackUsed
 from seawall.testing import run_virtual, virtual_time
 from tests.clients.support_llm import Vendor, breaks, refuses, streams_error
-from tests.support import falsified, new_guard
+from tests.support import falsified, let_pass, new_guard
 
 
 class StatusError(Exception):
@@ -51,7 +51,7 @@ class StatusError(Exception):
 def answers(what: object) -> Any:
     """Return a function that answers, or raises what is an error."""
 
-    def ask(*args: Any) -> object:
+    def ask(*_args: Any) -> object:
         if isinstance(what, Exception):
             raise what
         return what
@@ -159,11 +159,11 @@ def test_a_model_that_does_not_admit_is_passed_by() -> None:
         large = new_guard(RateLimit("1/min"))
         broken = new_guard(Breaker(min_calls=1, break_for=60.0))
 
-        def ask_large(prompt: str) -> str:
+        def ask_large(_prompt: str) -> str:
             asked.append("large")
             return "large"
 
-        def ask_broken(prompt: str) -> str:
+        def ask_broken(_prompt: str) -> str:
             asked.append("broken")
             raise ConnectionError
 
@@ -251,21 +251,51 @@ def test_streams_change_over_before_the_first_item_only() -> None:
         list(Models(Model("1", broken(2)[0]), Model("2", whole)).stream())
     with pytest.raises(ConnectionError):
         list(Models(Model("1", broken(0)[0])).stream())
-    assert list(Models(Model("1", lambda: iter(()).__iter__() and (x for x in ()))).stream()) == []
+    assert list(Models(Model("1", lambda: (item for item in ()))).stream()) == []
     run_virtual(main())
     assert closed == ["sync"] * 3 + ["async"] * 3
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_another_vendor_takes_over(streamed: bool) -> None:
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+def askers(first: openai.AsyncOpenAI, other: anthropic.AsyncAnthropic) -> tuple[Models, Models]:
+    """Return the two vendors as models, whole and streamed."""
+
+    async def ask_first() -> str:
+        answer = await first.chat.completions.create(model="m", messages=HELLO)
+        return answer.choices[0].message.content or ""
+
+    async def ask_other() -> str:
+        answer = await other.messages.create(model="m", messages=HELLO, max_tokens=9)
+        return answer.content[0].text  # type: ignore[union-attr]
+
+    async def stream_first() -> AsyncIterator[str]:
+        stream = await first.chat.completions.create(model="m", messages=HELLO, stream=True)
+        async with stream:
+            async for item in stream:
+                yield item.choices[0].delta.content or ""
+
+    async def stream_other() -> AsyncIterator[str]:
+        async with other.messages.stream(model="m", messages=HELLO, max_tokens=9) as stream:
+            async for text in stream.text_stream:
+                yield text
+
+    return (
+        Models(Model("first", ask_first), Model("other", ask_other)),
+        Models(Model("first", stream_first), Model("other", stream_other)),
+    )
+
+
+@pytest.mark.parametrize("kind", ["whole", "streamed"])
+def test_another_vendor_takes_over(kind: str) -> None:
     """While one vendor is out, by its own SDK, the other one serves; then the first again."""
 
     async def main() -> None:
-        one, two = Vendor(), Vendor()
         out = [refuses(529), breaks(httpx2.ConnectError), refuses(429, retry_after="2")]
-        if streamed:
-            out.append(streams_error("overloaded_error"))
-        one.steps = out * 2
+        one, two = Vendor(*out * 2), Vendor()
+        if kind == "streamed":
+            one.steps.append(streams_error("overloaded_error"))
         guards = [
             new_guard(
                 Retry(on=retryable, attempts=2),
@@ -274,58 +304,27 @@ def test_another_vendor_takes_over(streamed: bool) -> None:
             )
             for _ in range(2)
         ]
+        keys: dict[str, Any] = {"max_retries": 0, "api_key": "k"}
         async with (
-            async_http_client(guards[0], one.transport()) as http_one,
-            async_http_client(guards[1], two.transport()) as http_two,
+            async_http_client(guards[0], one.transport()) as http,
+            async_http_client(guards[1], two.transport()) as other,
         ):
-            first = openai.AsyncOpenAI(
-                http_client=http_one, max_retries=0, api_key="k", base_url="http://v/v1"
+            whole, streamed = askers(
+                openai.AsyncOpenAI(http_client=http, base_url="http://v/v1", **keys),
+                anthropic.AsyncAnthropic(http_client=other, base_url="http://v", **keys),
             )
-            other = anthropic.AsyncAnthropic(
-                http_client=http_two, max_retries=0, api_key="k", base_url="http://v"
-            )
-            hello: Any = [{"role": "user", "content": "hello"}]
-
-            async def ask_first() -> str:
-                answer = await first.chat.completions.create(model="m", messages=hello)
-                return answer.choices[0].message.content or ""
-
-            async def ask_other() -> str:
-                answer = await other.messages.create(model="m", messages=hello, max_tokens=9)
-                return answer.content[0].text  # type: ignore[union-attr]
-
-            async def stream_first() -> AsyncIterator[str]:
-                async with await first.chat.completions.create(
-                    model="m", messages=hello, stream=True
-                ) as stream:
-                    async for item in stream:
-                        yield item.choices[0].delta.content or ""
-
-            async def stream_other() -> AsyncIterator[str]:
-                async with other.messages.stream(model="m", messages=hello, max_tokens=9) as stream:
-                    async for text in stream.text_stream:
-                        yield text
-
-            if streamed:
-                models = Models(Model("first", stream_first), Model("other", stream_other))
-            else:
-                models = Models(Model("first", ask_first), Model("other", ask_other))
-
-            async def ask() -> str:
-                if streamed:
-                    return "".join([item async for item in models.astream()])
-                return await models.acall()
-
-            texts = []
+            models = streamed if kind == "streamed" else whole
             for _ in range(30):
-                texts.append(await ask())
-                await asyncio.sleep(4.0)
-        assert texts == ["one two three"] * 30
+                if kind == "streamed":
+                    text = "".join([item async for item in models.astream()])
+                else:
+                    text = await models.acall()
+                assert text == "one two three"
+                await let_pass(4.0)
         served = models.snapshot()["served"]
         assert served["other"] >= 4
         assert served["first"] >= 10
-        assert one.opened == one.closed
-        assert two.opened == two.closed
+        assert (one.opened, two.opened) == (one.closed, two.closed)
 
     run_virtual(main())
 
@@ -333,7 +332,7 @@ def test_another_vendor_takes_over(streamed: bool) -> None:
 def test_arguments() -> None:
     """What makes no sense is refused with advice."""
     for wrong, advice in (
-        (lambda: Models(), "give it a Model"),
+        (Models, "give it a Model"),
         (lambda: Models(print), "is no Model"),  # type: ignore[arg-type]
         (lambda: Model("", print), "the first argument is a name"),
         (lambda: Model("x", 3), "pass a function"),  # type: ignore[arg-type]

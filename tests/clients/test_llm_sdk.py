@@ -21,7 +21,7 @@ from seawall import Breaker, Guard, RateLimited, Retry, Timeout
 from seawall.clients.llm import TokenLimits, async_http_client, http_client, retryable
 from seawall.testing import run_virtual, virtual_time
 from tests.clients.support_llm import HANG, Answer, Vendor, breaks, refuses, streams_error
-from tests.support import new_guard
+from tests.support import let_pass, new_guard
 
 HELLO: list[Any] = [{"role": "user", "content": "hello there"}]  # 3 tokens, and "user" is 1
 
@@ -184,7 +184,7 @@ def test_never_after_the_first_item() -> None:
 def test_a_stream_that_hangs_before_its_first_item() -> None:
     """The attempt's timeout runs to the first item: then the stream is closed, and asked again."""
 
-    def hangs(path: str, body: dict[str, Any]) -> Answer:
+    def hangs(_path: str, _body: dict[str, Any]) -> Answer:
         return Answer(200, {"content-type": "text/event-stream"}, [b": wait\n\n", HANG])
 
     vendor = Vendor(hangs, hangs)
@@ -223,10 +223,8 @@ def test_retry_after_is_waited_for() -> None:
         async with async_http_client(guard, vendor.transport()) as http:
             began = guard.clock.now()
             first = asyncio.create_task(chat(http))
-            while vendor.asked < 1:
-                await asyncio.sleep(0)
-            for _ in range(50):
-                await asyncio.sleep(0)
+            await let_pass(1.0)
+            assert vendor.asked == 1
             await chat(http)
             assert guard.clock.now() - began >= 12.5
             await first
@@ -315,8 +313,7 @@ def test_a_cancelled_stream_gives_everything_free() -> None:
                     await asyncio.get_running_loop().create_future()
 
         task = asyncio.create_task(read())
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await let_pass(1.0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -393,7 +390,7 @@ def server() -> Iterator[tuple[str, Vendor]]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: Any) -> None:
+        def log_message(self, *args: Any) -> None:
             pass
 
     served = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -426,3 +423,18 @@ def test_sync_sdks_over_a_socket(server: tuple[str, Vendor]) -> None:
         "output_tokens": 3 * 56 + 100,
     }
     assert {headers["accept-encoding"] for _, _, headers in vendor.log} == {"gzip, deflate"}
+
+
+def test_answers_that_are_there_at_once() -> None:
+    """A transport that makes its answers of bytes is charged for them too, and its errors seen."""
+    event = b'data: {"error": {"type": "overloaded_error"}}\n\n'
+    answers = [
+        httpx2.Response(200, content=event, headers={"content-type": "text/event-stream"}),
+        httpx2.Response(200, json={"usage": {"input_tokens": 1, "output_tokens": 2}}),
+    ]
+    with virtual_time():
+        guard = guard_of(wide())
+        with http_client(guard, httpx2.MockTransport(lambda _: answers.pop(0))) as http:
+            answer = http.post("http://v/v1/messages", json={"messages": HELLO})
+            assert answer.json()["usage"]["input_tokens"] == 1
+        assert spent(guard)["tokens"] == 3

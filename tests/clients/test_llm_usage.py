@@ -231,8 +231,8 @@ def test_estimates(body: dict[str, Any], guess: tuple[int, int]) -> None:
 
 def test_estimates_by_the_users_own_count() -> None:
     """A function of the user's knows better; what it returns is checked."""
-    assert estimate({"prompt": "x", "model": "m"}, lambda body: 77, 5) == (77, 5, "m")
+    assert estimate({"prompt": "x", "model": "m"}, lambda _: 77, 5) == (77, 5, "m")
     with pytest.raises(ValueError, match="write 0 or more"):
-        estimate({"prompt": "x"}, lambda body: -1, 5)
+        estimate({"prompt": "x"}, lambda _: -1, 5)
     assert body_of(("hello",), {"max_tokens": 3}) == {"prompt": ["hello"], "max_tokens": 3}
     assert body_of(({"prompt": "x"},), {}) == {"prompt": "x"}

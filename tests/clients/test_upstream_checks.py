@@ -287,6 +287,14 @@ def test_the_thread_begins_with_the_first_request_and_ends_with_close():
     assert not checking()
 
 
+def test_close_right_after_the_first_request():
+    """However soon the set is closed, the thread that has just begun ends."""
+    for _ in range(20):
+        with Upstreams("v", ["x"], health=HealthCheck(probe=Bell(1))) as upstreams:
+            upstreams.pick()
+        assert not checking()
+
+
 def test_close_does_not_wait_for_a_check_that_hangs():
     """A check under way is cancelled when the set is closed, from a loop too."""
     begun = threading.Event()
@@ -325,9 +333,10 @@ def test_after_a_fork_the_checks_begin_anew():
         with upstreams.pick():
             pass
         assert bell.rung.wait(10.0)
-        parents = upstreams._checker.stop()
+        stop, thread = upstreams._checker._stop, upstreams._checker._thread
         upstreams._after_fork()  # as it is called in a child
-        parents()
+        stop()
+        thread.join(10.0)
         bell.rung.clear()
         with upstreams.pick():
             pass

@@ -161,7 +161,32 @@ def test_a_default_transport_is_the_librarys(library):
     transport = new_upstreams(["http://127.0.0.1:9"]).transport()
     with library.Client(transport=transport) as client, pytest.raises(library.ConnectError):
         client.get("http://vendor/")
-    assert isinstance(transport._inner, library.HTTPTransport)
+
+    async def main():
+        async with library.AsyncClient(transport=transport) as client:
+            with pytest.raises(library.ConnectError):
+                await client.get("http://vendor/")
+
+    asyncio.run(main())
+    kinds = {type(inner) for inner in transport._made.values()}
+    assert kinds == {library.HTTPTransport, library.AsyncHTTPTransport}
+
+
+def test_closing_closes_what_is_inside():
+    """Closing the client closes the transport that was given, and leaves the hosts alone."""
+    upstreams = new_upstreams()
+    farms = [Farm(), Farm(), Farm()]
+    upstreams.transport(farms[0]).close()
+    asyncio.run(upstreams.transport(farms[1]).aclose())
+
+    async def main():
+        async with httpx.AsyncClient(transport=upstreams.transport(farms[2])) as client:
+            await client.get("http://vendor/")
+
+    asyncio.run(main())
+    assert all("closed" in farm.answers for farm in farms)
+    with upstreams.pick() as host:
+        assert host.url in URLS
 
 
 # --- Other hosts for other attempts ---
@@ -346,6 +371,42 @@ def test_a_failing_host_is_ejected_and_comes_back():
         "seconds": 10.0,
     }
     assert events[1].cause == "its time was over"
+
+
+@pytest.mark.parametrize("mood", ["failing", "slow", "failing fast"])
+def test_under_load_a_bad_host_loses_all_but_a_trickle(mood):
+    """At 100 requests a second a bad host's share falls from a third below 1 %, and comes back."""
+    rng = Random(2)
+    ill: set[str] = set()
+
+    async def call(upstreams, counts):
+        async with upstreams.pick() as host:
+            counts[host.url] += 1
+            bad = host.url in ill
+            slow = 0.2 if mood == "slow" else 0.001 if mood == "failing fast" else 0.02
+            await let_pass(slow if bad else 0.015 + 0.01 * rng.random())
+            if bad and mood != "slow":
+                host.failed()
+
+    async def share(upstreams, seconds) -> float:
+        counts: Counter = Counter()
+        tasks = []
+        for _ in range(100 * seconds):
+            tasks.append(asyncio.create_task(call(upstreams, counts)))
+            await let_pass(0.01)
+        await asyncio.gather(*tasks)
+        return counts[URLS[0]] / counts.total()
+
+    async def main():
+        upstreams = new_upstreams()
+        assert 0.25 < await share(upstreams, 5) < 0.4
+        ill.add(URLS[0])
+        assert await share(upstreams, 15) < 0.01
+        ill.clear()
+        await let_pass(30.0)
+        assert 0.25 < await share(upstreams, 5) < 0.4
+
+    run_virtual(main())
 
 
 def test_when_all_are_bad_all_are_used():

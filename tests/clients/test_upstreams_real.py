@@ -96,7 +96,7 @@ def test_a_bad_host_loses_its_share_and_gets_it_back(mood):
             "vendor",
             [site.url for site in sites],
             half_life=0.2,
-            outliers=Outliers(consecutive=3, eject_for=1.0),
+            outliers=Outliers(consecutive=3, eject_for=1.0, max_eject_for=1.0),
             rng=Random(5),
         )
         guard = new_guard(Retry(on=retryable, attempts=3, backoff=0.001))

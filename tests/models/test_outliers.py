@@ -213,7 +213,7 @@ def comes_back(case: tuple[int, int]) -> None:
     rng = Random(seed)
     hosts = Hosts(count, consecutive=2, max_eject_for=25.0)
     now = 0.0
-    for _ in range(300):
+    for _ in range(200):
         now += rng.random()
         hosts.call(rng.randrange(count), now, ok=rng.random() < 0.3)
         for record in hosts.records:

@@ -99,7 +99,7 @@ async def ask(
 def text_app(text: str = "hello", status: int = 200) -> App:
     """Return an app that answers everything with `text`."""
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": text.encode()})
 

@@ -486,11 +486,14 @@ async def _left_after(plan: list[tuple[int, int]]) -> int:
         async def visit(kind: str) -> None:
             request: Any = [b"x"] if kind.startswith("stream") else b"x"
             call = getattr(channel, kind)(full(kind))(request)
-            if kind.endswith("stream"):
-                async for _ in call:
-                    await let_pass(0.0)
-            else:
-                await call
+            try:
+                if kind.endswith("stream"):
+                    async for _ in call:
+                        await let_pass(0.0)
+                else:
+                    await call
+            finally:
+                call.cancel()
 
         tasks = [asyncio.create_task(visit(KINDS[which])) for which, _ in plan]
         # At least one has arrived.
@@ -603,19 +606,21 @@ def _chain(retry_at: str) -> tuple[int, list[float]]:
 
     stack: list[Any] = []
     edge = ServerInterceptor(trust=LOOPBACK, timeout=10.0)
-    with serving({UU: last}, edge) as third:
-        with serving({UU: hop(client(third, stack))}, edge) as second:
-            with serving({UU: hop(client(second, stack))}, edge) as first:
-                ask = client(first, stack)
-                with pytest.raises(grpc.RpcError):
-                    ask(b"x", timeout=5.0)
-                for manager in reversed(stack):
-                    manager.__exit__(None, None, None)
+    with (
+        serving({UU: last}, edge) as third,
+        serving({UU: hop(client(third, stack))}, edge) as second,
+        serving({UU: hop(client(second, stack))}, edge) as first,
+    ):
+        ask = client(first, stack)
+        with pytest.raises(grpc.RpcError):
+            ask(b"x", timeout=5.0)
+        for manager in reversed(stack):
+            manager.__exit__(None, None, None)
     return len(calls), lefts
 
 
 def test_a_chain_of_services_does_not_multiply() -> None:
-    """Three services with three attempts each: 27 calls of the last by naive retries, here 7 or 3."""
+    """Three services of three attempts each: of 27 calls of the last 7 are left, or 3."""
     assert _chain("everywhere")[0] == 7
     calls, lefts = _chain("edge")
     assert calls == 3

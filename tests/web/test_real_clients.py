@@ -93,8 +93,8 @@ class Site:
         await self.edge(scope, receive, logged)
 
     def begin(self) -> float:
-        """Let everything be as new; return the instant."""
-        self.clock.advance(100.0)
+        """Let everything be as new, at a whole second; return the instant."""
+        self.clock.advance_to(self.clock.now() // 1 + 100.0)
         self.log.clear()
         return self.clock.now()
 

@@ -128,6 +128,7 @@ def test_x_forwarded_for(lines: list[str], key: str):
         (["proto=https"], PROXY),
         (['for="203.0.113.9'], PROXY),
         (['for=203.0.113.9";a="'], PROXY),
+        (["a=b;" * 17 + "for=203.0.113.9"], PROXY),
         (["203.0.113.9"], PROXY),
         (["for = 203.0.113.9"], PROXY),
         ([""], PROXY),

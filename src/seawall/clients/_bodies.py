@@ -4,8 +4,8 @@ A request's body is sent again if it begins anew when it is read again. Everythi
 once: a generator that was begun, or a file that was read, would be sent as the half that is left,
 and the server would take that for the whole.
 
-The body of an answer that means failure is read at once, if it is not large: then its connection is
-free again while the next attempt is waited for, and the answer can still be handed out.
+The body of an answer that means failure is read at once, unless it is large or slow: then its
+connection is free again during the pause before the next attempt, and it can still be handed out.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
+from seawall.clock import current_clock
+
 KEPT: Final = 65_536
 """The most bytes of a failed answer that are kept in memory."""
+
+PATIENCE: Final = 1.0
+"""The seconds after which no more of it is read: a server in trouble may send it in drops."""
 
 
 def is_text(body: object) -> bool:
@@ -36,6 +41,26 @@ def _rewinds(file: Any) -> bool:
         return bool(file.seekable()) and file.tell() == 0
     except Exception:  # noqa: BLE001 - not a file that can be asked, so not one to rely on
         return False
+
+
+class Enough:
+    """Tells when to stop reading a failed answer."""
+
+    __slots__ = ("_clock", "_length", "_until", "head")
+
+    def __init__(self) -> None:
+        """Begin now."""
+        self._clock = current_clock()
+        self._until = self._clock.now() + PATIENCE
+        self._length = 0
+        self.head: list[bytes] = []
+        """What has been read."""
+
+    def after(self, part: bytes) -> bool:
+        """Take another part; tell whether no more is to be read."""
+        self.head.append(part)
+        self._length += len(part)
+        return self._length > KEPT or self._clock.now() >= self._until
 
 
 class Rejoined:

@@ -21,7 +21,7 @@ from seawall.clients._exchange_errors import as_library_error
 from seawall.clients._exchange_headers import headers_for
 from seawall.clients._exchange_terms import BadStatus, Terms, retryable
 from seawall.context import deadline_var, idempotency_key_var, reset
-from seawall.errors import DeadlineExceeded, SeawallError, TimedOut, add_note
+from seawall.errors import DeadlineExceeded, Rejected, SeawallError, TimedOut, add_note
 
 __all__ = ["BadStatus", "Carrier", "Terms", "aexchange", "exchange", "retryable"]
 
@@ -124,6 +124,8 @@ class Exchange:
 
     def _seen_outside(self, error: BaseException) -> BaseException:
         """Return `error` as the user is to see it."""
+        # True of this request; of the function that made it, and maybe others, nobody can tell.
+        vars(error).pop("nothing_sent", None)
         if self._bar is not None and self._terms.retries and self._sent:
             add_note(error, f"not retried: {self._bar}", "not retried: ")
         if isinstance(error, SeawallError):
@@ -170,15 +172,16 @@ class Exchange:
         return response
 
     def _raised(self, error: Exception) -> None:
-        """Look at what the library raised: whether anything was sent, and whose time was over."""
+        """Look at what was raised: whether anything was sent, and whether time was over."""
         library = self._terms.library
-        if not library.nothing_sent(error):
+        ours = isinstance(error, SeawallError)
+        if not isinstance(error, Rejected) and not library.nothing_sent(error):
             self._sent = True
         elif self._terms.retried_above() is None:
             error.nothing_sent = True  # type: ignore[attr-defined]
         held = deadline_var.get()
         out_of_time = held is not None and held[1].now() >= held[0]
-        if out_of_time and isinstance(error, library.timeout_error):
+        if out_of_time and not ours and isinstance(error, library.timeout_error):
             name = self._terms.guard.name
             late = TimedOut(f"guard {name!r}: the deadline passed: {error}", guard=name)
             raise as_library_error(late, library, self.request) from error

@@ -80,7 +80,7 @@ class Library(ABC):
 
 def as_library_error(error: SeawallError, library: Library, request: Any) -> Exception:
     """Return `error` as one that is the library's too, about `request`; all it says is kept."""
-    if isinstance(error, library.error):
+    if isinstance(error, (library.error, library.timeout_error)):
         return error
     mixed: Any = _rebuild(library.name, type(error), error.args, vars(error))
     mixed.request = request
@@ -95,7 +95,8 @@ def _rebuild(
     library: str, kind: type[SeawallError], args: tuple[Any, ...], state: dict[str, Any]
 ) -> Any:
     mixed = Library._known[library].mixed(kind)
-    error = mixed.__new__(mixed)
+    # Of two built-in bases, the one that is more than an Exception has to make it.
+    error = (OSError if issubclass(mixed, OSError) else Exception).__new__(mixed)
     error.args = args
     vars(error).update(state)
     return error

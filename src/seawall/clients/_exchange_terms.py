@@ -78,7 +78,7 @@ class Terms:
         self.generate_keys = check.flag("generate_keys", generate_keys)
         self.repeatable = None if repeatable is None else check.function("repeatable", repeatable)
         self.statuses = frozenset(
-            check.count("statuses", status, minimum=100, maximum=999) for status in statuses
+            check.count("statuses", status, minimum=_ERROR, maximum=599) for status in statuses
         )
         self.propagate = read_propagate(propagate)
         self.retries = any(getattr(policy, "most_attempts", 1) > 1 for policy in guard.policies)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from seawall.clients._bodies import KEPT, Rejoined, is_form
+from seawall.clients._bodies import Enough, Rejoined, is_form
 from seawall.clients._exchange_errors import Library
 
 
@@ -66,30 +66,26 @@ class HttpxLibrary(Library):
         response.extensions["seawall_note"] = text
 
     def keep(self, response: Any) -> None:
-        """Read the body of a failed answer, or the head of a large one."""
-        stream, head, length = response.stream, [], 0
+        """Read the body of a failed answer, or the head of a large or slow one."""
+        stream, read = response.stream, Enough()
         rest = iter(stream)
         for part in rest:
-            head.append(part)
-            length += len(part)
-            if length > KEPT:
-                response.stream = self._rejoined(head, rest, stream)
+            if read.after(part):
+                response.stream = self._rejoined(read.head, rest, stream)
                 return
         stream.close()
-        response.stream = self._module.ByteStream(b"".join(head))
+        response.stream = self._module.ByteStream(b"".join(read.head))
 
     async def akeep(self, response: Any) -> None:
         """Do the same for an async one."""
-        stream, head, length = response.stream, [], 0
+        stream, read = response.stream, Enough()
         rest = aiter(stream)
         async for part in rest:
-            head.append(part)
-            length += len(part)
-            if length > KEPT:
-                response.stream = self._rejoined(head, rest, stream)
+            if read.after(part):
+                response.stream = self._rejoined(read.head, rest, stream)
                 return
         await stream.aclose()
-        response.stream = self._module.ByteStream(b"".join(head))
+        response.stream = self._module.ByteStream(b"".join(read.head))
 
 
 def lower_timeouts(request: Any, seconds: float | None) -> Any:

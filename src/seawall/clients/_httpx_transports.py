@@ -40,7 +40,7 @@ class Guarded:
         `statuses` are the answers that mean failure. `propagate` is what the next service is told:
         any of "deadline", "criticality", "attempt" (these three by default) and "tenant".
         """
-        self.terms = Terms(
+        self._terms = Terms(
             guard,
             self._library,
             self._kind,
@@ -58,12 +58,12 @@ class Guarded:
 
     def __repr__(self) -> str:
         over = type(self.transport).__name__
-        return f"<{type(self).__name__} of guard {self.terms.guard.name!r} over {over}>"
+        return f"<{type(self).__name__} of guard {self._terms.guard.name!r} over {over}>"
 
     @property
     def guard(self) -> Guard:
         """The guard that all requests go through."""
-        return self.terms.guard
+        return self._terms.guard
 
 
 class SyncGuarded(Guarded):
@@ -73,7 +73,7 @@ class SyncGuarded(Guarded):
 
     def handle_request(self, request: Any) -> Any:
         """Return the answer to `request`."""
-        return exchange(self.terms, request, self._carrier)
+        return exchange(self._terms, request, self._carrier)
 
     def _make_carrier(self) -> Carrier:
         return Carrier(self._send, self._library.keep, _close)
@@ -105,7 +105,7 @@ class AsyncGuarded(Guarded):
 
     async def handle_async_request(self, request: Any) -> Any:
         """Return the answer to `request`."""
-        return await aexchange(self.terms, request, self._carrier)
+        return await aexchange(self._terms, request, self._carrier)
 
     def _make_carrier(self) -> Carrier:
         return Carrier(self._send, self._library.akeep, _aclose)

@@ -46,6 +46,7 @@ _UNSENT: Final = frozenset(
 """Errors of HTTP libraries, by name, after which nothing was sent."""
 
 _CAUSES: Final = 5
+_MOST_TOLD: Final = 1024
 TIMEOUT, CLIENT, SERVER, TOO_MANY, OVERLOADED = 408, 400, 500, 429, 529
 
 _guess: Final[ContextVar[Estimate]] = ContextVar("seawall_llm_guess")
@@ -123,6 +124,7 @@ class TokenLimits(RateLimit):
         self.output = check.count("output", output, minimum=0)
         self.refill = check.choice("refill", refill, ("steady", "at_once"))
         self.max_pushback = check.seconds("max_pushback", max_pushback, zero=True)
+        self._told: dict[tuple[str, str], tuple[int, float]] = {}
         super().__init__(
             *(self._limit(kind, rate) for kind, rate in given.items() if rate is not None),
             max_wait=max_wait,
@@ -175,7 +177,7 @@ class TokenLimits(RateLimit):
         said = read_vendor_limits(pairs, _wall())
         if said is NOTHING:
             return
-        with _Guessed(self, args, kwargs):
+        with _Guessed(self._guess_of(args, kwargs) if self.per_model else Estimate(0, 0)):
             for kind in KINDS:
                 standing: Standing | None = getattr(said, kind)
                 if standing is not None:
@@ -191,6 +193,8 @@ class TokenLimits(RateLimit):
         remaining, after, whole = standing
         steps = _STEPS if self.refill == "steady" and whole is not None else _STEPS[-1:]
         number = names.index(kind)
+        if self._sharing is not None and not self._is_news(kind, standing):
+            return
         rate, own = self.limits[number].rate, self._own_left(number)
         reached = 0.0
         for step in steps:
@@ -199,6 +203,24 @@ class TokenLimits(RateLimit):
             if left < own + rate.limit * after * step * 1e6 / rate.period:
                 self.lower(left, after * step, limit=kind)
             reached = step
+
+    def _is_news(self, kind: str, standing: Standing) -> bool:
+        """Tell whether it is worth telling all pods: markedly less than was told lately, or later.
+
+        Every answer of a vendor says something, and each time the store would have to be asked.
+        """
+        key = kind, _guess.get().model
+        now = self._now()
+        before = self._told.get(key)
+        if before is not None:
+            remaining, at = before
+            slack = max(1, (standing.limit or remaining) // 20)
+            if now - at < standing.reset_after / 8 and standing.remaining >= remaining - slack:
+                return False
+        if len(self._told) >= _MOST_TOLD:
+            self._told.clear()
+        self._told[key] = standing.remaining, now
+        return True
 
     def _own_left(self, number: int) -> int:
         """Return what the limit's own rule would admit now, at most, whatever a vendor has said."""
@@ -220,7 +242,7 @@ class TokenLimits(RateLimit):
         *,
         by_hand: bool = False,
     ) -> list[Charge]:
-        with _Guessed(self, args, kwargs):
+        with _Guessed(self._guess_of(args, kwargs)):
             return super()._charges(args, kwargs, cost, by_hand=by_hand)
 
     def _guess_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Estimate:
@@ -258,8 +280,8 @@ class _Guessed:
 
     _token: Token[Estimate]
 
-    def __init__(self, policy: TokenLimits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._guess = policy._guess_of(args, kwargs)
+    def __init__(self, guess: Estimate) -> None:
+        self._guess = guess
 
     def __enter__(self) -> None:
         self._token = _guess.set(self._guess)
@@ -314,10 +336,11 @@ def _settles(policy: TokenLimits, ticket: Any, outcome: Outcome, detail: Any) ->
 
 def status_of(error: object) -> int | None:
     """Return the status of the answer that `error` stands for, if it does."""
-    for name in ("status", "status_code"):
-        status = getattr(error, name, None)
-        if type(status) is int:
-            return status
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status", "status_code"):
+            status = getattr(holder, name, None)
+            if type(status) is int:
+                return status
     return None
 
 

@@ -86,7 +86,13 @@ class Vendor:
         """Tell the limits what the vendor says; return who learns the usage from the body."""
         status, headers = response.status_code, response.headers
         for limits in self._limits:
-            limits.hear(headers.raw, status, request)
+            try:
+                limits.hear(headers.raw, status, request)
+            except Exception:
+                import logging
+
+                # The answer is here, and is worth more than what it says of limits.
+                logging.getLogger("seawall").exception("guard %r: not understood", self._guard)
         late, events = Late(None), None
         if was_refused(status):
             late = Late(None, NONE_USED)
@@ -98,13 +104,25 @@ class Vendor:
             elif "json" in kind:
                 reader = JsonReader()
             packed = headers.get("content-encoding", "identity").strip().lower()
-            if reader is not None and packed in _PACKED:
+            if response.is_stream_consumed:
+                pass  # it was made of bytes, in this process: they are not packed any more
+            elif reader is not None and packed in _PACKED:
                 reader = Unpacking(reader)
             elif packed != "identity":
                 reader = events = None
             late = Late(reader)
         response.extensions[LATE] = late
         return late, events
+
+    def _pass_by(self, response: Any, passing: type, base: str, late: Late) -> Any:
+        """Let the body be seen as it passes by; return it, or None if it was read already."""
+        if response.is_stream_consumed:
+            late.feed(response.content)
+            late.end()
+            return None
+        stream = response.stream
+        response.stream = _stream_class(passing, _base_of(stream, base))(stream, late)
+        return response.stream
 
 
 def _status_of(events: SseReader) -> int | None:
@@ -239,11 +257,10 @@ class VendorTransport(Vendor):
         self._prepare(request)
         response = self.transport.handle_request(request)
         late, events = self._answered(request, response)
-        stream = response.stream
-        body = _stream_class(_Passes, _base_of(stream, "SyncByteStream"))(stream, late)
-        response.stream = body
+        body = self._pass_by(response, _Passes, "SyncByteStream", late)
         if events is not None:
-            body.begin(events)
+            if body is not None:
+                body.begin(events)
             status = _status_of(events)
             if status is not None and events.error is not None:
                 response.close()
@@ -275,11 +292,10 @@ class AsyncVendorTransport(Vendor):
         self._prepare(request)
         response = await self.transport.handle_async_request(request)
         late, events = self._answered(request, response)
-        stream = response.stream
-        body = _stream_class(_PassesAsync, _base_of(stream, "AsyncByteStream"))(stream, late)
-        response.stream = body
+        body = self._pass_by(response, _PassesAsync, "AsyncByteStream", late)
         if events is not None:
-            await body.begin(events)
+            if body is not None:
+                await body.begin(events)
             status = _status_of(events)
             if status is not None and events.error is not None:
                 await response.aclose()

@@ -268,7 +268,13 @@ class Late:
                 then = self._then.pop()  # atomic: of two threads, one gets it
             except IndexError:
                 return
-            then(self._told)
+            try:
+                then(self._told)
+            except Exception:
+                import logging
+
+                # Who reads a body has nothing to do with what becomes of a limit.
+                logging.getLogger("seawall").exception("the usage could not be settled")
 
     def then(self, told: Callable[[Usage], None]) -> None:
         """Call `told` with the usage, once it is known."""

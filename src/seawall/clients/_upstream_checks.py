@@ -91,8 +91,9 @@ class Checker:
         self._ssl: SSLContext | None = None
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], None] | None = None
+        self._stopped = False
         self.wanted = not self._virtual
-        """Whether the thread is to be begun: it is not, has not been stopped, and time is real."""
+        """Whether the thread is to be begun: it is not, was not stopped, and time is real."""
 
     def begin(self) -> None:
         """Begin the thread, unless it runs, was stopped, or time is virtual."""
@@ -100,19 +101,17 @@ class Checker:
             if not self.wanted:
                 return
             self.wanted = False
-            begun = threading.Event()
-            name = "seawall-checks"
             # Nobody's context: a deadline of whoever came first is no business of the checks.
             self._thread = threading.Thread(
-                target=Context().run, args=(self._run, begun), name=name, daemon=True
+                target=Context().run, args=(self._run,), name="seawall-checks", daemon=True
             )
             self._thread.start()
-        begun.wait(JOIN)  # or a stop that comes at once would find nothing to stop
 
     def stop(self) -> Callable[[], None]:
         """Begin to end the thread; what is returned waits until it has ended."""
         with self._lock:
             self.wanted = False
+            self._stopped = True
             thread, stop = self._thread, self._stop
         if stop is not None:
             stop()
@@ -122,18 +121,17 @@ class Checker:
 
     def after_fork(self) -> None:
         """Begin anew in a child process, where the thread is not, with its next request."""
-        ran = self._thread is not None
         self._lock = threading.Lock()
         self._thread = self._stop = None
-        self.wanted = (self.wanted or ran) and not self._virtual
+        self.wanted = not self._stopped and not self._virtual
 
-    def _run(self, begun: threading.Event) -> None:
+    def _run(self) -> None:
         try:
-            asyncio.run(self._rounds(begun))
+            asyncio.run(self._rounds())
         except Exception:
             logging.getLogger("seawall").exception("the checks of upstreams have ended")
 
-    async def _rounds(self, begun: threading.Event) -> None:
+    async def _rounds(self) -> None:
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
 
@@ -143,8 +141,10 @@ class Checker:
             except RuntimeError:
                 pass  # it has ended
 
-        self._stop = stop
-        begun.set()
+        with self._lock:
+            self._stop = stop
+            if self._stopped:
+                return
         ending = loop.create_task(over.wait())
         while not over.is_set() and self._hosts() is not None:
             asking = loop.create_task(self.ask_all())

@@ -157,12 +157,8 @@ class Pick:
         taken = self._set.take(self._tried, refused)
         if taken is None:
             return None
-        host, self._began = taken
-        self._generation = host.record.generation
-        self._host = host
-        if self._tried is not None:
-            self._tried.add(host.url)
-        return host
+        self._host, self._began, self._generation = taken
+        return self._host
 
     def _steps(self) -> Generator[Waiter, Any, None]:
         """Go from host to host until a breaker lets the request through."""

@@ -93,10 +93,13 @@ class HostSet:
             raise TypeError(f"breaker({url!r}) gave {made!r}: return a Breaker")
         return HostGate(made, bind(made, Seat(f"{self.name} {url}", self.clock, self.rng)), url)
 
-    def take(self, tried: set[str] | None, refused: Collection[Host]) -> tuple[Host, float] | None:
+    def take(
+        self, tried: set[str] | None, refused: Collection[Host]
+    ) -> tuple[Host, float, int] | None:
         """Choose a host and count a request in; None if all that are left have `refused`.
 
-        Those `tried` in this call already are taken only when no other is left.
+        Those `tried` in this call already are taken only when no other is left; the host is added
+        to them. Returns what `end` wants to know: the instant and the host's generation.
         """
         with self.mutex:
             now = self.clock.now()
@@ -112,9 +115,12 @@ class HostSet:
             if hosts:
                 host = hosts[choose(loads, now, self.rng.random())]
                 host.load.in_flight += 1
+                taken = host, now, host.record.generation
+                if tried is not None:
+                    tried.add(host.url)
         if self._untold:
             self._tell()
-        return (host, now) if hosts else None
+        return taken if hosts else None
 
     def put_back(self, host: Host) -> None:
         """Take back a `take`: nothing was sent."""

@@ -8,7 +8,6 @@ under way with it: what is sent is a copy with another address.
 from __future__ import annotations
 
 from importlib import import_module
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary
 
@@ -54,7 +53,8 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         upstreams._require_urls()
         self._upstreams = upstreams
         self._inner = transport
-        self._lock = Lock()
+        self._made: dict[tuple[str, str], Any] = {}
+        """Transports of the default kind, by library and name."""
         self._addresses: dict[tuple[str, str] | None, Any] = {}
         self._tried: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
@@ -92,8 +92,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         is the body.
         """
         try:
-            with self._lock:
-                return self._tried.setdefault(request.stream, set())
+            return self._tried.setdefault(request.stream, set())
         except TypeError:  # a stream of the user's that cannot be remembered
             return set()
 
@@ -123,20 +122,25 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
 
     def _default(self, request: Any, name: str) -> Any:
         """Return a transport of the library that the request is of, made when first needed."""
-        with self._lock:
-            if self._inner is None:
-                self._inner = getattr(import_module(_library_of(request)), name)()
-            return self._inner
+        library = _library_of(request)
+        known = self._made.get((library, name))
+        if known is None:
+            # Of two threads that are the first, one has made its own in vain.
+            made = getattr(import_module(library), name)()
+            known = self._made.setdefault((library, name), made)
+        return known
 
     def close(self) -> None:
         """Close the transport inside; the hosts, which others may use too, stay as they are."""
-        if self._inner is not None:
-            self._inner.close()
+        for inner in (self._inner, *self._made.values()):
+            if hasattr(inner, "close"):
+                inner.close()
 
     async def aclose(self) -> None:
         """Close the transport inside; the hosts, which others may use too, stay as they are."""
-        if self._inner is not None:
-            await self._inner.aclose()
+        for inner in (self._inner, *self._made.values()):
+            if hasattr(inner, "aclose"):
+                await inner.aclose()
 
     def __enter__(self) -> Self:
         if self._inner is not None:
@@ -144,7 +148,9 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if self._inner is not None:
+        if self._inner is None:
+            self.close()
+        else:
             self._inner.__exit__(*raised)
 
     async def __aenter__(self) -> Self:
@@ -153,7 +159,9 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        if self._inner is not None:
+        if self._inner is None:
+            await self.aclose()
+        else:
             await self._inner.__aexit__(*raised)
 
 

@@ -90,7 +90,7 @@ class GuardedAdapter(BaseAdapter):
         The settings are those of `seawall.clients.httpx.GuardedTransport`.
         """
         super().__init__()
-        self.terms = Terms(
+        self._terms = Terms(
             guard,
             _LIBRARY,
             "sync",
@@ -110,12 +110,12 @@ class GuardedAdapter(BaseAdapter):
 
     def __repr__(self) -> str:
         over = type(self.adapter).__name__
-        return f"<GuardedAdapter of guard {self.terms.guard.name!r} over {over}>"
+        return f"<GuardedAdapter of guard {self._terms.guard.name!r} over {over}>"
 
     @property
     def guard(self) -> Guard:
         """The guard that all requests go through."""
-        return self.terms.guard
+        return self._terms.guard
 
     def send(
         self,
@@ -135,7 +135,7 @@ class GuardedAdapter(BaseAdapter):
             response.request = request
             return response
 
-        answer: requests.Response = exchange(self.terms, request, Carrier(send, _keep, _close))
+        answer: requests.Response = exchange(self._terms, request, Carrier(send, _keep, _close))
         return answer
 
     def close(self) -> None:

@@ -90,16 +90,14 @@ class Door:
             _undo(tokens)
 
     @asynccontextmanager
-    async def aadmitted(
-        self, method: str, context: Any, *, stream: bool
-    ) -> AsyncIterator[Hold | None]:
-        """Do as `admitted`, in a task; give what is held, which may be left before the end."""
+    async def aadmitted(self, method: str, context: Any, *, stream: bool) -> AsyncIterator[None]:
+        """Do as `admitted`, in a task."""
         tokens, hold = self._begin(method, context, stream=stream)
         try:
             if hold is not None:
                 await hold.__aenter__()
             with _left(hold, context):
-                yield hold
+                yield
         finally:
             _undo(tokens)
 

@@ -17,7 +17,7 @@ up to `CHEAP_SLICE` and wait for up to `patience`.
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, get_running_loop
-from math import exp
+from math import exp, inf
 from time import process_time
 from typing import Any, ClassVar, Final
 
@@ -29,7 +29,7 @@ from seawall.policies.shed import Shed
 from seawall.runtime.layers import Host, Outcome, Wait
 from seawall.runtime.mutex import survives_fork
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
-from seawall.runtime.slots import GRANTED, Refusal, Slots, SlotWaiter
+from seawall.runtime.slots import GRANTED, Refusal, Slots, SlotWaiter, live_slots
 
 HORIZON: Final = 0.25
 """Seconds over which it is known how busy the loop is and what requests cost."""
@@ -52,8 +52,11 @@ SATURATED: Final = 0.8
 IDLING: Final = 0.6
 """The share of a processor below which more requests at once would be served sooner."""
 
-FLOOD: Final = 0.05
-"""Seconds of work that may be in progress before a moment of full use is taken for overload."""
+CALM: Final = 0.7
+"""Below this share of `busy` a queue that did not drain is taken to drain again."""
+
+FIRST: Final = 8.0
+"""How many requests at once there may be at first: while the processor idles, ever more."""
 
 MOST_WAITING: Final = 10_000
 """However cheap requests are, no more of them wait."""
@@ -108,12 +111,11 @@ class TurnsGate(GateBound):
 
     def __init__(self, policy: Turns, host: Host) -> None:
         super().__init__(policy, host)
-        self.slots = Slots(1, order="criticality", room=MOST_WAITING, discipline=self)
+        self.slots = _Rights(1, order="criticality", room=MOST_WAITING, discipline=self)
         self._begin_afresh()
         survives_fork(self)
 
     def _begin_afresh(self) -> None:
-        self.slots.free.clear()
         self._loop: AbstractEventLoop | None = None
         """The loop whose turn is under way; None between turns."""
         self._began = 0.0
@@ -135,12 +137,18 @@ class TurnsGate(GateBound):
         """How much of the last moments the loop was busy."""
         self.cpu_share = 0.0
         """How much of a processor the process has used in these."""
-        self.cost = 0.0
+        self.cost = self.policy.cheap
         """What a request costs, in seconds: of the loop, or of the processor if that is more."""
         self.inside = 0
         """How many are being served."""
-        self.most = 1.0
-        """How many may be, while the queue does not drain."""
+        self.most = FIRST
+        """How many may be, unless they are cheap."""
+        self._cap = FIRST
+        self._open = False
+        """Whether the turn under way takes more of them."""
+        self._held_back = False
+        """Whether that limit made somebody wait."""
+        self._timer: tuple[AbstractEventLoop, Any] | None = None
         self.strict = False
         """Whether the queue does not drain."""
         self._slice = CHEAP_SLICE
@@ -150,22 +158,26 @@ class TurnsGate(GateBound):
         """Begin, if the turn has time left and nobody is to go first."""
         loop = get_running_loop()
         if self._loop is not loop:
-            if not self._dispatching and (not self.strict or self.inside < self.most):
+            if self.inside < self._cap and not self._dispatching:
                 self._loop = loop
                 self._began = now
                 self._begun = 1
                 self.inside += 1
+                self._open = not self.strict and self.inside < self._cap
                 loop.call_soon(self._end)
                 return
-        elif now - self._began <= self._slice and not self.strict and not self.slots.queue:
+        elif self._open and now - self._began <= self._slice and not self.slots.queue:
             self._begun += 1
             self.inside += 1
+            self._open = not self.strict and self.inside < self._cap
             return
         if self.policy.mode != "enforce":
             self._begun += 1
             self.inside += 1
             return
         self._crowded = True
+        if self._timer is None or self._timer[0] is not loop:
+            self._timer = loop, loop.call_later(LOOK_EVERY, self._tick)
         raise Wait(_TurnWaiter(self, now))
 
     def leave(self, ticket: None, outcome: Outcome, detail: object, now: float) -> None:
@@ -222,25 +234,39 @@ class TurnsGate(GateBound):
         """Tell whether the queue drains, and set what a turn and a wait may take."""
         policy = self.policy
         was, cheap = self.strict, self.cost < policy.cheap
-        since, then = self._window
-        used = -1.0
-        if now - since >= LOOK_EVERY:
-            used = (cpu - then) / (now - since) / policy.cores
-            self._window = now, cpu
-        flood = used > SATURATED and self.inside * self.cost > FLOOD
-        busy = max(self.share, self.cpu_share / policy.cores) > policy.busy
-        self.strict = not cheap and (busy or flood)
+        busy = max(self.share, self.cpu_share / policy.cores)
+        self.strict = not cheap and busy > (CALM * policy.busy if was else policy.busy)
         self._slice = CHEAP_SLICE if cheap else policy.slice
         self._wait = max(policy.slice, policy.scale * self.cost) if self.strict else policy.patience
-        if not self.strict:
+        self._look(now, cpu)
+        self._cap = inf if cheap else self.most
+
+    def _look(self, now: float, cpu: float) -> None:
+        """Allow as few at once as keep the processor busy: more only make each other late."""
+        since, then = self._window
+        if now - since < LOOK_EVERY:
             return
-        if not was:
-            self.most = max(1.0, self.inside / 2)
-        elif used > SATURATED:
-            # As few at once as keep the processor busy: more of them only make each other late.
-            self.most = max(1.0, self.most / 2)
-        elif 0 <= used < IDLING and self._full:
-            self.most += 1.0
+        self._window = now, cpu
+        used = (cpu - then) / (now - since) / self.policy.cores
+        if used > SATURATED:
+            self.most = max(1.0, min(self.most, self.inside) / 2)
+        elif used < IDLING and self._held_back:
+            self.most = max(self.most + 1.0, min(2.0 * self.most, 2.0 * self.inside))
+        self._held_back = False
+
+    def _tick(self) -> None:
+        """Look again, for as long as somebody waits: it may be only the limit that holds them."""
+        self._timer = None
+        queue = self.slots.queue
+        if not queue:
+            return
+        loop = get_running_loop()
+        self._timer = loop, loop.call_later(LOOK_EVERY, self._tick)
+        if self._loop is None and not self._dispatching:
+            self._held_back = self._held_back or self.inside >= self._cap
+            self._look(self.host.clock.now(), process_time())
+            self._cap = inf if self.cost < self.policy.cheap else self.most
+            self._dispatch_soon()
 
     def _dispatch_soon(self) -> None:
         self._dispatching = True
@@ -262,12 +288,13 @@ class TurnsGate(GateBound):
             return
         now = self.host.clock.now()
         number = max(1, int(self._slice / max(self.cost, 1e-6)))
+        number = int(min(number, max(0.0, self._cap - self.inside)))
         if self.strict:
-            number = min(number, max(0, int(self.most) - self.inside))
             # First, so that nobody computes before they are told.
             self._refuse(now, number)
-            if not number:
-                return
+        if not number:
+            self._held_back = True
+            return
         self._loop = loop
         self._began = now
         self._begun = 0
@@ -318,6 +345,19 @@ class TurnsGate(GateBound):
     def _after_fork(self) -> None:
         """Begin anew in a child process: its loop is another."""
         self._begin_afresh()
+
+
+class _Rights(Slots):
+    """The right to begin, which is given one by one and never comes back."""
+
+    def __init__(self, limit: int, **options: Any) -> None:
+        super().__init__(limit, **options)
+        self.free.clear()
+        live_slots.discard(self)  # none of them is held
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self.free.clear()
 
 
 class _TurnWaiter(SlotWaiter):

@@ -13,13 +13,13 @@ and one for each message of its response.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, Final
 
 from seawall._expiry import running_task
 from seawall.clock import Clock
 from seawall.context import deadline_var
-from seawall.errors import Overloaded, TimedOut
+from seawall.errors import Rejected, TimedOut
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
-P = TypeVar("P", bound=Passage)
 
 TRY_AGAIN_LATER: Final = 1013
 """The code with which a websocket is closed that was refused."""
@@ -69,6 +68,7 @@ class Edge:
         limits: RequestLimits | None = None,
         turns: Turns | None = None,
         concurrency: AdaptiveLimit | Bulkhead | None = None,
+        routes: Mapping[str, AdaptiveLimit | Bulkhead] | None = None,
         websockets: Bulkhead | None = None,
         health: Health | None = None,
         lifecycle: Lifecycle | None = None,
@@ -77,6 +77,8 @@ class Edge:
     ) -> None:
         """Stand around `app`; `name` is that of the guard which `shed`, `turns`... belong to.
 
+        `routes` gives routes of a Starlette app a limit of their own, by their templates; the same
+        one for several shares it among them.
         `websockets` bounds how many are open at once: their handshakes pass all the rest as
         requests do, and hold it no longer than that. `trust` is that of `inbound`, unless given.
         """
@@ -109,21 +111,23 @@ class Edge:
         self._lifecycle = lifecycle
         self._trust = trust or (inbound.trust if inbound is not None else Trust())
         self._cutting = _Cutting(self._clock)
+        self._routes: Mapping[str, AdaptiveLimit | Bulkhead] = dict(routes or {})
+        """Those that are not found yet: they are looked for when the app is first called."""
+        for path, limit in self._routes.items():
+            _checked(f"routes[{path!r}]", limit, (AdaptiveLimit, Bulkhead))
 
     def __repr__(self) -> str:
         return f"<Edge {self.guard.name!r}>"
 
     def snapshot(self) -> dict[str, Any]:
         """Return what there is to see of the edge: its guard's counts, and those of its parts."""
-        parts = {
+        parts: dict[str, Any] = {
             "inbound": self._inbound,
             "limits": self._limits,
             "lifecycle": self._lifecycle,
             "health": self._health,
         }
-        told = {
-            name: part.snapshot() for name, part in parts.items() if hasattr(part, "snapshot")
-        }
+        told = {name: part.snapshot() for name, part in parts.items() if hasattr(part, "snapshot")}
         return {**self.guard.snapshot(), **told}
 
     def close(self) -> None:
@@ -133,6 +137,8 @@ class Edge:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, a websocket, or the life of the app."""
         kind = scope["type"]
+        if self._routes:
+            self._gate_routes(scope)
         if kind == "http":
             health = self._health
             if health is not None and health.handles(scope["path"]):
@@ -180,7 +186,7 @@ class Edge:
             if tokens is not None and inbound is not None:
                 inbound.undo(tokens)
 
-    async def _enter(self, incoming: Incoming, passage: Passage) -> None:
+    async def _enter(self, incoming: Incoming, passage: Passage) -> None:  # noqa: C901 - one frame for all gates
         """Pass the gates, outermost first; whoever refuses, all is given back."""
         passage.began = now = self._now()
         granted = None
@@ -239,6 +245,20 @@ class Edge:
             return self._limits.refusal_headers(error)
         return []
 
+    def _gate_routes(self, scope: Scope) -> None:
+        """Put the limits of routes around them, now that the app has all its routes."""
+        wanted, self._routes = self._routes, {}
+        found = _routes_of(getattr(scope.get("app"), "routes", ()))
+        for path, limit in wanted.items():
+            if path not in found:
+                known = ", ".join(sorted(found)[:20]) or "none: is this a Starlette app?"
+                raise ValueError(
+                    f"routes={{{path!r}: ...}}: there is no such route; known: {known}"
+                )
+            for number, route in enumerate(found[path]):
+                name = f"{self.guard.name} {path}" + (f" ({number + 1})" if number else "")
+                route.app = RouteGate(route.app, limit, name=name, clock=self._clock)
+
     # Websockets
 
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -272,7 +292,7 @@ class Edge:
                 ticket = enter(self._now())
             except Wait as wait:
                 ticket = await wait_async(wait.waiter, self._clock)
-        except Overloaded as error:
+        except Rejected as error:
             await self._fail(passage, error, send)
         else:
             passage.keep(gate, ticket)
@@ -396,6 +416,20 @@ class _SocketAnswer:
 
 async def _refuse_socket(scope: Scope, send: Send, problem: Problem, more: Headers) -> None:
     await _answer(_SocketAnswer(scope, send), problem, more)
+
+
+def _routes_of(routes: Any, prefix: str = "") -> dict[str, list[Any]]:
+    """Return the routes of a Starlette app by their templates, those of mounted ones too."""
+    found: dict[str, list[Any]] = {}
+    for route in routes:
+        path = prefix + getattr(route, "path", "")
+        inner = getattr(route, "routes", None)
+        if inner:
+            for deeper, known in _routes_of(inner, path).items():
+                found.setdefault(deeper, []).extend(known)
+        elif hasattr(route, "app"):
+            found.setdefault(path, []).append(route)
+    return found
 
 
 def _checked(part: str, policy: Any, kinds: tuple[type[Policy], ...]) -> Policy:

@@ -25,7 +25,6 @@ except ImportError as error:  # pragma: no cover - the tests have it
 from seawall.context import Criticality, Deadline, deadline, deadline_var
 from seawall.errors import SeawallError
 from seawall.guard import Guard
-from seawall.runtime.hold import Hold
 from seawall.web._grpc_door import Door, refusal, trailing_of
 from seawall.web.trust import Trust
 
@@ -163,10 +162,8 @@ def _around_items(door: Door, handler: Any, method: str) -> Behavior:
 
     async def respond(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
-            async with door.aadmitted(method, context, stream=True) as hold:
+            async with door.aadmitted(method, context, stream=True):
                 items = behavior(request, context)
-                between = _BetweenItems(items, hold)
-                context.add_done_callback(between.over)
                 try:
                     # Each step has what is left: between two of them gRPC's own code runs.
                     while True:
@@ -174,44 +171,14 @@ def _around_items(door: Door, handler: Any, method: str) -> Behavior:
                             item = await anext(items, _END)
                         if item is _END:
                             break
-                        between.waiting = True
+                        # A client that goes now takes the generator with it: it is closed here.
                         yield item
-                        between.waiting = False
                 finally:
                     await items.aclose()
         except SeawallError as error:
             await _aabort(context, error)
 
     return respond
-
-
-class _BetweenItems:
-    """Sees to a stream whose client goes while gRPC sends an item: no step comes that could.
-
-    gRPC then forgets the generator, which would be closed when it is collected, some time.
-    """
-
-    __slots__ = ("_closing", "_hold", "_items", "waiting")
-
-    def __init__(self, items: Any, hold: Hold | None) -> None:
-        self._items = items
-        self._hold = hold
-        self._closing: Any = None
-        self.waiting = False
-        """Whether the handler is not running now."""
-
-    def over(self, _context: Any) -> None:
-        """Leave the gates and close the handler's generator, if it waits for its next step."""
-        if not self.waiting:
-            return
-        from asyncio import CancelledError, get_running_loop
-
-        if self._hold is not None:
-            self._hold.__exit__(None, CancelledError(), None)
-        self._closing = get_running_loop().create_task(self._close())
-
-    async def _close(self) -> None:
-        await self._items.aclose()
 
 
 def _in_time() -> AbstractAsyncContextManager[Any]:

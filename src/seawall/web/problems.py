@@ -11,8 +11,8 @@ and the names that limits were given.
     502  an upstream failed, as the errors of httpx, requests, grpc and the like tell
 
 Those who were shed are told to come back after a time that differs from one to the next, by up to
-`SPREAD` seconds: all at once they would be the next wave. What a limit or a breaker knows exactly is
-told exactly.
+`SPREAD` seconds: all at once they would be the next wave. What a limit or a breaker knows exactly
+is told exactly.
 """
 
 from __future__ import annotations
@@ -88,7 +88,13 @@ class _Kind:
     __slots__ = ("detail", "spread", "status", "title", "type")
 
     def __init__(
-        self, status: int, title: str, detail: str, uri: str = "about:blank", *, spread: bool = False
+        self,
+        status: int,
+        title: str,
+        detail: str,
+        uri: str = "about:blank",
+        *,
+        spread: bool = False,
     ) -> None:
         self.status = status
         self.title = title
@@ -186,7 +192,7 @@ def _upstream_problem(error: BaseException) -> Problem | None:
     return Problem(kind.status, kind.title, kind.detail, extensions={"reason": "upstream"})
 
 
-async def problem_handler(request: Any, error: Exception) -> Any:
+async def problem_handler(_request: Any, error: Exception) -> Any:
     """Answer `error` in a Starlette or FastAPI app: `app.add_exception_handler(SeawallError, ...)`.
 
     An error that is no problem of ours is raised again.

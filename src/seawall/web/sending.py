@@ -219,4 +219,3 @@ for _send in (Passage.send, SocketPassage.send):
         inspect.markcoroutinefunction(_send)
     else:
         _send._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
-

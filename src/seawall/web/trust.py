@@ -25,6 +25,7 @@ UNIX: Final = "unix"
 """How a peer without an address is called, and how to name it among proxies or callers."""
 
 _MOST_HOPS: Final = 32
+_MOST_PAIRS: Final = 16
 _MOST_KNOWN: Final = 4096
 _LONGEST_HOP: Final = 64
 _NETWORK_BITS: Final = 64
@@ -53,7 +54,7 @@ class Trust:
     was not written by them.
     """
 
-    __slots__ = ("_callers", "_header", "_known", "_proxies", "_proxies_given", "callers")
+    __slots__ = ("_callers", "_header", "_known", "_proxies")
 
     def __init__(
         self,
@@ -65,9 +66,6 @@ class Trust:
         """Believe these proxies about addresses, and these callers about their requests."""
         self._proxies = _networks("proxies", proxies)
         self._callers = _networks("callers", callers)
-        self._proxies_given = bool(proxies)
-        self.callers = bool(callers)
-        """Whether anybody is believed about deadlines and the like."""
         check.choice("forwarded", forwarded, ("x-forwarded-for", "forwarded"))
         self._header = forwarded.encode()
         # Of parsed addresses only: to forget them costs time, and changes no answer.
@@ -79,7 +77,7 @@ class Trust:
             for name, networks in (("proxies", self._proxies), ("callers", self._callers))
             if networks
         ]
-        if self._proxies_given:
+        if self._proxies:
             listed.append(f"forwarded={self._header.decode()!r}")
         return f"Trust({', '.join(listed)})"
 
@@ -95,7 +93,7 @@ class Trust:
 
     def believes(self, peer: str | None, headers: Header = ()) -> bool:
         """Tell whether deadline, criticality, tenant and attempt of this request count."""
-        if not self.callers:
+        if not self._callers:
             return False
         known = self._ask(peer)
         if known is None or not known.proxy:
@@ -223,6 +221,8 @@ def _plain_node(hop: str) -> str | None:
 
 def _forwarded_node(element: str) -> str | None:
     """Return the address in `for=` of one element (RFC 7239); None if it has none, or is hidden."""
+    if element.count(";") > _MOST_PAIRS:
+        return None
     found: str | None = None
     at = 0
     while at < len(element):

@@ -54,7 +54,7 @@ def read_baggage(value: str | bytes) -> dict[str, str]:
         if not equals or not _KEY.fullmatch(key) or not _VALUE.fullmatch(raw):
             continue
         try:
-            said = unquote(raw, errors="strict")
+            said = unquote(raw, errors="strict") if "%" in raw else raw
         except UnicodeDecodeError:
             continue
         members[key] = said if members.get(key, said) == said else None

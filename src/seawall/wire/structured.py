@@ -34,6 +34,7 @@ _BARE: Final = re.compile(
     """,
     re.VERBOSE,
 )
+_PLAIN: Final = re.compile(r"[\x20-\x21\x23-\x5b\x5d-\x7e]*")
 _UNSAYABLE: Final = re.compile(r"[^\x20-\x7e]")
 _DECIMAL_DIGITS: Final = 12
 
@@ -86,8 +87,9 @@ def read_item(text: str) -> Item | None:
 
 def string(text: str) -> str:
     """Return `text` as a string in quotes; what such a string cannot say is a question mark."""
-    sayable = _UNSAYABLE.sub("?", text).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{sayable}"'
+    if not _PLAIN.fullmatch(text):
+        text = _UNSAYABLE.sub("?", text).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
 
 
 def byte_sequence(value: bytes) -> str:

@@ -1,0 +1,455 @@
+"""The edge as a whole: the order of its parts, and what a client is told."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from seawall import AdaptiveLimit, Bulkhead, CircuitOpen, Overloaded, Shed, by_criticality
+from seawall.context import current_criticality, current_deadline
+from seawall.testing import held_permits, run_virtual
+from seawall.web.admission import Turns, default_concurrency, default_shed
+from seawall.web.edge import Edge, RouteGate
+from seawall.web.health import Health
+from seawall.web.inbound import Inbound
+from seawall.web.lifecycle import Lifecycle
+from seawall.web.limits import RequestLimits, limit
+from seawall.web.trust import Trust
+from tests.web.support import App, ask, http_scope, serve, text_app
+
+TRUSTED = Trust(callers=["127.0.0.0/8"])
+
+
+def raising(error: BaseException, *, after: int = 0) -> App:
+    """Return an app that raises after it has sent so many messages."""
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        messages: list[dict[str, Any]] = [
+            {"type": "http.response.start", "status": 200, "headers": []},
+            {"type": "http.response.body", "body": b"half", "more_body": True},
+        ]
+        for message in messages[:after]:
+            await send(message)
+        raise error
+
+    return app
+
+
+def hanging(seconds: float = 60.0, *, after: int = 0) -> App:
+    """Return an app that takes its time after it has sent so many messages, then answers."""
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        messages: list[dict[str, Any]] = [
+            {"type": "http.response.start", "status": 200, "headers": []},
+            {"type": "http.response.body", "body": b"done"},
+        ]
+        for message in messages[:after]:
+            await send(message)
+        await asyncio.sleep(seconds)
+        for message in messages[after:]:
+            await send(message)
+
+    return app
+
+
+def test_a_request_passes_and_is_counted() -> None:
+    """With all parts in place an answer is the app's own, and nothing is held after it."""
+
+    async def main() -> None:
+        edge = Edge(
+            text_app(),
+            name="whole",
+            inbound=Inbound(),
+            shed=Shed(by_criticality(), load=lambda: 0.0),
+            turns=Turns(),
+            concurrency=default_concurrency(),
+            lifecycle=Lifecycle(signals=False),
+        )
+        answer = await ask(edge)
+        assert (answer.status, answer.body) == (200, b"hello")
+        told = edge.snapshot()
+        assert told["succeeded"] == 1
+        assert told["lifecycle"]["in_flight"] == 0
+        assert told["inbound"]["expired"] == 0
+        assert repr(edge) == "<Edge 'whole'>"
+        assert not held_permits()
+        assert default_shed() is None
+
+    run_virtual(main())
+
+
+def test_an_edge_without_parts_lets_all_through() -> None:
+    """Each part may be left out, and so may all of them."""
+
+    async def main() -> None:
+        edge = Edge(text_app(), name="empty")
+        assert (await ask(edge)).body == b"hello"
+        edge.close()
+
+    run_virtual(main())
+
+
+def test_health_is_answered_when_all_else_refuses() -> None:
+    """A probe is never shed, limited or queued."""
+
+    async def main() -> None:
+        shed = Shed(by_criticality(), load=lambda: 2.0)
+        edge = Edge(text_app(), name="probed", health=Health(), shed=shed)
+        assert (await ask(edge, "/health/live")).status == 200
+        refused = await ask(edge)
+        assert refused.status == 503
+        assert refused.json()["reason"] == "shed_by_criticality"
+        assert int(refused.headers["retry-after"]) >= 1
+
+    run_virtual(main())
+
+
+def test_a_service_that_goes_away_says_so_and_closes_the_connection() -> None:
+    """While it drains, what comes is refused, and the client connects elsewhere."""
+
+    async def main() -> None:
+        life = Lifecycle(signals=False, drain_timeout=1.0)
+        edge = Edge(text_app(), name="leaving", lifecycle=life)
+        assert (await ask(edge)).status == 200
+        await life.drain()
+        answer = await ask(edge)
+        assert answer.status == 503
+        assert answer.headers["connection"] == "close"
+        assert answer.headers["retry-after"] == "1"
+        assert life.in_flight == 0
+
+    run_virtual(main())
+
+
+def test_what_came_too_late_is_504_and_never_runs() -> None:
+    """A trusted caller's deadline of nothing is answered without running the app."""
+    ran = []
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        ran.append(1)
+
+    async def main() -> None:
+        edge = Edge(app, name="late", inbound=Inbound(trust=TRUSTED))
+        answer = await ask(edge, headers=[("x-envoy-expected-rq-timeout-ms", "0")])
+        assert answer.status == 504
+        assert answer.json()["reason"] == "deadline_exceeded"
+
+    run_virtual(main())
+    assert not ran
+
+
+def test_the_deadline_cuts_the_app_off_until_the_response_starts() -> None:
+    """No answer in time is 504; one that has started goes on for as long as it takes."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        edge = Edge(hanging(), name="cut", inbound=Inbound(timeout=2.0), concurrency=Bulkhead(5))
+        began = loop.time()
+        answer = await ask(edge)
+        assert loop.time() - began == pytest.approx(2.0)
+        assert answer.status == 504
+        assert answer.json()["reason"] == "timed_out"
+        assert edge.snapshot()["failed"] == 1
+        edge.app = hanging(after=1)
+        assert (await ask(edge)).body == b"done"
+        assert not held_permits()
+        assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+
+    run_virtual(main())
+
+
+def test_a_nearer_deadline_than_the_one_before_has_a_timer_of_its_own() -> None:
+    """Deadlines that do not come in order are all kept."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        edge = Edge(hanging(), name="order", inbound=Inbound(trust=TRUSTED, timeout=5.0))
+        ends: dict[str, float] = {}
+
+        async def client(timeout: str) -> None:
+            headers = [("x-server-timeout", timeout)]
+            assert (await ask(edge, headers=headers)).status == 504
+            ends[timeout] = loop.time()
+
+        began = loop.time()
+        await asyncio.gather(*(client(timeout) for timeout in ("4", "1", "3", "9", "0.5")))
+        seconds = {timeout: round(end - began, 3) for timeout, end in ends.items()}
+        assert seconds == {"4": 4.0, "1": 1.0, "3": 3.0, "9": 5.0, "0.5": 0.5}
+
+    run_virtual(main())
+
+
+def test_somebody_elses_cancellation_is_not_taken_for_a_timeout() -> None:
+    """A server that cancels the task means it."""
+
+    async def main() -> None:
+        edge = Edge(hanging(), name="stop", inbound=Inbound(), concurrency=Bulkhead(1))
+        task = asyncio.ensure_future(ask(edge))
+        await asyncio.sleep(1.0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert edge.snapshot()["cancelled"] == 1
+        assert not held_permits()
+
+    run_virtual(main())
+
+
+def test_an_app_that_outlives_its_cut_leaves_nothing_behind() -> None:
+    """Whoever swallows the cancellation and answers all the same is heard."""
+
+    async def stubborn(_scope: Any, _receive: Any, send: Any) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await text_app("late")(_scope, _receive, send)
+
+    async def main() -> None:
+        edge = Edge(stubborn, name="stubborn", inbound=Inbound(timeout=1.0))
+        assert (await ask(edge)).body == b"late"
+        assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+
+    run_virtual(main())
+
+
+def test_handlers_raise_and_the_edge_maps() -> None:
+    """An error of ours becomes a problem; another's is raised, and so is one in mid-body."""
+
+    async def main() -> None:
+        edge = Edge(raising(CircuitOpen("open", retry_after=7.0)), name="map")
+        answer = await ask(edge)
+        assert (answer.status, answer.headers["retry-after"]) == (503, "7")
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert int(answer.headers["content-length"]) == len(answer.body)
+        edge.app = raising(ValueError("bug"))
+        with pytest.raises(ValueError, match="bug"):
+            await ask(edge)
+        edge.app = raising(Overloaded("too late to say"), after=1)
+        with pytest.raises(Overloaded):
+            await ask(edge)
+        assert edge.snapshot()["failed"] == 3
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(200, "succeeded"), (429, "succeeded"), (503, "failed")]
+)
+def test_an_answer_of_500_or_more_is_a_failure(status: int, outcome: str) -> None:
+    """The app's own refusal of a caller is a success, its own overload is not."""
+
+    async def main() -> None:
+        limit = AdaptiveLimit()
+        edge = Edge(text_app("x", status), name="status", concurrency=limit)
+        assert (await ask(edge)).status == status
+        assert edge.snapshot()[outcome] == 1
+        assert len(limit.windows.samples) == (outcome == "succeeded")
+        assert not limit.windows.drops
+
+    run_virtual(main())
+
+
+def test_limits_tell_what_is_left_and_refuse_with_429() -> None:
+    """The headers are on answers and on refusals, and who is refused further in loses nothing."""
+
+    async def main() -> None:
+        limits = RequestLimits(limit("2/min", by="address"))
+        edge = Edge(text_app(), name="limited", limits=limits)
+        assert "ratelimit" in (await ask(edge)).headers
+        await ask(edge)
+        refused = await ask(edge)
+        assert refused.status == 429
+        assert "ratelimit-policy" in refused.headers
+        assert int(refused.headers["retry-after"]) >= 1
+
+        limits = RequestLimits(limit("1/min", by="address"))
+        full = Edge(text_app(), name="full-inside", limits=limits, concurrency=Bulkhead(1))
+        with full.guard.hold():
+            assert (await ask(full)).status == 503
+        assert (await ask(full)).status == 200
+
+    run_virtual(main())
+
+
+def test_a_place_is_waited_for_in_the_order_of_criticality() -> None:
+    """Who matters more is served first, and who waited too long is refused."""
+    served = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        served.append(current_criticality().name)
+        await asyncio.sleep(1.0)
+        await text_app()(_scope, _receive, send)
+
+    async def main() -> None:
+        places = Bulkhead(1, max_wait=1.5, max_waiting=5, order="criticality")
+        edge = Edge(app, name="queue", inbound=Inbound(trust=TRUSTED), concurrency=places)
+
+        async def client(level: str) -> int:
+            headers = [("baggage", f"seawall.criticality={level}")]
+            return (await ask(edge, headers=headers)).status
+
+        first = asyncio.ensure_future(client("critical"))
+        await asyncio.sleep(0.1)
+        rest = [client(level) for level in ("sheddable", "critical", "sheddable-plus")]
+        assert await asyncio.gather(first, *rest) == [200, 503, 200, 503]
+        assert served == ["CRITICAL", "CRITICAL"]
+
+    run_virtual(main())
+
+
+def test_what_the_app_sees_is_gone_after_the_request() -> None:
+    """Deadline and criticality are those of the request, and end with it."""
+    seen = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        held = current_deadline()
+        seen.append((held is not None and round(held.remaining(), 3), current_criticality().name))
+        await text_app()(_scope, _receive, send)
+
+    async def main() -> None:
+        edge = Edge(app, name="context", inbound=Inbound(trust=TRUSTED, timeout=3.0))
+        await ask(edge, headers=[("baggage", "seawall.criticality=sheddable")])
+        assert current_deadline() is None
+        assert current_criticality().name == "CRITICAL"
+
+    run_virtual(main())
+    assert seen == [(3.0, "SHEDDABLE")]
+
+
+def test_a_route_has_a_limit_of_its_own() -> None:
+    """It is found by its template, refuses alone, and the rest of the app goes on."""
+    from starlette.applications import Starlette
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Mount, Route
+
+    async def slow(_request: Any) -> PlainTextResponse:
+        await asyncio.sleep(1.0)
+        return PlainTextResponse("report")
+
+    async def quick(_request: Any) -> PlainTextResponse:
+        return PlainTextResponse("hello")
+
+    async def main() -> None:
+        inner = [Route("/reports/{id}", slow), Route("/hello", quick)]
+        app = Starlette(routes=[Mount("/v1", routes=inner)])
+        routes = {"/v1/reports/{id}": Bulkhead(1)}
+        app.add_middleware(lambda app: Edge(app, name="routed", routes=routes))  # type: ignore[arg-type]
+        paths = ["/v1/reports/1", "/v1/reports/2", "/v1/hello"]
+        answers = await asyncio.gather(*(ask(app, path) for path in paths))
+        assert [answer.status for answer in answers] == [200, 503, 200]
+        assert (await ask(app, paths[0])).status == 200
+        assert not held_permits()
+
+    run_virtual(main())
+
+
+def test_a_route_that_is_not_there_is_a_mistake() -> None:
+    """The message lists what there is."""
+
+    async def main() -> None:
+        edge = Edge(text_app(), name="no-route", routes={"/nowhere": Bulkhead(1)})
+        with pytest.raises(ValueError, match="there is no such route; known: none"):
+            await ask(edge)
+
+    run_virtual(main())
+
+
+def test_a_route_gate_passes_on_what_is_no_request() -> None:
+    """Websockets and lifespan are none of its business."""
+
+    async def main() -> None:
+        seen = []
+
+        async def app(scope: Any, _receive: Any, _send: Any) -> None:
+            seen.append(scope["type"])
+
+        gate = RouteGate(app, Bulkhead(1), name="route")
+        assert repr(gate) == "<RouteGate 'route'>"
+        await gate({"type": "websocket"}, None, None)  # type: ignore[arg-type]
+        edge = Edge(app, name="passing")
+        await edge({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
+        assert seen == ["websocket", "lifespan"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    "part", [{"shed": Bulkhead(1)}, {"concurrency": Turns()}, {"websockets": AdaptiveLimit()}]
+)
+def test_a_wrong_part_is_refused_with_what_to_write(part: dict[str, Any]) -> None:
+    """Mistakes are told where they are made."""
+    with pytest.raises(TypeError, match="write "):
+        Edge(text_app(), name="wrong", **part)
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+def test_a_large_body_that_is_refused_does_not_break_the_connection(http: str) -> None:
+    """The unread rest is read over, and the next request on the connection is served."""
+    load = [2.0]
+    edge = Edge(
+        text_app(), name=f"unread-{http}", shed=Shed(by_criticality(), load=lambda: load[0])
+    )
+    with serve(edge, http=http) as url:
+        port = int(url.rsplit(":", 1)[1])
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            length = 3_000_000
+            head = f"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n"
+            client.sendall(head.encode() + b"x" * length)
+            stream = client.makefile("rb")
+            assert _read_answer(stream) == 503
+            load[0] = 0.0
+            client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert _read_answer(stream) == 200
+            stream.close()
+
+
+def _read_answer(stream: Any) -> int:
+    status = int(stream.readline().split()[1])
+    length, chunked = 0, False
+    while (line := stream.readline().strip().lower()) != b"":
+        name, _, value = line.partition(b": ")
+        length = int(value) if name == b"content-length" else length
+        chunked = chunked or (name == b"transfer-encoding" and value == b"chunked")
+    if chunked:
+        while (size := int(stream.readline(), 16)) > 0:
+            stream.read(size + 2)
+        stream.readline()
+    else:
+        stream.read(length)
+    return status
+
+
+def test_a_real_server_tells_a_real_client() -> None:
+    """Status, problem and Retry-After arrive."""
+    edge = Edge(raising(Overloaded("no")), name="real", inbound=Inbound())
+    with serve(edge) as url:
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(url)  # noqa: S310 - loopback
+        with caught.value as answer:
+            assert answer.code == 503
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert 1 <= int(answer.headers["retry-after"]) <= 3
+
+
+def test_an_app_may_hand_over_send_to_who_looks_whether_it_is_async() -> None:
+    """What the app is given as `send` counts as a coroutine function, as a server's does."""
+    seen = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        seen.append(asyncio.iscoroutinefunction(send))
+        await text_app()(_scope, _receive, send)
+
+    async def main() -> None:
+        await Edge(app, name="marked")(http_scope(), None, _swallow)  # type: ignore[arg-type]
+
+    asyncio.run(main())
+    assert seen == [True]
+
+
+async def _swallow(_message: Any) -> None:
+    pass
