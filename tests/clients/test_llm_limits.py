@@ -196,6 +196,8 @@ def test_each_model_has_its_own() -> None:
         told = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "30s"}
         limits.hear(told, 200, prompt="", model="b")
         assert [ask("b"), ask("c")] == [False, True]
+        limits.lower(0, 30.0, limit="requests", prompt="", model="c")
+        assert [ask("c"), ask("d")] == [False, True]
         guard.close()
 
 

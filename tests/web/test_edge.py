@@ -20,6 +20,7 @@ from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimits, limit
 from seawall.web.trust import Trust
+from tests.support import let_pass
 from tests.web.support import App, ask, http_scope, serve, text_app
 
 TRUSTED = Trust(callers=["127.0.0.0/8"])
@@ -50,7 +51,7 @@ def hanging(seconds: float = 60.0, *, after: int = 0) -> App:
         ]
         for message in messages[:after]:
             await send(message)
-        await asyncio.sleep(seconds)
+        await let_pass(seconds)
         for message in messages[after:]:
             await send(message)
 
@@ -171,10 +172,10 @@ def test_a_nearer_deadline_than_the_one_before_has_a_timer_of_its_own() -> None:
         edge = Edge(hanging(), name="order", inbound=Inbound(trust=TRUSTED, timeout=5.0))
         ends: dict[str, float] = {}
 
-        async def client(timeout: str) -> None:
-            headers = [("x-server-timeout", timeout)]
+        async def client(seconds: str) -> None:
+            headers = [("x-server-timeout", seconds)]
             assert (await ask(edge, headers=headers)).status == 504
-            ends[timeout] = loop.time()
+            ends[seconds] = loop.time()
 
         began = loop.time()
         await asyncio.gather(*(client(timeout) for timeout in ("4", "1", "3", "9", "0.5")))
@@ -190,7 +191,7 @@ def test_somebody_elses_cancellation_is_not_taken_for_a_timeout() -> None:
     async def main() -> None:
         edge = Edge(hanging(), name="stop", inbound=Inbound(), concurrency=Bulkhead(1))
         task = asyncio.ensure_future(ask(edge))
-        await asyncio.sleep(1.0)
+        await let_pass(1.0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -205,7 +206,7 @@ def test_an_app_that_outlives_its_cut_leaves_nothing_behind() -> None:
 
     async def stubborn(_scope: Any, _receive: Any, send: Any) -> None:
         try:
-            await asyncio.sleep(60)
+            await let_pass(60)
         except asyncio.CancelledError:
             await text_app("late")(_scope, _receive, send)
 
@@ -282,7 +283,7 @@ def test_a_place_is_waited_for_in_the_order_of_criticality() -> None:
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
         served.append(current_criticality().name)
-        await asyncio.sleep(1.0)
+        await let_pass(1.0)
         await text_app()(_scope, _receive, send)
 
     async def main() -> None:
@@ -294,7 +295,7 @@ def test_a_place_is_waited_for_in_the_order_of_criticality() -> None:
             return (await ask(edge, headers=headers)).status
 
         first = asyncio.ensure_future(client("critical"))
-        await asyncio.sleep(0.1)
+        await let_pass(0.1)
         rest = [client(level) for level in ("sheddable", "critical", "sheddable-plus")]
         assert await asyncio.gather(first, *rest) == [200, 503, 200, 503]
         assert served == ["CRITICAL", "CRITICAL"]
@@ -328,7 +329,7 @@ def test_a_route_has_a_limit_of_its_own() -> None:
     from starlette.routing import Mount, Route
 
     async def slow(_request: Any) -> PlainTextResponse:
-        await asyncio.sleep(1.0)
+        await let_pass(1.0)
         return PlainTextResponse("report")
 
     async def quick(_request: Any) -> PlainTextResponse:

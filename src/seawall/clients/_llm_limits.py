@@ -7,7 +7,7 @@ estimate stays. What a vendor says is left lowers the budget and never raises it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from contextvars import ContextVar, Token
 from functools import partial
 from math import floor
@@ -244,6 +244,18 @@ class TokenLimits(RateLimit):
     ) -> list[Charge]:
         with _Guessed(self._guess_of(args, kwargs)):
             return super()._charges(args, kwargs, cost, by_hand=by_hand)
+
+    def _lower(
+        self,
+        remaining: int,
+        reset_after: float,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None,
+    ) -> tuple[int, Hashable, float]:
+        known = _guess.get(None)  # the model that is meant, if a vendor's answer says it
+        with _Guessed(self._guess_of(args, kwargs) if known is None else known):
+            return super()._lower(remaining, reset_after, args, kwargs, name)
 
     def _guess_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Estimate:
         asked = asked_by(args)
