@@ -49,7 +49,7 @@ from seawall import (
 from seawall._expiry import is_expiry
 from seawall.context import attempt_var, deadline_var
 from seawall.policies._answers import Answers
-from seawall.policies._async_timeout import AsyncTimeout, _Lane
+from seawall.policies._async_timeout import AsyncTimeout, Lane
 from seawall.policies._hedge_tasks import Copies
 from seawall.policies._limit_gates import Gate, PartitionedGate, _PartitionWaiter
 from seawall.policies._rate_waiting import RateWaiter
@@ -403,7 +403,7 @@ async def stopped_at(  # noqa: C901 - a list of what must hold
         assert not any(lane.pending for lane in layer._lanes.values())
     for timer in loop._scheduled:
         owner = getattr(timer._callback, "__self__", None)
-        assert timer.cancelled() or isinstance(owner, _Lane), timer
+        assert timer.cancelled() or isinstance(owner, Lane), timer
     if not world.stopped:
         return False
     world.stopped = False
