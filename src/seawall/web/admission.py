@@ -71,7 +71,7 @@ class Turns(GatePolicy):
         self,
         *,
         slice: float = 0.005,  # noqa: A002 - of time, not of a list
-        busy: float = 0.7,
+        busy: float = 0.8,
         cores: float = 1.0,
         scale: float = 1.5,
         cheap: float = 0.001,

@@ -1,0 +1,253 @@
+"""A pod that is asked for more than it can do: most of it is refused, the rest is served in time.
+
+Time is virtual. A handler that computes moves the clock, and so does a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+
+from seawall import Criticality, Overloaded
+from seawall.clock import current_clock
+from seawall.context import criticality, current_criticality
+from seawall.testing import run_virtual
+from seawall.web import admission
+from seawall.web.admission import Turns
+from seawall.web.edge import Edge
+from tests.support import let_pass
+from tests.web.support import ask
+
+BURN = 0.01
+REFUSAL = 0.0002
+CAPACITY = 1 / BURN
+WARM_UP = 0.7
+
+
+class Pod:
+    """An app that computes for 10 ms, in one piece or in ten, behind an edge."""
+
+    def __init__(self, *, pieces: int = 1, burn: float = BURN, turns: Turns | None = None) -> None:
+        self.clock: Any = current_clock()
+        self.pieces = pieces
+        self.burn = burn
+        self.cpu = 0.0
+        self.served: list[tuple[float, float, Criticality]] = []
+        self.refused: list[tuple[float, float, Criticality]] = []
+        self.edge = Edge(self.app, name="pod", turns=turns)
+
+    def compute(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.cpu += seconds
+
+    async def app(self, _scope: Any, _receive: Any, send: Any) -> None:
+        for piece in range(self.pieces):
+            if piece:
+                await asyncio.sleep(0)  # noqa: TID251 - a turn of the loop, no time
+            self.compute(self.burn / self.pieces)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def client(self, at: float, level: Criticality = Criticality.CRITICAL) -> None:
+        await let_pass(at - self.clock.now())
+        with criticality(level):
+            answer = await ask(self.edge)
+        if answer.status == 200:
+            self.served.append((at, self.clock.now() - at, level))
+        else:
+            self.compute(REFUSAL)
+            self.refused.append((at, self.clock.now() - at, level))
+
+
+class Seen(NamedTuple):
+    """How a pod did, without the first moments."""
+
+    goodput: float
+    p99: float
+    refused: int
+
+
+def under(times: float, *, seconds: float = 4.0, seed: int = 1, **settings: Any) -> Seen:
+    """Ask a pod for so many times what it can do."""
+
+    async def main() -> Pod:
+        pod = Pod(**settings)
+        admission_cpu[0] = lambda: pod.cpu
+        rng = Random(seed)
+        at, clients = 0.0, []
+        while at < seconds:
+            at += rng.expovariate(times / pod.burn)
+            clients.append(pod.client(at))
+        await asyncio.gather(*clients)
+        pod.edge.close()
+        return pod
+
+    pod = run_virtual(main())
+    waits = sorted(wait for at, wait, _ in pod.served if at > WARM_UP)
+    goodput = len([1 for wait in waits if wait <= 1.0]) / (seconds - WARM_UP)
+    return Seen(goodput, waits[int(0.99 * len(waits))], len(pod.refused))
+
+
+admission_cpu: list[Any] = [lambda: 0.0]
+
+
+@pytest.fixture(autouse=True)
+def _cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "process_time", lambda: admission_cpu[0]())  # noqa: PLW0108 - it changes
+
+
+@pytest.mark.parametrize("pieces", [1, 10], ids=["in one piece", "in ten pieces"])
+def test_goodput_and_latency_hold_at_ten_times_capacity(pieces: int) -> None:
+    """At 1, 2, 5 and 10 times capacity: goodput above 80 % of peak, p99 near three services."""
+    seen = {times: under(times, pieces=pieces, turns=Turns()) for times in (1, 2, 5, 10)}
+    peak = max(each.goodput for each in seen.values())
+    assert peak > 0.8 * CAPACITY
+    for times, each in seen.items():
+        assert each.goodput > 0.8 * peak, (times, seen)
+        assert each.p99 < 3.3 * BURN, (times, seen)
+
+
+@pytest.mark.parametrize("pieces", [1, 10], ids=["in one piece", "in ten pieces"])
+def test_without_turns_nothing_is_good_any_more(pieces: int) -> None:
+    """The same load on the same app without them: everybody waits, hardly anybody is in time."""
+    seen = under(5, pieces=pieces, turns=None)
+    assert seen.refused == 0
+    assert seen.p99 > 100 * BURN
+    assert seen.goodput < 0.3 * CAPACITY
+
+
+def test_without_hops_who_is_served_has_waited_for_a_whole_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That the sockets are read before the next one is chosen is what keeps latency low."""
+    good = under(10, turns=Turns()).p99
+    monkeypatch.setattr(admission, "HOPS", 0)
+    assert under(10, turns=Turns()).p99 > good + BURN / 4
+
+
+def test_half_a_load_is_served_whole() -> None:
+    """Nobody is refused by a pod that keeps up."""
+    assert under(0.5, turns=Turns()).refused == 0
+
+
+def test_cheap_requests_are_not_refused_however_many_come_at_once() -> None:
+    """Two hundred clients that ask again as soon as they are answered: they wait for each other."""
+
+    async def main() -> Pod:
+        pod = Pod(burn=0.00012, turns=Turns())
+        admission_cpu[0] = lambda: pod.cpu
+
+        async def client() -> None:
+            for _ in range(30):
+                await pod.client(pod.clock.now())
+
+        await asyncio.gather(*(client() for _ in range(200)))
+        pod.edge.close()
+        return pod
+
+    pod = run_virtual(main())
+    assert len(pod.served) == 6000
+    assert max(wait for _, wait, _ in pod.served[400:]) < 0.1
+
+
+def test_many_who_only_wait_are_all_let_in() -> None:
+    """Five hundred requests that await a slow vendor: they cost no processor, and all are in."""
+
+    async def main() -> None:
+        admission_cpu[0] = lambda: 0.0
+        inside, most = 0, 0
+
+        async def waiting(_scope: Any, _receive: Any, send: Any) -> None:
+            nonlocal inside, most
+            inside += 1
+            most = max(most, inside)
+            await let_pass(5.0)
+            inside -= 1
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+        edge = Edge(waiting, name="vendor-bound", turns=Turns())
+        answers = await asyncio.gather(*(ask(edge) for _ in range(500)))
+        assert {answer.status for answer in answers} == {200}
+        assert most == 500
+        edge.close()
+
+    run_virtual(main())
+
+
+def test_one_long_stop_of_the_loop_refuses_nobody() -> None:
+    """A loop that is busy for a third of its time and then stops for 100 ms catches up."""
+
+    async def main() -> Pod:
+        pod = Pod(burn=0.002, turns=Turns())
+        admission_cpu[0] = lambda: pod.cpu
+        clients = [pod.client(number * 0.006) for number in range(300)]
+        loop = asyncio.get_running_loop()
+        loop.call_later(1.0, lambda: pod.compute(0.1))
+        await asyncio.gather(*clients)
+        pod.edge.close()
+        return pod
+
+    assert not run_virtual(main()).refused
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_who_matters_less_is_refused_first(seed: int) -> None:
+    """At three times capacity, some of it critical: few of those are refused, most of the rest."""
+
+    async def main() -> Pod:
+        pod = Pod(turns=Turns())
+        admission_cpu[0] = lambda: pod.cpu
+        rng = Random(seed)
+        at, clients = 0.0, []
+        while at < 2.5:
+            at += rng.expovariate(3 * CAPACITY)
+            critical = rng.random() < 0.15
+            level = Criticality.CRITICAL_PLUS if critical else Criticality.SHEDDABLE
+            clients.append(pod.client(at, level))
+        await asyncio.gather(*clients)
+        pod.edge.close()
+        return pod
+
+    pod = run_virtual(main())
+    assert current_criticality() is Criticality.CRITICAL
+
+    def share(level: Criticality) -> float:
+        served = len([1 for at, _, own in pod.served if own is level and at > WARM_UP])
+        refused = len([1 for at, _, own in pod.refused if own is level and at > WARM_UP])
+        return refused / (served + refused)
+
+    assert share(Criticality.CRITICAL_PLUS) < 0.2
+    assert share(Criticality.SHEDDABLE) > 0.6
+
+
+def test_a_refusal_says_why_and_when() -> None:
+    """It is `Overloaded`, counted by the guard, and in shadow mode nobody is refused."""
+    assert under(5, seconds=1.5, turns=Turns(mode="shadow")).refused == 0
+
+    async def main() -> None:
+        edge = Edge(lambda *_: None, name="told", turns=Turns())  # type: ignore[arg-type,return-value]
+        gate: Any = edge.guard.bounds[0]
+        with pytest.raises(Overloaded, match="more to do than it gets done") as caught:
+            gate.turned_away("shed")
+        assert caught.value.reason == "shed_by_turns"
+        assert caught.value.policy == "turns"
+        assert gate.snapshot(0.0)["rejected"] == 1
+        edge.close()
+
+    run_virtual(main())
+
+
+def test_turns_are_changed_at_run_time_and_checked() -> None:
+    """A bad value raises and says what to write."""
+    turns = Turns()
+    turns.update(slice=0.01, mode="off")
+    assert repr(turns).startswith("Turns(slice=0.01, busy=0.8")
+    for wrong in ({"slice": 0}, {"busy": 2}, {"cores": 0}, {"patience": -1}, {"cheap": "x"}):
+        with pytest.raises((TypeError, ValueError)):
+            Turns(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="it takes slice"):
+        turns.update(speed=1)
