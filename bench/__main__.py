@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import imports, measure, report, shared, threads
+from bench import imports, measure, report, shared, threads, web
 from bench.cases import ROWS
 from bench.peers import PEERS
 from bench.served import BASELINES
-from bench.targets import IMPORTS, SHARED, THREADS
+from bench.targets import IMPORTS, SHARED, THREADS, WEB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME",
         action="append",
         help=f"only what has NAME in its name (may be repeated): {names}, {THREADS}, {IMPORTS},"
-        f" {SHARED}",
+        f" {SHARED}, {WEB}",
     )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--seed", type=int, default=1, help="order of the cases (default: 1)")
@@ -97,6 +97,11 @@ def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[report.Sec
         pods = pods._replace(rounds=3, seconds=0.05) if quick else pods
         raw[SHARED] = shared.measure(pods, _progress)
         sections.append(report.of_shared(raw[SHARED]))
+    if _is_wanted(WEB, arguments.only):
+        load = web.Plan(seed=seed)
+        load = load._replace(seconds=2.0, rounds=5) if quick else load
+        raw[WEB] = web.measure(load, _progress)
+        sections.append(report.of_web(raw[WEB]))
     if not sections:
         raise SystemExit(f"bench: nothing is called {', '.join(arguments.only)}: see --help")
     return raw, sections

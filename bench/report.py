@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench import imports
 from bench.cases import BARE, OURS
@@ -14,7 +14,9 @@ from bench.measure import median, ratio, spread
 from bench.peers import DISTRIBUTIONS, PEERS
 from bench.shared import EVALSHA, SHARED_BREAKER, SHARED_LIMIT
 from bench.shared import OURS as BREAKER
-from bench.targets import IMPORTS, TARGETS, THREADS
+from bench.targets import IMPORTS, TARGETS, THREADS, WEB
+from bench.web import BARE as BARE_APP
+from bench.web import IN_LOOP, IN_THREAD, SEAWALL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,6 +108,66 @@ def of_calls(samples: Samples) -> Section:
         bare = "bare await" if row.endswith("async") else "bare call"
         columns = ["case", "ns a call", "spread", f"x {bare}", "seawall is x cheaper", "target"]
         tables.append(Table(row, columns, lines))
+    return tables, verdicts
+
+
+def of_web(measured: dict[str, Any]) -> Section:
+    """Return a table of pods under load for each kind of handler, and one for each loop's cost."""
+    verdicts: list[Verdict] = []
+    tables = []
+    columns = [
+        "load",
+        "good /s",
+        "of peak",
+        "p50 ms",
+        "p99 ms",
+        "x unloaded",
+        "refused /s",
+        "late /s",
+    ]
+    for handler in (IN_LOOP, IN_THREAD):
+        lines = []
+        for edge in (SEAWALL, BARE_APP):
+            pod = measured["pods"][f"{handler}, {edge}"]
+            peak = max(load.goodput for load in pod.loads)
+            lines += [
+                [
+                    f"{edge}, {load.times} x capacity",
+                    f"{load.goodput:.0f}",
+                    f"{load.goodput / peak:.0%}",
+                    f"{load.p50 * 1e3:.1f}",
+                    f"{load.p99 * 1e3:.1f}",
+                    f"{load.p99 / pod.unloaded:.1f}",
+                    f"{load.refused:.0f}",
+                    f"{load.late:.0f}",
+                    "",
+                ]
+                for load in pod.loads
+            ]
+        name = f"{WEB}, {handler}"
+        pod = measured["pods"][f"{handler}, {SEAWALL}"]
+        peak = max(load.goodput for load in pod.loads)
+        for line, value in (
+            ("least goodput of its peak", min(load.goodput for load in pod.loads) / peak),
+            ("longest p99 of that without load", max(x.p99 for x in pod.loads) / pod.unloaded),
+            ("a refusal of an answer", pod.refusal_cost),
+        ):
+            judged = _judge(name, line, value, verdicts)
+            lines.append([line, "", "", "", "", f"{value:.2f}", "", "", judged])
+        tables.append(Table(name, [*columns, "target"], lines))
+    for loop, cost in measured["costs"].items():
+        name = f"{WEB}, {loop}"
+        lines = [
+            [
+                case,
+                f"{median(own) * 1e6:.1f}",
+                f"{spread(own):.0%}",
+                _times(ratio(own, cost[BARE_APP])),
+                _judge(name, case, ratio(own, cost[BARE_APP]), verdicts),
+            ]
+            for case, own in cost.items()
+        ]
+        tables.append(Table(name, ["case", "us a request", "spread", "x bare", "target"], lines))
     return tables, verdicts
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from bench.cases import OURS
 from bench.peers import ASYNC_DRAWER, ASYNC_DRAWER_OF_FIVE, HYX, PEERS, PYRESILIENCE
 from bench.shared import EXACT, LEASED, PURGATORY, PYBREAKER, SHARED_BREAKER, SHARED_LIMIT
+from bench.web import IN_LOOP, IN_THREAD, SEAWALL
 
 
 class Target(NamedTuple):
@@ -41,6 +42,7 @@ def at_least(limit: float) -> Target:
 THREADS = "threads"
 IMPORTS = "imports"
 SHARED = "shared"
+WEB = "web"
 
 SINGLE_POLICIES = (
     "retry, sync",
@@ -79,4 +81,16 @@ TARGETS: dict[tuple[str, str], Target] = {
     (SHARED_LIMIT, LEASED): at_least(10.0),
     (SHARED_BREAKER, PURGATORY): at_least(100.0),
     (SHARED_BREAKER, PYBREAKER): at_least(100.0),
+    # A pod that is asked for too much does as much as it can, in time; to refuse costs little.
+    **{
+        (f"{WEB}, {handler}", line): target
+        for handler in (IN_LOOP, IN_THREAD)
+        for line, target in (
+            ("least goodput of its peak", at_least(0.8)),
+            ("longest p99 of that without load", at_most(3.0)),
+            ("a refusal of an answer", at_most(0.1)),
+        )
+    },
+    # The whole of the edge is felt by no one.
+    **{(f"{WEB}, hello, {loop}", SEAWALL): at_most(1.25) for loop in ("asyncio", "uvloop")},
 }

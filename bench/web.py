@@ -7,9 +7,7 @@ can do, by clients that ask whatever happens?
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import os
 import random
 import socket
 import subprocess
@@ -27,7 +25,17 @@ BURN = 0.010
 PATIENCE = 1.0
 """Seconds after which a client does not want the answer any more: it is no good one."""
 
+WARM_UP = 1.0
+"""Seconds of each load before it is measured."""
+
 TIMES = (1, 2, 5, 10)
+
+WIDTH = 8
+"""Connections by which a request that costs nothing is asked for."""
+
+OK, REFUSED = 200, 503
+BARE, SEAWALL = "bare", "seawall"
+IN_LOOP, IN_THREAD = "computes in the loop", "computes in a thread"
 
 # The app
 
@@ -40,7 +48,7 @@ def burn(seconds: float = BURN) -> None:
 
 
 def make_app(edge: str) -> Any:
-    """Return a FastAPI app; `edge` is "bare" or "seawall"."""
+    """Return a FastAPI app; `edge` is BARE or SEAWALL."""
     from fastapi import FastAPI
 
     app = FastAPI()
@@ -63,29 +71,43 @@ def make_app(edge: str) -> Any:
     async def cpu() -> float:
         return time.process_time()
 
-    return app if edge == "bare" else protected(app)
+    return app if edge == BARE else protected(app)
 
 
 def protected(app: Any) -> Any:
-    """Return the app with the whole of the edge around it."""
-    from seawall.web.admission import Turns, default_concurrency, default_shed
+    """Return the app with the whole of the edge around it, all limits local."""
+    from seawall import Shed, by_criticality
+    from seawall.web.admission import Turns, default_concurrency
     from seawall.web.edge import Edge
+    from seawall.web.health import Health
     from seawall.web.inbound import Inbound
+    from seawall.web.lifecycle import Lifecycle
+    from seawall.web.limits import RequestLimits, limit
+    from seawall.web.principals import user
 
+    life = Lifecycle()
+    limits = RequestLimits(
+        limit("1000000/s", by="address"),
+        limit("1000000/s", by=user(lambda incoming: incoming.header(b"x-user"))),
+        limit("1000000/s", by=None, name="all"),
+    )
     return Edge(
         app,
         inbound=Inbound(),
-        shed=default_shed(),
+        shed=Shed(by_criticality(), load=lambda: 0.0),
+        limits=limits,
         turns=Turns(),
-        concurrency=default_concurrency() if os.environ.get("W2_L") else None,
+        concurrency=default_concurrency(),
+        health=Health(lifecycle=life),
+        lifecycle=life,
     )
 
 
-def run_server(edge: str, loop: str, descriptor: int) -> None:
+def run_server(edge: str, loop: str, descriptor: str) -> None:
     """Serve until the process is ended."""
     import uvicorn
 
-    listener = socket.socket(fileno=descriptor)
+    listener = socket.socket(fileno=int(descriptor))
     config = uvicorn.Config(
         make_app(edge), loop=loop, http="httptools", access_log=False, log_level="warning"
     )
@@ -98,7 +120,7 @@ def served(edge: str, loop: str = "asyncio") -> Iterator[int]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     port = listener.getsockname()[1]
     listener.set_inheritable(True)
-    command = [sys.executable, "-m", "bench.web", "--serve", edge, loop, str(listener.fileno())]
+    command = [sys.executable, "-m", "bench.web", edge, loop, str(listener.fileno())]
     process = subprocess.Popen(command, pass_fds=[listener.fileno()])  # noqa: S603 - ourselves
     listener.close()
     try:
@@ -122,6 +144,9 @@ class Reply(NamedTuple):
     seconds: float
 
 
+REQUEST = b"GET %s HTTP/1.1\r\nhost: localhost\r\naccept: */*\r\nx-user: u7\r\n\r\n"
+
+
 class Connection(asyncio.Protocol):
     """A connection that is kept; one request at a time."""
 
@@ -131,17 +156,20 @@ class Connection(asyncio.Protocol):
         self.transport: Any = None
 
     def connection_made(self, transport: Any) -> None:
+        """Send at once what is written."""
         self.transport = transport
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def ask(self, path: str) -> asyncio.Future[int]:
+        """Ask; the status will be there."""
         self.waiter = asyncio.get_running_loop().create_future()
         self.buffer = b""
-        self.transport.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        self.transport.write(REQUEST % path.encode())
         return self.waiter
 
     def data_received(self, data: bytes) -> None:
+        """Take a part of the answer."""
         self.buffer += data
         head, found, body = self.buffer.partition(b"\r\n\r\n")
         if not found or self.waiter is None or self.waiter.done():
@@ -151,12 +179,14 @@ class Connection(asyncio.Protocol):
             self.waiter.set_result(int(head[9:12]))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Be of no more use."""
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(0)
         self.transport = None
 
     @property
     def body(self) -> bytes:
+        """The body of the last answer."""
         return self.buffer.partition(b"\r\n\r\n")[2]
 
 
@@ -169,6 +199,7 @@ class Clients:
         self.all: list[Connection] = []
 
     async def get(self, path: str, at: float | None = None, patience: float = 60.0) -> Reply:
+        """Ask, as if that had been done at the instant `at`."""
         began = time.perf_counter() if at is None else at
         connection = await self._connection()
         try:
@@ -204,6 +235,7 @@ class Clients:
         return float(connection.body)
 
     def close(self) -> None:
+        """Close all connections."""
         for connection in self.all:
             if connection.transport is not None:
                 connection.transport.abort()
@@ -221,6 +253,16 @@ async def open_loop(
         tasks.append(asyncio.ensure_future(clients.get(path, at, 3 * PATIENCE)))
         at += (rng() if rng else 1.0) / rate
     return list(await asyncio.gather(*tasks))
+
+
+async def several(clients: Clients, path: str, width: int, each: int) -> list[Reply]:
+    """Have `width` clients ask `each` times, one after the other."""
+
+    async def client() -> list[Reply]:
+        return [await clients.get(path) for _ in range(each)]
+
+    own = await asyncio.gather(*(client() for _ in range(width)))
+    return [reply for replies in own for reply in replies]
 
 
 async def closed_loop(clients: Clients, path: str, width: int, seconds: float) -> list[Reply]:
@@ -248,124 +290,120 @@ def quantile(values: list[float], share: float) -> float:
 
 
 class Load(NamedTuple):
-    """How a pod did under one load."""
+    """How a pod did under one load, without its first second: it takes some time to be seen."""
 
     times: float
     goodput: float
     p50: float
     p99: float
     refused: float
-    late: float
     refusal_p99: float
+    late: float
+    """Answers a second that came when nobody waited for them any more, or never."""
 
 
-async def overload(
-    port: int, path: str, seconds: float, seed: int
-) -> tuple[float, float, list[Load]]:
-    """Return capacity, the p99 of an idle pod, and how it did at each multiple of capacity."""
+class Pod(NamedTuple):
+    """How a pod did: what it can do, what an answer takes without load, and under each load."""
+
+    capacity: float
+    unloaded: float
+    loads: list[Load]
+    refusal_cost: float
+    """What a refusal costs, as a share of an answer: by the answers that are missing for them."""
+
+
+class Plan(NamedTuple):
+    """How much is measured."""
+
+    seed: int = 1
+    seconds: float = 6.0
+    rounds: int = 30
+    requests: int = 600
+
+
+Cost = dict[str, list[float]]
+"""Processor seconds of a request, by case and round."""
+
+
+async def alone(port: int, path: str, plan: Plan) -> tuple[float, float]:
+    """Return what a pod can do in a second, and the p99 of its answers while it idles."""
     clients = Clients(port)
-    rng = random.Random(seed)
     await closed_loop(clients, path, 1, 0.5)
-    alone = await open_loop(clients, path, 0.2 / BURN, 3 * seconds, None)
-    unloaded = quantile([reply.seconds for reply in alone if reply.status == 200], 0.99)
-    busy = await closed_loop(clients, path, 2, seconds)
-    capacity = len([1 for reply in busy if reply.status == 200]) / seconds
+    replies = await open_loop(clients, path, 0.2 / BURN, plan.seconds, None)
+    unloaded = quantile([reply.seconds for reply in replies if reply.status == OK], 0.99)
+    busy = await closed_loop(clients, path, 2, plan.seconds / 2)
+    clients.close()
+    return len([1 for reply in busy if reply.status == OK]) / (plan.seconds / 2), unloaded
+
+
+async def under(port: int, path: str, rate: float, plan: Plan) -> list[Reply]:
+    """Ask at `rate`; the first second opens the connections and lets the load be seen."""
+    clients = Clients(port)
+    warm = asyncio.ensure_future(open_loop(clients, path, rate, WARM_UP, None))
+    await asyncio.sleep(WARM_UP)
+    rng = random.Random(plan.seed)
+    replies = await open_loop(clients, path, rate, plan.seconds, lambda: rng.expovariate(1.0))
+    await warm
+    clients.close()
+    return replies
+
+
+def overload(edge: str, path: str, plan: Plan) -> Pod:
+    """Return how a pod does at each multiple of what it can do; a fresh one for each load."""
+    with served(edge) as port:
+        capacity, unloaded = asyncio.run(alone(port, path, plan))
     loads = []
     for times in TIMES:
-        replies = await open_loop(
-            clients, path, times * capacity, seconds, lambda: rng.expovariate(1.0)
-        )
-        good = [r.seconds for r in replies if r.status == 200 and r.seconds <= PATIENCE]
-        refused = [r.seconds for r in replies if r.status == 503]
-        loads.append(
-            Load(
-                times,
-                len(good) / seconds,
-                quantile(good, 0.5),
-                quantile(good, 0.99),
-                len(refused) / seconds,
-                (len(replies) - len(good) - len(refused)) / seconds,
-                quantile(refused, 0.99),
-            )
-        )
-        await asyncio.sleep(0.5)
-    clients.close()
-    return capacity, unloaded, loads
+        with served(edge) as port:
+            replies = asyncio.run(under(port, path, times * capacity, plan))
+        good = [r.seconds for r in replies if r.status == OK and r.seconds <= PATIENCE]
+        refused = [r.seconds for r in replies if r.status == REFUSED]
+        counts = len(good), len(refused), len(replies) - len(good) - len(refused)
+        good_rate, refused_rate, late_rate = (number / plan.seconds for number in counts)
+        quantiles = quantile(good, 0.5), quantile(good, 0.99)
+        slow = quantile(refused, 0.99)
+        loads.append(Load(times, good_rate, *quantiles, refused_rate, slow, late_rate))
+    # What is missing of the goodput at ten times, the refusals have cost.
+    last = loads[-1]
+    missing = max(0.0, capacity - last.goodput)
+    return Pod(capacity, unloaded, loads, missing / last.refused if last.refused else 0.0)
 
 
-async def hello_cost(
-    ports: dict[str, int], rounds: int, requests: int, width: int
-) -> dict[str, list[float]]:
-    """Return the processor seconds of a request, by server and round; one turn each in a round."""
-    cost: dict[str, list[float]] = {name: [] for name in ports}
+async def hello_cost(ports: dict[str, int], plan: Plan, width: int) -> Cost:
+    """Return the processor seconds of a request; one turn for each server in a round."""
+    cost: Cost = {name: [] for name in ports}
     clients = {name: Clients(port) for name, port in ports.items()}
-    for number in range(rounds + 1):
-        names = list(ports)
-        random.Random(number).shuffle(names)
-        for name in names:
+    rng = random.Random(plan.seed)
+    for number in range(plan.rounds + 1):
+        for name in rng.sample(list(ports), len(ports)):
             own = clients[name]
             before = await own.cpu()
-
-            async def client(own: Clients = own) -> int:
-                refused = 0
-                for _ in range(requests // width):
-                    refused += (await own.get("/hello")).status != 200
-                return refused
-
-            refused = sum(await asyncio.gather(*(client() for _ in range(width))))
+            replies = await several(own, "/hello", width, plan.requests // width)
             spent = await own.cpu() - before
-            if refused:
-                print(f"{name}: {refused} refused", file=sys.stderr)
+            if any(reply.status != OK for reply in replies):
+                raise RuntimeError(f"{name} refused a request that costs nothing")
             if number:
-                cost[name].append(spent / (requests // width * width))
+                cost[name].append(spent / len(replies))
     for own in clients.values():
         own.close()
     return cost
 
 
-def main() -> None:
-    """Serve, or measure."""
-    parser = argparse.ArgumentParser(prog="bench.web")
-    parser.add_argument("--serve", nargs=3)
-    parser.add_argument("--overload", nargs="*")
-    parser.add_argument("--hello", action="store_true")
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--width", type=int, default=8)
-    parser.add_argument("--loop", default="asyncio")
-    arguments = parser.parse_args()
-    if arguments.serve:
-        edge, loop, descriptor = arguments.serve
-        run_server(edge, loop, int(descriptor))
-        return
-    if arguments.overload is not None:
-        for edge in arguments.overload or ["seawall", "bare"]:
-            for path in ("/async", "/def"):
-                with served(edge, arguments.loop) as port:
-                    capacity, unloaded, loads = asyncio.run(
-                        overload(port, path, arguments.seconds, 1)
-                    )
-                peak = max(load.goodput for load in loads)
-                print(
-                    f"{edge} {path}: capacity {capacity:.1f}/s, unloaded p99 {unloaded * 1e3:.1f}"
-                )
-                for load in loads:
-                    print(
-                        f"  {load.times:4}x good {load.goodput:6.1f} ({load.goodput / peak:4.0%})"
-                        f" p50 {load.p50 * 1e3:6.1f} p99 {load.p99 * 1e3:6.1f}"
-                        f" ({load.p99 / unloaded:.1f}x) refused {load.refused:6.1f}"
-                        f" p99 {load.refusal_p99 * 1e3:6.1f} late {load.late:6.1f}",
-                        flush=True,
-                    )
-    if arguments.hello:
-        with served("bare", arguments.loop) as bare, served("seawall", arguments.loop) as ours:
-            cost = asyncio.run(
-                hello_cost({"bare": bare, "seawall": ours}, 12, 2000, arguments.width)
-            )
-        ratios = [b / a for a, b in zip(cost["bare"], cost["seawall"], strict=True)]
-        print({name: f"{quantile(own, 0.5) * 1e6:.1f} us" for name, own in cost.items()})
-        print(f"ratio {quantile(ratios, 0.5):.3f}", [f"{ratio:.2f}" for ratio in sorted(ratios)])
+def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Measure both; return pods by name and costs by loop."""
+    pods = {}
+    for path, handler in (("/async", IN_LOOP), ("/def", IN_THREAD)):
+        for edge in (SEAWALL, BARE):
+            progress(f"{handler}, {edge}")
+            pods[f"{handler}, {edge}"] = overload(edge, path, plan)
+    costs = {}
+    for loop in ("asyncio", "uvloop"):
+        progress(f"hello, {loop}")
+        with served(BARE, loop) as bare, served(SEAWALL, loop) as ours:
+            ports = {BARE: bare, SEAWALL: ours}
+            costs[f"hello, {loop}"] = asyncio.run(hello_cost(ports, plan, WIDTH))
+    return {"pods": pods, "costs": costs}
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYTHONPATH", "src")
-    main()
+    run_server(*sys.argv[1:])

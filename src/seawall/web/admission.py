@@ -1,65 +1,34 @@
 """When a request is begun: in turns of the event loop, so that a queue is seen and kept short.
 
-The trap that this is about: a handler that computes without awaiting begins and ends in one turn of
-the loop. However many wait, no two of them are ever in flight at once: the queue stands in the
-loop's list of ready tasks and in the sockets, where no limit on calls at once can see it.
+The trap that this is about: a handler that computes without awaiting begins and ends in one turn
+of the loop. However many wait, no two of them are ever in flight at once: the queue stands in the
+loop's list of ready tasks and in the sockets, where no limit on calls at once can see it. And of
+handlers that compute in threads there are forty at once before any limit has learnt anything.
 
-So `Turns` looks at time. Promises: a turn in which requests have computed for longer than `slice`
-begins no more of them; who comes later waits for another turn, the sockets are read in between, and
-the most critical is served first. While the loop has been busy for less than `busy` of the last
-quarter of a second, that is all: nobody is refused before `patience` is over, since the queue will drain.
-Above it the queue does not drain. Then the newest is served first, and who has waited for longer
-than `scale` requests take (or `slice`, if that is more) is refused. Requests that cost less than
-`cheap` are not worth refusing: to say no costs as much as to serve them. They share a turn of
-up to `CHEAP_SLICE` and wait for up to `patience`.
+So `Turns` looks at time and at the processor. Promises:
+
+- A turn in which requests have computed for longer than `slice` begins no more of them. Who comes
+  later waits for another turn, the sockets are read in between, the most critical goes first.
+- No more are served at once than keep the processor busy: while it idles, ever more.
+- While loop and processor were busy for less than `busy` of the last moments nobody is refused
+  before `patience` is over, since the queue will drain.
+- Above that it does not drain. Then the newest is served first, and who has waited for longer
+  than `scale` requests take (or `slice`, if that is more) is refused.
+- Requests that cost less than `cheap` are not worth refusing: to say no costs as much as to serve
+  them. They share a turn of up to `CHEAP_SLICE`, as many at once as come, and wait for `patience`.
 """
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop, get_running_loop
-from math import exp, inf
-from time import process_time
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from seawall import _checks as check
-from seawall.errors import DeadlineExceeded, Overloaded
 from seawall.models.adaptive import vegas
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.shed import Shed
-from seawall.runtime.layers import Host, Outcome, Wait
-from seawall.runtime.mutex import survives_fork
-from seawall.runtime.policy import GateBound, GatePolicy, Mode
-from seawall.runtime.slots import GRANTED, Refusal, Slots, SlotWaiter, live_slots
-
-HORIZON: Final = 0.25
-"""Seconds over which it is known how busy the loop is and what requests cost."""
-
-CHEAP_SLICE: Final = 0.05
-"""Seconds for which a turn may last that serves cheap requests."""
-
-HOPS: Final = 3
-"""Turns of the loop from the end of a request's computing to the choice of the next one.
-
-In the first the sockets are read, in the second the tasks of those requests run and join the queue.
-"""
-
-LOOK_EVERY: Final = 0.02
-"""Seconds after which the number of requests at once is looked at again."""
-
-SATURATED: Final = 0.8
-"""The share of a processor above which it is taken for fully used."""
-
-IDLING: Final = 0.6
-"""The share of a processor below which more requests at once would be served sooner."""
-
-CALM: Final = 0.7
-"""Below this share of `busy` a queue that did not drain is taken to drain again."""
-
-FIRST: Final = 8.0
-"""How many requests at once there may be at first: while the processor idles, ever more."""
-
-MOST_WAITING: Final = 10_000
-"""However cheap requests are, no more of them wait."""
+from seawall.runtime.layers import Host
+from seawall.runtime.policy import GatePolicy, Mode
+from seawall.web._edge_turns import TurnsGate
 
 
 class Turns(GatePolicy):
@@ -71,7 +40,7 @@ class Turns(GatePolicy):
         self,
         *,
         slice: float = 0.005,  # noqa: A002 - of time, not of a list
-        busy: float = 0.8,
+        busy: float = 0.7,
         cores: float = 1.0,
         scale: float = 1.5,
         cheap: float = 0.001,
@@ -104,291 +73,15 @@ class Turns(GatePolicy):
             setattr(self, name, getattr(fresh, name))
 
 
-class TurnsGate(GateBound):
-    """The turns of one edge. Its slots are not held: each is the right to begin in one turn."""
-
-    policy: Turns
-
-    def __init__(self, policy: Turns, host: Host) -> None:
-        super().__init__(policy, host)
-        self.slots = _Rights(1, order="criticality", room=MOST_WAITING, discipline=self)
-        self._begin_afresh()
-        survives_fork(self)
-
-    def _begin_afresh(self) -> None:
-        self._loop: AbstractEventLoop | None = None
-        """The loop whose turn is under way; None between turns."""
-        self._began = 0.0
-        self._begun = 0
-        self._ended = float("-inf")
-        self._full = False
-        """Whether the turn before was crowded."""
-        self._crowded = False
-        """Whether somebody had to wait: then the loop does not idle before the next turn."""
-        self._dispatching = False
-        """Whether a turn for those who wait is about to begin."""
-        self._spent = 0.0
-        self._burnt = 0.0
-        self._served = 0.0
-        self._cpu = process_time()
-        self._window = (float("-inf"), 0.0)
-        """When the limit was last looked at, and the processor time by then."""
-        self.share = 0.0
-        """How much of the last moments the loop was busy."""
-        self.cpu_share = 0.0
-        """How much of a processor the process has used in these."""
-        self.cost = self.policy.cheap
-        """What a request costs, in seconds: of the loop, or of the processor if that is more."""
-        self.inside = 0
-        """How many are being served."""
-        self.most = FIRST
-        """How many may be, unless they are cheap."""
-        self._cap = FIRST
-        self._open = False
-        """Whether the turn under way takes more of them."""
-        self._held_back = False
-        """Whether that limit made somebody wait."""
-        self._timer: tuple[AbstractEventLoop, Any] | None = None
-        self.strict = False
-        """Whether the queue does not drain."""
-        self._slice = CHEAP_SLICE
-        self._wait = self.policy.patience
-
-    def enter(self, now: float) -> None:
-        """Begin, if the turn has time left and nobody is to go first."""
-        loop = get_running_loop()
-        if self._loop is not loop:
-            if self.inside < self._cap and not self._dispatching:
-                self._loop = loop
-                self._began = now
-                self._begun = 1
-                self.inside += 1
-                self._open = not self.strict and self.inside < self._cap
-                loop.call_soon(self._end)
-                return
-        elif self._open and now - self._began <= self._slice and not self.slots.queue:
-            self._begun += 1
-            self.inside += 1
-            self._open = not self.strict and self.inside < self._cap
-            return
-        if self.policy.mode != "enforce":
-            self._begun += 1
-            self.inside += 1
-            return
-        self._crowded = True
-        if self._timer is None or self._timer[0] is not loop:
-            self._timer = loop, loop.call_later(LOOK_EVERY, self._tick)
-        raise Wait(_TurnWaiter(self, now))
-
-    def leave(self, ticket: None, outcome: Outcome, detail: object, now: float) -> None:
-        """Count it out; if that is what others wait for, they are next."""
-        self.inside -= 1
-        if self.slots.queue and self._loop is None and not self._dispatching:
-            self._dispatch_soon()
-
-    def turned_away(self, why: Refusal) -> None:
-        """Refuse a request that waited in vain."""
-        if why == "deadline":
-            message = f"guard {self.host.name!r}: the deadline passed while waiting for a turn"
-            self.refuse(DeadlineExceeded(message))
-        else:
-            self.refuse(self._overloaded())
-
-    def _overloaded(self) -> Overloaded:
-        message = f"guard {self.host.name!r}: the event loop has more to do than it gets done"
-        error = Overloaded(message, retry_after=max(self.cost, 0.001))
-        error.reason = "shed_by_turns"
-        return error
-
-    # At the end of each turn
-
-    def _end(self) -> None:
-        """Know what the turn took, and let others begin."""
-        self._loop = None
-        self._note(self.host.clock.now())
-        if self.strict or self.slots.queue:
-            self._dispatch_soon()
-
-    def _note(self, now: float) -> None:
-        took = max(0.0, now - self._began)
-        gap = max(0.0, self._began - self._ended)
-        idle = exp(-gap / HORIZON)
-        rest = exp(-took / HORIZON)
-        fade = idle * rest
-        share = 1.0 - (1.0 - self.share) * idle if self._full else self.share * idle
-        self.share = 1.0 - (1.0 - share) * rest
-        self._full, self._crowded = self._crowded, False
-        cpu = process_time()
-        burnt, self._cpu = cpu - self._cpu, cpu
-        if took + gap > 0.0 and fade < 1.0:
-            self.cpu_share = self.cpu_share * fade + (1.0 - fade) * burnt / (took + gap)
-        self._spent = self._spent * fade + took
-        self._burnt = self._burnt * fade + burnt
-        self._served = self._served * fade + self._begun
-        self._ended = now
-        if self._served:
-            self.cost = max(self._spent, self._burnt) / self._served
-        self._judge(now, cpu)
-
-    def _judge(self, now: float, cpu: float) -> None:
-        """Tell whether the queue drains, and set what a turn and a wait may take."""
-        policy = self.policy
-        was, cheap = self.strict, self.cost < policy.cheap
-        busy = max(self.share, self.cpu_share / policy.cores)
-        self.strict = not cheap and busy > (CALM * policy.busy if was else policy.busy)
-        self._slice = CHEAP_SLICE if cheap else policy.slice
-        self._wait = max(policy.slice, policy.scale * self.cost) if self.strict else policy.patience
-        self._look(now, cpu)
-        self._cap = inf if cheap else self.most
-
-    def _look(self, now: float, cpu: float) -> None:
-        """Allow as few at once as keep the processor busy: more only make each other late."""
-        since, then = self._window
-        if now - since < LOOK_EVERY:
-            return
-        self._window = now, cpu
-        used = (cpu - then) / (now - since) / self.policy.cores
-        if used > SATURATED:
-            self.most = max(1.0, min(self.most, self.inside) / 2)
-        elif used < IDLING and self._held_back:
-            self.most = max(self.most + 1.0, min(2.0 * self.most, 2.0 * self.inside))
-        self._held_back = False
-
-    def _tick(self) -> None:
-        """Look again, for as long as somebody waits: it may be only the limit that holds them."""
-        self._timer = None
-        queue = self.slots.queue
-        if not queue:
-            return
-        loop = get_running_loop()
-        self._timer = loop, loop.call_later(LOOK_EVERY, self._tick)
-        if self._loop is None and not self._dispatching:
-            self._held_back = self._held_back or self.inside >= self._cap
-            self._look(self.host.clock.now(), process_time())
-            self._cap = inf if self.cost < self.policy.cheap else self.most
-            self._dispatch_soon()
-
-    def _dispatch_soon(self) -> None:
-        self._dispatching = True
-        self._later(HOPS if self.strict else 0)
-
-    def _later(self, hops: int) -> None:
-        """Let the loop read its sockets first: by then who has arrived meanwhile has joined."""
-        loop = get_running_loop()
-        if hops:
-            loop.call_soon(self._later, hops - 1)
-        else:
-            self._dispatch(loop)
-
-    def _dispatch(self, loop: AbstractEventLoop) -> None:
-        """Begin a turn for those who wait; refuse those for whom it will be too late."""
-        self._dispatching = False
-        queue = self.slots.queue
-        if self._loop is not None or not queue:
-            return
-        now = self.host.clock.now()
-        number = max(1, int(self._slice / max(self.cost, 1e-6)))
-        number = int(min(number, max(0.0, self._cap - self.inside)))
-        if self.strict:
-            # First, so that nobody computes before they are told.
-            self._refuse(now, number)
-        if not number:
-            self._held_back = True
-            return
-        self._loop = loop
-        self._began = now
-        self._begun = 0
-        for _ in range(number):
-            if not queue:
-                break
-            self._begun += 1
-            self.slots.give_back()
-        loop.call_soon(self._end)  # after those who have just been let in
-
-    def _refuse(self, now: float, number: int) -> None:
-        """Refuse who waited for too long or will, the least critical first."""
-        slots = self.slots
-        room = number + max(1, int(self._wait / self.cost))
-        with slots.mutex:
-            while len(slots.queue) > max(number, 1) and (
-                len(slots.queue) > room or slots._longest_wait(now) > self._wait
-            ):
-                victim = slots.queue.pop_lowest()
-                if victim is not None:
-                    victim.turn_away("shed")
-
-    # What the queue asks
-
-    def newest_first(self, now: float) -> bool:
-        """Serve the newest first while the queue does not drain."""
-        return self.strict
-
-    def sheds(self, sojourn: float, now: float) -> bool:
-        """Leave that to the end of each turn."""
-        return False
-
-    def emptied(self, now: float) -> None:
-        """Learn nothing from it."""
-
-    def snapshot(self, now: float) -> dict[str, Any]:
-        """Return how busy the loop is, what requests cost it, and who waits."""
-        return {
-            **super().snapshot(now),
-            "busy": self.share,
-            "cpu": self.cpu_share,
-            "inside": self.inside,
-            "cost": self.cost,
-            "strict": self.strict,
-            "waiting": self.slots.waiting,
-        }
-
-    def _after_fork(self) -> None:
-        """Begin anew in a child process: its loop is another."""
-        self._begin_afresh()
-
-
-class _Rights(Slots):
-    """The right to begin, which is given one by one and never comes back."""
-
-    def __init__(self, limit: int, **options: Any) -> None:
-        super().__init__(limit, **options)
-        self.free.clear()
-        live_slots.discard(self)  # none of them is held
-
-    def _after_fork(self) -> None:
-        super()._after_fork()
-        self.free.clear()
-
-
-class _TurnWaiter(SlotWaiter):
-    """A request that waits for a turn; it is counted in when it has one."""
-
-    __slots__ = ("_gate",)
-
-    def __init__(self, gate: TurnsGate, now: float) -> None:
-        clock = gate.host.clock
-        super().__init__(gate.slots, clock, now, gate._wait, gate.turned_away)
-        self._gate = gate
-
-    def grant(self) -> bool:
-        """Receive a turn; False if nobody is there to use it."""
-        there = super().grant()
-        self._gate.inside += there
-        return there
-
-    def _give_up(self) -> None:
-        # The turn is lost, not handed on: the next one comes soon.
-        if self._leave_queue() == GRANTED:
-            self._gate.inside -= 1
-
-
 def default_concurrency() -> AdaptiveLimit:
-    """Return the limit on requests at once that an app has unless told otherwise."""
-    return AdaptiveLimit(
-        vegas(alpha=1.0, beta=2.0, initial=20, minimum=1, maximum=1000), max_wait=1.0
-    )
+    """Return the limit on requests at once that an app has unless told otherwise.
+
+    `Turns` is what protects the processor. This one is for what the app waits for. It is learnt
+    from how long requests take, and routes that differ look like a queue: so it stays above 50.
+    """
+    return AdaptiveLimit(vegas(initial=100, minimum=50, maximum=2000), max_wait=0.25)
 
 
 def default_shed() -> Shed | None:
-    """Return the shedder that an app has unless told otherwise: none, `Turns` does it."""
+    """Return the shedder that an app has unless told otherwise: none, `Turns` sheds enough."""
     return None

@@ -42,21 +42,17 @@ _SERVER_ERROR: Final = ServerError("the app answered with 500 or more")
 class Passage:
     """One request on its way: what it holds, and what becomes of its response."""
 
-    __slots__ = (
-        "_cancelling",
-        "_clock",
-        "_expiry",
-        "_first",
-        "_gates",
-        "_lane",
-        "_send",
-        "_stats",
-        "_task",
-        "began",
-        "headers",
-        "left",
-        "status",
-    )
+    # No slots: what is the same for most requests is written once, here, and not for each.
+    _first = 0.0
+    _task: asyncio.Task[Any] | None = None
+    _expiry: Expiry | None = None
+    began = 0.0
+    headers: Callable[[], Headers] | None = None
+    """What to add to the headers of the response."""
+    left = False
+    """Whether nothing is held any more."""
+    status = 0
+    """That of the response, once it has started."""
 
     def __init__(self, send: Send, clock: Callable[[], float], stats: Stats) -> None:
         """Hold nothing yet."""
@@ -64,16 +60,6 @@ class Passage:
         self._clock = clock
         self._stats = stats
         self._gates: list[tuple[GateBound, Any]] = []
-        self._first = 0.0
-        self._task: asyncio.Task[Any] | None = None
-        self._expiry: Expiry | None = None
-        self.began = 0.0
-        self.headers: Callable[[], Headers] | None = None
-        """What to add to the headers of the response."""
-        self.left = False
-        """Whether nothing is held any more."""
-        self.status = 0
-        """That of the response, once it has started."""
 
     # The time that the app has
 
@@ -168,8 +154,6 @@ class Passage:
 
 class SocketPassage(Passage):
     """The handshake of a websocket: over when it is accepted or refused, whatever comes after."""
-
-    __slots__ = ("_keeps",)
 
     def __init__(self, send: Send, clock: Callable[[], float], stats: Stats) -> None:
         """Hold nothing yet."""
