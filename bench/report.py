@@ -129,7 +129,7 @@ def of_web(measured: dict[str, Any]) -> Section:
         lines = []
         for edge in (SEAWALL, BARE_APP):
             pod = measured["pods"][f"{handler}, {edge}"]
-            peak = max(load.goodput for load in pod.loads)
+            peak = max(load.goodput for load in pod.loads) or 1.0
             lines += [
                 [
                     f"{edge}, {load.times} x capacity",
@@ -146,7 +146,7 @@ def of_web(measured: dict[str, Any]) -> Section:
             ]
         name = f"{WEB}, {handler}"
         pod = measured["pods"][f"{handler}, {SEAWALL}"]
-        peak = max(load.goodput for load in pod.loads)
+        peak = max(load.goodput for load in pod.loads) or 1.0
         for line, value in (
             ("least goodput of its peak", min(load.goodput for load in pod.loads) / peak),
             ("longest p99 of that without load", max(x.p99 for x in pod.loads) / pod.unloaded),

@@ -316,7 +316,7 @@ class Plan(NamedTuple):
     """How much is measured."""
 
     seed: int = 1
-    seconds: float = 6.0
+    seconds: float = 4.0
     rounds: int = 30
     requests: int = 600
 
@@ -339,6 +339,7 @@ async def alone(port: int, path: str, plan: Plan) -> tuple[float, float]:
 async def under(port: int, path: str, rate: float, plan: Plan) -> list[Reply]:
     """Ask at `rate`; the first second opens the connections and lets the load be seen."""
     clients = Clients(port)
+    await clients.cpu()  # it has started
     warm = asyncio.ensure_future(open_loop(clients, path, rate, WARM_UP, None))
     await asyncio.sleep(WARM_UP)
     rng = random.Random(plan.seed)

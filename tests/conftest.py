@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from random import Random
 
@@ -36,12 +35,6 @@ def pytest_report_header(config: pytest.Config) -> str:
         f"chance: SEAWALL_SEED={SEED}, --hypothesis-seed={config.option.hypothesis_seed}, "
         f"SEAWALL_PROFILE={PROFILE} ({settings.get_profile(PROFILE).max_examples} examples)"
     )
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Name tests alike in every process: a function's address is not part of what is tested."""
-    for item in items:
-        item._nodeid = re.sub(r" at 0x[0-9a-f]+", "", item.nodeid)
 
 
 def _forbidden_skips(config: pytest.Config) -> int:

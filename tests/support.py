@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -25,6 +26,11 @@ def quarters(most: int, least: int = 0) -> st.SearchStrategy[float]:
 def new_guard(*policies: Any, **options: Any) -> Guard:
     """Make a guard whose name no other test has."""
     return Guard(f"guard-{next(_serial)}", *policies, **options)
+
+
+def without_addresses(value: object) -> str:
+    """Return a test's id that is the same in every process, also where `value` has functions."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def falsified(check: Callable[[Any], None], cases: st.SearchStrategy[Any]) -> bool:

@@ -27,7 +27,7 @@ from seawall import (
     subscribe,
 )
 from seawall.testing import ScriptedService, answer, run_virtual, slow, virtual_time
-from tests.support import SEEDS, falsified, let_pass, new_guard
+from tests.support import SEEDS, falsified, let_pass, new_guard, without_addresses
 from tests.test_cancellation import HOWS, HOWS_OF, attempt, bounded, call, enforced
 from tests.test_cancellation import sweep as cancel_everywhere
 
@@ -542,7 +542,7 @@ def test_without_a_sequence_of_its_own_it_could_not_be_replayed(
         {"result": 1, "seed": -1},
         {"result": 1, "enabled": "yes"},
     ],
-    ids=repr,
+    ids=without_addresses,
 )
 def test_bad_settings_are_refused(options: Any) -> None:
     """At once, with what to write instead."""

@@ -31,7 +31,7 @@ from seawall.policies._rate_lock import Meters
 from seawall.policies._rate_meters import Meter
 from seawall.policies._rate_waiting import RateWaiter
 from seawall.testing import run_virtual, virtual_time
-from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
+from tests.support import SEEDS, falsified, let_pass, new_guard, quarters, without_addresses
 
 QUARTERS = quarters(12)
 
@@ -422,7 +422,7 @@ def _play(calls: list[tuple[float, int]], limit: RateLimit, *, fast: bool) -> st
         {"limits": ["3/s"], "key": lambda user: user},
         {"limits": ["3/s"], "key": lambda user: user, "cost": 2},
     ],
-    ids=str,
+    ids=without_addresses,
 )
 def test_the_success_path_and_the_rule_agree(options: dict[str, Any]) -> None:
     """Verdicts, hints and states are the same with and without the generated path."""

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -144,13 +145,11 @@ class AsyncConnection:
 
     async def execute(self, statement: str) -> None:
         self._log.append(statement.split(maxsplit=1)[0])
-        if "nowhere" in statement:
+        if "nowhere" in statement and "CREATE" not in statement:
             raise LookupError("no such table")
 
     def transaction(self) -> Any:
-        self.start = self._start
-        self.rollback = self._rollback
-        return self
+        return SimpleNamespace(start=self._start, rollback=self._rollback)
 
     async def _start(self) -> None:
         self._log.append("begin")
@@ -187,18 +186,42 @@ def test_async_connections_are_awaited_in_the_loop(like_asyncpg: bool, managed: 
         assert await found(DatabaseRead(connect)) == ("healthy", "")
         assert log == ["SELECT", "close"]
         log.clear()
-        write = DatabaseWrite(connect)
-        await found(write)
-        begin = ["CREATE", "begin"] if like_asyncpg else ["CREATE", "commit"]
+        begin, made = (["begin"], []) if like_asyncpg else ([], ["commit"])
+        await found(DatabaseWrite(connect))
         assert log == [*begin, "INSERT", "DELETE", "rollback", "close"]
         log.clear()
-        await found(write)
-        once = ["begin"] if like_asyncpg else []  # the table is there by now
-        assert log == [*once, "INSERT", "DELETE", "rollback", "close"]
+        await found(DatabaseWrite(connect, table="nowhere"))  # of its own, it makes the table
+        assert log == [*begin, "INSERT", "rollback", "CREATE", *made, *begin, "INSERT", "rollback",
+                       "close"]  # fmt: skip
         log.clear()
         state, _ = await found(DatabaseWrite(connect, statement="UPDATE nowhere"))
         assert state == "unhealthy"
         assert log[-2:] == ["rollback", "close"]
+
+    run_virtual(main())
+
+
+def test_a_write_needs_no_right_to_make_its_table_and_makes_it_again(database: Path):
+    """It inserts first: a role without DDL will do, and a table that was dropped comes back."""
+    allowed = [True]
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(database)
+        if not allowed[0]:
+            denied = {sqlite3.SQLITE_CREATE_TABLE: sqlite3.SQLITE_DENY}
+            connection.set_authorizer(lambda action, *_: denied.get(action, sqlite3.SQLITE_OK))
+        return connection
+
+    async def main() -> None:
+        write = DatabaseWrite(connect)
+        assert await found(write) == ("healthy", "")
+        allowed[0] = False
+        assert await found(DatabaseWrite(connect)) == ("healthy", "")
+        allowed[0] = True
+        connection = sqlite3.connect(database)
+        connection.execute("DROP TABLE seawall_health")
+        connection.close()
+        assert await found(write) == ("healthy", "")
 
     run_virtual(main())
 
@@ -308,9 +331,13 @@ def test_a_queue_is_judged_by_its_oldest_job():
 
         class Plain:
             def snapshot(self) -> dict[str, Any]:
-                return {"oldest": None}
+                return dict(seen)
 
+        seen: dict[str, Any] = {"oldest": None}
         assert (await found(QueueAge(Plain())))[0] == "healthy"
+        seen = {"waiting": 10**6}
+        state, output = await found(QueueAge(Plain()))
+        assert (state, output[:29]) == ("unhealthy", 'its snapshot has no "oldest":')
 
     run_virtual(main())
 

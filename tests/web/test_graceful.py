@@ -139,8 +139,8 @@ def test_no_request_is_lost_when_a_service_under_load_is_told_to_stop():
     assert code == 0
     assert printed[0] == "closed"
     assert json.loads(printed[1]) == {
-        "name": "service", "state": "stopped", "in_flight": 0, "refused": 0, "warming_up": [],
-        "cut": 0,
+        "name": "service", "state": "stopped", "in_flight": 0, "sockets": 0, "refused": 0,
+        "warming_up": [], "cut": 0,
     }  # fmt: skip
     assert 1.0 <= seconds < 5.0
 
@@ -156,7 +156,7 @@ def test_readiness_falls_at_once_and_what_was_accepted_is_served():
     with service(delay=1.0, drain_timeout=10.0) as target:
         assert target.ready()
         answers: list[tuple[int, bytes]] = []
-        long = Thread(target=lambda: answers.append(target.get("/1.6")))
+        long = Thread(target=lambda: answers.append(target.get("/3")))
         long.start()
         target.process.send_signal(signal.SIGTERM)
         eventually(lambda: not target.ready())
@@ -259,6 +259,34 @@ def test_a_signal_while_it_drains_already_goes_to_the_server(heard: list[int]):
         await server.shutdown()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_a_signal_that_the_loop_handles_is_left_to_the_server(
+    kind: str, caplog: pytest.LogCaptureFixture
+):
+    """Nobody can stand before `loop.add_signal_handler`: that `delay` cannot hold is told."""
+    heard: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, heard.append, "server")
+        server_s_own = signal.getsignal(signal.SIGTERM)
+        lifecycle = Lifecycle(delay=5.0)
+        server = Server(lifecycle, plain_app)
+        await server.startup()
+        assert signal.getsignal(signal.SIGTERM) is server_s_own
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not heard:
+            await let_pass(0.001)
+        assert lifecycle.state == "ready"
+        loop.remove_signal_handler(signal.SIGTERM)
+        await server.shutdown()
+
+    new_loop = None if kind == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+    assert "the delay of 5 s cannot hold" in caplog.text
 
 
 def test_the_signal_is_left_alone_where_nobody_handles_it():

@@ -185,10 +185,69 @@ def test_paths_follow_the_prefix_and_the_root():
         assert health.handles("/internal/live")
         assert not health.handles("/health/live")
         assert (await probe(health, "/api/internal/live", root_path="/api")).status == 200
+        assert (await probe(health, "/internal/live", root_path="/internal")).status == 200
+        assert (await probe(health, "/a/internal/live", root_path="/a/internal")).status == 200
+        assert (await probe(health, "/live", root_path="/a")).status == 404
         mounted = new_health(prefix="")
         assert (await probe(mounted, "/health/ready", root_path="/health")).status == 200
 
     run_virtual(main())
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        return self.args[0]  # type: ignore[no-any-return]  # and it is no text
+
+
+def test_nothing_that_fails_in_telling_keeps_a_probe_waiting():
+    """An error that cannot be shown, and a clock that fails, are told as far as they can be."""
+
+    async def main() -> None:
+        health = Health(wall=lambda: 1 / 0)
+        health.add("odd", ScriptedService(fail(Unspeakable({}), times=9)).acall, ttl=0.0)
+        for _ in range(2):
+            answer = await probe(health, "/health/deep")
+        told = answer.document["checks"]["odd:responseTime"][0]
+        assert (told["output"], told["time"][:4]) == ("Unspeakable", "1970")
+        assert health.snapshot()["checks"]["odd"]["runs"] == 2
+        assert health.snapshot()["checks"]["odd"]["output"] == "Unspeakable"
+
+    run_virtual(main())
+
+
+def test_two_loops_at_once_each_run_a_check_once():
+    """What one loop runs does not stop, nor take the place of, what the other does."""
+    health, inside, go_on = Health(), threading.Barrier(2), threading.Event()
+    both = threading.Barrier(3)
+
+    @health.add("async")
+    async def slow() -> None:
+        loop = asyncio.get_running_loop()
+        inside.wait(10)  # both loops are in it now: neither has made the other forget
+        await loop.run_in_executor(None, go_on.wait, 10)
+
+    @health.add("plain")
+    def plain() -> None:
+        go_on.wait(10)
+
+    async def ask() -> list[Any]:
+        asked = [asyncio.create_task(health.state_of("ready")) for _ in range(5)]
+        await let_pass(0.0)
+        await asyncio.get_running_loop().run_in_executor(None, both.wait, 10)
+        more = [asyncio.create_task(health.state_of("ready")) for _ in range(5)]
+        await let_pass(0.0)
+        go_on.set()
+        return await asyncio.gather(*asked, *more)
+
+    states: list[Any] = []
+    threads = [threading.Thread(target=lambda: states.extend(asyncio.run(ask()))) for _ in "ab"]
+    for thread in threads:
+        thread.start()
+    both.wait(10)
+    for thread in threads:
+        thread.join(10)
+    assert states == ["healthy"] * 20
+    assert {seen["runs"] for seen in health.snapshot()["checks"].values()} == {2}
 
 
 def test_what_is_not_critical_only_degrades():

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
-from contextvars import copy_context
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from math import nextafter
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
@@ -19,15 +23,24 @@ from seawall import (
     current_tenant,
     deadline,
 )
-from seawall.context import received_attempt_var
+from seawall.context import (
+    attempt_var,
+    criticality_var,
+    deadline_var,
+    idempotency_key_var,
+    received_attempt_var,
+    tenant_var,
+    tier_var,
+)
 from seawall.web import inbound as inbound_module
+from seawall.web.edge import Edge
 from seawall.web.inbound import Inbound
-from seawall.web.request import Incoming
+from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 from seawall.wire.criticality import write_baggage
 from seawall.wire.deadlines import write_timeout
 from tests.support import falsified
-from tests.web.support import http_scope
+from tests.web.support import http_scope, serve
 
 CALLER = ("10.0.0.1", 1)
 STRANGER = ("203.0.113.9", 1)
@@ -75,7 +88,7 @@ def test_a_stranger_is_not(trust: Trust | None):
     inbound = Inbound(trust=trust)
     seconds, rest, incoming = received(inbound, EVERYTHING, STRANGER)
     assert (seconds, rest) == (30.0, NOTHING)
-    assert incoming.scope["headers"] == [(b"baggage", b"a=1,b=2"), (b"idempotency-key", b"k")]
+    assert incoming.scope["headers"] == [(b"idempotency-key", b"k"), (b"baggage", b"a=1,b=2")]
     assert incoming.headers == incoming.scope["headers"]
     assert inbound.snapshot() == {"expired": 0, "dropped": 1}
 
@@ -86,6 +99,41 @@ def test_nothing_is_taken_from_harmless_requests():
     _, _, incoming = received(inbound, [("Accept", "*/*"), ("baggage", "a=1")], STRANGER)
     assert incoming.headers == [(b"accept", b"*/*"), (b"baggage", b"a=1")]
     assert inbound.snapshot()["dropped"] == 0
+
+
+@pytest.mark.parametrize("headers", [[[b"baggage", b"a=1"]], ((b"baggage", b" "),), ()])
+def test_only_what_was_removed_is_counted(headers: Any):
+    """A server may hand over pairs and lists of any kind; they are not counted for that."""
+    inbound = Inbound()
+    scope = http_scope(client=STRANGER) | {"headers": headers}
+    copy_context().run(inbound.read, Incoming(scope, inbound.trust), VirtualClock())
+    assert inbound.snapshot()["dropped"] == 0
+    assert scope["headers"] is headers
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept", "looks"),
+    [
+        (["a=1", "seawall.tenant=x", "b=2"], "a=1,b=2", 1),
+        (["seawall.tenant=x"], None, 1),
+        (["a=1"] * 63 + ["seawall.tenant=x"], ",".join(["a=1"] * 63), 1),
+        (["a=1"] * 65, None, 0),
+        (["a=" + "1" * 5000] * 2, None, 0),
+    ],
+)
+def test_a_strangers_baggage_is_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str], kept: str | None, looks: int
+):
+    """However many its lines, the work is that of 8 KiB; more lines or characters are dropped."""
+    looked: list[str] = []
+    clean = inbound_module.baggage_without_ours
+    monkeypatch.setattr(
+        inbound_module, "baggage_without_ours", lambda text: looked.append(text) or clean(text)
+    )
+    inbound = Inbound()
+    _, _, incoming = received(inbound, [("baggage", line) for line in lines], STRANGER)
+    assert incoming.header("baggage") == kept
+    assert (len(looked), inbound.snapshot()["dropped"]) == (looks, 1)
 
 
 def test_every_request_has_a_deadline():
@@ -133,10 +181,11 @@ def test_the_callers_key_is_not_ours():
     assert copy_context().run(read) == ("k", None)
 
 
-def test_an_earlier_deadline_stays():
-    """A deadline that applies already is never moved to a later instant."""
+@pytest.mark.parametrize("inside", [{INCOMING: None}, {"type": "grpc"}])
+def test_an_earlier_deadline_stays(inside: dict[str, Any]):
+    """Inside another edge, and in a gRPC server, a deadline is never moved to a later instant."""
     clock, other = VirtualClock(), VirtualClock(500.0)
-    incoming = Incoming(http_scope(headers=EVERYTHING, client=CALLER), TRUST)
+    incoming = Incoming(http_scope(headers=EVERYTHING, client=CALLER) | inside, TRUST)
     inbound = Inbound(trust=TRUST)
     for outer in (Deadline(1.0, clock), Deadline(501.0, other)):
         with deadline(outer):
@@ -168,10 +217,11 @@ def test_expired_work_is_not_begun(value: str):
 
 
 def test_a_deadline_that_has_passed_is_expired():
-    """Also a deadline from outside the request counts."""
+    """Also a deadline that the edge around this one has set counts."""
     clock = VirtualClock(5.0)
+    scope = http_scope() | {INCOMING: None}
     with deadline(Deadline(5.0, clock)), pytest.raises(DeadlineExceeded):
-        Inbound().read(Incoming(http_scope(), Trust()), clock)
+        Inbound().read(Incoming(scope, Trust()), clock)
 
 
 def test_undo_leaves_no_trace():
@@ -192,6 +242,142 @@ def test_undo_from_another_context_does_no_harm():
     inbound = Inbound()
     tokens = copy_context().run(inbound.read, Incoming(http_scope(), Trust()), VirtualClock())
     inbound.undo(tokens)
+
+
+# --- What an earlier request left ---
+
+VARIABLES: dict[ContextVar[Any], Any] = {
+    deadline_var: st.none() | st.floats(-5, 50).map(lambda at: (at, VirtualClock())),
+    criticality_var: st.sampled_from(Criticality),
+    tenant_var: st.none() | st.just("acme"),
+    tier_var: st.none() | st.just("free"),
+    idempotency_key_var: st.none() | st.just("order-5"),
+    received_attempt_var: st.integers(0, 3),
+    attempt_var: st.integers(1, 3),
+}
+LEFT = st.fixed_dictionaries({}, optional=VARIABLES)
+CASES = st.tuples(LEFT, st.sampled_from([None, 30.0]), st.sampled_from([[], EVERYTHING]))
+
+
+def starts_clean(case: tuple[dict[ContextVar[Any], Any], float | None, list]) -> None:
+    """Read a request in the context of another, and in an empty one: it must not see which."""
+    left, timeout, headers = case
+    inbound = Inbound(trust=TRUST, timeout=timeout)
+    clock = VirtualClock()
+
+    def seen() -> list[Any]:
+        incoming = Incoming(http_scope(headers=headers, client=CALLER), TRUST)
+        before = dict(copy_context().items())
+        tokens = inbound.read(incoming, clock)
+        values = [var.get() for var in VARIABLES]
+        inbound.undo(tokens)
+        assert dict(copy_context().items()) == before
+        return values
+
+    def seen_after() -> list[Any]:
+        for var, value in left.items():
+            var.set(value)
+        return seen()
+
+    try:
+        assert copy_context().run(seen_after) == copy_context().run(seen)
+    except DeadlineExceeded:
+        raise AssertionError("refused for the deadline of another request") from None
+
+
+@given(CASES)
+def test_the_outermost_edge_starts_clean(case: Any):
+    """Whatever the context holds, a request has what it brought, and undoing leaves it so."""
+    starts_clean(case)
+
+
+@pytest.mark.parametrize("kept", VARIABLES, ids=lambda var: var.name)
+def test_each_variable_has_to_be_cleaned(monkeypatch: pytest.MonkeyPatch, kept: ContextVar[Any]):
+    """The property depends on each of them."""
+    fewer = {var: clean for var, clean in inbound_module._CLEAN.items() if var is not kept}
+    monkeypatch.setattr(inbound_module, "_CLEAN", fewer)
+    assert falsified(starts_clean, CASES)
+
+
+def test_a_refusal_leaves_the_context_alone():
+    """A request without time changes nothing, also where there is something to clean."""
+
+    def refused() -> str | None:
+        tenant_var.set("acme")
+        with pytest.raises(DeadlineExceeded):
+            received(Inbound(trust=TRUST), [("grpc-timeout", "0S")])
+        return current_tenant()
+
+    assert copy_context().run(refused) == "acme"
+
+
+def _told(path: str, *headers: str, body: int = 0) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: a", f"Content-Length: {body}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + b"x" * body
+
+
+FIRST = ("Baggage: seawall.tenant=acme,seawall.criticality=sheddable", "Seawall-Attempt: 2")
+LARGE = _told("/1", *FIRST, body=300_000)
+SMALL = _told("/1", *FIRST)
+SECOND = _told("/2")
+
+
+@contextmanager
+def connected(seen: dict[str, Any]) -> Iterator[socket.socket]:
+    """Connect to a real server, whose app notes by path what it finds in the context."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        seen[scope["path"]] = current_tenant(), current_criticality().name, deadline_var.get()
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-length", b"1")],
+            }
+        )
+        await send({"type": "http.response.body", "body": b"."})
+
+    edge = Edge(app, name="one after another", inbound=Inbound(trust=Trust(callers=["127.0.0.1"])))
+    try:
+        with serve(edge, loop="asyncio", lifespan="off", proxy_headers=False) as url:
+            where = urlsplit(url)
+            with socket.create_connection((where.hostname, where.port), timeout=10) as connection:
+                yield connection
+    finally:
+        edge.close()
+
+
+def one_after_another(together: bool) -> tuple[Any, Any]:  # noqa: FBT001
+    """Ask twice on one connection: a large body first, or both before the first answer."""
+    seen: dict[str, Any] = {}
+    with connected(seen) as connection:
+        answers = connection.makefile("rb")
+        for request in [SMALL + SECOND] if together else [LARGE, SECOND]:
+            connection.sendall(request)
+            for _ in range(request.count(b"POST")):
+                while answers.readline() not in (b"\r\n", b""):
+                    pass
+                assert answers.read(1) == b"."
+    return seen["/1"], seen["/2"]
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["large body", "pipelined"])
+def test_a_request_has_nothing_of_the_one_before(together: bool):  # noqa: FBT001
+    """Also where the server calls the app from the context of an earlier request."""
+    first, second = one_after_another(together)
+    assert (first[:2], second[:2]) == (("acme", "SHEDDABLE"), (None, "CRITICAL"))
+    assert second[2][0] > first[2][0]
+
+
+def test_without_a_clean_start_it_would(monkeypatch: pytest.MonkeyPatch):
+    """The server really does so, with pipelined requests and after large bodies."""
+    monkeypatch.setattr(inbound_module, "_start_clean", list)
+    for together in (False, True):
+        # An app that is fast enough may have read a large body before the server pauses.
+        seconds = (one_after_another(together)[1] for _ in range(5))
+        assert any(second[:2] == ("acme", "SHEDDABLE") for second in seconds)
 
 
 # --- Along a chain of services ---

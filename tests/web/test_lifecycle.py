@@ -48,8 +48,11 @@ def test_it_goes_through_its_phases_in_order_and_tells_each():
     assert repr(lifecycle) == "<Lifecycle 'orders': stopped, 0 in flight>"
 
 
-@pytest.mark.parametrize("reads", [False, True], ids=["raises at once", "raises after reading"])
-@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
+@pytest.mark.parametrize(
+    ("reads", "raises"),
+    [(False, False), (True, False), (False, True)],
+    ids=["returns", "returns after reading", "raises at once"],
+)
 def test_an_app_without_lifespan_starts_and_stops_all_the_same(reads: bool, raises: bool):  # noqa: FBT001
     """An app that raises on, or ignores, the lifespan protocol still has a lifecycle."""
     lifecycle = Lifecycle()
@@ -67,6 +70,26 @@ def test_an_app_without_lifespan_starts_and_stops_all_the_same(reads: bool, rais
         await server.shutdown()
         assert server.told == ["startup.complete", "shutdown.complete"]
         assert lifecycle.state == "stopped"
+
+    run_virtual(main())
+
+
+def test_an_app_that_raises_in_its_own_start_fails_the_start():
+    """Once it has heard of the start it knows the protocol; a server may still go on to serve."""
+
+    async def app(_scope: Any, receive: Any, _send: Any) -> None:
+        await receive()
+        raise ConnectionError("no database")
+
+    async def main() -> None:
+        lifecycle = Lifecycle()
+        server = Server(lifecycle, app)
+        server._messages.put_nowait({"type": "lifespan.startup"})
+        with pytest.raises(ConnectionError):
+            await server.task
+        assert server.told == []
+        assert lifecycle.begin()  # of a server that does not insist on the protocol
+        assert lifecycle.state == "ready"
 
     run_virtual(main())
 
@@ -121,16 +144,78 @@ def test_it_can_live_again_in_another_loop():
     assert lifecycle.refused == 2
 
 
-def test_two_servers_cannot_share_one():
-    """A second lifespan while the first runs raises: counts would mix."""
+def test_a_second_server_leaves_the_life_of_the_first_alone():
+    """Its lifespan is passed on to the app, as that of a test client within another one."""
 
     async def main() -> None:
         lifecycle = Lifecycle()
         server = Server(lifecycle, plain_app)
         await server.startup()
-        with pytest.raises(RuntimeError, match="one Lifecycle serves one event loop"):
-            await Server(lifecycle, plain_app).task
+        inner = Server(lifecycle, plain_app)
+        await inner.startup()
+        await inner.shutdown()
+        assert inner.told == ["startup.complete", "shutdown.complete"]
+        assert lifecycle.state == "ready"
         await server.shutdown()
+        assert lifecycle.state == "stopped"
+
+    run_virtual(main())
+
+
+def test_after_its_end_it_lives_again_for_who_sends_no_lifespan():
+    """In another event loop only: one test with a lifespan, and one without, of the same app."""
+    lifecycle = Lifecycle()
+
+    async def life() -> None:
+        server = Server(lifecycle, plain_app)
+        await server.startup()
+        assert lifecycle.begin()  # and it is lost with the loop
+        await server.shutdown()
+        assert not lifecycle.begin()
+
+    async def bare() -> None:
+        assert lifecycle.begin()
+        assert (lifecycle.state, lifecycle.in_flight) == ("ready", 1)
+        lifecycle.end()
+        lifecycle.end()  # that of the first life, late
+        assert lifecycle.in_flight == 0
+
+    lifecycle.drain_timeout = 0.0
+    run_virtual(life())
+    run_virtual(bare())
+
+
+def test_a_warm_up_that_was_lost_with_its_loop_is_begun_again():
+    """Each request of a bare test client has a loop of its own."""
+    lifecycle = Lifecycle()
+
+    @lifecycle.warm_up
+    async def load() -> None:
+        await let_pass(1.0)
+
+    async def probe(seconds: float) -> str:
+        lifecycle.notice()
+        await let_pass(seconds)
+        return lifecycle.state
+
+    assert run_virtual(probe(0.5)) == "starting"
+    assert run_virtual(probe(1.5)) == "ready"
+    assert run_virtual(probe(0.0)) == "ready"
+
+
+def test_a_step_whose_error_cannot_be_shown_is_tried_again():
+    """Whatever its error says, or fails to."""
+
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise LookupError
+
+    async def main() -> None:
+        lifecycle = Lifecycle()
+        lifecycle.warm_up(ScriptedService(fail(Unspeakable), answer()).acall)
+        lifecycle.notice()
+        await let_pass(1.0)
+        assert lifecycle.state == "ready"
 
     run_virtual(main())
 
@@ -405,6 +490,60 @@ def test_answers_close_their_connections_while_it_drains():
         assert sent[1] == {"type": "http.response.body"}
         lifecycle.end()
         await drain
+        assert lifecycle.answering({"http_version": "1.1"}, send) is not send
+        assert lifecycle.answering({"http_version": "2"}, send) is send
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("ends", [6.0, 30.0])
+def test_the_server_is_told_to_stop_only_when_no_websocket_is_open(ends: float):
+    """It would cut them: so they have until the deadline, while nothing new is let in."""
+    stops: list[tuple[float, float]] = []
+
+    async def main() -> None:
+        lifecycle = Lifecycle(delay=2.0, drain_timeout=10.0)
+        lifecycle.notice()
+        began = now()
+
+        async def socket() -> None:
+            assert lifecycle.begin_socket()
+            await lifecycle.until_draining()
+            await let_pass(ends)
+            lifecycle.end_socket()
+
+        open_ = asyncio.create_task(socket())
+        await let_pass(0)
+        assert lifecycle.snapshot()["sockets"] == 1
+        drain = lifecycle._draining(lambda left: stops.append((now() - began, left)))
+        await let_pass(3.0)
+        assert not lifecycle.begin_socket()
+        assert not lifecycle.begin()
+        over = min(ends, 10.0)
+        assert await drain == Drained(over, int(ends > 10.0))
+        assert stops == [(over, 10.0 - over)]
+        await open_
+        assert (lifecycle.in_flight, lifecycle.sockets) == (0, 0)
+
+    run_virtual(main())
+
+
+def test_a_signal_within_a_drain_that_was_begun_by_hand_keeps_delay_and_deadline():
+    """The server hears of it when the delay is over, with what is left of the time."""
+    stops: list[tuple[float, float]] = []
+
+    async def main() -> None:
+        lifecycle = Lifecycle(delay=5.0, drain_timeout=20.0)
+        lifecycle.notice()
+        began = now()
+        drain = asyncio.create_task(lifecycle.drain())
+        await let_pass(1.0)
+        lifecycle._on_signal(lambda left: stops.append((now() - began, left)))
+        await drain
+        assert stops == [(5.0, 15.0)]
+        await let_pass(1.0)
+        lifecycle._on_signal(lambda left: stops.append((now() - began, left)))
+        assert stops[1:] == [(6.0, 14.0)]
 
     run_virtual(main())
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -16,7 +18,7 @@ from seawall.testing import run_virtual, virtual_time
 from seawall.web import _limit_groups, principals
 from seawall.web._limit_routes import OTHER, Routes
 from seawall.web.edge import Edge
-from seawall.web.limits import RequestLimits, limit
+from seawall.web.limits import Granted, RequestLimits, limit
 from seawall.web.principals import address_and_route, api_key, user
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
@@ -168,15 +170,60 @@ def test_no_api_key_and_no_long_text_is_kept(monkeypatch: pytest.MonkeyPatch) ->
     assert "secret" in shown
 
 
-def test_a_principal_may_be_anything_that_can_be_hashed() -> None:
-    """A number or a pair is a key too, by the longer way."""
+class Name(str):
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __hash__(self) -> int:
+        return 7
+
+
+class Plan(Enum):
+    FREE = 1
+
+
+PRINCIPALS: list[Any] = [
+    "7", 7, b"7", ("7",), ("7", 7), (("7",), 7), (7, b"7"), Plan.FREE, ("1:=", ""), ("", "1:="),
+    UUID(int=7), 10**5000, b"7" * 500, ("7" * 500, 7), "7" * 500, "@10.0.0.1",
+]  # fmt: skip
+
+
+def test_a_principal_is_text_a_number_and_their_like() -> None:
+    """All of them are different keys, and short ones; nothing else is one."""
     with virtual_time():
-        limits = RequestLimits(limit("2/min", by=lambda incoming: (1, incoming.path), name="own"))
-        assert admitted(limits, 5, request("/a")) == 2
-        assert admitted(limits, 5, request("/b")) == 2
-        limits = RequestLimits(limit("2/min", by=lambda _: [], name="own"))
-        with pytest.raises(TypeError, match="return text, a number or a tuple"):
-            limits.admit(request())
+        found: list[Any] = [None]
+        limits = RequestLimits(limit("2/min", by=lambda _: found[0], name="own"))
+        for found[0] in PRINCIPALS:
+            assert admitted(limits, 5, request()) == 2, found
+        for found[0] in (None, "", Name("")):
+            assert admitted(limits, 5, request(client="10.0.0.7")) == 2 * (found == [None])
+        for found[0] in (Name("7"), Name("7" * 500)):  # as the text that it is
+            assert admitted(limits, 5, request()) == 0
+        assert limits._local is not None
+        (meter,) = limits._local.policy._meters.all
+        assert all(type(key) is str and len(key) < 70 for key in meter.states)
+        coroutine = asks(request())
+        for found[0] in (coroutine, object(), 0.5, [], (1, [])):
+            with pytest.raises(TypeError, match=r"by= returned \w+: return text, bytes, a whole"):
+                limits.admit(request())
+        coroutine.close()
+
+
+def test_a_rate_makes_a_name_without_spaces() -> None:
+    """A limit of a function that has no name of its own is called like its rate."""
+    names = [limit(rate, by=lambda _: "x").name for rate in ("10 / min", "600/min", "5 /s")]
+    assert names == ["10/min", "600/min", "5/s"]
+
+
+def test_routes_are_those_below_the_root() -> None:
+    """A root path that the server or a mount puts in front is no part of a route."""
+    by = address_and_route("/search")
+    incoming = request("/api/search")
+    assert by(incoming) == "10.0.0.1 other"
+    incoming.scope["root_path"] = "/api"
+    assert by(incoming) == "10.0.0.1 /search"
 
 
 PATHS = st.one_of(
@@ -319,6 +366,97 @@ def test_what_is_refused_further_in_is_given_back_once() -> None:
             assert admitted(limits, 9, incoming) == 4
 
 
+WAITS = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.1, 0.3, 1.0]),
+        st.sampled_from(["stay", "wait", "wait", "enter", "cancel"]),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+def check_waiting_costs_nothing(steps: list[tuple[float, str]]) -> None:
+    """Who waits and is refused then leaves the limits as if it had never come."""
+    with virtual_time() as clock:
+        limits, without = (
+            RequestLimits(limit("10/s", by="address", burst=99), limit("20/s", by=None, burst=99))
+            for _ in range(2)
+        )
+        waiting: list[Any] = []
+        for pause, step in [(0.0, "stay"), *steps]:
+            clock.advance(pause)
+            if step == "cancel":
+                for granted in waiting[:1]:
+                    granted.cancel()
+                del waiting[:1]
+                continue
+            granted = limits.admit(request())
+            if step != "stay":
+                granted.waits()
+            if step == "wait":
+                waiting.append(granted)
+                continue
+            granted.enters()
+            without.admit(request())
+        for granted in waiting:
+            granted.cancel()
+            granted.cancel()
+        assert left(limits) == left(without)
+
+
+@given(WAITS)
+def test_whoever_waits_further_in_and_is_refused_has_paid_nothing(steps: Any) -> None:
+    """However long it took, whoever came meanwhile, and in whichever order they were refused."""
+    check_waiting_costs_nothing(steps)
+
+
+def test_without_accounts_waiting_would_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket of one number gives back only what it cannot have refilled meanwhile."""
+    monkeypatch.setattr(Granted, "waits", lambda _: None)
+    assert falsified(check_waiting_costs_nothing, WAITS)
+
+
+def test_a_refusal_is_told_also_if_another_thread_gives_back_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When it is explained, the limit may not be exceeded any more: then it is the first named."""
+    with virtual_time():
+        limits = RequestLimits(limit("1/h", by="address"), limit("9/h", by=None))
+        granted = limits.admit(request())
+        over = _limit_groups.Group._over
+
+        def late(*told: Any) -> Any:
+            granted.cancel()
+            return over(*told)
+
+        monkeypatch.setattr(_limit_groups.Group, "_over", late)
+        error = refused(limits, request())
+        assert error is not None
+        assert (error.violated, error.own_limit) == (("address",), True)
+        assert limits.snapshot()["limits"]["address"]["over"] == 1
+
+
+def test_what_never_fits_says_no_time() -> None:
+    """A cost above the burst is refused without a time after which it would be admitted."""
+    with virtual_time():
+        limits = RequestLimits(limit("5/min", by="address", cost=lambda _: 10))
+        error = refused(limits, request())
+        assert error is not None
+        assert error.retry_after is None
+        assert dict(limits.refusal_headers(error))[b"ratelimit"] == b'"address";r=0'
+
+
+def test_a_soft_limit_that_fails_refuses_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """What its function raises is logged, once."""
+    with virtual_time():
+        limits = RequestLimits(limit("2/min", by=lambda _: 1 / 0, name="own", soft=True))  # type: ignore[arg-type,return-value]
+        assert admitted(limits, 5, request()) == 5
+    assert [record.getMessage() for record in caplog.records] == [
+        "soft limit 'own' fails: not counted"
+    ]
+
+
 def test_a_failing_function_takes_nothing() -> None:
     """What the service's own functions raise passes through, and no limit has paid for it."""
 
@@ -326,13 +464,11 @@ def test_a_failing_function_takes_nothing() -> None:
         raise LookupError
 
     with virtual_time():
-        limits = RequestLimits(
-            limit("2/min", by="address"), limit("2/min", by=broken, name="own", soft=True)
-        )
+        limits = RequestLimits(limit("2/min", by="address"), limit("2/min", by=broken, name="own"))
         for _ in range(5):
             with pytest.raises(LookupError):
                 limits.admit(request())
-        assert left(limits) == [2]
+        assert left(limits) == []  # nothing was counted
 
 
 def test_threads_take_exactly_what_there_is() -> None:
@@ -552,6 +688,10 @@ def test_forgetting_the_oldest_would_reset_an_offender(monkeypatch: pytest.Monke
 # Settings
 
 
+async def asks(_incoming: Incoming) -> Any:
+    """Stand for a function that looks something up, for which nobody waits."""
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -567,7 +707,12 @@ def test_forgetting_the_oldest_would_reset_an_offender(monkeypatch: pytest.Monke
         (lambda: RequestLimits(limit("1/s", by=None), limit("2/s", by=None)), "two limits are"),
         (lambda: RequestLimits(limit("1/s", by=None), sharing="leased"), "are for shared limits"),
         (lambda: RequestLimits(limit("1/s", by=None), tier="free"), "pass a function"),
-        (lambda: RequestLimits(limit("1/s", by=None), shared=7), "pass a store"),
+        (lambda: RequestLimits(limit("1/s", by=None), shared=7, name="x"), "pass a store"),
+        (lambda: limit("1/s", by=asks), "pass a plain function"),
+        (lambda: user(asks), "pass a plain function"),
+        (lambda: api_key(known=asks), "pass a plain function"),
+        (lambda: limit("1/s", by=None, cost=asks), "pass a plain function"),
+        (lambda: RequestLimits(limit("1/s", by=None), tier=asks), "pass a plain function"),
         (lambda: user("ann"), "pass a function"),
         (lambda: api_key(""), "write a header's name"),
         (lambda: api_key(known="x"), "pass a function"),

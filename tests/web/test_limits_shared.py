@@ -139,6 +139,7 @@ def test_what_costs_nothing_is_not_asked_for(store: RedisStore) -> None:
             limit("4/h", by="address", cost=lambda incoming: int(incoming.path != "/free")),
             limit("9/h", by=user(by_user), cost=lambda incoming: int(incoming.path != "/none")),
             shared=store,
+            name="free",
         )
         free, none = request(), request()
         free.scope["path"], none.scope["path"] = "/free", "/none"
@@ -159,6 +160,7 @@ def test_what_the_store_refuses_is_given_back_here(store: RedisStore) -> None:
             limit("10/h", by="address", local=True),
             limit("99/h", by="address", soft=True, name="watched"),
             shared=store,
+            name="both",
         )
         assert await admitted(limits, 50, request()) == 2
         assert await admitted(limits, 50, request("bob")) == 2
@@ -205,7 +207,7 @@ def test_a_cancelled_request_gives_back_what_it_took(store: RedisStore) -> None:
 
     async def scene() -> None:
         limits = RequestLimits(
-            limit("5/h", by="address"), limit("20/h", by=None, local=True), shared=store
+            limit("5/h", by="address"), limit("20/h", by=None, local=True), shared=store, name="c"
         )
         await cancelled_midway(limits)
         assert local_left(limits) in (19, 20)
@@ -233,7 +235,7 @@ def test_without_giving_back_cancelled_requests_would_stay_taken(
 
     async def scene() -> None:
         limits = RequestLimits(
-            limit("5/h", by="address"), limit("20/h", by=None, local=True), shared=store
+            limit("5/h", by="address"), limit("20/h", by=None, local=True), shared=store, name="c"
         )
         await cancelled_midway(limits)
         assert local_left(limits) < 15
@@ -271,6 +273,19 @@ def test_leased_limits_tell_what_they_are_and_not_what_is_left(new_store: Stores
     asyncio.run(scene())
 
 
+def test_shared_limits_have_a_name_that_no_others_have(store: RedisStore) -> None:
+    """Else those of a route and those of the edge would count together without anybody's wish."""
+    with pytest.raises(TypeError, match="write name='orders', too; pods with this name count"):
+        RequestLimits(limit("5/h", by="address"), shared=store)
+    first = RequestLimits(limit("5/h", by="address"), shared=store, name="one")
+    again = RequestLimits(limit("5/h", by="address"), shared=store, name="one")
+    assert first.name == again.name
+    with pytest.raises(ValueError, match="has other limits of that name on the same store"):
+        RequestLimits(limit("60/h", by="address"), shared=store, name="one")
+    del first, again
+    RequestLimits(limit("60/h", by="address"), shared=store, name="one")
+
+
 @pytest.mark.parametrize("failing", ["local", "open", "closed"])
 def test_without_the_store_it_does_as_it_was_told(
     server: Server, new_store: Stores, failing: Any
@@ -285,6 +300,7 @@ def test_without_the_store_it_does_as_it_was_told(
             limit("3/h", by="address"),
             limit("50/h", by=None, local=True),
             shared=store,
+            name="edge",
             on_store_failure=failing,
         )
         await limits.aadmit(request(client="10.0.0.9"))
@@ -306,6 +322,8 @@ def test_without_the_store_it_does_as_it_was_told(
             error = await refusal(limits, request())
             assert not error.own_limit
             assert error.retry_after == 1.0
+            assert (error.limit, error.violated) == ("", ())
+            assert limits.snapshot()["limits"]["address"]["over"] == 0
 
     try:
         asyncio.run(scene())

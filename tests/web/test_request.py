@@ -23,6 +23,12 @@ def test_a_header_is_one():
     assert seen.header(b"d") is None
 
 
+@pytest.mark.parametrize("name", ["x-api-key", "X-Api-Key", b"x-api-key", b"X-API-Key"])
+def test_a_header_may_be_asked_for_in_any_way(name: str | bytes):
+    """As text or bytes, in any case: a key function that asks in vain would limit all as one."""
+    assert incoming(("X-Api-Key", "k")).header(name) == "k"
+
+
 def test_where_it_comes_from():
     """The peer is the connection's, the client what may be trusted, asked for once."""
     seen = incoming(
@@ -51,6 +57,16 @@ def test_a_peer_that_is_gone_is_nobody():
     )
     assert (seen.peer, seen.client) == ("", "unknown")
     assert not seen.trust.believes(seen.peer, seen.headers)
+    assert seen.trust.client_address(None, seen.headers) == "203.0.113.9"  # as a unix socket's
+
+
+@pytest.mark.parametrize("client", [(None, 0), ("", 0), [None, None]])
+def test_a_peer_without_an_address_is_nobody(client: Any):
+    """Some servers write a pair without an address: that is no unix socket either."""
+    seen = incoming(client=client, trust=Trust(callers=["unix"]))
+    assert (seen.peer, seen.client) == ("", "unknown")
+    assert not seen.trust.believes(seen.peer)
+    assert seen.trust.believes(None)  # what it would be if nothing were nobody
 
 
 def test_what_is_asked_for():

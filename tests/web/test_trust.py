@@ -209,6 +209,17 @@ def test_length_is_capped():
     assert trust.client_address(PROXY, forwarded_for(half, "203.0.113.9")) == "203.0.113.9"
 
 
+def test_without_the_caps_longer_lists_would_be_walked(monkeypatch: pytest.MonkeyPatch):
+    """Both bounds are what ends the walk."""
+    trust = Trust(proxies=["10.0.0.0/8"])
+    hops = forwarded_for("203.0.113.9" + ", 10.0.0.2" * 32)
+    long = forwarded_for("198.51.100.1, " * 600 + "203.0.113.9")
+    assert [trust.client_address(PROXY, given) for given in (hops, long)] == ["10.0.0.2", PROXY]
+    monkeypatch.setattr(trust_module, "_MOST_HOPS", 33)
+    monkeypatch.setattr(trust_module, "LONGEST", 1 << 20)
+    assert {trust.client_address(PROXY, given) for given in (hops, long)} == {"203.0.113.9"}
+
+
 def test_a_unix_socket_can_be_a_proxy():
     """A peer without an address is believed only if it was named."""
     headers = forwarded_for("203.0.113.9")
@@ -271,11 +282,30 @@ def test_the_proxys_own_address_would_vouch_for_strangers(monkeypatch: pytest.Mo
 
 
 def test_a_caller_behind_a_proxy_is_believed():
-    """A service of yours is believed also through a proxy, and the proxy itself alone."""
-    trust = Trust(proxies=[PROXY], callers=["10.0.0.0/8"])
+    """A service of yours is believed also through proxies."""
+    trust = Trust(proxies=["10.0.0.0/24"], callers=["10.0.0.0/8"])
     assert trust.believes(PROXY, forwarded_for("10.5.5.5"))
-    assert trust.believes(PROXY, ())
-    assert not Trust(proxies=[PROXY], callers=["10.5.0.0/16"]).believes(PROXY, ())
+    assert trust.believes(PROXY, forwarded_for("10.5.5.5, 10.0.0.7"))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        forwarded("for=203.0.113.9"),
+        forwarded_for("10.0.0.9"),
+        forwarded_for("203.0.113.9" + ", 10.0.0.9" * 32),
+        forwarded_for("10.5.5.5" + ", 10.0.0.9" * 32),
+    ],
+    ids=["nothing", "the other header", "only proxies", "33 hops", "a caller after 32"],
+)
+def test_a_proxy_that_does_not_say_who_it_is_vouches_for_nobody(
+    headers: list[tuple[bytes, bytes]],
+):
+    """A proxy in the callers' network is no caller: anybody may be behind it."""
+    trust = Trust(proxies=["10.0.0.0/24"], callers=["10.0.0.0/8"])
+    assert not trust.believes(PROXY, headers)
+    assert not Trust(proxies=["unix"], callers=["unix"]).believes(None, headers[:0])
 
 
 # --- Settings ---

@@ -54,8 +54,9 @@ def test_dates_agree_with_the_standard_library(instant: int, ahead: int):
         "1e9",
         "inf",
         "nan",
-        "9" * 16,
-        "9" * 5000,
+        "9" * 16 + ".",
+        ".5",
+        "9" * 9000,
         "31 Feb",
         "1, 2",
         "Sun, 31 Feb 1994 08:49:37 GMT",
@@ -86,11 +87,20 @@ def test_a_wrong_clock_does_no_harm(wall: float):
         assert seconds is None or 0.0 <= seconds <= A_YEAR
 
 
-@pytest.mark.parametrize("value", ["99999999999", "Sun, 06 Nov 9999 08:49:37 GMT"])
+@pytest.mark.parametrize("value", ["9" * 11, "9" * 15, "9" * 16, "9" * 400, "9" * 20 + ".5"])
 def test_more_than_a_year_is_a_year(value: str):
-    """Who says "never" is not asked sooner for it, and no wait is endless."""
+    """Who says "never", in however many digits, is not asked sooner for it; no wait is endless."""
     assert read_retry_after(value, WALL) == A_YEAR
-    assert read_milliseconds("9" * 15) == A_YEAR
+    assert read_retry_after("Sun, 06 Nov 9999 08:49:37 GMT", WALL) == A_YEAR
+    assert read_milliseconds(value) == min(float(value) / 1000, A_YEAR)
+
+
+def test_zeros_before_a_number_say_nothing():
+    """Not even many of them; nor do digits after the point that no float can hold."""
+    assert read_retry_after("0" * 20 + "5", WALL) == 5.0
+    assert read_milliseconds("0" * 20 + "1500.5") == 1.5005
+    assert read_retry_after("0" * 50, WALL) == 0.0
+    assert read_retry_after("1." + "5" * 50, WALL) == pytest.approx(1.5555, abs=1e-3)
 
 
 def test_milliseconds():

@@ -2,16 +2,18 @@
 
 A request's body is sent again if it begins anew when it is read again. Everything else is sent
 once: a generator that was begun, or a file that was read, would be sent as the half that is left,
-and the server would take that for the whole.
+and the server would take that for the whole. A file that begins anew has one place all the same:
+two attempts at the same time would each get some of it.
 
 The body of an answer that means failure is read at once, unless it is large or slow: then its
 connection is free again during the pause before the next attempt, and it can still be handed out.
+What breaks meanwhile breaks for whoever reads it, not before.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from seawall.clock import current_clock
 
@@ -21,18 +23,25 @@ KEPT: Final = 65_536
 PATIENCE: Final = 1.0
 """The seconds after which no more of it is read: a server in trouble may send it in drops."""
 
+GIVEN_UP: Final = 2.0
+"""The seconds after which an async client does not even wait for the next drop."""
+
 
 def is_text(body: object) -> bool:
     """Tell whether `body` is there as a whole."""
     return body is None or isinstance(body, (bytes, bytearray, str))
 
 
-def is_form(stream: object) -> bool:
-    """Tell whether `stream` is a multipart form (of httpx) whose files can be read again."""
+def is_form(stream: object, *, shared: bool = False) -> bool:
+    """Tell whether `stream` is a multipart form (of httpx) whose files can be read again.
+
+    If it is to be `shared`, by attempts that run at the same time, then no file may be an open one.
+    """
     fields = getattr(stream, "fields", None)
     if type(stream).__name__ != "MultipartStream" or not isinstance(fields, list):
         return False
-    return all(is_text(file := getattr(field, "file", None)) or _rewinds(file) for field in fields)
+    files = [getattr(field, "file", None) for field in fields]
+    return all(is_text(file) or (not shared and _rewinds(file)) for file in files)
 
 
 def _rewinds(file: Any) -> bool:
@@ -84,13 +93,41 @@ class Rejoined:
 
     def close(self) -> None:
         """Close what the head was read from."""
-        getattr(self._rest, "close", _nothing)()
-        self._stream.close()
+        try:
+            getattr(self._rest, "close", _nothing)()
+        finally:
+            self._stream.close()
 
     async def aclose(self) -> None:
         """Close what the head was read from."""
-        await getattr(self._rest, "aclose", _anothing)()
-        await self._stream.aclose()
+        try:
+            await getattr(self._rest, "aclose", _anothing)()
+        finally:
+            await self._stream.aclose()
+
+
+class Broken:
+    """The rest of a body that could not be read: says so to whoever tries."""
+
+    def __init__(self, error: Exception) -> None:
+        """Raise `error` in place of each part."""
+        self._error = error
+
+    def read(self, *_: object) -> NoReturn:
+        """Give no part, as a file would."""
+        raise self._error
+
+    def __iter__(self) -> Broken:
+        return self
+
+    def __next__(self) -> NoReturn:
+        raise self._error
+
+    def __aiter__(self) -> Broken:
+        return self
+
+    async def __anext__(self) -> NoReturn:
+        raise self._error
 
 
 def _nothing() -> None:

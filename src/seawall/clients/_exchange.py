@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from seawall.clients._exchange_errors import as_library_error
 from seawall.clients._exchange_headers import headers_for
 from seawall.clients._exchange_terms import BadStatus, Terms, retryable
-from seawall.context import deadline_var, idempotency_key_var, reset
+from seawall.context import attempt_var, deadline_var, idempotency_key_var, reset
 from seawall.errors import DeadlineExceeded, Rejected, SeawallError, TimedOut, add_note
 
 __all__ = ["BadStatus", "Carrier", "Terms", "aexchange", "exchange", "retryable"]
@@ -29,37 +29,62 @@ T = TypeVar("T")
 Step = Callable[[], Any]
 Steps = Generator[Step, Any, T]
 
-_A_MOMENT: Final = 0.05
+_A_MOMENT: Final = 0.02
+"""How much earlier than the guard the library gives up, at most: see `Exchange._send`."""
+
+_SLACK: Final = 0.005
+"""How inexact the timers of event loops are."""
+
+
+class Time(NamedTuple):
+    """What is left for an attempt, in seconds; None where there is no end."""
+
+    left: float | None = None
+    moment: float = 0.0
+    """So much earlier the library is to give up."""
+    cancels: bool = False
+    """Whether the guard ends it by itself."""
 
 
 class Carrier(NamedTuple):
-    """What an exchange is carried out with: three functions, all sync or all async."""
+    """What an exchange is carried out with; the first three are all sync or all async."""
 
-    send: Callable[[Any, float | None], Any]
-    """Send a request; each of the library's timeouts is lowered to so many seconds, unless None."""
+    send: Callable[[Any, float | None, bool], Any]
+    """Send a request; it is given up after so many seconds, unless None, by the library's timeouts.
+
+    If the third is True, somebody else sees to that for what is read.
+    """
 
     keep: Callable[[Any], Any]
-    """Free the connection of a failed answer, if it can be done, and leave the answer readable."""
+    """Read a failed answer, if it is small and soon here; tell whether its connection is free.
+
+    Whatever comes of that, the answer can still be handed out.
+    """
 
     close: Callable[[Any], Any]
     """Close a response that nobody wants."""
+
+    relax: Callable[[Any, Any], None]
+    """Let the user's own timeouts count for the rest of a response to a request."""
 
 
 class Exchange:
     """One request on its way, with all attempts that are made for it."""
 
     __slots__ = (
+        "_answers",
         "_bar",
         "_carrier",
-        "_failed",
-        "_fine",
+        "_in_use",
         "_key",
         "_lock",
         "_new_key",
         "_over",
+        "_reading",
         "_sent",
         "_task",
         "_terms",
+        "_tried",
         "host",
         "request",
     )
@@ -73,9 +98,14 @@ class Exchange:
         self._key, self._new_key = terms.key_of(request)
         self._bar = terms.why_once(request, self._key)
         self.host = terms.guard if self._bar is None else terms.once
-        self._fine: list[Any] = []
-        self._failed: list[Any] = []
-        """Answers that meant failure: one of them may still be the answer in the end."""
+        self._answers: list[tuple[int, Any]] = []
+        """Open ones, and of which attempt: one of them may be the answer in the end."""
+        self._reading: list[Any] = []
+        """Failed answers that are being read: no other attempt may close them."""
+        self._tried: set[str] = set()
+        """The hosts that were asked, for a transport inside that has a choice."""
+        self._in_use = False
+        """Whether a body that cannot be read by two at once is being read."""
         self._sent = False
         self._over = False
         self._lock = Lock()
@@ -102,13 +132,17 @@ class Exchange:
             reset(idempotency_key_var, token)
         with self._lock:
             self._over = True
-            losers = [r for r in (*self._failed, *self._fine) if r is not answer]
-            self._failed, self._fine = [], []
+            still_open = [*self._reading, *(response for _, response in self._answers)]
+            self._reading, self._answers = [], []
+        losers = [response for response in still_open if response is not answer]
         while losers:
             try:
                 yield from self._discard(losers.pop())
             except BaseException as error:  # noqa: BLE001 - the others are closed first
                 failure = error
+                if answer is not None:
+                    losers.append(answer)
+                    answer = None
         try:
             if failure is not None:
                 raise self._seen_outside(failure)
@@ -137,39 +171,98 @@ class Exchange:
         if self._sent and self._bar is not None:
             # Only a policy that ignores what the guard knows of the call gets here.
             raise TypeError(f"this request cannot be sent again: {self._bar}")
-        left, seconds = self._time_left()
+        time = self._time_left()
         library = self._terms.library
         key = self._key if self._new_key else None
         given = library.headers(self.request)
-        headers = headers_for(self._terms.propagate, given, key, left)
-        while self._failed:
+        headers = headers_for(self._terms.propagate, given, key, time.left)
+        number = attempt_var.get()
+        while (loser := self._earlier_answer(number)) is not None:
             # Its connection may be the only one there is.
-            with self._lock:
-                loser = self._failed.pop()
             yield from self._discard(loser)
-        outgoing = library.copy(self.request, headers)
+        outgoing = library.copy(self.request, headers, self._tried)
         try:
-            response = yield partial(self._carrier.send, outgoing, seconds)
+            response = yield from self._send(outgoing, time)
             self._sent = True
             bad = self._terms.failure_in(response)
             with self._lock:
-                over = self._over
-                (self._fine if bad is None else self._failed).append(response)
+                over = self._over  # in a thread that nobody waits for any more
+                if bad is not None and not over:
+                    self._reading.append(response)
+                elif not over:
+                    self._answers.append((number, response))
             if over:
                 yield from self._discard(response)
             elif bad is not None:
-                yield partial(self._carrier.keep, response)
+                yield from self._keep(response, number)
+            self._carrier.relax(outgoing, response)
         except Exception as error:
             self._raised(error)
             raise
         except BaseException:
             self._sent = True  # as far as anybody can tell
             raise
-        if over:  # in a thread that nobody waits for any more
-            raise TimedOut("the answer came when nobody waited any more")
         if bad is not None:
             raise bad
         return response
+
+    def _earlier_answer(self, number: int) -> Any:
+        """Take out an answer to an attempt before that `number`; None if there is none."""
+        with self._lock:
+            for index, (its_number, _) in enumerate(self._answers):
+                # Copies of one attempt leave each other's answers alone.
+                if not self._terms.hedges or its_number < number:
+                    return self._answers.pop(index)[1]
+        return None
+
+    def _send(self, outgoing: Any, time: Time) -> Steps[Any]:
+        """Send the request; the library gives up a moment before the guard would cancel it.
+
+        A request that is cancelled while it waits for a connection keeps its place in the pool of
+        httpcore 1.0 for ever. So the guard's cancellation is awaited out here.
+        """
+        library, clock = self._terms.library, self._terms.guard.clock
+        alone = not library.shareable(self.request)
+        if alone:
+            self._take_body()
+        left, moment, cancels = time
+        began = clock.now()
+        try:
+            seconds = None if left is None else left - moment
+            response = yield partial(self._carrier.send, outgoing, seconds, cancels)
+        except library.timeout_error:
+            rest = None if left is None else began + left - clock.now()
+            if moment and rest is not None and rest <= moment + _SLACK:
+                yield partial(_wait, max(0.0, rest) + _SLACK)
+            raise
+        finally:
+            if alone:
+                self._in_use = False
+        return response
+
+    def _take_body(self) -> None:
+        with self._lock:
+            if self._in_use:
+                raise Rejected(
+                    "its files are being sent by another attempt",
+                    guard=self._terms.guard.name,
+                    policy="body",
+                )
+            self._in_use = True
+
+    def _keep(self, response: Any, number: int) -> Steps[None]:
+        """Read a failed answer; what goes wrong with it does not change what it says."""
+        free = False
+        try:
+            free = yield partial(self._carrier.keep, response)
+        except Exception:  # noqa: BLE001, S110 - it is closed when another attempt is made
+            pass
+        finally:
+            with self._lock:
+                if response in self._reading:
+                    self._reading.remove(response)
+                    if not free:
+                        self._answers.append((number, response))
 
     def _raised(self, error: Exception) -> None:
         """Look at what was raised: whether anything was sent, and whether time was over."""
@@ -186,28 +279,25 @@ class Exchange:
             late = TimedOut(f"guard {name!r}: the deadline passed: {error}", guard=name)
             raise as_library_error(late, library, self.request) from error
 
-    def _time_left(self) -> tuple[float | None, float | None]:
-        """Return the seconds that are left, and those after which the library itself gives up."""
+    def _time_left(self) -> Time:
         held = deadline_var.get()
-        left = seconds = None
-        if held is not None:
-            left = seconds = held[0] - held[1].now()
-        if self._terms.timeouts:
-            until = self._cancelled_at()
-            if until is not None:
-                own = until - self._terms.guard.clock.now()
-                left = own if left is None else min(left, own)
-                # A moment later, so that it is the guard who says and counts that time is over.
-                own += _A_MOMENT
-                seconds = own if seconds is None else min(seconds, own)
-        if left is not None and left <= 0:
+        left = None if held is None else held[0] - held[1].now()
+        until = self._cancelled_at() if self._terms.timeouts else None
+        if until is not None:
+            own = until - self._terms.guard.clock.now()
+            left = own if left is None else min(left, own)
+        if left is None:
+            return Time()
+        if left <= 0:
             name = self._terms.guard.name
             raise DeadlineExceeded(
                 f"guard {name!r}: the deadline passed before the request was sent",
                 guard=name,
                 policy="deadline",
             )
-        return left, seconds
+        # Who waits in a task can be cancelled at the end, by the guard or by `async with deadline`.
+        moment = 0.0 if self._task is None else min(_A_MOMENT, left / 10)
+        return Time(left, moment, until is not None)
 
     def _cancelled_at(self) -> float | None:
         from asyncio import current_task
@@ -238,6 +328,12 @@ async def aexchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
         return await _adrive(it.attempt())
 
     return await _adrive(it.whole(it.host.acall, attempt))
+
+
+async def _wait(seconds: float) -> None:
+    from asyncio import sleep
+
+    await sleep(seconds)  # noqa: TID251 - for what the loop will do: no time of the guard's
 
 
 def _drive(steps: Steps[T]) -> T:

@@ -28,9 +28,14 @@ class Library(ABC):
         error: type[Exception],
         timeout_error: type[Exception],
         transient: tuple[type[Exception], ...],
+        attributes: Mapping[str, Any],
     ) -> None:
-        """Make its transient errors known. `error` is what a refusal is raised as, too."""
+        """Make its transient errors known. `error` is what a refusal is raised as, too.
+
+        `attributes` are what all of its errors have, with the values of one that knows nothing.
+        """
         self.name = name
+        self._attributes = attributes
         self.error = error
         self.timeout_error = timeout_error
         self._mixed: dict[type[SeawallError], type[Exception]] = {}
@@ -42,15 +47,20 @@ class Library(ABC):
         """Tell whether the body of `request` can be sent more than once."""
 
     @abstractmethod
+    def shareable(self, request: Any) -> bool:
+        """Tell whether its body can even be sent by two attempts at the same time."""
+
+    @abstractmethod
     def headers(self, request: Any) -> Mapping[str, str]:
         """Return the headers of `request` by their names in lower case."""
 
     @abstractmethod
-    def copy(self, request: Any, headers: Mapping[str, str]) -> Any:
+    def copy(self, request: Any, headers: Mapping[str, str], tried: set[str]) -> Any:
         """Return `request` with other `headers` set, for one attempt; the original stays as it is.
 
         Their names are in lower case.
-        Attempts may run at the same time, so each has its own.
+        Attempts may run at the same time, so each has its own. They have `tried` in common: where
+        the library's requests can carry it, it goes along, for who chooses among hosts.
         """
 
     @abstractmethod
@@ -68,6 +78,7 @@ class Library(ABC):
             late = issubclass(kind, (TimeoutError, DeadlineExceeded))
             bases = (kind, self.timeout_error if late else self.error)
             body = {
+                **self._attributes,
                 "__module__": kind.__module__,
                 "__doc__": kind.__doc__,
                 "__reduce__": _reduce,

@@ -1,7 +1,8 @@
 """What a request tells the next service: time left, criticality, tenant, attempt, key.
 
-Promises: what the user set stays, except that a deadline may be lowered and an attempt raised; of
-a baggage header all other members stay; nothing is sent that the settings do not name.
+Promises: what the user set stays, except that a deadline and a criticality may be lowered, an
+attempt raised, and the context's tenant told in the place of another; of a baggage header all other
+members stay; nothing is sent that the settings do not name.
 """
 
 from __future__ import annotations
@@ -68,19 +69,30 @@ def headers_for(
         least = None if TIMEOUT_HEADERS.isdisjoint(given) else least_timeout(given.items())
         if least is None or left < least:
             headers.update(write_timeout(left))
-    level = criticality_var.get() if "criticality" in propagate else Criticality.CRITICAL
-    tenant = tenant_var.get() if "tenant" in propagate else None
-    if level is not Criticality.CRITICAL or tenant is not None:
-        existing = given.get(BAGGAGE_HEADER)
-        members = {} if existing is None else read_baggage(existing)
-        # CRITICAL is what whoever is told nothing takes it for.
-        unless_set = None if level is Criticality.CRITICAL else level
-        known = read_criticality(members)
-        baggage = write_baggage(
-            existing,
-            unless_set if known is None else known,
-            read_tenant(members) or tenant,
-        )
-        if baggage:
-            headers[BAGGAGE_HEADER] = baggage
+    baggage = _baggage_for(propagate, given.get(BAGGAGE_HEADER))
+    if baggage:
+        headers[BAGGAGE_HEADER] = baggage
     return headers
+
+
+def _baggage_for(propagate: frozenset[str], existing: str | None) -> str | None:
+    """Return the baggage to send instead of what exists; None if that says it all.
+
+    What exists may be what a caller sent, passed on by another library. So it can lower the
+    context's criticality, but not raise it, and the context's tenant counts.
+    """
+    # Not the variable's own default: who has said nothing leaves the word to what exists.
+    level = criticality_var.get(None) if "criticality" in propagate else None
+    tenant = tenant_var.get() if "tenant" in propagate else None
+    if existing is None:
+        # CRITICAL is what whoever is told nothing takes it for.
+        level = None if level is Criticality.CRITICAL else level
+        return None if level is None and tenant is None else write_baggage(None, level, tenant)
+    members = read_baggage(existing)
+    known, whose = read_criticality(members), read_tenant(members)
+    if known is not None:
+        level = known if level is None else min(known, level)
+    elif level is Criticality.CRITICAL:
+        level = None
+    tenant = tenant or whose
+    return None if (level, tenant) == (known, whose) else write_baggage(existing, level, tenant)

@@ -9,6 +9,7 @@ from seawall import _checks as check
 from seawall.clients._exchange_errors import Library
 from seawall.clients._exchange_headers import PROPAGATED, read_propagate
 from seawall.context import idempotency_key_var, received_attempt_var
+from seawall.errors import Rejected
 from seawall.guard import Guard, _Marked
 from seawall.runtime.layers import Kind, Layer
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER
@@ -40,8 +41,11 @@ def retryable(error: Exception | None, _value: object = None) -> bool:
     """Tell whether a guarded HTTP call that ended so is worth another; for `Retry(on=retryable)`.
 
     408, 429 and 5xx answers, network trouble and timeouts are; that is decided for all libraries
-    alike. Whether the request may be repeated at all is looked at apart from that.
+    alike. Refusals are not, though they are errors of the library too. Whether the request may be
+    repeated at all is looked at apart from that.
     """
+    if isinstance(error, Rejected):
+        return False
     return isinstance(error, (BadStatus, ConnectionError, TimeoutError, *Library.transient_errors))
 
 
@@ -69,7 +73,10 @@ class Terms:
                     f"guard {guard.name!r}: a Cache would hand out one response many times, and"
                     " its body can be read once: put the Cache around the function that reads it"
                 )
-        guard._plan.check(kind)  # a Timeout that cannot act here says so now, not at the first call
+        try:
+            guard._plan.check(kind)  # a Timeout that cannot act here says so now, not when called
+        except TypeError as error:
+            raise TypeError(f"{error}. Guard.standard(...) takes sync= as well") from None
         self.guard = guard
         self.once = _Marked(guard, idempotent=False) if guard.idempotent else guard
         """The same guard for what may not be repeated."""
@@ -77,11 +84,14 @@ class Terms:
         self.retry_at = check.choice("retry_at", retry_at, ("everywhere", "edge"))
         self.generate_keys = check.flag("generate_keys", generate_keys)
         self.repeatable = None if repeatable is None else check.function("repeatable", repeatable)
+        if isinstance(statuses, str) or not isinstance(statuses, Collection):
+            raise TypeError(f"statuses={statuses!r}: write a set of them, such as {{502, 503}}")
         self.statuses = frozenset(
             check.count("statuses", status, minimum=_ERROR, maximum=599) for status in statuses
         )
         self.propagate = read_propagate(propagate)
         self.retries = any(getattr(policy, "most_attempts", 1) > 1 for policy in guard.policies)
+        self.hedges = any(policy.kind == "hedge" for policy in guard.policies)
         self.timeouts: list[Layer] = []
         """What will cancel the task at an instant that no deadline tells."""
         if kind == "async":
@@ -95,6 +105,8 @@ class Terms:
             return above
         if request.method not in IDEMPOTENT and key is None and not self._harmless(request):
             return f"{request.method} without an idempotency key"
+        if not self.guard.idempotent and key is None and idempotency_key_var.get() is None:
+            return "its guard is marked idempotent=False"
         if not self.library.replayable(request):
             return "its body is a stream, which can be read once"
         return None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from seawall.clients._bodies import Enough, Rejoined, is_form
+from seawall.clients._bodies import GIVEN_UP, Broken, Enough, Rejoined, is_form
 from seawall.clients._exchange_errors import Library
+from seawall.clock import Clock
+
+TRIED: Final = "seawall.tried"
+"""The extension of a request that holds the hosts which its call has asked already."""
 
 
 class HttpxLibrary(Library):
@@ -24,16 +28,28 @@ class HttpxLibrary(Library):
                 module.RemoteProtocolError,
                 module.ProxyError,
             ),
+            attributes={"_request": None},
         )
         self._module = module
         self._not_sent = (module.ConnectError, module.ConnectTimeout, module.PoolTimeout)
         streams = (Rejoined, module.SyncByteStream, module.AsyncByteStream)
         self._rejoined: Any = type("Rejoined", streams, {})
+        self._late: dict[str, type[Exception]] = {
+            "pool": module.PoolTimeout,
+            "connect": module.ConnectTimeout,
+            "write": module.WriteTimeout,
+            "read": module.ReadTimeout,
+        }
 
     def replayable(self, request: Any) -> bool:
         """Tell whether the body is bytes, or a form of files that can be read again."""
         stream = request.stream
         return isinstance(stream, self._module.ByteStream) or is_form(stream)
+
+    def shareable(self, request: Any) -> bool:
+        """Tell whether the body is bytes, also where it is a form."""
+        stream = request.stream
+        return isinstance(stream, self._module.ByteStream) or is_form(stream, shared=True)
 
     def headers(self, request: Any) -> dict[str, str]:
         """Return the headers, those that are given several times joined."""
@@ -43,18 +59,20 @@ class HttpxLibrary(Library):
             found[name] = f"{found[name]}, {value}" if name in found else value
         return found
 
-    def copy(self, request: Any, headers: Mapping[str, str]) -> Any:
+    def copy(self, request: Any, headers: Mapping[str, str], tried: set[str]) -> Any:
         """Return a request of its own for one attempt."""
         given = request.headers.raw
         if headers:
             others = [pair for pair in given if pair[0].decode("latin-1").lower() not in headers]
-            given = [*others, *((name.encode(), headers[name].encode()) for name in headers)]
+            # Back to the very bytes that `headers` read: they may be those of another encoding.
+            ours = ((name.encode(), value.encode("latin-1")) for name, value in headers.items())
+            given = [*others, *ours]
         return self._module.Request(
             request.method,
             request.url,
             headers=given,
             stream=request.stream,
-            extensions=request.extensions,
+            extensions={TRIED: tried, **request.extensions},
         )
 
     def nothing_sent(self, error: Exception) -> bool:
@@ -65,35 +83,110 @@ class HttpxLibrary(Library):
         """Leave the note in `response.extensions["seawall_note"]`."""
         response.extensions["seawall_note"] = text
 
-    def keep(self, response: Any) -> None:
+    def keep(self, response: Any) -> bool:
         """Read the body of a failed answer, or the head of a large or slow one."""
         stream, read = response.stream, Enough()
-        rest = iter(stream)
-        for part in rest:
-            if read.after(part):
-                response.stream = self._rejoined(read.head, rest, stream)
-                return
-        stream.close()
-        response.stream = self._module.ByteStream(b"".join(read.head))
+        rest: Any = iter(stream)
+        try:
+            for part in rest:
+                if read.after(part):
+                    break
+            else:
+                return self._kept(response, read, stream.close)
+        except Exception as error:  # noqa: BLE001 - for who reads the answer, if anybody does
+            rest = Broken(error)
+        response.stream = self._rejoined(read.head, rest, stream)
+        return False
 
-    async def akeep(self, response: Any) -> None:
-        """Do the same for an async one."""
+    async def akeep(self, response: Any) -> bool:
+        """Do the same for an async one, and give it up if nothing comes."""
+        from asyncio import timeout
+
         stream, read = response.stream, Enough()
-        rest = aiter(stream)
-        async for part in rest:
-            if read.after(part):
-                response.stream = self._rejoined(read.head, rest, stream)
-                return
-        await stream.aclose()
-        response.stream = self._module.ByteStream(b"".join(read.head))
+        rest: Any = aiter(stream)
+        try:
+            async with timeout(GIVEN_UP):
+                async for part in rest:
+                    if read.after(part):
+                        break
+                else:
+                    return await self._akept(response, read)
+        except TimeoutError:
+            rest = Broken(self._late["read"]("the rest of the failed answer did not come"))
+        except Exception as error:  # noqa: BLE001 - for who reads the answer, if anybody does
+            rest = Broken(error)
+        response.stream = self._rejoined(read.head, rest, stream)
+        return False
+
+    def lower_timeouts(
+        self,
+        request: Any,
+        seconds: float | None,
+        clock: Clock,
+        *,
+        cancels: bool,
+    ) -> Any:
+        """Let connecting, reading, writing and waiting for the pool take no longer than `seconds`.
+
+        All together; reading apart from that where somebody `cancels` it, so that a stream which
+        is begun keeps the read timeout of the user's.
+        """
+        if seconds is not None:
+            own = request.extensions.get("timeout") or {}
+            late = {part: self._late[part] for part in self._late if part != "read" or not cancels}
+            request.extensions["timeout"] = TimeLeft(own, seconds, clock, late)
+        return request
 
 
-def lower_timeouts(request: Any, seconds: float | None) -> Any:
-    """Let connecting, reading, writing and waiting for the pool take no longer than `seconds`."""
-    if seconds is not None:
-        given = request.extensions.get("timeout") or {}
-        request.extensions["timeout"] = {
-            part: seconds if (known := given.get(part)) is None else min(known, seconds)
-            for part in ("connect", "read", "write", "pool")
-        }
-    return request
+class TimeLeft(dict[str, float | None]):
+    """Timeouts of the library's that are lowered to what is left at the moment it asks for one.
+
+    It asks before each step: so the steps together take no longer than `seconds`, and with none
+    left nothing is begun to be sent. As a plain dict it holds what they were at the beginning.
+    """
+
+    def __init__(
+        self,
+        own: Mapping[str, float | None],
+        seconds: float,
+        clock: Clock,
+        late: Mapping[str, type[Exception]],
+    ) -> None:
+        """Lower those of the user's `own` that `late` names an error for."""
+        super().__init__(
+            {part: _least(own.get(part), seconds if part in late else None) for part in _PARTS}
+        )
+        self._own = own
+        self._late = late
+        self._clock = clock
+        self._until: float | None = clock.now() + seconds
+
+    def __getitem__(self, part: str) -> float | None:
+        own, late = self._own.get(part), self._late.get(part)
+        if self._until is None or late is None:
+            return own
+        left = self._until - self._clock.now()
+        if left <= 0 and part in _BEFORE_SENDING:
+            raise late("no time is left to send the request")
+        return _least(own, max(left, _LEAST))
+
+    def get(self, part: str, _default: Any = None) -> Any:
+        """Return the timeout for that part, as of now."""
+        return self[part]
+
+    def relax(self) -> None:
+        """Be the user's own from now on."""
+        self._until = None
+
+
+def relax(request: Any, _response: Any) -> None:
+    """Leave the rest of the response the timeouts that the user has set."""
+    timeouts = request.extensions.get("timeout")
+    if isinstance(timeouts, TimeLeft):
+        timeouts.relax()
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

@@ -39,11 +39,17 @@ JOIN: Final = 2.0
 LONGEST: Final = 65_536
 """Bytes of an answer that are read; its first line is all that matters."""
 
+INTERIM: Final = 8
+"""Answers such as "103 Early Hints" that may come before the one that counts."""
+
+LINGER: Final = 0.1
+"""Seconds for a host to hang up first, so that it need not notice a reset."""
+
 
 class HealthCheck:
     """How hosts are asked how they are: `HealthCheck("/health/ready")`."""
 
-    __slots__ = ("every", "failures", "path", "probe", "successes", "timeout")
+    __slots__ = ("every", "failures", "panic", "path", "probe", "ssl", "successes", "timeout")
 
     def __init__(
         self,
@@ -53,13 +59,17 @@ class HealthCheck:
         timeout: float = 1.0,
         failures: int = 2,
         successes: int = 2,
+        panic: float = 0.5,
         probe: Probe | None = None,
+        ssl: SSLContext | None = None,
     ) -> None:
         """GET `path` `every` so many seconds; 200 to 399 within `timeout` is a pass.
 
-        So many `failures` in a row put a host out of service, so many `successes` back.
+        So many `failures` in a row put a host out of service, so many `successes` back. If more
+        than a share of `panic` is out (and more than one), all are asked: it is not the hosts.
         `probe`, an async function of the host's URL that returns True or False, is asked
-        instead, for hosts that do not speak HTTP; it runs in the thread of the checks.
+        instead, for hosts that do not speak HTTP; it runs in the thread of the checks. `ssl` is
+        for https hosts whose certificates the system does not know.
         """
         if not isinstance(path, str) or not path.startswith("/") or not _is_plain(path):
             raise ValueError(f"path={path!r}: write a path, such as '/health/ready'")
@@ -68,7 +78,11 @@ class HealthCheck:
         self.timeout = check.seconds("timeout", timeout)
         self.failures = check.count("failures", failures)
         self.successes = check.count("successes", successes)
+        self.panic = check.ratio("panic", panic, zero=True)
         self.probe = None if probe is None else check.function("probe", probe)
+        if ssl is not None and not hasattr(ssl, "wrap_bio"):
+            raise TypeError(f"ssl={ssl!r}: pass an SSLContext, of ssl.create_default_context(...)")
+        self.ssl = ssl
 
     def __repr__(self) -> str:
         return f"HealthCheck({self.path!r}, every={self.every:g}, timeout={self.timeout:g})"
@@ -88,7 +102,7 @@ class Checker:
         self._rng = hosts.rng
         self._virtual = isinstance(hosts.clock, VirtualClock)
         self._lock = threading.Lock()
-        self._ssl: SSLContext | None = None
+        self._ssl = settings.ssl
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], None] | None = None
         self._stopped = False
@@ -100,12 +114,16 @@ class Checker:
         with self._lock:
             if not self.wanted:
                 return
-            self.wanted = False
             # Nobody's context: a deadline of whoever came first is no business of the checks.
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=Context().run, args=(self._run,), name="seawall-checks", daemon=True
             )
-            self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError:
+                return  # the system has none to give: the next request tries again
+            self._thread = thread
+            self.wanted = False
 
     def stop(self) -> Callable[[], None]:
         """Begin to end the thread; what is returned waits until it has ended."""
@@ -170,11 +188,12 @@ class Checker:
         await asyncio.gather(*(ask(host) for host in hosts.hosts))
 
     async def _passes(self, host: Host) -> bool:
+        probe, timeout = self.settings.probe, self.settings.timeout
         try:
-            async with asyncio.timeout(self.settings.timeout):
-                if self.settings.probe is not None:
-                    return bool(await self.settings.probe(host.url))
+            if probe is None:
                 return host.endpoint is not None and await self._get(host.endpoint)
+            async with asyncio.timeout(timeout):
+                return bool(await probe(host.url))
         except (OSError, EOFError, ValueError):  # refused, late, broken off, or no HTTP
             return False
         except Exception:
@@ -183,26 +202,27 @@ class Checker:
 
     async def _get(self, endpoint: Endpoint) -> bool:
         """GET the path, and tell whether the status is a good one."""
-        reader, writer = await asyncio.open_connection(
-            endpoint.address, endpoint.port, ssl=self._security(endpoint), limit=LONGEST
-        )
+        writer = None
         try:
-            writer.write(
-                f"GET {endpoint.prefix}{self.settings.path} HTTP/1.1\r\n"
-                f"Host: {endpoint.netloc}\r\nUser-Agent: seawall\r\nConnection: close\r\n\r\n"
-                "".encode("ascii")
-            )
-            version, status, *_ = (await reader.readline()).split(None, 2)
-            if not version.startswith(b"HTTP/1.") or not status.isdigit():
-                return False
-            passed = 200 <= int(status) < 400  # noqa: PLR2004
+            async with asyncio.timeout(self.settings.timeout):
+                reader, writer = await asyncio.open_connection(
+                    endpoint.address, endpoint.port, ssl=self._security(endpoint), limit=LONGEST
+                )
+                writer.write(
+                    f"GET {endpoint.prefix}{self.settings.path} HTTP/1.1\r\n"
+                    f"Host: {endpoint.netloc}\r\nUser-Agent: seawall\r\nConnection: close\r\n\r\n"
+                    "".encode("ascii")
+                )
+                status = await _status(reader)
             try:
-                await reader.readexactly(LONGEST)  # so that the host need not notice a reset
-            except asyncio.IncompleteReadError:
-                pass
-            return passed
+                async with asyncio.timeout(LINGER):
+                    await reader.readexactly(LONGEST)
+            except (OSError, EOFError):
+                pass  # it has answered, whatever it does now
+            return 200 <= status < 400  # noqa: PLR2004
         finally:
-            writer.transport.abort()
+            if writer is not None:
+                writer.transport.abort()
 
     def _security(self, endpoint: Endpoint) -> SSLContext | None:
         if endpoint.scheme != "https":
@@ -212,3 +232,16 @@ class Checker:
 
             self._ssl = create_default_context()
         return self._ssl
+
+
+async def _status(reader: asyncio.StreamReader) -> int:
+    """Return the status of the answer that counts; 0 if there is none."""
+    for _turn in range(INTERIM):
+        version, status, *_ = (await reader.readline()).split(None, 2)
+        if not version.startswith(b"HTTP/1.") or not status.isdigit():
+            return 0
+        if int(status) >= 200:  # noqa: PLR2004
+            return int(status)
+        while (await reader.readline()).strip():
+            pass
+    return 0

@@ -50,6 +50,7 @@ def check_hosts(hosts: object) -> list[str]:
     if isinstance(hosts, (str, bytes)) or not hasattr(hosts, "__iter__"):
         raise TypeError(f"hosts={hosts!r}: write a list, such as ['http://10.0.0.1:8080']")
     listed = list(hosts)
+    seen: set[object] = set()
     for host in listed:
         if not isinstance(host, str) or TEXT.fullmatch(host) is None:
             raise TypeError(f"hosts: {host!r}: write a base URL, such as 'http://10.0.0.1:8080'")
@@ -65,11 +66,15 @@ def check_hosts(hosts: object) -> list[str]:
                 f"hosts: a host ends with its path: no user, query or fragment in"
                 f" {parts.scheme}://{parts.hostname}"
             )
+        endpoint = endpoint_of(host)
+        same = (
+            host if endpoint is None else endpoint._replace(netloc="")
+        )  # as given: with :80 or not
+        if same in seen:
+            raise ValueError(f"hosts: {host!r} is there twice: write each host once")
+        seen.add(same)
     if not listed:
         raise ValueError("hosts=[]: give at least one, such as ['http://10.0.0.1:8080']")
-    if len(set(listed)) < len(listed):
-        twice = next(host for host in listed if listed.count(host) > 1)
-        raise ValueError(f"hosts: {twice!r} is there twice: write each host once")
     return listed
 
 

@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from seawall.clients._upstream_hosts import Endpoint, Host
-from seawall.clients._upstream_set import HostSet
+from seawall.clients._upstream_set import HostSet, Sent
+from seawall.context import deadline_var
 from seawall.errors import CircuitOpen, Rejected
 from seawall.runtime.interpreter import enter
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Kind, Outcome, Wait, Waiter
@@ -16,8 +17,11 @@ from seawall.runtime.runners import wait_async, wait_sync
 Classifier = Callable[[Exception | None, Any], bool]
 """`is_failure(error, response)`: whether what a host raised, or answered, is its own failure."""
 
-NOT_THE_HOSTS: Final = frozenset({"PoolTimeout", "LocalProtocolError", "UnsupportedProtocol"})
+NEVER_SENT: Final = frozenset({"PoolTimeout", "LocalProtocolError", "UnsupportedProtocol"})
 """Errors of HTTP clients, by name, that arise before anything was sent."""
+
+REFUSED: Final = 400
+"""From this status on an answer may come sooner than a good one would have."""
 
 NOT_FAILURES: Final = frozenset({501, 505})
 """Statuses from 500 on that say something of the request, not of the host."""
@@ -26,9 +30,14 @@ NOT_FAILURES: Final = frozenset({501, 505})
 def failed_by_itself(error: Exception | None, response: Any) -> bool:
     """Tell whether a host failed: it raised, or answered with a status of its own trouble."""
     if error is not None:
-        return type(error).__name__ not in NOT_THE_HOSTS
+        return type(error).__name__ not in NEVER_SENT
+    status = _status(response)
+    return status == 408 or (status >= 500 and status not in NOT_FAILURES)  # noqa: PLR2004
+
+
+def _status(response: Any) -> int:
     status = getattr(response, "status_code", None)
-    return isinstance(status, int) and status >= 500 and status not in NOT_FAILURES  # noqa: PLR2004
+    return status if isinstance(status, int) else 0
 
 
 class Pick:
@@ -36,21 +45,23 @@ class Pick:
 
     `host.url` is whom to ask. An error that leaves the block is the host's failure, unless
     `is_failure` says otherwise; `host.answered(response)` lets it judge an answer, and
-    `host.failed()` says so outright. A cancelled block is no verdict.
+    `host.failed()` says so outright: what is raised after either changes nothing. A cancelled
+    block is no verdict.
     """
 
     __slots__ = (
         "_answer",
-        "_began",
-        "_failed",
-        "_generation",
-        "_host",
+        "_blamed",
+        "_headed",
         "_is_failure",
         "_kind",
+        "_refused",
+        "_sent",
         "_set",
         "_ticket",
         "_tried",
         "_used",
+        "_verdict",
     )
 
     def __init__(self, hosts: HostSet, is_failure: Classifier, tried: set[str] | None) -> None:
@@ -60,26 +71,31 @@ class Pick:
         self._tried = tried
         self._kind: Kind = "sync"
         self._used = False
-        self._failed = False
+        self._blamed: type[Exception] | tuple[type[Exception], ...] = Exception
+        """The errors that may be a host's at all."""
+        self._verdict: Outcome | None = None
+        self._refused = False
+        self._headed = False
+        """Whether the head of an answer is there, and its body under way."""
         self._answer: Any = None
         self._ticket: Any = None
-        self._host: Host | None = None
+        self._sent: Sent | None = None
 
     def __repr__(self) -> str:
-        where = "not begun, or over" if self._host is None else self._host.url
+        where = "not begun, or over" if self._sent is None else self._sent.host.url
         return f"<Pick of {self._set.name!r}: {where}>"
 
     @property
     def url(self) -> str:
         """The base URL of the host, inside the block."""
-        if self._host is None:
+        if self._sent is None:
             raise RuntimeError("pick() chooses when its block begins: `with upstreams.pick() as`")
-        return self._host.url
+        return self._sent.host.url
 
     @property
     def _endpoint(self) -> Endpoint:
         """The parts of that URL; only of http and https hosts."""
-        endpoint = None if self._host is None else self._host.endpoint
+        endpoint = None if self._sent is None else self._sent.host.endpoint
         if endpoint is None:
             raise ValueError(f"{self.url!r} is no http or https URL: send HTTP to such hosts only")
         return endpoint
@@ -87,11 +103,12 @@ class Pick:
     def answered(self, response: Any) -> None:
         """Let `is_failure(None, response)` judge what the host answered."""
         self._answer = response
-        self._failed = self._judge(None, response)
+        self._verdict = FAILED if self._judge(None, response) else OK
+        self._refused = self._verdict is OK and _status(response) >= REFUSED
 
     def failed(self) -> None:
         """Say that the host failed, though no error leaves the block."""
-        self._failed = True
+        self._verdict = FAILED
 
     def __enter__(self) -> Self:
         self._once()
@@ -154,11 +171,8 @@ class Pick:
         self._used = True
 
     def _take(self, refused: set[Host] | tuple[()]) -> Host | None:
-        taken = self._set.take(self._tried, refused)
-        if taken is None:
-            return None
-        self._host, self._began, self._generation = taken
-        return self._host
+        self._sent = self._set.take(self._tried, refused)
+        return None if self._sent is None else self._sent.host
 
     def _steps(self) -> Generator[Waiter, Any, None]:
         """Go from host to host until a breaker lets the request through."""
@@ -168,7 +182,7 @@ class Pick:
             try:
                 yield from self._enter(host)
             except BaseException as error:
-                self._host = None
+                self._sent = None
                 self._set.put_back(host)
                 if self._tried is not None:
                     self._tried.discard(host.url)
@@ -184,45 +198,78 @@ class Pick:
             refusals.clear()  # or they and this frame would keep each other alive
 
     def _enter(self, host: Host) -> Generator[Waiter, Any, None]:
-        if host.gate is None:
+        if host.gate is None or self._sent is None:
             return
         layer = host.gate.layers[self._kind]
         waiter: Waiter | None = None
         while True:
             try:
                 if waiter is None:
-                    self._ticket = enter(layer, self._began, host.gate.arguments, {})
+                    self._ticket = enter(layer, self._sent.began, host.gate.arguments, {})
                 else:  # pods share it, and the store has to be asked
                     self._ticket = yield waiter
-                    self._began = self._set.clock.now()
+                    self._sent = self._sent._replace(began=self._set.clock.now())
             except Wait as wait:
                 waiter = wait.waiter
             else:
                 return
 
-    def _end(self, error: BaseException | None) -> None:
-        host, self._host = self._host, None
-        if host is None:
-            return
-        outcome = self._outcome(error)
-        ticket, self._ticket = self._ticket, None
+    def _begin_body(self) -> None:
+        """Take in the head of an answer; the end of its body is told to `_end`."""
+        sent = self._sent
+        assert sent is not None  # noqa: S101 - it has just been answered
+        outcome = self._verdict or OK
+        self._headed = True
+        # After a good head the body is to be judged; after a bad one nothing more.
+        self._verdict = None if outcome is OK else CANCELLED
         try:
-            if host.gate is not None:
-                detail = self._answer if outcome is OK else error
-                layer = host.gate.layers[self._kind]
-                layer.leave(ticket, outcome, detail, self._set.clock.now())
+            self._leave(sent.host, outcome, None)
         finally:
-            self._answer = None
-            self._set.end(host, self._began, self._generation, outcome)
+            self._set.end_head(sent, outcome, refused=self._refused)
 
-    def _outcome(self, error: BaseException | None) -> Outcome:
-        if error is None:
-            return FAILED if self._failed else OK
+    def _end(self, error: BaseException | None) -> None:
+        sent, self._sent = self._sent, None
+        if sent is None:
+            return
+        outcome = self._outcome(sent, error)
+        if self._headed:
+            self._set.end_body(sent, outcome)
+            return
+        try:
+            self._leave(sent.host, outcome, error)
+        finally:
+            self._set.end(sent, outcome, refused=self._refused)
+
+    def _leave(self, host: Host, outcome: Outcome, error: BaseException | None) -> None:
+        """Leave the breaker, which judges the head of an answer: a long body is not slow."""
+        ticket, self._ticket = self._ticket, None
+        answer, self._answer = self._answer, None
+        if host.gate is not None:
+            detail = answer if outcome is OK else error
+            host.gate.layers[self._kind].leave(ticket, outcome, detail, self._set.clock.now())
+
+    def _outcome(self, sent: Sent, error: BaseException | None) -> Outcome:
+        if self._verdict is not None or error is None:
+            return self._verdict or OK
         if isinstance(error, Rejected):
             return UNUSED
         if isinstance(error, Exception):
-            return FAILED if self._judge(error, None) else CANCELLED
-        return FAILED if self._failed or _out_of_time(error) else CANCELLED
+            if not isinstance(error, self._blamed):
+                return CANCELLED
+            if not self._judge(error, None):
+                return UNUSED if type(error).__name__ in NEVER_SENT else CANCELLED
+            return CANCELLED if self._cut_short(sent) else FAILED
+        # A body may be longer than anybody has time for; one that stalls is an error of reading.
+        late = not self._headed and _out_of_time(error) and not self._cut_short(sent)
+        return FAILED if late else CANCELLED
+
+    def _cut_short(self, sent: Sent) -> bool:
+        """Tell whether the caller's deadline left less time than the host usually takes."""
+        held = deadline_var.get()
+        if held is None or held[1].now() < held[0]:
+            return False
+        usual = sent.host.load.usual
+        return self._headed or usual is None or self._set.clock.now() - sent.began < usual
 
     def _judge(self, error: Exception | None, response: Any) -> bool:
         try:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seawall.clients._upstream_hosts import Host, HostGate, Seat, bind
 from seawall.errors import CircuitOpen
 from seawall.models.balance import choose
-from seawall.models.outliers import OutlierModel, Outliers
+from seawall.models.outliers import OutlierModel, Outliers, share_of
 from seawall.policies.breaker import Breaker
 from seawall.runtime.edge_events import HostEjected, HostRestored
 from seawall.runtime.events import Event, emit
@@ -33,6 +33,15 @@ NO_EJECTION = Outliers(consecutive=None, failure_ratio=None, deviations=None)
 """For sets that eject nobody: what is left is how many may fail their checks at once."""
 
 
+class Sent(NamedTuple):
+    """A request on its way."""
+
+    host: Host
+    began: float
+    generation: int
+    """The host's, by which is known what was sent before it was ejected or restored."""
+
+
 class HostSet:
     """Several hosts behind one name."""
 
@@ -44,8 +53,9 @@ class HostSet:
         half_life: float,
         outliers: Outliers,
         breaker: Breaker | Callable[[str], Breaker] | None,
+        panic: float | None,
     ) -> None:
-        """Have no host yet: `replace` gives them."""
+        """Have no host yet: `replace` gives them. `panic` is that of the active checks, if any."""
         self.name = name
         self.clock = clock
         self.rng = rng
@@ -65,6 +75,7 @@ class HostSet:
                     " breaker=lambda host: Breaker(...), or Breaker(key=lambda host: host, ...)"
                 )
             self._keyed = bind(breaker, Seat(name, clock, rng))
+        self._panic = panic
         self._usable: tuple[Host, ...] = ()
         self._loads: tuple[Load, ...] = ()
         self._review_at = float("inf")
@@ -73,10 +84,18 @@ class HostSet:
     def replace(self, urls: list[str]) -> None:
         """Have these hosts from now on; who was there before keeps all that is known of it."""
         now = self.clock.now()
-        with self.mutex:
-            known = {host.url: host for host in self.hosts}
-            self.hosts = tuple(known.get(url) or self._new(url, now) for url in urls)
-            self._review(now)
+        made: dict[str, Host] = {}
+        known = {host.url: host for host in self.hosts}
+        while True:
+            for url in urls:
+                if url not in known and url not in made:
+                    made[url] = self._new(url, now)  # asks the user's function: not in the lock
+            with self.mutex:
+                known = {host.url: host for host in self.hosts}
+                if all(url in known or url in made for url in urls):
+                    self.hosts = tuple(known.get(url) or made[url] for url in urls)
+                    self._review(now)
+                    break
         self._tell()
 
     def _new(self, url: str, now: float) -> Host:
@@ -93,13 +112,11 @@ class HostSet:
             raise TypeError(f"breaker({url!r}) gave {made!r}: return a Breaker")
         return HostGate(made, bind(made, Seat(f"{self.name} {url}", self.clock, self.rng)), url)
 
-    def take(
-        self, tried: set[str] | None, refused: Collection[Host]
-    ) -> tuple[Host, float, int] | None:
+    def take(self, tried: set[str] | None, refused: Collection[Host]) -> Sent | None:
         """Choose a host and count a request in; None if all that are left have `refused`.
 
         Those `tried` in this call already are taken only when no other is left; the host is added
-        to them. Returns what `end` wants to know: the instant and the host's generation.
+        to them.
         """
         with self.mutex:
             now = self.clock.now()
@@ -115,7 +132,7 @@ class HostSet:
             if hosts:
                 host = hosts[choose(loads, now, self.rng.random())]
                 host.load.in_flight += 1
-                taken = host, now, host.record.generation
+                taken = Sent(host, now, host.record.generation)
                 if tried is not None:
                     tried.add(host.url)
         if self._untold:
@@ -126,33 +143,68 @@ class HostSet:
         """Take back a `take`: nothing was sent."""
         self.mutex.do(partial(_count_out, host.load))
 
-    def end(self, host: Host, began: float, generation: int, outcome: Outcome) -> None:
-        """Take in how a request ended that had been sent at `began`."""
-        self.mutex.do(partial(self._end, host, began, generation, outcome))
+    def end(self, sent: Sent, outcome: Outcome, *, refused: bool) -> None:
+        """Take in how a request ended, all of it.
+
+        `refused` is a good answer that may have come sooner than another would have.
+        """
+        self._do(partial(self._end, sent, outcome, refused=refused))
+
+    def end_head(self, sent: Sent, outcome: Outcome, *, refused: bool) -> None:
+        """Take in the head of an answer. Of a good one the body will tell how the host did."""
+        self._do(partial(self._end_head, sent, outcome, refused=refused))
+
+    def end_body(self, sent: Sent, outcome: Outcome) -> None:
+        """Take in how the body ended whose head was there; the request is over."""
+        self._do(partial(self._end_body, sent, outcome))
+
+    def _do(self, work: Callable[[], None]) -> None:
+        self.mutex.do(work)
         if self._untold:
             self._tell()
 
-    def _end(self, host: Host, began: float, generation: int, outcome: Outcome) -> None:
-        load, record = host.load, host.record
-        _count_out(load)
-        if outcome is UNUSED:
-            return
-        host.requests += 1
+    def _end(self, sent: Sent, outcome: Outcome, *, refused: bool) -> None:
+        _count_out(sent.host.load)
+        if outcome is not UNUSED:
+            now = self._hear(sent, outcome, refused=refused)
+            self._conclude(sent, outcome, now)
+
+    def _end_head(self, sent: Sent, outcome: Outcome, *, refused: bool) -> None:
+        now = self._hear(sent, outcome, refused=refused)
+        if outcome is not OK:
+            self._conclude(sent, outcome, now)
+
+    def _end_body(self, sent: Sent, outcome: Outcome) -> None:
+        _count_out(sent.host.load)
+        self._conclude(sent, outcome, self.clock.now())
+
+    def _hear(self, sent: Sent, outcome: Outcome, *, refused: bool) -> float:
+        """Take in how long it took until now, which is returned."""
         now = self.clock.now()
-        seconds = max(0.0, now - began)
-        failed = outcome is FAILED
-        host.failures += failed
-        if generation != record.generation:
-            return  # it was sent before the host was ejected or restored
+        host = sent.host
+        host.requests += 1
+        if sent.generation == host.record.generation:
+            seconds = max(0.0, now - sent.began)
+            if outcome is not OK:
+                host.load.given_up(seconds, now)
+            elif refused:
+                host.load.refused(seconds, now)
+            else:
+                host.load.answered(seconds, now)
+        return now
+
+    def _conclude(self, sent: Sent, outcome: Outcome, now: float) -> None:
+        """Take in a verdict, and whatever it leads to."""
+        host = sent.host
+        host.failures += outcome is FAILED
+        if sent.generation != host.record.generation:
+            return
         if outcome is OK:
-            load.answered(seconds, now)
-            record.succeeded(now)
-        elif failed:
-            load.failed(seconds, now)
-            record.failed(now)
+            host.record.succeeded(now)
+        elif outcome is FAILED:
+            host.load.failed(0.0, now)  # how long it took is known already
+            host.record.failed(now)
             self._judge(host, now)
-        else:
-            load.given_up(seconds, now)
 
     def _judge(self, host: Host, now: float) -> None:
         if host.out or host not in self.hosts:
@@ -168,6 +220,7 @@ class HostSet:
         """Take in the result of an active check."""
         failures, successes = settings.failures, settings.successes
         with self.mutex:
+            was_out = host.out
             turned = host.checked.take(passed=passed, failures=failures, successes=successes)
             if not turned or host not in self.hosts:
                 return
@@ -176,7 +229,7 @@ class HostSet:
                 host.load.forget()
                 host.record.restore(self.judge.settings, now)
                 self._untold.append((HostRestored, {"host": host.url, "cause": "checks passed"}))
-            else:
+            elif not was_out:
                 seconds = settings.every * successes  # it cannot be back sooner
                 fields = {"host": host.url, "cause": "checks failed", "seconds": seconds}
                 self._untold.append((HostEjected, fields))
@@ -190,17 +243,25 @@ class HostSet:
             if until is not None and now >= until:
                 host.load.forget()
                 host.record.restore(self.judge.settings, now)
-                fields = {"host": host.url, "cause": "its time was over"}
-                self._untold.append((HostRestored, fields))
+                if not host.out:  # or it fails its checks still
+                    fields = {"host": host.url, "cause": "its time was over"}
+                    self._untold.append((HostRestored, fields))
         serving = tuple(host for host in self.hosts if not host.out)
         out = len(self.hosts) - len(serving)
-        self.panic = out > self.judge.settings.most_out(len(self.hosts))
+        self.panic = out > self._most_out(len(self.hosts))
         self._usable = self.hosts if self.panic else serving
         self._loads = tuple(host.load for host in self._usable)
         self._review_at = min(
             (host.record.until for host in self.hosts if host.record.until is not None),
             default=float("inf"),
         )
+
+    def _most_out(self, hosts: int) -> int:
+        """Return how many may be out before all are asked: more than are ejected, by checks."""
+        most = self.judge.settings.most_out(hosts)
+        if self._panic is None or hosts == 1:
+            return most
+        return max(most, 1, share_of(self._panic, hosts))
 
     def all_open(self, refusals: list[CircuitOpen]) -> CircuitOpen:
         """Return the error for a call that no host's breaker let through."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Self
-from weakref import WeakKeyDictionary
 
 from seawall.clients._exchange_errors import as_library_error
+from seawall.clients._upstream_answers import Library, library_of, send_back
 from seawall.clients._upstream_hosts import Endpoint
 from seawall.clients._upstream_picks import Pick
 from seawall.errors import CircuitOpen
@@ -28,6 +28,9 @@ KEPT: Final = 256
 
 HOST: Final = "seawall.host"
 """The extension of a response that tells which host gave it."""
+
+TRIED: Final = "seawall.tried"
+"""The extension of a request in which a guard keeps one set for all attempts of a call."""
 
 
 class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
@@ -56,47 +59,61 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         self._made: dict[tuple[str, str], Any] = {}
         """Transports of the default kind, by library and name."""
         self._addresses: dict[tuple[str, str] | None, Any] = {}
-        self._tried: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"UpstreamTransport({self._upstreams!r})"
 
     def handle_request(self, request: Any) -> Any:
         """Send a request to one of the hosts, and return the response."""
-        inner = self._inner or self._default(request, "HTTPTransport")
+        library = library_of(type(request))
+        send = self._sender(library, "HTTPTransport", "handle_request")
+        pick = self._pick(request, library)
         try:
-            with self._upstreams.pick(tried=self._tried_by(request)) as pick:
-                response = inner.handle_request(self._readdressed(request, pick))
-                pick.answered(response)
-                response.extensions[HOST] = pick.url
-                return response
+            pick.__enter__()
         except CircuitOpen as error:
-            raise _told(error, request) from None
+            raise _told(error, request, library) from None
+        try:
+            sent = self._readdressed(request, pick, library)
+            return self._received(send(sent), request, sent, pick, library.sync_body)
+        except BaseException as error:
+            pick._end(error)
+            raise
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request to one of the hosts, and return the response."""
-        inner = self._inner or self._default(request, "AsyncHTTPTransport")
+        library = library_of(type(request))
+        send = self._sender(library, "AsyncHTTPTransport", "handle_async_request")
+        pick = self._pick(request, library)
         try:
-            async with self._upstreams.pick(tried=self._tried_by(request)) as pick:
-                response = await inner.handle_async_request(self._readdressed(request, pick))
-                pick.answered(response)
-                response.extensions[HOST] = pick.url
-                return response
+            await pick.__aenter__()
         except CircuitOpen as error:
-            raise _told(error, request) from None
-
-    def _tried_by(self, request: Any) -> set[str]:
-        """Return the hosts that this request was sent to before, to be added to.
-
-        Attempts are copies of one request, made by a guard further out: what they have in common
-        is the body.
-        """
+            raise _told(error, request, library) from None
         try:
-            return self._tried.setdefault(request.stream, set())
-        except TypeError:  # a stream of the user's that cannot be remembered
-            return set()
+            sent = self._readdressed(request, pick, library)
+            return self._received(await send(sent), request, sent, pick, library.async_body)
+        except BaseException as error:
+            pick._end(error)
+            raise
 
-    def _readdressed(self, request: Any, pick: Pick) -> Any:
+    def _pick(self, request: Any, library: Library) -> Pick:
+        tried = request.extensions.get(TRIED)
+        pick = self._upstreams.pick(tried=tried if isinstance(tried, set) else None)
+        pick._blamed = library.failures
+        return pick
+
+    def _received(self, response: Any, request: Any, sent: Any, pick: Pick, body: Any) -> Any:
+        """Take in the head of an answer; the request is over when its body is."""
+        response.extensions[HOST] = pick.url
+        send_back(response, request.url, sent.url, pick._endpoint.prefix)
+        pick.answered(response)
+        if response.is_closed:  # there is no body, or it was there at once
+            pick._end(None)
+        else:
+            pick._begin_body()
+            response.stream = body(response.stream, pick)
+        return response
+
+    def _readdressed(self, request: Any, pick: Pick, library: Library) -> Any:
         before = request.url
         # With a query it is mostly used once, and may hold what should not be kept.
         key = None if before.query else (pick.url, str(before))
@@ -112,7 +129,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             (name, new if value == own and name.lower() == b"host" else value)
             for name, value in request.headers.raw
         ]
-        return type(request)(
+        return library.module.Request(
             request.method,
             after,
             headers=headers,
@@ -120,15 +137,21 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             extensions=request.extensions,
         )
 
-    def _default(self, request: Any, name: str) -> Any:
-        """Return a transport of the library that the request is of, made when first needed."""
-        library = _library_of(request)
-        known = self._made.get((library, name))
-        if known is None:
-            # Of two threads that are the first, one has made its own in vain.
-            made = getattr(import_module(library), name)()
-            known = self._made.setdefault((library, name), made)
-        return known
+    def _sender(self, library: Library, default: str, name: str) -> Any:
+        """Return what sends: of the transport inside, or of the library's own, made when needed."""
+        inner = self._inner
+        if inner is None:
+            key = library.module.__name__, default
+            inner = self._made.get(key)
+            if inner is None:
+                # Of two threads that are the first, one has made its own in vain.
+                inner = self._made.setdefault(key, getattr(library.module, default)())
+        send = getattr(inner, name, None)
+        if send is None:
+            raise TypeError(
+                f"transport={inner!r}: this client needs one with {name}(), such as {default}()"
+            )
+        return send
 
     def close(self) -> None:
         """Close the transport inside; the hosts, which others may use too, stay as they are."""
@@ -165,14 +188,10 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             await self._inner.__aexit__(*raised)
 
 
-def _library_of(request: Any) -> str:
-    return type(request).__module__.partition(".")[0]
-
-
-def _told(error: CircuitOpen, request: Any) -> Exception:
+def _told(error: CircuitOpen, request: Any, library: Library) -> Exception:
     """Return a refusal as an error of the library too, as a guarded transport does."""
-    library = import_module(f"seawall.clients.{_library_of(request)}")._LIBRARY
-    return as_library_error(error, library, request)
+    guarded = import_module(f"seawall.clients.{library.module.__name__}")
+    return as_library_error(error, guarded._LIBRARY, request)
 
 
 def _moved(url: Any, to: Endpoint) -> Any:

@@ -53,7 +53,7 @@ class Upstreams:
         who is ejected (None: nobody), `health` how hosts are asked how they are (None: not).
         `breaker(url)` makes the breaker of one host; or pass a keyed one, whose key is a function
         of the URL. `is_failure(error, response)` tells what is a host's own failure: by default
-        errors, and statuses from 500 on but 501 and 505.
+        errors, and the statuses 408 and from 500 on but 501 and 505.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"Upstreams({name!r}): the first argument is a name, such as 'vendor'")
@@ -78,6 +78,7 @@ class Upstreams:
             check.seconds("half_life", half_life),
             NO_EJECTION if outliers is None else outliers,
             breaker,
+            None if health is None else health.panic,
         )
         self._urls_only = False
         if health is not None and health.probe is None:

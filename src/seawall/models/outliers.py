@@ -87,7 +87,12 @@ class Outliers:
 
     def most_out(self, hosts: int) -> int:
         """Return how many of `hosts` may be out at once; never all."""
-        return max(0, min(int(self.max_ejected * hosts + 1e-9), hosts - 1))
+        return share_of(self.max_ejected, hosts)
+
+
+def share_of(share: float, hosts: int) -> int:
+    """Return how many of `hosts` are at most that `share` of them; never all."""
+    return max(0, min(int(share * hosts + 1e-9), hosts - 1))
 
 
 class Ejection(NamedTuple):

@@ -24,28 +24,34 @@ def reading(connect: Connect, statement: str) -> Any:
     return None
 
 
-def writing(
-    connect: Connect, once: str | None, statements: Sequence[str], made: Callable[[], None]
-) -> Any:
+def writing(connect: Connect, create: str | None, statements: Sequence[str]) -> Any:
     """Write and take it back, or return the coroutine that does.
 
-    `once` is run and kept first, if given; then `made()` is called.
+    If that fails, `create` is run and kept, if given, and then it is tried once more: a role that
+    may write to a table need not be one that may make it.
     """
     given = connect()
     if _is_async(given):
-        return _awrite(given, once, statements, made)
+        return _awrite(given, create, statements)
     with ExitStack() as stack:
         connection = _enter(stack, given)
-        if once is not None:
-            _execute(connection, once)
-            connection.commit()
-            made()
         try:
-            for statement in statements:
-                _execute(connection, statement)
-        finally:
-            connection.rollback()
+            _try(connection, statements)
+        except Exception:
+            if create is None:
+                raise
+            _execute(connection, create)
+            connection.commit()
+            _try(connection, statements)
     return None
+
+
+def _try(connection: Any, statements: Sequence[str]) -> None:
+    try:
+        for statement in statements:
+            _execute(connection, statement)
+    finally:
+        connection.rollback()
 
 
 async def _aread(given: Any, statement: str) -> None:
@@ -54,25 +60,30 @@ async def _aread(given: Any, statement: str) -> None:
         await _aexecute(connection, statement)
 
 
-async def _awrite(
-    given: Any, once: str | None, statements: Sequence[str], made: Callable[[], None]
-) -> None:
+async def _awrite(given: Any, create: str | None, statements: Sequence[str]) -> None:
     async with AsyncExitStack() as stack:
         connection = await _aenter(stack, given)
-        if once is not None:
-            await _aexecute(connection, once)
+        try:
+            await _atry(connection, statements)
+        except Exception:
+            if create is None:
+                raise
+            await _aexecute(connection, create)
             if hasattr(connection, "commit"):
                 await connection.commit()
-            made()
-        # asyncpg commits each statement by itself, unless told where a transaction begins.
-        begin = None if hasattr(connection, "rollback") else connection.transaction()
-        if begin is not None:
-            await begin.start()
-        try:
-            for statement in statements:
-                await _aexecute(connection, statement)
-        finally:
-            await (connection if begin is None else begin).rollback()
+            await _atry(connection, statements)
+
+
+async def _atry(connection: Any, statements: Sequence[str]) -> None:
+    # asyncpg commits each statement by itself, unless told where a transaction begins.
+    begin = None if hasattr(connection, "rollback") else connection.transaction()
+    if begin is not None:
+        await begin.start()
+    try:
+        for statement in statements:
+            await _aexecute(connection, statement)
+    finally:
+        await (connection if begin is None else begin).rollback()
 
 
 def _is_async(given: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall.errors import BulkheadFull
 from seawall.runtime.functions import kind_of
 
 if TYPE_CHECKING:
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 MOST_TEXT: Final = 200
 """So many characters of what a check, or an error, says are kept."""
+
+LOOPS: Final = 8
+"""So many event loops more may ask for the same at once: they wait for its thread."""
 
 
 class Doing:
@@ -47,6 +51,8 @@ class Doing:
         """Call it and return its result."""
         if self._pool is None:
             return await self.function()
+        if self.hung:
+            raise BulkheadFull(f"{self.name}: its last run still hangs in a thread")
         (result,) = await self._pool.arun(_boxed, self.function)
         return await result if hasattr(result, "__await__") else result
 
@@ -54,12 +60,21 @@ class Doing:
 def _thread(name: str) -> IoPool:
     from seawall.executors import IoPool
 
-    return IoPool(name, workers=1, max_queue=0)
+    return IoPool(name, workers=1, max_queue=LOOPS)
 
 
 def _boxed(function: Callable[[], Any]) -> tuple[Any]:
     """Return the result inside of a tuple: it may be an awaitable, for the loop to await."""
     return (function(),)
+
+
+def said(error: BaseException) -> str:
+    """Return the kind of an error and what it says, if it can."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - errors of the user's that cannot be shown are errors too
+        text = ""
+    return legible(f"{type(error).__name__}: {text}".rstrip(": "))
 
 
 def legible(text: str) -> str:

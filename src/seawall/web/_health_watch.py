@@ -1,8 +1,8 @@
 """One check: when it is run, for how long, and what its last results are taken to mean.
 
-However many ask, it runs once at a time, its result is good for `ttl` seconds, and whoever gives up
-asking disturbs nobody. A check that does not come back is reported, and not started again beside
-itself.
+However many ask, it runs once at a time in each event loop (a plain function once at all), its
+result is good for `ttl` seconds, and whoever gives up asking disturbs nobody. A check that does not
+come back is reported, and not started again beside itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seawall.clock import Clock
 from seawall.errors import BulkheadFull
 from seawall.runtime.edge_events import HealthChanged
 from seawall.runtime.events import emit
-from seawall.web._health_doing import Doing, legible
+from seawall.web._health_doing import Doing, legible, said
 
 State: TypeAlias = Literal["healthy", "degraded", "unhealthy"]
 Level: TypeAlias = Literal["live", "ready", "deep"]
@@ -148,7 +148,8 @@ class Watch:
         self._clock = clock
         self._wall = wall
         self._fresh_until = float("-inf")
-        self._run: _Run | None = None
+        self._runs: dict[AbstractEventLoop, _Run] = {}
+        """Those under way; a loop cannot wait for another's, which may never end."""
 
     @property
     def check(self) -> Callable[[], Any]:
@@ -172,10 +173,12 @@ class Watch:
         if now < self._fresh_until:
             return None
         loop = get_running_loop()
-        run = self._run
-        if run is None or run.loop is not loop:  # another loop's will not end for this one
+        run = self._runs.get(loop)
+        if run is None:
+            for ended in [known for known in list(self._runs) if known.is_closed()]:
+                self._runs.pop(ended, None)
             self.runs += 1
-            run = self._run = _Run(self, loop, now)
+            run = self._runs[loop] = _Run(self, loop, now)
             return run.answer
         if not run.answer.done():
             return run.answer
@@ -191,7 +194,7 @@ class Watch:
         before = self._damping.state
         state = self._damping.settle(finding.state)
         self.result = Result(
-            state, finding.output, cause, finding.value, finding.unit, seconds, self._wall()
+            state, finding.output, cause, finding.value, finding.unit, seconds, self._time_of_day()
         )
         self._fresh_until = self._clock.now() + self.ttl
         if state != (before or "healthy"):
@@ -199,6 +202,15 @@ class Watch:
                 HealthChanged, self._service, check=self.name, before=before or "unknown",
                 after=state, output=cause,
             )  # fmt: skip
+
+    def _time_of_day(self) -> float:
+        try:
+            return float(self._wall())
+        except Exception:
+            import logging
+
+            logging.getLogger("seawall").exception("health: wall() fails: the time is not told")
+            return 0.0
 
     def snapshot(self) -> dict[str, Any]:
         """Return what is known of it."""
@@ -234,28 +246,35 @@ class _Run:
     def _late(self) -> None:
         seconds = self._watch.timeout
         finding = Unhealthy(f"no answer within {seconds:g} s")
-        self._tell(finding, finding.output)
-        self._task.cancel()
+        try:
+            self._tell(finding, finding.output)
+        finally:
+            self._task.cancel()
 
     def _ended(self, task: Task[Any]) -> None:
         self._timer.cancel()
         error = None if task.cancelled() else task.exception()
-        if not self.answer.done():
+        try:
+            if self.answer.done():
+                return
             if task.cancelled():  # by its own hand, or because the loop ends
                 self._tell(Unhealthy("it was cancelled"), "it was cancelled")
-            elif error is not None:
-                self._tell(*_found_by(error, hung=bool(self._watch._doing.hung)))
-            else:
+            elif error is None:
                 finding = _found(task.result())
                 self._tell(finding, finding.output)
-        if self._watch._run is self:
-            self._watch._run = None
+            elif isinstance(error, BulkheadFull) and not self._watch._doing.hung:
+                self.answer.set_result(None)  # other loops are checking it: what they find counts
+            else:
+                self._tell(*_found_by(error, hung=bool(self._watch._doing.hung)))
+        finally:
+            self._watch._runs.pop(self.loop, None)
 
     def _tell(self, finding: Finding, cause: str) -> None:
         watch = self._watch
-        if watch._run is self:
+        try:
             watch._note(finding, cause, watch._clock.now() - self.began)
-        self.answer.set_result(None)
+        finally:  # whatever went wrong: nobody waits for ever
+            self.answer.set_result(None)
 
 
 def _found(value: object) -> Finding:
@@ -273,8 +292,7 @@ def _found(value: object) -> Finding:
 
 def _found_by(error: BaseException, *, hung: bool) -> tuple[Finding, str]:
     """Return what a check's error means: by its type alone, for its text may hold a password."""
-    kind = type(error).__name__
     if hung and isinstance(error, BulkheadFull):
         finding = Unhealthy("its last run still hangs in a thread")
         return finding, finding.output
-    return Unhealthy(kind), legible(f"{kind}: {error}".rstrip(": "))
+    return Unhealthy(type(error).__name__), said(error)

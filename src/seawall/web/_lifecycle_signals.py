@@ -32,7 +32,8 @@ class Signals:
     def install(self, begin: Callable[[Stop], None]) -> bool:
         """Call `begin(stop)` in this loop when the signal comes; False if that cannot be.
 
-        Outside of the main thread, or if nobody handles the signal, it is left alone.
+        Outside of the main thread, or if nobody handles the signal, or the event loop does, it is
+        left alone.
         """
         import signal
         from threading import current_thread, main_thread
@@ -41,6 +42,8 @@ class Signals:
             return False
         previous = signal.getsignal(signal.SIGTERM)
         if not callable(previous):  # the default: the process ends, and nobody drains
+            return False
+        if heard_by_loop():
             return False
         self._loop = get_running_loop()
         self._previous = previous
@@ -80,6 +83,18 @@ class Signals:
                 previous(number, None)
 
         return stop
+
+
+def heard_by_loop() -> bool:
+    """Tell whether the signal is heard by `loop.add_signal_handler`.
+
+    Then what is installed is an empty function, and whoever stands before it stops nothing.
+    """
+    import signal
+
+    handler = signal.getsignal(signal.SIGTERM)
+    module = getattr(handler, "__module__", None) or ""
+    return callable(handler) and module.partition(".")[0] in {"asyncio", "uvloop"}
 
 
 def _stop_uvicorn(handler: Any, seconds: float) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 from seawall import _checks as check
 from seawall.models.backoff import exponential
 from seawall.runtime.runners import sleep_async
-from seawall.web._health_doing import Doing, legible
+from seawall.web._health_doing import Doing, legible, said
 
 StepFunction: TypeAlias = Callable[[], Any]
 OnFailure: TypeAlias = Literal["retry", "ignore", "fail"]
@@ -61,7 +61,7 @@ async def warm(step: Step, service: str) -> None:
 def _tell(step: Step, service: str, error: Exception) -> None:
     import logging
 
-    what = legible(f"{type(error).__name__}: {error}".rstrip(": "))
     logging.getLogger("seawall").warning(
-        "service %r: warm-up step %r failed (try %d): %s", service, step.name, step.tries, what
-    )
+        "service %r: warm-up step %r failed (try %d): %s",
+        service, step.name, step.tries, said(error),
+    )  # fmt: skip

@@ -6,7 +6,7 @@ them a request has to pass depends on its tier: that is found once for each tier
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -101,16 +101,36 @@ class Held:
 
     def cancel(self) -> None:
         """Give all back, as if it had never been taken; does nothing the second time."""
-        ticket, self._ticket = self._ticket, None
-        if type(ticket) is list:
-            keys = iter(ticket)
-            places = [
-                (entry.meter, None if entry.limit.by is None else next(keys))
-                for entry in self._part.entries
-            ]
-            ticket = self._part.group.gate._quick(places, self._seen[0])
+        ticket, self._ticket = self._slow_ticket(), None
         if ticket is not None:
             ticket.cancel()
+
+    def keep_account(self) -> None:
+        """Have accounts kept of what was taken just now, so that all of it can be given back later.
+
+        A bucket that is one number knows only what it cannot have refilled meanwhile.
+        """
+        ticket = self._ticket = self._slow_ticket()
+        if isinstance(ticket, Reservation):
+            self._part.group.open_accounts(ticket)
+
+    def keep(self) -> None:
+        """Give nothing back any more: no account has to be kept."""
+        ticket, self._ticket = self._ticket, None
+        if isinstance(ticket, Reservation):
+            ticket._keep()
+
+    def _slow_ticket(self) -> Any:
+        """Return the ticket; made up for what was taken in a hurry."""
+        ticket = self._ticket
+        if type(ticket) is not list:
+            return ticket
+        keys = iter(ticket)
+        places = [
+            (entry.meter, None if entry.limit.by is None else next(keys))
+            for entry in self._part.entries
+        ]
+        return self._part.group.gate._quick(places, self._seen[0])
 
     def binding(self, before: Standing | None = None) -> Standing | None:
         """Return how the limit stands that binds first, of those that are shown and of `before`."""
@@ -131,6 +151,15 @@ class Held:
             if before is None or left < before[1] or (left == before[1] and rest > before[2]):
                 before = told, left, rest
         return before
+
+
+def _quickly(part: Part, keys: list[str], now: float) -> Held | None:
+    """Take in a hurry; None if it has to be asked slowly, or is refused."""
+    if part.quick is None:
+        return None
+    us = whole_microseconds(now)
+    states = part.quick(us, *keys)
+    return None if states is None else Held(part, keys, (us, states))
 
 
 class Group:
@@ -179,14 +208,15 @@ class Group:
         """Take what a request costs, or raise `RateLimited`; of a group that is not shared."""
         now = self._clock.now()
         keys = [key_of(principal, incoming) for principal in part.principals]
-        held = self._quickly(part, keys, now)
+        held = _quickly(part, keys, now)
         if held is not None:
             return held
         charges = self._charges(part, keys, incoming)
         try:
             ticket = self.gate.ask(charges, now)
         except RateLimited as error:
-            self._explain(error, self._over(part, charges, now))
+            # Of none any more, if another thread gave back meanwhile.
+            self._explain(error, self._over(part, charges, now) or self._named(error))
             raise
         return Held(part, ticket, self._standings(charges, now))
 
@@ -194,7 +224,7 @@ class Group:
         """Take what a request costs, or count that it is over; of a group that only alerts."""
         now = self._clock.now()
         keys = [key_of(principal, incoming) for principal in part.principals]
-        held = self._quickly(part, keys, now)
+        held = _quickly(part, keys, now)
         if held is not None:
             return held
         charges = self._charges(part, keys, incoming)
@@ -207,17 +237,6 @@ class Group:
                 self.refused[limit.name] += 1
         return None
 
-    def _quickly(self, part: Part, keys: list[Hashable], now: float) -> Held | None:
-        """Take in a hurry; None if it has to be asked slowly, or is refused."""
-        if part.quick is None:
-            return None
-        for key in keys:
-            if type(key) is not str:
-                return None
-        us = whole_microseconds(now)
-        states = part.quick(us, *keys)
-        return None if states is None else Held(part, keys, (us, states))
-
     async def atake(self, part: Part, incoming: Incoming) -> Held:
         """Do the same in an event loop, of a group that is shared."""
         now = self._clock.now()
@@ -228,7 +247,8 @@ class Group:
         try:
             ticket = await gate.ask_async(charges, now)
         except RateLimited as error:
-            self._explain(error, self._named(error))
+            known = error.reason == RateLimited.reason  # else nobody knows: the store is away
+            self._explain(error, self._named(error) if known else ())
             raise
         seen = None
         if isinstance(ticket, Reservation):
@@ -239,12 +259,28 @@ class Group:
                 seen = self._standings(charges, now)
         return Held(part, ticket, seen)
 
-    def _charges(self, part: Part, keys: Sequence[Hashable], incoming: Incoming) -> list[Charge]:
+    def open_accounts(self, ticket: Reservation) -> None:
+        """Take what `ticket` holds again, as estimates: these are given back exactly."""
+        meters, us = self.policy._meters, whole_microseconds(self._clock.now())
+        charges = [
+            charge
+            for held in ticket._held
+            for charge in held
+            if charge.cost and charge.receipt is None and charge.rule is charge.meter.rule
+        ]
+        with meters:
+            for charge in charges:
+                if charge.meter.settled is not None and not charge.estimated:
+                    meters.settle(charge, 0, us)
+                    charge.estimated = True
+                    charge.meter.take(charge, us)
+
+    def _charges(self, part: Part, keys: Sequence[str], incoming: Incoming) -> list[Charge]:
         """Ask the functions of the user what a request takes. Not under the lock."""
         charges = []
         found = iter(keys)
         for entry in part.entries:
-            key = None if entry.limit.by is None else entry.rate._check_key(next(found))
+            key = None if entry.limit.by is None else next(found)
             cost = entry.rate._cost_of((incoming,), {})
             charges.append(Charge(entry.meter, key, cost, estimated=False))
         return charges
@@ -288,11 +324,10 @@ class Group:
 
     def _explain(self, error: RateLimited, over: Sequence[RequestLimit]) -> None:
         """Say whose limits a request is over, by the names that callers know."""
-        known = error.reason == RateLimited.reason  # else nobody knows: the store is away
-        error.own_limit = known and any(limit.by is not None for limit in over)
+        error.own_limit = any(limit.by is not None for limit in over)
         # Who is over a limit of its own is told of these only: not that the service is busy, too.
         told = [limit for limit in over if limit.shown] or over
-        error.limit = told[0].name
+        error.limit = told[0].name if told else ""
         error.violated = tuple(limit.name for limit in told)
 
     def snapshot(self) -> dict[str, Any]:

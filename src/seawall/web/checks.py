@@ -72,7 +72,7 @@ class DatabaseWrite:
         table: str = "seawall_health",
         statement: str | None = None,
     ) -> None:
-        """Insert a row into `table` and roll back; the table is made if it is not there.
+        """Insert a row into `table` and roll back; if that fails, make the table and try again.
 
         `statement` is run instead, if given, and rolled back too. `connect` is as for a read.
         """
@@ -80,7 +80,7 @@ class DatabaseWrite:
         if not isinstance(table, str) or not table.isascii() or not table.isidentifier():
             raise ValueError(f"table={table!r}: write a plain name, such as 'seawall_health'")
         own = statement is None
-        self._once = f"CREATE TABLE IF NOT EXISTS {table} (probe INTEGER)" if own else None
+        self._create = f"CREATE TABLE IF NOT EXISTS {table} (probe INTEGER)" if own else None
         # The second one is for connections that commit by themselves: the table stays empty.
         self._statements = (
             [f"INSERT INTO {table} (probe) VALUES (1)", f"DELETE FROM {table} WHERE probe = 1"]  # noqa: S608 - a plain name
@@ -93,10 +93,7 @@ class DatabaseWrite:
 
     def __call__(self) -> Any:
         """Write, or return the coroutine that does."""
-        return writing(self._connect, self._once, self._statements, self._made)
-
-    def _made(self) -> None:
-        self._once = None
+        return writing(self._connect, self._create, self._statements)
 
 
 class RedisPing:
@@ -223,7 +220,9 @@ class QueueAge:
         return self._verdict(await self._queue.asnapshot())
 
     def _verdict(self, seen: dict[str, Any]) -> Finding:
-        age = float(seen.get("oldest") or 0.0)
+        if "oldest" not in seen:
+            return Unhealthy('its snapshot has no "oldest": nobody knows how long jobs wait')
+        age = float(seen["oldest"] or 0.0)
         kind = _kind(age, self._degraded, self._unhealthy)
         text = "" if kind is Healthy else f"the oldest has waited for {age:.1f} s"
         return kind(text, value=round(age, 3), unit="s")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from asyncio import wait
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, overload
+from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
@@ -30,6 +30,7 @@ from seawall.web._health_watch import (
     Watch,
 )
 from seawall.web.lifecycle import Lifecycle, Message, Receive, Scope, Send
+from seawall.web.request import path_below_root
 
 __all__ = ["Degraded", "Finding", "Health", "Healthy", "Unhealthy"]
 
@@ -78,7 +79,8 @@ class Health:
         self.name = name
         self.version = None if version is None else legible(str(version))
         self.lifecycle = lifecycle
-        self.paths: dict[str, Level] = {f"{prefix.rstrip('/')}/{level}": level for level in LEVELS}
+        self._prefix = prefix.rstrip("/")
+        self.paths: dict[str, Level] = {f"{self._prefix}/{level}": level for level in LEVELS}
         self._details = details
         self._told_of_details = False
         self._clock = current_clock() if clock is None else check_clock(clock)
@@ -216,7 +218,7 @@ class Health:
         """Answer a probe, as any ASGI app answers a request."""
         if scope["type"] != "http":
             raise RuntimeError(f"health answers HTTP requests, not {scope['type']!r}")
-        level = self.paths.get(_path_of(scope))
+        level = self._level_of(scope)
         method = scope["method"]
         if level is None:
             await _answer(send, 404, b'{"status":"fail","output":"no such level"}', method)
@@ -228,6 +230,12 @@ class Health:
             phase = "" if level == "live" else self._phase()
             body = document(state, self.name, self.version, phase, shown)
             await _answer(send, 503 if state == "unhealthy" else 200, body, method)
+
+    def _level_of(self, scope: Scope) -> Level | None:
+        """Return which level is asked for: also below a root path, or mounted at its own prefix."""
+        below, root = path_below_root(scope), (scope.get("root_path") or "").rstrip("/")
+        mounted = self._prefix + below if self._prefix and root.endswith(self._prefix) else below
+        return self.paths.get(scope["path"]) or self.paths.get(below) or self.paths.get(mounted)
 
     def _shows(self, level: Level, scope: Scope) -> bool:
         details = self._details
@@ -255,12 +263,6 @@ async def _answer(send: Send, status: int, body: bytes, method: str) -> None:
     start: Message = {"type": "http.response.start", "status": status, "headers": headers}
     await send(start)
     await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
-
-
-def _path_of(scope: Scope) -> str:
-    """Return the path below that of the app, which some servers and mounts put in front."""
-    path, root = cast("str", scope["path"]), scope.get("root_path") or ""
-    return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 def _wall() -> float:

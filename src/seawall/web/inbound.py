@@ -3,34 +3,42 @@
 Who is not believed (see `Trust`) sets nothing, and what it sent is taken out of the request, so
 that nothing further in can pass it on. Who is believed can ask for less, not for more: a shorter
 time than the server's own, a lower criticality than the server's highest.
+
+What the context holds when a request comes in is not the request's. A server may call the app from
+the context of an earlier request on the same connection: reading that was paused for a large body
+and taken up again by that request's task goes on in its context, with all that comes after. So the
+outermost edge starts clean.
 """
 
 from __future__ import annotations
 
-from contextvars import Token
-from typing import Any, Final
+from contextvars import ContextVar, Token, copy_context
+from typing import Any, Final, NamedTuple
 
 from seawall import _checks as check
 from seawall.clock import Clock
 from seawall.context import (
     Criticality,
+    attempt_var,
     criticality_var,
     deadline_var,
+    idempotency_key_var,
     received_attempt_var,
     reset,
     tenant_var,
+    tier_var,
 )
 from seawall.errors import DeadlineExceeded
-from seawall.web.request import Incoming
+from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 from seawall.wire._text import LONGEST
 from seawall.wire.attempts import ATTEMPT_HEADER, read_attempt
 from seawall.wire.criticality import (
     BAGGAGE_HEADER,
+    baggage_without_ours,
     read_baggage,
     read_criticality,
     read_tenant,
-    write_baggage,
 )
 from seawall.wire.deadlines import TIMEOUT_HEADERS, least_timeout
 
@@ -38,9 +46,28 @@ _BAGGAGE: Final = BAGGAGE_HEADER.encode()
 _ATTEMPT: Final = ATTEMPT_HEADER.lower().encode()
 _TIMEOUTS: Final = frozenset(name.encode() for name in TIMEOUT_HEADERS)
 _KNOWN: Final = _TIMEOUTS | {_BAGGAGE, _ATTEMPT}
+_MOST_LINES: Final = 64
+_CLEAN: Final[dict[ContextVar[Any], Any]] = {
+    deadline_var: None,
+    criticality_var: Criticality.CRITICAL,
+    tenant_var: None,
+    tier_var: None,
+    idempotency_key_var: None,
+    received_attempt_var: 0,
+    attempt_var: 1,
+}
 
 Tokens = list[Token[Any]]
 """What `undo` needs."""
+
+
+class _Said(NamedTuple):
+    """What counts of a request; None leaves the context as it is."""
+
+    seconds: float | None
+    level: Criticality | None
+    tenant: str | None = None
+    attempt: int | None = None
 
 
 class Inbound:
@@ -50,7 +77,7 @@ class Inbound:
     leaves requests without a deadline, unless a believed caller gives one.
     """
 
-    __slots__ = ("_default", "_dropped", "_expired", "_most", "_timeout", "trust")
+    __slots__ = ("_dropped", "_expired", "_most", "_unsaid", "trust")
 
     def __init__(
         self,
@@ -68,15 +95,17 @@ class Inbound:
                 " Criticality.CRITICAL"
             )
         self.trust = trust or Trust()
-        self._timeout = None if timeout is None else check.seconds("timeout", timeout)
         self._most = max_criticality
-        self._default = None if max_criticality >= Criticality.CRITICAL else max_criticality
+        self._unsaid = _Said(
+            None if timeout is None else check.seconds("timeout", timeout),
+            None if max_criticality >= Criticality.CRITICAL else max_criticality,
+        )
         self._expired = 0
         self._dropped = 0
 
     def __repr__(self) -> str:
         return (
-            f"Inbound(trust={self.trust!r}, timeout={self._timeout!r},"
+            f"Inbound(trust={self.trust!r}, timeout={self._unsaid.seconds!r},"
             f" max_criticality={self._most.name})"
         )
 
@@ -89,52 +118,63 @@ class Inbound:
 
         No time left raises `DeadlineExceeded`, and sets nothing.
         """
+        seconds, level, tenant, attempt = self._unsaid
         found = [pair for pair in incoming.headers if pair[0] in _KNOWN]
-        if not found:
-            return self._start(self._timeout, self._default, clock)
-        if not self.trust.believes(incoming.peer, incoming.headers):
-            self._drop(incoming)
-            return self._start(self._timeout, self._default, clock)
-        said = least_timeout(found)
-        seconds = self._timeout
-        if said is not None and (seconds is None or said < seconds):
-            seconds = said
-        baggage = read_baggage(b",".join(v for name, v in found if name == _BAGGAGE))
-        level = read_criticality(baggage)
-        tokens = self._start(
-            seconds, self._default if level is None else min(level, self._most), clock
-        )
-        tenant = read_tenant(baggage)
+        if found:
+            if self.trust.believes(incoming.peer, incoming.headers):
+                seconds, level, tenant, attempt = self._heard(found)
+            else:
+                self._drop(incoming)
+        if seconds is not None and seconds <= 0:
+            self._refuse()
+        scope = incoming.scope
+        # Inside another edge the context is the request's own. So it is in a gRPC server, where
+        # what applies already is the time that gRPC gives the call.
+        if INCOMING in scope or scope.get("type") == "grpc":
+            tokens = []
+            seconds = self._at_most_held(seconds)
+        else:
+            tokens = _start_clean()
+        if seconds is not None:
+            tokens.append(deadline_var.set((clock.now() + seconds, clock)))
+        if level is not None:
+            tokens.append(criticality_var.set(level))
         if tenant is not None:
             tokens.append(tenant_var.set(tenant))
-        attempts = {value for name, value in found if name == _ATTEMPT}
-        attempt = read_attempt(attempts.pop()) if len(attempts) == 1 else None
         if attempt is not None:
             tokens.append(received_attempt_var.set(attempt))
         return tokens
 
     def undo(self, tokens: Tokens) -> None:
         """Leave the context as it was before `read`."""
-        for token in tokens:
+        for token in reversed(tokens):
             reset(token.var, token)
 
-    def _start(self, seconds: float | None, level: Criticality | None, clock: Clock) -> Tokens:
-        """Set the deadline and the criticality; an earlier deadline stays as it is."""
-        tokens: Tokens = []
+    def _heard(self, found: list[tuple[bytes, bytes]]) -> _Said:
+        """Return what a believed caller says in these headers, within the server's bounds."""
+        seconds, level, _, _ = self._unsaid
+        said = least_timeout(found)
+        if said is not None and (seconds is None or said < seconds):
+            seconds = said
+        baggage = read_baggage(b",".join(v for name, v in found if name == _BAGGAGE))
+        wanted = read_criticality(baggage)
+        attempts = {value for name, value in found if name == _ATTEMPT}
+        return _Said(
+            seconds,
+            level if wanted is None else min(wanted, self._most),
+            read_tenant(baggage),
+            read_attempt(attempts.pop()) if len(attempts) == 1 else None,
+        )
+
+    def _at_most_held(self, seconds: float | None) -> float | None:
+        """Return the time to set; None if the deadline that applies already is the nearer."""
         held = deadline_var.get()
-        if held is not None:
-            left = held[0] - held[1].now()
-            if left <= 0:
-                self._refuse()
-            if seconds is not None and left <= seconds:
-                seconds = None
-        if seconds is not None:
-            if seconds <= 0:
-                self._refuse()
-            tokens.append(deadline_var.set((clock.now() + seconds, clock)))
-        if level is not None:
-            tokens.append(criticality_var.set(level))
-        return tokens
+        if held is None:
+            return seconds
+        left = held[0] - held[1].now()
+        if left <= 0:
+            self._refuse()
+        return None if seconds is None or left <= seconds else seconds
 
     def _refuse(self) -> None:
         self._expired += 1
@@ -145,15 +185,24 @@ class Inbound:
 
         Other baggage stays, unless it is longer than anybody has to take.
         """
-        kept = []
-        for name, value in incoming.headers:
-            if name not in _KNOWN:
-                kept.append((name, value))
-            elif name == _BAGGAGE and len(value) <= LONGEST:
-                rest = write_baggage(value.decode("latin-1"), None, None).encode("latin-1")
-                if rest:
-                    kept.append((name, rest))
-        if kept != incoming.headers:
-            self._dropped += 1
-            incoming.headers = kept
-            incoming.scope["headers"] = kept
+        headers = incoming.headers
+        lines = [value for name, value in headers if name == _BAGGAGE]
+        given = b",".join(lines)
+        kept = b""
+        # Once for all lines: so many short ones, or long ones, cost no more than one.
+        if len(lines) <= _MOST_LINES and len(given) <= LONGEST:
+            kept = baggage_without_ours(given.decode("latin-1")).encode("latin-1")
+        rest = [pair for pair in headers if pair[0] not in _KNOWN]
+        if kept == given and len(rest) + len(lines) == len(headers):
+            return  # nothing was said that may not be
+        if kept:
+            rest.append((_BAGGAGE, kept))
+        self._dropped += 1
+        incoming.headers = incoming.scope["headers"] = rest
+
+
+def _start_clean() -> Tokens:
+    """Take what an earlier request left out of the context; usually it left nothing."""
+    if _CLEAN.keys().isdisjoint(copy_context()):
+        return []
+    return [var.set(clean) for var, clean in _CLEAN.items() if var.get() != clean]

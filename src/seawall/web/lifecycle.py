@@ -7,7 +7,7 @@ and what was cut is told; nothing that the app needs is closed before that.
 
 from __future__ import annotations
 
-from asyncio import Event, Future, Task, get_running_loop, shield
+from asyncio import AbstractEventLoop, Event, Future, Task, current_task, get_running_loop, shield
 from asyncio import timeout as time_limit
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -15,7 +15,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from seawall import _checks as check
 from seawall.runtime.edge_events import LifecycleChanged
 from seawall.runtime.events import emit
-from seawall.web._lifecycle_signals import Signals, Stop
+from seawall.web._lifecycle_lifespan import Lifespan
+from seawall.web._lifecycle_signals import Signals, Stop, heard_by_loop
 from seawall.web._lifecycle_steps import OnFailure, Step, StepFunction, warm
 
 __all__ = ["Drained", "Lifecycle"]
@@ -41,7 +42,9 @@ class Drained(NamedTuple):
 class Lifecycle:
     """Knows in which phase of its life a service is; belongs to the event loop that serves.
 
-    The edge counts requests in and out (`begin`, `end`) and hands over the lifespan protocol.
+    The edge counts requests in and out (`begin`, `end`), websockets apart (`begin_socket`,
+    `end_socket`), and hands over the lifespan protocol. It lives again with the next lifespan, and
+    in the next event loop, as in tests of apps.
     """
 
     def __init__(
@@ -66,8 +69,6 @@ class Lifecycle:
             raise ValueError(
                 f"delay={delay!r}: it is part of drain_timeout={drain_timeout!r}; write less"
             )
-        self.in_flight = 0
-        """How many requests (streams and websockets too) are being served."""
         self.refused = 0
         """How many came too late."""
         self.last_drain: Drained | None = None
@@ -77,12 +78,24 @@ class Lifecycle:
         self._begin_life()
 
     def _begin_life(self) -> None:
+        self.in_flight = 0
+        """How many requests (streams and websockets too) are being served."""
+        self.sockets = 0
+        """How many of them are websockets."""
+        self._loop: AbstractEventLoop | None = None
+        """Where it lives; None before."""
         self._state: State = "starting"
         self._accepts = False
         self._refuses = False
         self._idle: Future[None] | None = None
+        self._closed: Future[None] | None = None
+        self._stop: Stop | None = None
         self._warming: Task[None] | None = None
         self._drain: Task[Drained] | None = None
+        self._over = 0.0
+        """When draining ends at the latest."""
+        self._stops = False
+        """Whether the server may be told to stop."""
         self._told = Event()
         self._hurry = Event()
 
@@ -100,30 +113,58 @@ class Lifecycle:
 
     def end(self) -> None:
         """Count out a request that was counted in."""
-        self.in_flight -= 1
-        if self._idle is not None and self.in_flight <= 0:
-            self._note_idle()
+        if self.in_flight > 0:  # else it was one of an earlier life
+            self.in_flight -= 1
+        if self._idle is not None and not self.in_flight:
+            _set(self._idle)
+
+    def begin_socket(self) -> bool:
+        """Count a websocket in: the server, which would cut it, is told to stop only after it."""
+        accepted = self.begin()
+        self.sockets += accepted
+        return accepted
+
+    def end_socket(self) -> None:
+        """Count out a websocket that was counted in."""
+        if self.sockets > 0:
+            self.sockets -= 1
+        if self._closed is not None and not self.sockets:
+            _set(self._closed)
+        self.end()
 
     def _begin_otherwise(self) -> bool:
+        self.notice()
         if self._refuses:
             self.refused += 1
             return False
-        self.notice()
         self.in_flight += 1
         return True
 
     def notice(self) -> None:
         """Begin to live, if nobody has said so: a server without the lifespan protocol serves."""
-        if not self._accepts and not self._refuses and not self._alive:
+        if self._alive:
+            return
+        if self._refuses and self._was_elsewhere():
+            self._begin_life()
+        if not self._accepts and not self._refuses:
             self._begin_to_accept()
             self._warm_up()
+        elif self._warming is not None and self._state == "starting" and _is_gone(self._warming):
+            self._warm_up()
+
+    def _was_elsewhere(self) -> bool:
+        """Tell whether its last life is over, and was that of another event loop."""
+        over = self._drain is None or _is_gone(self._drain)
+        return over and self._loop is not get_running_loop()
 
     def answering(self, scope: Scope, send: Send) -> Send:
-        """Return `send`; while draining, one that has the connection closed after the answer.
+        """Return `send`; on the way out, one that has the connection closed after the answer.
 
         So keep-alive connections end between two requests, and not under one that is on its way.
+        From HTTP/2 on that is the server's business, and the header is forbidden.
         """
-        if self._state != "draining" or not str(scope.get("http_version", "1.1")).startswith("1"):
+        leaves = self._state in {"draining", "stopped"}
+        if not leaves or not str(scope.get("http_version", "1.1")).startswith("1"):
             return send
 
         async def send_and_close(message: Message) -> None:
@@ -156,6 +197,7 @@ class Lifecycle:
             "name": self.name,
             "state": self._state,
             "in_flight": self.in_flight,
+            "sockets": self.sockets,
             "refused": self.refused,
             "warming_up": [step.name for step in self._steps if not step.done],
             "cut": 0 if self.last_drain is None else self.last_drain.cut,
@@ -186,6 +228,7 @@ class Lifecycle:
 
     def _begin_to_accept(self) -> None:
         self._accepts = True
+        self._loop = get_running_loop()
         for step in self._steps:
             step.done = False
 
@@ -199,7 +242,8 @@ class Lifecycle:
     async def _warm_in_background(self, steps: list[Step]) -> None:
         for step in steps:
             await warm(step, self.name)
-        self._move("ready")
+        if self._warming is current_task():  # else another life has begun
+            self._move("ready")
 
     # The way out
 
@@ -211,11 +255,14 @@ class Lifecycle:
         return await shield(self._draining(None))
 
     def _draining(self, stop: Stop | None) -> Task[Drained]:
+        loop = get_running_loop()
+        self._stop = stop or self._stop
         if self._drain is None:
             self._leave()
-            self._drain = get_running_loop().create_task(self._run_drain(stop))
-        elif stop is not None:  # the signal came late: nothing is left to wait for
-            stop(self.drain_timeout)
+            self._over = loop.time() + self.drain_timeout
+            self._drain = loop.create_task(self._run_drain())
+        elif stop is not None and self._stops:  # the signal came late
+            stop(self._over - loop.time())
         return self._drain
 
     def _leave(self) -> None:
@@ -225,33 +272,31 @@ class Lifecycle:
         self._move("draining")
         self._told.set()
 
-    async def _run_drain(self, stop: Stop | None) -> Drained:
+    async def _run_drain(self) -> Drained:
         loop = get_running_loop()
-        began = loop.time()
-        over = began + self.drain_timeout
+        over = self._over
         if self.delay:
             await _passed(self._hurry.wait(), self.delay)
         self._accepts, self._refuses = False, True
-        if stop is not None:
-            stop(over - loop.time())
-        if self.in_flight > 0:
+        if self.sockets:
+            self._closed = loop.create_future()
+            await _passed(self._closed, over - loop.time())
+        cut = self.in_flight if loop.time() >= over else 0
+        self._stops = True
+        if self._stop is not None:
+            self._stop(over - loop.time())
+        if self.in_flight:
             self._idle = loop.create_future()
             await _passed(self._idle, over - loop.time())
-            self._idle = None
-        drained = self.last_drain = Drained(loop.time() - began, max(0, self.in_flight))
+        seconds = loop.time() - over + self.drain_timeout
+        drained = self.last_drain = Drained(seconds, max(cut, self.in_flight))
         self._move("stopped")
         if drained.cut:
-            import logging
-
-            logging.getLogger("seawall").warning(
+            _warn(
                 "service %r: %d requests were still in flight after %.1f s of draining",
                 self.name, drained.cut, drained.seconds,
             )  # fmt: skip
         return drained
-
-    def _note_idle(self) -> None:
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
 
     def _move(self, state: State) -> None:
         before, self._state = self._state, state
@@ -263,26 +308,30 @@ class Lifecycle:
     async def lifespan(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a "lifespan" scope: pass it on to `app`, and act on start-up and shutdown.
 
-        An app that does not know the protocol is taken to have nothing to start or stop.
+        An app that does not know the protocol is taken to have nothing to start or stop. A second
+        server of one app has its lifespan for itself: this life is that of the first.
         """
         if self._alive:
-            raise RuntimeError(f"{self!r} is running: one Lifecycle serves one event loop")
-        if self._state != "starting":
+            await app(scope, receive, send)
+            return
+        if self._loop is not None:
             self._begin_life()
         self._alive = True
-        talk = _Lifespan(self, receive, send)
+        talk = Lifespan(self, receive, send)
         try:
             try:
                 await app(scope, talk.receive, talk.send)
             except Exception:
                 if talk.failure is not None and not talk.answered:
                     await talk.refuse(talk.failure)
-                if talk.answered or talk.failure is not None:
+                if talk.listened or talk.answered:  # else it does not know the protocol
                     raise
             if not talk.answered:
                 await talk.alone()
         finally:
             self._end_life()
+            if not talk.answered:  # it may still be served, by a server that does not insist
+                self._begin_life()
 
     async def _start(self) -> None:
         """Do what must be done before the server is told that all is well, or raise."""
@@ -290,8 +339,13 @@ class Lifecycle:
         for step in self._steps:
             if step.on_failure == "fail":
                 await warm(step, self.name)
-        if self._signals is not None:
-            self._signals.install(self._on_signal)
+        heard = self._signals is None or self._signals.install(self._on_signal)
+        if not heard and self.delay and heard_by_loop():
+            _warn(
+                "service %r: its server handles SIGTERM by loop.add_signal_handler, so the delay"
+                " of %g s cannot hold; call drain() before the signal comes",
+                self.name, self.delay,
+            )  # fmt: skip
         self._warm_up()
 
     async def _shut(self) -> None:
@@ -314,56 +368,19 @@ class Lifecycle:
         self._move("stopped")
 
 
-class _Lifespan:
-    """One conversation of a server with the app, and what the lifecycle does in between."""
+def _set(future: Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
-    def __init__(self, lifecycle: Lifecycle, receive: Receive, send: Send) -> None:
-        self._lifecycle = lifecycle
-        self._receive = receive
-        self._send = send
-        self._asked = False
-        self.answered = False
-        """Whether the server was told anything."""
-        self.failure: Exception | None = None
-        """Why the service could not start, if that was not the app's fault."""
 
-    async def receive(self) -> Message:
-        """Hear the server; what it says about the end is passed on when all is drained."""
-        message = await self._receive()
-        if message["type"] == "lifespan.startup":
-            self._asked = True
-        elif message["type"] == "lifespan.shutdown":
-            await self._lifecycle._shut()
-        return message
+def _is_gone(task: Task[Any]) -> bool:
+    return task.done() or task.get_loop().is_closed()
 
-    async def send(self, message: Message) -> None:
-        """Tell the server; that the app has started, only if the rest has too."""
-        if message["type"] == "lifespan.startup.complete":
-            try:
-                await self._lifecycle._start()
-            except Exception as error:
-                self.failure = error
-                raise  # in the app, so that it closes what it has opened
-        self.answered = True
-        await self._send(message)
 
-    async def refuse(self, error: Exception) -> None:
-        """Tell the server that the service could not start."""
-        self.answered = True
-        await self._send({"type": "lifespan.startup.failed", "message": str(error)})
+def _warn(message: str, *told: object) -> None:
+    import logging
 
-    async def alone(self) -> None:
-        """Go through it for an app that does not know the protocol."""
-        if not self._asked:
-            await self.receive()
-        try:
-            await self.send({"type": "lifespan.startup.complete"})
-        except Exception as error:
-            if not self.answered:
-                await self.refuse(error)
-            raise
-        await self.receive()
-        await self.send({"type": "lifespan.shutdown.complete"})
+    logging.getLogger("seawall").warning(message, *told)
 
 
 async def _passed(awaited: Awaitable[object], seconds: float) -> bool:

@@ -5,6 +5,9 @@ gives back what it took. Who is over a limit of its own is told so (429), with w
 over the limit of all together, the service is (503). Soft limits refuse nobody: they alert.
 Callers are told their limits and what is left, by the fields `RateLimit-Policy` and `RateLimit`.
 
+What waits further in and is refused then gives back exactly what it took if `Granted.waits()` was
+called before; what a store keeps, only what was not refilled meanwhile.
+
 How callers are told apart is in `principals`; what counts is `seawall.RateLimit`, once for all
 limits of this process, and once for all that a store keeps.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
@@ -32,7 +36,7 @@ from seawall.web._limit_fields import (
     state_header,
 )
 from seawall.web._limit_groups import EdgeHost, Group, Held, Part
-from seawall.web.principals import Principal, name_for, principal_of
+from seawall.web.principals import Principal, name_for, plain_function, principal_of
 
 if TYPE_CHECKING:
     from seawall.web.request import Incoming
@@ -43,6 +47,9 @@ ALERT_EVERY: Final = 1.0
 """Seconds between two events of one soft limit, at least."""
 
 _LONGEST_NAME: Final = 64
+
+_SHARED: Final[WeakValueDictionary[tuple[int, str], RequestLimits]] = WeakValueDictionary()
+"""The limits of this process by store and name; they keep the store, so its id is its own."""
 
 
 class RequestLimit:
@@ -70,11 +77,13 @@ class RequestLimit:
         `name` is what callers are told; that of the principal unless given.
         """
         self.by = principal_of(by)
-        self.name = _checked_name(name or name_for(self.by) or str(rate).strip())
+        self.name = _checked_name(name or name_for(self.by) or _without_spaces(str(rate)))
         self.soft = check.flag("soft", soft)
         self.local = check.flag("local", local)
         if tiers is not None and not isinstance(tiers, Mapping):
             raise TypeError(f"tiers={tiers!r}: write rates by tier, such as {{'free': '60/min'}}")
+        if callable(cost):
+            plain_function("cost", cost)
         key = None if self.by is None else _told
         self.rates: dict[str | None, Limit] = {}
         """The limit of each tier; that of None is for all others."""
@@ -115,7 +124,7 @@ class RequestLimits:
         shared: LimitStore | None = None,
         sharing: SharingKind = "exact",
         on_store_failure: OnStoreFailure = "local",
-        name: str = "edge",
+        name: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Let requests pass all `limits`.
@@ -125,8 +134,8 @@ class RequestLimits:
         `max_keys` keys have a state of their own; if more are in use, the rest share.
 
         With a store to be `shared`, all pods that have limits of this `name` count together, but
-        for soft and `local` ones; how, and what to do while the store is away, is as for
-        `RateLimit`.
+        for soft and `local` ones; so it has to be given. How, and what to do while the store is
+        away, is as for `RateLimit`.
         """
         for given in limits:
             if not isinstance(given, RequestLimit):
@@ -137,15 +146,20 @@ class RequestLimits:
                 raise ValueError(f"two limits are called {known!r}: write limit(..., name='other')")
         if shared is None and (sharing != "exact" or on_store_failure != "local"):
             raise TypeError("sharing= and on_store_failure= are for shared limits: give shared=")
+        if shared is not None and name is None:
+            raise TypeError("shared=: write name='orders', too; pods with this name count together")
         self.limits = limits
-        self.name = _checked_name(name)
-        self._tier = None if tier is None else check.function("tier", tier)
+        self.name = _checked_name(name or "edge")
+        self._tier = None if tier is None else plain_function("tier", tier)
         self._headers = check.flag("headers", headers)
         self._clock = current_clock() if clock is None else check_clock(clock)
         self._host = EdgeHost(self.name, self._clock)
         hard = [given for given in limits if not given.soft]
         apart = [given for given in hard if shared is None or given.local]
         together = [given for given in hard if given not in apart]
+        self._counted = {given.name: given.text for given in together}
+        if shared is not None:
+            self._share_name(shared)
         self._local = self._group(apart, max_keys)
         self._shared = self._group(
             together,
@@ -158,6 +172,8 @@ class RequestLimits:
         made = [self._group([given], max_keys) for given in limits if given.soft]
         self._soft = [group for group in made if group is not None]
         self._alerted: dict[str, float] = {}
+        self._told_of: set[str] = set()
+        """Soft limits whose functions fail: told once, and nobody is refused."""
         self.waits = self._shared is not None
         """Whether a store has to be asked: then `await aadmit(...)`."""
         tiers = {None: None, **{known: None for given in limits for known in given.rates}}
@@ -166,6 +182,15 @@ class RequestLimits:
 
     def __repr__(self) -> str:
         return f"RequestLimits({', '.join(map(repr, self.limits))}, name={self.name!r})"
+
+    def _share_name(self, store: LimitStore) -> None:
+        """See to it that limits of one name on one store are the same: they would be mixed up."""
+        known = _SHARED.setdefault((id(store), self.name), self)
+        if known._counted != self._counted:
+            raise ValueError(
+                f"name={self.name!r}: this process has other limits of that name on the same store:"
+                f" {known._counted}; write another name"
+            )
 
     def _group(self, limits: Sequence[RequestLimit], max_keys: int, **shared: Any) -> Group | None:
         if not limits:
@@ -223,11 +248,19 @@ class RequestLimits:
     def _watch(self, plan: _Plan, incoming: Incoming, granted: Granted) -> None:
         """Count a request that passes in the soft limits, and alert if it is over one."""
         for part in plan.soft:
-            held = part.group.note(part, incoming)
+            name, now = part.entries[0].limit.name, self._clock.now()
+            try:
+                held = part.group.note(part, incoming)
+            except Exception:
+                if name not in self._told_of:
+                    import logging
+
+                    self._told_of.add(name)
+                    logging.getLogger("seawall").exception("soft limit %r fails: not counted", name)
+                continue
             if held is not None:
                 granted.held.append(held)
                 continue
-            name, now = part.entries[0].limit.name, self._clock.now()
             if now >= self._alerted.get(name, float("-inf")) + ALERT_EVERY:
                 self._alerted[name] = now
                 emit(SoftLimitExceeded, self.name, limit=name)
@@ -298,6 +331,19 @@ class Granted:
             binding = held.binding(binding)
         return [told] if binding is None else [told, state_header(*binding)]
 
+    def waits(self) -> None:
+        """Be told that the request is about to wait further in.
+
+        What it took can then be given back exactly, however long that takes.
+        """
+        for held in self.held:
+            held.keep_account()
+
+    def enters(self) -> None:
+        """Be told that a request that had to wait is let in: nothing is given back any more."""
+        for held in self.held:
+            held.keep()
+
     def cancel(self) -> None:
         """Give all back, since the request was refused further in; the second time, nothing."""
         for held in self.held:
@@ -307,6 +353,11 @@ class Granted:
 def _told(key: Any) -> Any:
     """Stand for the principal: keys are asked for before, and told."""
     return key
+
+
+def _without_spaces(rate: str) -> str:
+    """Return a rate as a name: "10/min" for "10 / min", "600-per-minute" for "600 per minute"."""
+    return "/".join("-".join(part.split()) for part in rate.split("/"))
 
 
 def _checked_name(name: object) -> str:

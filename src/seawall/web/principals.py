@@ -1,9 +1,12 @@
 """For whom a request is: what `limit(by=...)` asks, and what is made of the answer.
 
-A principal is asked with the `Incoming` request and returns text (or anything that can be hashed),
-or None for somebody unknown. Who is unknown is counted by address: not in one bucket with all
-other unknown ones, where one caller would lock out the rest, and not without a limit. Principals
-and addresses are different keys, whatever they are called.
+A principal is asked with the `Incoming` request and returns text, bytes, a whole number, a UUID, an
+Enum or a tuple of these, or None for somebody unknown. Nothing else: a fresh object for each
+request, which a coroutine is too, would be a fresh limit each time.
+
+Who is unknown is counted by address: not in one bucket with all other unknown ones, where one
+caller would lock out the rest, and not without a limit. Principals and addresses are different
+keys, whatever they are called.
 
 Nothing secret and nothing long becomes a key: an API key is hashed before anybody keeps it, and
 so is every text of more than `LONGEST` characters.
@@ -12,11 +15,13 @@ so is every text of more than `LONGEST` characters.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from enum import Enum
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from seawall import _checks as check
 from seawall.context import tenant_var
+from seawall.runtime.functions import kind_of
 from seawall.web._limit_routes import Routes
 
 if TYPE_CHECKING:
@@ -32,10 +37,12 @@ LONGEST: Final = 64
 
 _PERSON: Final = b"seawall-key"
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 def user(read: Principal) -> Principal:
     """Tell users apart by what `read(incoming)` returns: an id that is proven, or None."""
-    return _User(check.function("user(...)", read))
+    return _User(plain_function("user(...)", read))
 
 
 def api_key(header: str = "x-api-key", *, known: Callable[[str], bool] | None = None) -> Principal:
@@ -48,7 +55,7 @@ def api_key(header: str = "x-api-key", *, known: Callable[[str], bool] | None = 
     if not isinstance(header, str) or not header.isascii() or not header.strip():
         raise ValueError(f"header={header!r}: write a header's name, such as 'x-api-key'")
     return _ApiKey(
-        header.strip().lower(), None if known is None else check.function("known", known)
+        header.strip().lower(), None if known is None else plain_function("known", known)
     )
 
 
@@ -61,15 +68,53 @@ def address_and_route(*routes: str) -> Principal:
     return _AddressAndRoute(Routes(routes))
 
 
-def key_of(principal: Principal, incoming: Incoming) -> Hashable:
+def key_of(principal: Principal, incoming: Incoming) -> str:
     """Return the key of a request's bucket: of whom `principal` names, or of its address."""
     found = principal(incoming)
-    if type(found) is str:
-        if found:
-            return "=" + (found if len(found) <= LONGEST else digest(found))
-    elif found is not None:
-        return found
+    if type(found) is not str:
+        if found is None:
+            return "@" + incoming.client
+        if not isinstance(found, str):
+            key = _written(found)
+            return key if len(key) <= LONGEST else key[:2] + digest(key)
+        found = str.__str__(found)  # whatever a subclass says of itself
+    if found:
+        return "=" + (found if len(found) <= LONGEST else digest(found))
     return "@" + incoming.client
+
+
+def _written(found: object) -> str:
+    """Return what `found` is as text: the same in every process, and no two of them alike."""
+    from uuid import UUID
+
+    if isinstance(found, str):
+        return "=" + str.__str__(found)
+    if isinstance(found, Enum):
+        return f"e={type(found).__qualname__}.{found.name}"
+    if isinstance(found, int):
+        return f"i={int(found):x}"  # there is no longest number of hexadecimal digits
+    if isinstance(found, bytes):
+        return f"b={bytes(found).hex()}"
+    if isinstance(found, tuple):
+        parts = [_written(part) for part in found]
+        return "t=" + "".join(f"{len(part)}:{part}" for part in parts)
+    if isinstance(found, UUID):
+        return f"u={found.int:x}"
+    raise TypeError(
+        f"a limit's by= returned {type(found).__name__}: return text, bytes, a whole number, a"
+        " UUID, an Enum, a tuple of these, or None for somebody unknown"
+    )
+
+
+def plain_function(name: str, function: F) -> F:
+    """Return `function` if it can be asked on the way in, where nobody waits; or raise."""
+    check.function(name, function)
+    if not isinstance(function, type) and kind_of(function) != "sync":
+        raise TypeError(
+            f"{name}={function!r}: pass a plain function; find out what has to be awaited before"
+            " the edge, and read it from the request's scope here"
+        )
+    return function
 
 
 def digest(secret: str) -> str:
@@ -119,7 +164,9 @@ class _AddressAndRoute:
 
     def __call__(self, incoming: Incoming, /) -> str:
         route = incoming.route  # known where routing is over: in a route's own limit
-        return f"{incoming.client} {self._routes.of(incoming.path) if route is None else route}"
+        if route is None:
+            route = self._routes.of(incoming.path_below_root)
+        return f"{incoming.client} {route}"
 
 
 class _Word:
@@ -149,7 +196,7 @@ def principal_of(by: str | Principal | None) -> Principal | None:
         return WORDS[check.choice("by", by, WORDS)]
     if by is not None and not callable(by):
         raise TypeError(f"by={by!r}: write 'address', 'tenant', user(...) or a function")
-    return by
+    return None if by is None else plain_function("by", by)
 
 
 def name_for(principal: Principal | None) -> str | None:

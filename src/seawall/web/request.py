@@ -15,6 +15,19 @@ _KEY_HEADER: Final = IDEMPOTENCY_HEADER.lower().encode()
 _SHOWN: Final = 80
 
 
+def path_below_root(scope: MutableMapping[str, Any]) -> str:
+    """Return the path below that of the app, which servers and mounts put in front of it."""
+    path: str = scope["path"]
+    root = scope.get("root_path")
+    if root:
+        root = root.rstrip("/")
+        if path == root:
+            return "/"
+        if path.startswith(f"{root}/"):
+            return path[len(root) :]
+    return path
+
+
 class Incoming:
     """An HTTP request (or a websocket's handshake) before the app has seen it.
 
@@ -38,8 +51,9 @@ class Incoming:
         asked = f"{self.method[:_SHOWN]} {self.path[:_SHOWN]}"
         return f"<Incoming {asked!r}>"
 
-    def header(self, name: bytes) -> str | None:
+    def header(self, name: str | bytes) -> str | None:
         """Return a header's value; None if it is absent, or given more than once."""
+        name = (name.encode() if isinstance(name, str) else name).lower()
         found: bytes | None = None
         for key, value in self.headers:
             if key == name:
@@ -53,8 +67,8 @@ class Incoming:
         """The address that the connection comes from; None for a unix socket, "" if unknown."""
         client = self.scope.get("client")
         if client:
-            address: str = client[0]
-            return address
+            address = client[0]
+            return address if isinstance(address, str) else ""
         # A peer on the network that hung up at once has no address either, and is nobody's caller.
         # Only a server that listens on no port has peers on a unix socket.
         server = self.scope.get("server")
@@ -80,6 +94,11 @@ class Incoming:
         """The path as it was asked for: the caller's text, so no key and no label."""
         path: str = self.scope["path"]
         return path
+
+    @property
+    def path_below_root(self) -> str:
+        """The same below where the app is mounted, or the server says it is."""
+        return path_below_root(self.scope)
 
     @property
     def route(self) -> str | None:

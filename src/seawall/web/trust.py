@@ -125,11 +125,12 @@ class Trust:
     def _origin(self, proxy: _Known, headers: Header) -> tuple[_Known, bool]:
         """Walk from the proxy towards the sender; tell the first that is no proxy.
 
-        What cannot be read ends the walk at the last good hop, which is then not certain.
+        What cannot be read ends the walk at the last good hop, which is then not certain. Nor is
+        a proxy that is all there is: whoever is behind it, nobody says.
         """
         said = [value for name, value in headers if name == self._header]
         if not said:
-            return proxy, True
+            return proxy, False
         # Several lines are one list. Its right end is what the nearest proxy wrote.
         text = b",".join(said)
         if len(text) > LONGEST:
@@ -144,7 +145,7 @@ class Trust:
             if not known.proxy:
                 return known, True
             last = known
-        return last, True
+        return last, False
 
     def _ask_hop(self, address: str | None) -> _Known | None:
         return None if not address else self._ask(address)

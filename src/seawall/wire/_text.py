@@ -15,7 +15,8 @@ LONGEST: Final = 8192
 A_YEAR: Final = 31_536_000.0
 """More seconds than this mean nothing to a request, and are ignored or cut."""
 
-_DECIMAL: Final = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
+_DECIMAL: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_DIGITS: Final = 15
 
 
 def text_of(value: object) -> str | None:
@@ -33,5 +34,12 @@ def whole_of(text: str, digits: int = 15) -> int | None:
 
 
 def decimal_of(text: str) -> float | None:
-    """Return a number that is written with digits and perhaps a point, or None."""
-    return float(text) if _DECIMAL.fullmatch(text) else None
+    """Return a number that is written with digits and perhaps a point, or None.
+
+    What has more than 15 digits is cut to 10**15, which is more than any caller takes as it is.
+    """
+    if not _DECIMAL.fullmatch(text):
+        return None
+    whole, _, part = text.partition(".")
+    whole = whole.lstrip("0")
+    return 1e15 if len(whole) > _DIGITS else float(f"{whole}.{part[:_DIGITS]}0")

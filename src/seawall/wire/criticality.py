@@ -25,14 +25,13 @@ _KEY: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(
     r"(?:[\x21\x23-\x24\x26-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]|%[0-9A-Fa-f]{2})*"
 )
-# Some libraries decode keys, strip them, and pass them on plainly. So a member is ours also if its
-# key is written in escapes, between escaped blanks.
-_BLANKS: Final = r"(?:[ \t+]|%(?:[01]|[89A-Fa-f])[0-9A-Fa-f]|%20)*"
-_OUR_KEY: Final = "|".join(
-    "".join(f"(?:{re.escape(letter)}|%(?i:{ord(letter):02x}))" for letter in key)
-    for key in (CRITICALITY_KEY, TENANT_KEY)
-)
-_OUR_MEMBER: Final = re.compile(rf",{_BLANKS}(?:{_OUR_KEY}){_BLANKS}(?=[=;,]|\Z)[^,]*")
+_OURS: Final = frozenset({CRITICALITY_KEY, TENANT_KEY})
+_OUR_KEY: Final = rf"[ \t+]*(?:{'|'.join(map(re.escape, sorted(_OURS)))})[ \t+]*(?=[=;,]|\Z)"
+_OUR_MEMBER: Final = re.compile(rf",{_OUR_KEY}[^,]*")
+# Some libraries decode keys, strip them of all that Unicode calls blank, and pass them on plainly.
+# So a key with an escape, or with what no key may contain, could be ours further on.
+_ODD_KEY: Final = r"[!#$&'*+\-.^_`|~0-9A-Za-z \t]*[^!#$&'*+\-.^_`|~0-9A-Za-z \t=;,]"
+_STRANGERS_MEMBER: Final = re.compile(rf",(?:{_OUR_KEY}|{_ODD_KEY})[^,]*")
 _LEVELS: Final = {level.name.lower().replace("_", "-"): level for level in Criticality}
 _WORDS: Final = {level: word for word, level in _LEVELS.items()}
 
@@ -53,6 +52,9 @@ def read_baggage(value: str | bytes) -> dict[str, str]:
         raw = rest.partition(";")[0].strip(" \t")
         if not equals or not _KEY.fullmatch(key) or not _VALUE.fullmatch(raw):
             continue
+        if key in _OURS:
+            # OpenTelemetry passes a blank on as a plus, and a plus as an escape, as forms do.
+            raw = raw.replace("+", " ")
         try:
             said = unquote(raw, errors="strict") if "%" in raw else raw
         except UnicodeDecodeError:
@@ -70,6 +72,14 @@ def read_tenant(baggage: Mapping[str, str]) -> str | None:
     """Return the tenant that the baggage names, or None: 1 to 255 printable characters."""
     tenant = baggage.get(TENANT_KEY)
     return tenant if tenant is not None and _is_tenant(tenant) else None
+
+
+def baggage_without_ours(existing: str) -> str:
+    """Return a stranger's baggage without our members, and without each that could become one.
+
+    Those are all whose key is written with escapes, or is no key: other libraries decode it.
+    """
+    return _STRANGERS_MEMBER.sub("", f",{existing}")[1:]
 
 
 def write_baggage(existing: str | None, criticality: Criticality | None, tenant: str | None) -> str:

@@ -1,0 +1,136 @@
+"""What a host answered, on its way back: its body is watched, and its redirects lead back here.
+
+A host is done when the body is: a hundred open streams are load, and a body that breaks off is a
+failure, however well it began. What comes of a body is told once: at its end, when it is closed, or
+when nobody is left who could close it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from seawall.clients._upstream_picks import Pick
+
+LIBRARIES: Final = ("httpx", "httpx2")
+
+CREATED: Final = 201
+REDIRECTS: Final = range(300, 400)
+
+
+class Body:
+    """The body of an answer; `pick` learns how it ended."""
+
+    def __init__(self, stream: Any, pick: Pick) -> None:
+        """Pass on what `stream` gives."""
+        self._stream = stream
+        self._pick = pick
+
+    def __del__(self) -> None:
+        self._pick._end(GeneratorExit())  # nobody's verdict; nothing, if it has ended
+
+
+class SyncBody(Body):
+    """Of a plain client."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._stream
+        except GeneratorExit:
+            raise  # somebody stopped reading: closing the body is what ends it
+        except BaseException as error:
+            self._pick._end(error)
+            raise
+        self._pick._end(None)
+
+    def close(self) -> None:
+        """Close the body: what was read of it was good."""
+        try:
+            self._stream.close()
+        finally:
+            self._pick._end(None)
+
+
+class AsyncBody(Body):
+    """Of an async client."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for part in self._stream:
+                yield part
+        except GeneratorExit:
+            raise  # somebody stopped reading: closing the body is what ends it
+        except BaseException as error:
+            self._pick._end(error)
+            raise
+        self._pick._end(None)
+
+    async def aclose(self) -> None:
+        """Close the body: what was read of it was good."""
+        try:
+            await self._stream.aclose()
+        finally:
+            self._pick._end(None)
+
+
+class Library(NamedTuple):
+    """What is needed of httpx, or of httpx2."""
+
+    module: Any
+    failures: tuple[type[Exception], ...]
+    """Errors that may be a host's: others come from the user's own body, or are mistakes."""
+    sync_body: Any
+    async_body: Any
+
+
+@lru_cache(maxsize=64)
+def library_of(kind: Any) -> Library:
+    """Return the library that a class of requests is of, if only by its bases."""
+    for base in kind.__mro__:
+        name = base.__module__.partition(".")[0]
+        if name in LIBRARIES:
+            return _library(name)
+    raise TypeError(f"{kind.__name__}: send requests of httpx or of httpx2")
+
+
+@lru_cache(maxsize=len(LIBRARIES))
+def _library(name: str) -> Library:
+    module = import_module(name)
+    return Library(
+        module,
+        (module.TransportError, OSError),
+        # A client insists on a stream of its own library, and of its own kind.
+        type("SyncBody", (SyncBody, module.SyncByteStream), {}),
+        type("AsyncBody", (AsyncBody, module.AsyncByteStream), {}),
+    )
+
+
+def send_back(response: Any, asked: Any, sent: Any, prefix: str) -> None:
+    """Let a `Location` at the host that was asked name what the user had asked instead.
+
+    `asked` is the URL that the user wrote, `sent` what became of it. Else a redirect would lead
+    away from the other hosts, and take the user's credentials for another's.
+    """
+    if response.status_code not in REDIRECTS and response.status_code != CREATED:
+        return
+    location = response.headers.get("location")
+    if location is None or not (prefix or "//" in location):
+        return  # one that is relative fits both
+    try:
+        target = sent.join(location)
+        own = (target.scheme, target.host, target.port) == (sent.scheme, sent.host, sent.port)
+        path = target.raw_path.decode("ascii")
+        if not own or not path.startswith(prefix) or path[len(prefix) :][:1] not in ("", "/", "?"):
+            return
+        rest = path[len(prefix) :]
+        if not rest.startswith("/"):
+            rest = f"/{rest}"
+        back = asked.copy_with(
+            userinfo=b"", raw_path=rest.encode("ascii"), fragment=target.fragment or None
+        )
+    except Exception:  # noqa: BLE001 - what a host wrote may be anything, and is left as it is
+        return
+    response.headers["location"] = str(back)
