@@ -382,7 +382,7 @@ async def hello_cost(ports: dict[str, int], plan: Plan, width: int) -> Cost:
             replies = await several(own, "/hello", width, plan.requests // width)
             spent = await own.cpu() - before
             if any(reply.status != OK for reply in replies):
-                raise RuntimeError(f"{name} refused a request that costs nothing")
+                raise RuntimeError(f"{name} answered {sorted({reply.status for reply in replies})}, not 200 alone")
             if number:
                 cost[name].append(spent / len(replies))
     for own in clients.values():

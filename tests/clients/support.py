@@ -18,6 +18,7 @@ import httpx
 import httpx2
 import requests
 from requests.adapters import BaseAdapter
+from urllib3 import HTTPResponse
 
 from seawall import Guard
 from seawall.clients import httpx as guarded_httpx
@@ -69,6 +70,7 @@ class Body:
         self.closed += 1
 
     async def aclose(self) -> None:
+        await asyncio.sleep(0)  # a close that takes its time, as real ones do
         self.closed += 1
 
 
@@ -183,7 +185,9 @@ class _ScriptedAdapter(BaseAdapter):
         response.headers.update({"content-length": str(len(step.body)), **step.headers})
         raw = _Raw(step.body)
         self.server.bodies.append(raw)
-        response.raw = raw
+        response.raw = HTTPResponse(
+            raw, headers=response.headers, status=step.status, preload_content=False
+        )
         response.url = request.url
         response.request = request
         return response

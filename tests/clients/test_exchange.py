@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from urllib3.util import Timeout as Urllib3Timeout
 
 from seawall import (
     Breaker,
@@ -33,7 +34,7 @@ from seawall import (
     tenant,
 )
 from seawall.clients import _bodies
-from seawall.clients._exchange import Exchange, retryable
+from seawall.clients._exchange import Exchange, Time, retryable
 from seawall.clients._exchange_errors import Library, as_library_error
 from seawall.clients._exchange_terms import Terms
 from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
@@ -423,7 +424,7 @@ def test_the_librarys_timeouts_are_lowered_to_the_deadline(carrier: Carrier):
     first, second = (_parts(seen.timeout) for seen in server.seen)
     assert set(first) == {2.5}
     left = 3.0 - (guard.clock.now() - 1000.0)
-    assert set(second) == {min(2.5, left)}
+    assert left - 0.05 <= min(second) <= max(second) <= min(2.5, left)
     server = Server(OK)
     carrier.request(guard_of(), server, timeout=2.5)
     assert set(_parts(server.seen[0].timeout)) == {2.5}
@@ -432,7 +433,10 @@ def test_the_librarys_timeouts_are_lowered_to_the_deadline(carrier: Carrier):
 def _parts(timeout: Any) -> list[float]:
     if isinstance(timeout, dict):
         return list(timeout.values())
-    return list(timeout) if isinstance(timeout, tuple) else [timeout]
+    if isinstance(timeout, Urllib3Timeout):
+        timeout.start_connect()
+        return [timeout.connect_timeout or 0.0, min(timeout._read, timeout.total)]
+    return [timeout]
 
 
 @carriers
@@ -440,7 +444,11 @@ def test_a_timeout_of_the_guard_is_a_deadline_too(carrier: Carrier):
     """What is left of the guard's own Timeout bounds the library's, and is told the server."""
     guard, server = guard_of(Timeout(1.5, sync="cooperative")), Server(OK)
     carrier.request(guard, server, timeout=9.0)
-    assert max(_parts(server.seen[0].timeout)) <= 1.55
+    timeout = server.seen[0].timeout
+    if not carrier.sync:
+        # The guard cancels: so what is streamed later need not be hurried now.
+        assert timeout.pop("read") == 9.0
+    assert 1.4 <= min(_parts(timeout)) <= max(_parts(timeout)) <= 1.5
     assert server.seen[0].headers[ENVOY] == "1500"
 
 
@@ -494,12 +502,12 @@ def test_what_the_user_set_stays(carrier: Carrier):
     """A header of the user's is only changed to lower a deadline or to raise an attempt."""
     own = {
         "x-server-timeout": "2.5",
-        "baggage": "seawall.criticality=critical-plus",
+        "baggage": "seawall.criticality=sheddable,a=1",
         "Seawall-Attempt": "4",
         "Idempotency-Key": "mine",
     }
     guard, server = guard_of(), Server(OK)
-    with criticality(Criticality.SHEDDABLE), idempotency_key("other"):
+    with criticality(Criticality.CRITICAL_PLUS), idempotency_key("other"):
         with deadline(3.0, clock=guard.clock):
             carrier.request(guard, server, "POST", body=b"", headers=own)
         with deadline(2.0, clock=guard.clock):
@@ -508,7 +516,7 @@ def test_what_the_user_set_stays(carrier: Carrier):
     assert (kept["x-server-timeout"], ENVOY in kept) == ("2.5", False)
     assert (lowered["x-server-timeout"], lowered[ENVOY]) == ("2.000", "2000")
     for seen in (kept, lowered):
-        assert seen["baggage"] == "seawall.criticality=critical-plus"
+        assert seen["baggage"] == "seawall.criticality=sheddable,a=1"
         assert (seen["seawall-attempt"], seen["idempotency-key"]) == ("4", "mine")
 
 
@@ -649,5 +657,5 @@ def test_without_the_body_rule_half_a_body_is_sent(monkeypatch: pytest.MonkeyPat
 def test_without_lowering_the_deadline_time_grows(monkeypatch: pytest.MonkeyPatch):
     """Ablation: with a time left that does not follow the clock, it does not shrink."""
     chance = Random(7)
-    monkeypatch.setattr(Exchange, "_time_left", lambda _: (chance.random() * 5, None))
+    monkeypatch.setattr(Exchange, "_time_left", lambda _: Time(chance.random() * 5))
     assert falsified(rules_hold, CASES)

@@ -225,7 +225,10 @@ WORDS = st.lists(
 
 
 def never_over_the_vendors_level(words: list[tuple[int, int, int]]) -> None:
-    """Check that no more is taken than a vendor that refills steadily has, by what it said."""
+    """Check that no more is taken than a vendor that refills steadily has, by what it said.
+
+    It may have rounded: by one, and a thirty-second part.
+    """
     with virtual_time() as clock:
         limits = TokenLimits(requests="240/min")
         guard = new_guard(limits)
@@ -239,14 +242,15 @@ def never_over_the_vendors_level(words: list[tuple[int, int, int]]) -> None:
                     "x-ratelimit-reset-requests": f"{tenths * 100}ms",
                 }
             )
-            assert left_of(guard)["requests"] <= min(lefts, left)
+            assert left_of(guard)["requests"] <= min(lefts, left + 1)
             said = clock.now()
             taken = 0
             for _ in range(15):
                 while guard.attempt(lambda: None).ok:
                     taken += 1
                 passed = clock.now() - said
-                assert taken <= left + (60 - left) * passed / (tenths / 10) + 1e-6
+                grown = (60 - left) * passed / (tenths / 10)
+                assert taken <= left + 1 + grown * (1 + module._AHEAD) + 1e-6
                 clock.advance(tenths / 10 / 16)
         guard.close()
 

@@ -38,7 +38,17 @@ def stream_of(path: str, *, include: bool = True) -> list[bytes]:
         ({"usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}, (3, 4)),
         ({"usage": {"prompt_tokens": 3, "total_tokens": 3}}, (3, 0)),
         ({"usage": {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}}, (3, 4)),
-        ({"usage": {"input_tokens": 3, "cache_read_input_tokens": 9, "output_tokens": 4}}, (12, 4)),
+        (
+            {
+                "usage": {
+                    "input_tokens": 3,
+                    "cache_creation_input_tokens": 2,
+                    "cache_read_input_tokens": 9,
+                    "output_tokens": 4,
+                }
+            },
+            (5, 4, 9),
+        ),
         ({"message": {"usage": {"input_tokens": 3, "output_tokens": 1}}}, (3, None)),
         ({"response": {"usage": {"input_tokens": 3, "output_tokens": 1}}}, (3, 1)),
         ({"usage": {"input_tokens": -3, "output_tokens": True}}, (None, None)),
@@ -51,9 +61,9 @@ def stream_of(path: str, *, include: bool = True) -> list[bytes]:
         (None, (None, None)),
     ],
 )
-def test_usage_of_an_answer(answer: object, usage: tuple[int | None, int | None]) -> None:
+def test_usage_of_an_answer(answer: object, usage: tuple[Any, ...]) -> None:
     """Both dialects are understood, as JSON and as an SDK's objects; nonsense is not."""
-    assert usage_of(answer) == usage
+    assert usage_of(answer) == Usage(*usage)
 
 
 def test_an_answer_that_refuses_to_be_looked_at() -> None:
@@ -77,7 +87,7 @@ def test_pieces_do_not_matter(path: str, sizes: list[int]) -> None:
         reader.feed(whole[at : at + size])
         at += size
     reader.feed(whole[at:])
-    assert reader.usage() == (1234, 56)
+    assert reader.usage() [:2] == (1234, 56)
     assert reader.began
     assert reader.error is None
 
@@ -88,7 +98,7 @@ def test_a_stream_that_ends_early() -> None:
         reader = SseReader()
         for chunk in stream_of(path)[:3]:
             reader.feed(chunk)
-        assert reader.usage() == usage
+        assert reader.usage()[:2] == usage
     reader = SseReader()
     reader.feed(b"".join(stream_of("/v1/chat/completions", include=False)))
     assert not reader.usage().known
@@ -154,7 +164,7 @@ def test_packed_bodies(pack: Any) -> None:
     reader = Unpacking(SseReader())
     for at in range(0, len(packed), 7):
         reader.feed(packed[at : at + 7])
-    assert reader.usage() == (1234, 56)
+    assert reader.usage() [:2] == (1234, 56)
 
 
 def test_large_bodies() -> None:
@@ -165,7 +175,7 @@ def test_large_bodies() -> None:
     said = json.dumps({"text": filler + '"usage": {"prompt_tokens": 99}', "usage": usage})
     for at in range(0, len(said), 65_536):
         reader.feed(said[at : at + 65_536].encode())
-    assert reader.usage() == (3, 4)
+    assert reader.usage()[:2] == (3, 4)
     reader = JsonReader()
     reader.feed(json.dumps({"usage": usage, "text": filler}).encode())
     assert not reader.usage().known
@@ -222,6 +232,7 @@ def test_told_once() -> None:
         ({"file": "x"}, (0, 0)),
         ({"messages": [{"source": {"type": "base64", "data": "x" * 9999}}]}, (PICTURE, 1024)),
         ({"messages": [{"image_url": {"url": "data:x" * 9999}}]}, (PICTURE, 1024)),
+        ({"messages": [{"input_audio": {"data": "x" * 9999, "format": "wav"}}]}, (PICTURE, 1024)),
     ],
 )
 def test_estimates(body: dict[str, Any], guess: tuple[int, int]) -> None:

@@ -83,17 +83,20 @@ def test_old_code_catches_refusals():
 @pytest.mark.parametrize(
     ("given", "lowered"),
     [
-        (None, (2.0, 2.0)),
-        (1.0, (1.0, 1.0)),
-        ((5, None), (2.0, 2.0)),
-        ((1, 9), (1, 2.0)),
-        (Urllib3Timeout(connect=0.5, read=7.0), (0.5, 2.0)),
+        (None, (2.0, None, None)),
+        (1.0, (2.0, 1.0, 1.0)),
+        ((5, None), (2.0, 5, None)),
+        ((1, 9), (2.0, 1, 9)),
+        (Urllib3Timeout(connect=0.5, read=7.0), (2.0, 0.5, 7.0)),
+        (Urllib3Timeout(1.5, connect=0.5, read=7.0), (1.5, 0.5, 7.0)),
     ],
     ids=str,
 )
 def test_timeouts_are_lowered_in_all_their_forms(given: Any, lowered: Any):
-    """Seconds, pairs and urllib3's own timeouts are lowered, never raised."""
-    assert _lowered(given, 2.0) == lowered
+    """Seconds, pairs and urllib3's own timeouts get a total, and are never raised."""
+    total, connect, read = lowered
+    found = _lowered(given, 2.0)
+    assert (found.total, found._connect, found._read) == (total, connect, read)
     assert _lowered(given, None) is given
 
 

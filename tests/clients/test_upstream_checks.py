@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import threading
 from random import Random
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from seawall import subscribe
 from seawall.clients._upstream_checks import Checker
+from seawall.clients._upstream_hosts import Host
 from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams
 from seawall.clock import VirtualClock
 from seawall.models.outliers import Outliers as OutlierSettings
@@ -49,7 +51,7 @@ def picked(upstreams, times=100) -> set[str]:
     urls = set()
     for _ in range(times):
         with upstreams.pick() as host:
-            assert host._host is not None
+            assert host._sent is not None
             urls.add(host.url)
     return urls
 
@@ -139,6 +141,76 @@ def test_checks_and_failures_share_the_room():
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("share", "asked"), [(0.5, URLS[2:]), (0.25, URLS[1:]), (0.0, URLS[1:])])
+@pytest.mark.parametrize("most", [0.0, 0.25])
+def test_checks_have_a_bound_of_their_own(share, asked, most):
+    """However few may be ejected, a host that fails its checks is out: one at least, of several."""
+
+    async def main():
+        probes = Probes()
+        health = HealthCheck(probe=probes, failures=1, panic=share)
+        outliers = Outliers(max_ejected=most)
+        upstreams = Upstreams("v", URLS, rng=Random(1), health=health, outliers=outliers)
+        probes.says = {url: url in asked for url in URLS}
+        await upstreams.acheck()
+        assert picked(upstreams) == set(asked)
+        probes.says[asked[0]] = False
+        await upstreams.acheck()
+        assert upstreams.snapshot()["panic"] is True
+
+    run_virtual(main())
+
+
+def told_as_it_is(case: list[str]) -> None:
+    """Assert that each event tells of a change: out, in, out, in."""
+
+    async def main():
+        events = []
+        stop = subscribe(events.append, HostEjected, HostRestored)
+        probes = Probes()
+        health = HealthCheck(probe=probes, failures=1, successes=1)
+        upstreams = Upstreams(
+            "v", URLS, rng=Random(1), health=health, outliers=Outliers(consecutive=1)
+        )
+        host = upstreams._set.hosts[0]
+        for step in case:
+            if step == "fails":
+                for _ in range(20):
+                    async with upstreams.pick() as pick:
+                        if pick.url == URLS[0]:
+                            pick.failed()
+            elif step == "waits":
+                await let_pass(1000.0)
+            else:
+                probes.says[URLS[0]] = step == "passes"
+                await upstreams.acheck()
+            upstreams.snapshot()
+            assert (bool(events) and isinstance(events[-1], HostEjected)) is host.out
+        stop()
+        kinds = [type(event) for event in events]
+        assert kinds == [HostEjected, HostRestored] * (len(kinds) // 2) + (
+            [HostEjected] if len(kinds) % 2 else []
+        )
+
+    run_virtual(main())
+
+
+STEPS = st.lists(st.sampled_from(["fails", "waits", "ill", "passes"]), max_size=6)
+
+
+@given(STEPS)
+def test_events_tell_only_what_changed(case):
+    """Ejected twice over, by failures and by checks, a host is told of once; restored alike."""
+    told_as_it_is(case)
+
+
+def test_events_need_to_look_at_the_whole(monkeypatch):
+    """If one reason to be out hid the other, a host would be told to be back that is not."""
+    out = property(lambda host: host.record.until is not None)
+    monkeypatch.setattr(Host, "out", out)
+    assert falsified(told_as_it_is, STEPS)
+
+
 def only_who_passes(case: list[dict[str, bool]]) -> None:
     """Assert that, but in a panic, nobody is asked who fails its checks, and some host always."""
 
@@ -216,6 +288,43 @@ def test_http_checks():
         assert f"Host: 127.0.0.1:{port}" in lines
         server.close()
         await server.wait_closed()
+
+    asyncio.run(main())
+
+
+def test_a_host_need_not_hang_up_and_may_give_hints():
+    """200 counts though the connection stays open, or 103 came first; 103 alone does not."""
+
+    async def main():
+        over = asyncio.Event()
+
+        def site(*lines: bytes):
+            async def serve(reader, writer) -> None:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"".join(lines))
+                await over.wait()
+                writer.close()
+
+            return serve
+
+        good = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+        hint = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
+        sites = site(good), site(hint, good), site(*[hint] * 9)
+        servers = [await asyncio.start_server(serve, "127.0.0.1", 0) for serve in sites]
+        ports = [server.sockets[0].getsockname()[1] for server in servers]
+        upstreams = Upstreams(
+            "v",
+            [f"http://127.0.0.1:{port}" for port in ports],
+            health=HealthCheck(failures=1, timeout=5.0),
+            clock=VirtualClock(),
+        )
+        await upstreams.acheck()
+        states = [host["state"] for host in upstreams.snapshot()["hosts"].values()]
+        assert states == ["serving", "serving", "failing checks"]
+        over.set()
+        for server in servers:
+            server.close()
+            await server.wait_closed()
 
     asyncio.run(main())
 
@@ -344,6 +453,25 @@ def test_after_a_fork_the_checks_begin_anew():
     assert not checking()
 
 
+def test_without_a_thread_to_spare_requests_go_on(monkeypatch):
+    """If the system has no thread to give, nobody notices, and a later request tries again."""
+    bell = Bell(1)
+    start = threading.Thread.start
+
+    def none_left(_thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Upstreams("v", ["x"], health=HealthCheck(probe=bell)) as upstreams:
+        monkeypatch.setattr(threading.Thread, "start", none_left)
+        with upstreams.pick():
+            pass
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with upstreams.pick():
+            pass
+        assert bell.rung.wait(10.0)
+    assert not checking()
+
+
 def test_no_thread_in_virtual_time():
     """Where time is virtual, checks are made by `acheck()` alone."""
     upstreams = Upstreams("v", ["x"], health=HealthCheck(probe=Probes()), clock=VirtualClock())
@@ -386,6 +514,8 @@ def test_checks_differ_in_time_from_pod_to_pod(monkeypatch):
         ({"failures": 0}, "failures"),
         ({"successes": 1.5}, "successes"),
         ({"probe": 5}, "probe"),
+        ({"panic": 1.5}, "panic"),
+        ({"ssl": True}, "SSLContext"),
     ],
 )
 def test_bad_settings_say_what_to_write(given, said):
@@ -403,6 +533,8 @@ def test_asking_without_checks():
     asyncio.run(upstreams.aclose())
     assert repr(HealthCheck()) == "HealthCheck('/health/ready', every=5, timeout=1)"
     assert Checker(upstreams._set, HealthCheck())._security(_https()) is not None
+    own = ssl.create_default_context()
+    assert Checker(upstreams._set, HealthCheck(ssl=own))._security(_https()) is own
 
 
 def _https():

@@ -293,7 +293,8 @@ def test_no_host_twice_needs_the_memory(monkeypatch):
     [
         (200, 0), (404, 0), (429, 0), (501, 0), (505, 0), (500, 1), (502, 1), (503, 1), (599, 1),
         (httpx.ConnectError("refused"), 1), (httpx.ReadTimeout("late"), 1),
-        (httpx.PoolTimeout("own pool"), 0), (ValueError("a body that cannot be read"), 1),
+        (408, 1), (OSError("of the network"), 1),
+        (httpx.PoolTimeout("own pool"), 0), (ValueError("the user's own body"), 0),
     ],
 )  # fmt: skip
 def test_what_counts_as_a_hosts_failure(answer, failures):
@@ -324,6 +325,22 @@ def test_is_failure_that_fails_counts_as_one(caplog):
     with caplog.at_level(logging.ERROR, "seawall"), upstreams.pick() as host:
         host.answered("fine")
     assert "is_failure" in caplog.text
+    assert upstreams.snapshot()["hosts"][URLS[0]]["failures"] == 1
+
+
+def test_what_is_raised_after_the_verdict_changes_nothing():
+    """A 404 that was judged to be fine is no failure because the user's code raises for it."""
+    upstreams = new_upstreams(URLS[:1])
+
+    def get(status: int, error: BaseException) -> None:
+        with contextlib.suppress(type(error)), upstreams.pick() as host:
+            host.answered(httpx.Response(status))
+            raise error
+
+    get(404, ValueError("raise_for_status"))
+    get(200, asyncio.CancelledError())
+    assert upstreams.snapshot()["hosts"][URLS[0]]["failures"] == 0
+    get(503, ValueError("raise_for_status"))
     assert upstreams.snapshot()["hosts"][URLS[0]]["failures"] == 1
 
 
@@ -478,8 +495,11 @@ def test_late_answers_need_the_generation(monkeypatch):
     monkeypatch.setattr(
         HostSet,
         "_end",
-        lambda self, host, began, _old, outcome: end(
-            self, host, began, host.record.generation, outcome
+        lambda self, sent, outcome, refused: end(
+            self,
+            sent._replace(generation=sent.host.record.generation),
+            outcome,
+            refused=refused,
         ),
     )
     assert falsified(late_answers_say_nothing, LATE)
@@ -843,6 +863,40 @@ def test_a_new_host_is_not_flooded():
         pick.__exit__(None, None, None)
 
 
+def test_a_breaker_is_made_outside_of_the_lock():
+    """While the user's function makes a breaker, others may go on to pick."""
+    waiting = []
+
+    def factory(_url):
+        if waiting:
+            other = threading.Thread(target=waiting[0].snapshot, daemon=True)
+            other.start()
+            other.join(5.0)
+            assert not other.is_alive()
+        return Breaker()
+
+    upstreams = new_upstreams(URLS[:1], breaker=factory)
+    waiting.append(upstreams)
+    upstreams.update(hosts=URLS[1:])
+    assert upstreams.hosts == URLS[1:]
+
+
+def test_hosts_that_change_while_they_change():
+    """An update that happens while a breaker is made leaves no host without one."""
+    turns = []
+
+    def factory(_url):
+        if turns:
+            turns.pop().update(hosts=URLS[2:])  # takes away who was to stay
+        return Breaker()
+
+    upstreams = new_upstreams(URLS[:1], breaker=factory)
+    turns.append(upstreams)
+    upstreams.update(hosts=URLS[:2])
+    assert upstreams.hosts == URLS[:2]
+    assert all(host["breaker"] == "closed" for host in upstreams.snapshot()["hosts"].values())
+
+
 # --- Seen from outside ---
 
 
@@ -895,6 +949,9 @@ def test_a_child_process_begins_with_nothing_in_flight():
         ("http://one", "write a list"),
         ([], "at least one"),
         (["http://one", "http://one"], "there twice"),
+        (["http://one", "HTTP://ONE:80/"], "there twice"),
+        (["https://one/api", "https://one:443/api/"], "there twice"),
+        (["one:50051", "one:50051"], "there twice"),
         ([1], "base URL"),
         (["http://one:99999"], "base URL"),
         (["http://one\r\nX: y"], "base URL"),

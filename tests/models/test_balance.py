@@ -158,6 +158,41 @@ def test_never_the_dearer_needs_the_load(monkeypatch):
     assert falsified(never_the_dearer, CASES)
 
 
+def never_by_refusing(case: tuple[Load, Load, float, float]) -> None:
+    """Assert that a host does not become cheaper than another by refusing."""
+    one, other, seconds, now = case
+    one.refused(seconds, now)
+    assert cost(one, other, now) >= cost(other, one, now)
+
+
+REFUSALS = st.tuples(LOADS, LOADS, st.floats(0.0, 1.0), st.floats(20.0, 60.0))
+
+
+@given(REFUSALS)
+def test_who_refuses_is_not_cheaper(case):
+    """However soon a host refuses, and however idle it is, it costs no less than the other."""
+    never_by_refusing(case)
+
+
+def test_who_refuses_needs_the_mark(monkeypatch):
+    """If a refusal were an answer as any other, who refuses would draw all there is."""
+    monkeypatch.setattr(Load, "refused", Load.answered)
+    assert falsified(never_by_refusing, REFUSALS)
+
+
+def test_a_good_answer_ends_the_refusing():
+    """The next good answer is measured as any other, and what is usual knows only good ones."""
+    one, other = load(0.02), load(0.2)
+    one.refused(0.001, 0.0)
+    assert cost(one, other, 0.0) == cost(other, one, 0.0)
+    one.answered(0.02, 0.0)
+    one.failed(9.0, 0.0)
+    assert one.usual == pytest.approx(0.02)
+    one.answered(0.1, 0.0)
+    assert one.usual == pytest.approx(0.03)
+    assert load(None).usual is None
+
+
 @given(st.integers(2, 7), SEEDS)
 def test_every_pair_is_drawn_equally_often(count, seed):
     """Among equals each host is chosen as often as any other."""

@@ -433,8 +433,11 @@ def test_aio_handlers_are_stopped_in_time() -> None:
         return b""
 
     async def items(*_arguments: Any) -> Any:
-        yield b"1"
-        await wait()
+        try:
+            yield b"1"
+            await asyncio.Event().wait()
+        finally:
+            stopped.append("some")
 
     async def main() -> list[Answered]:
         guard = new_guard(Bulkhead(1))
@@ -532,9 +535,9 @@ def test_they_would_if_gates_were_not_left(monkeypatch: pytest.MonkeyPatch) -> N
     """Without leaving the gates at a cancellation, slots would be lost."""
 
     @contextmanager
-    def only_if_well(hold: Any, _context: Any) -> Iterator[None]:
+    def only_if_well(leave: Any, _context: Any) -> Iterator[None]:
         yield
-        hold.__exit__(None, None, None)
+        leave(None)
 
     monkeypatch.setattr(_grpc_door, "_left", only_if_well)
     assert arun(_left_after([(0, 5)])) == 1

@@ -57,7 +57,6 @@ def test_a_peer_that_is_gone_is_nobody():
     )
     assert (seen.peer, seen.client) == ("", "unknown")
     assert not seen.trust.believes(seen.peer, seen.headers)
-    assert seen.trust.client_address(None, seen.headers) == "203.0.113.9"  # as a unix socket's
 
 
 @pytest.mark.parametrize("client", [(None, 0), ("", 0), [None, None]])
@@ -66,7 +65,17 @@ def test_a_peer_without_an_address_is_nobody(client: Any):
     seen = incoming(client=client, trust=Trust(callers=["unix"]))
     assert (seen.peer, seen.client) == ("", "unknown")
     assert not seen.trust.believes(seen.peer)
-    assert seen.trust.believes(None)  # what it would be if nothing were nobody
+
+
+def test_without_that_it_would_be_a_unix_socket(monkeypatch: pytest.MonkeyPatch):
+    """Nobody's peer has to be told from a peer that has no address by its nature."""
+    monkeypatch.setattr(
+        Incoming, "peer", property(lambda self: (self.scope["client"] or [None])[0])
+    )
+    for client in (None, (None, 0)):
+        seen = incoming(client=client, trust=Trust(callers=["unix"]))
+        assert seen.client == "unix"
+        assert seen.trust.believes(seen.peer)
 
 
 def test_what_is_asked_for():
@@ -99,6 +108,14 @@ def test_a_websocket_is_a_request_too():
 def test_the_key_of_the_request(headers: list[tuple[str, str]], key: str | None):
     """A valid key that is given once is the request's."""
     assert incoming(*headers).idempotency_key == key
+
+
+def test_one_of_two_headers_would_be_a_choice(monkeypatch: pytest.MonkeyPatch):
+    """Two keys are none only because a header that is given twice has no value."""
+    seen = incoming(("Idempotency-Key", "a"), ("Idempotency-Key", "b"))
+    assert seen.idempotency_key is None
+    monkeypatch.setattr(Incoming, "header", lambda self, name: dict(self.headers)[name].decode())
+    assert seen.idempotency_key == "b"
 
 
 def test_parts_have_a_place_to_remember():

@@ -17,7 +17,7 @@ from functools import partial
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
 
-from seawall.clients._exchange_errors import as_library_error
+from seawall.clients._exchange_errors import a_moment, as_library_error
 from seawall.clients._exchange_headers import headers_for
 from seawall.clients._exchange_terms import BadStatus, Terms, retryable
 from seawall.context import attempt_var, deadline_var, idempotency_key_var, reset
@@ -29,9 +29,6 @@ T = TypeVar("T")
 Step = Callable[[], Any]
 Steps = Generator[Step, Any, T]
 
-_A_MOMENT: Final = 0.02
-"""How much earlier than the guard the library gives up, at most: see `Exchange._send`."""
-
 _SLACK: Final = 0.005
 """How inexact the timers of event loops are."""
 
@@ -40,8 +37,8 @@ class Time(NamedTuple):
     """What is left for an attempt, in seconds; None where there is no end."""
 
     left: float | None = None
-    moment: float = 0.0
-    """So much earlier the library is to give up."""
+    seconds: float | None = None
+    """After which the library itself is to give up."""
     cancels: bool = False
     """Whether the guard ends it by itself."""
 
@@ -219,21 +216,21 @@ class Exchange:
         """Send the request; the library gives up a moment before the guard would cancel it.
 
         A request that is cancelled while it waits for a connection keeps its place in the pool of
-        httpcore 1.0 for ever. So the guard's cancellation is awaited out here.
+        httpcore 1.0 for ever. So the guard's cancellation is awaited out here: it is the guard who
+        says and counts that time is over.
         """
         library, clock = self._terms.library, self._terms.guard.clock
         alone = not library.shareable(self.request)
         if alone:
             self._take_body()
-        left, moment, cancels = time
         began = clock.now()
         try:
-            seconds = None if left is None else left - moment
-            response = yield partial(self._carrier.send, outgoing, seconds, cancels)
+            response = yield partial(self._carrier.send, outgoing, time.seconds, time.cancels)
         except library.timeout_error:
-            rest = None if left is None else began + left - clock.now()
-            if moment and rest is not None and rest <= moment + _SLACK:
-                yield partial(_wait, max(0.0, rest) + _SLACK)
+            left = time.left or 0.0
+            rest = began + left - clock.now()
+            if 0 < rest <= 2 * a_moment(left) + _SLACK:
+                yield partial(clock.sleep if self._task is None else _wait, rest)
             raise
         finally:
             if alone:
@@ -296,8 +293,8 @@ class Exchange:
                 policy="deadline",
             )
         # Who waits in a task can be cancelled at the end, by the guard or by `async with deadline`.
-        moment = 0.0 if self._task is None else min(_A_MOMENT, left / 10)
-        return Time(left, moment, until is not None)
+        seconds = left if self._task is None else left - a_moment(left)
+        return Time(left, seconds, until is not None)
 
     def _cancelled_at(self) -> float | None:
         from asyncio import current_task
@@ -333,7 +330,7 @@ async def aexchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
 async def _wait(seconds: float) -> None:
     from asyncio import sleep
 
-    await sleep(seconds)  # noqa: TID251 - for what the loop will do: no time of the guard's
+    await sleep(seconds + _SLACK)  # noqa: TID251 - for what the loop will do: no time of the guard's
 
 
 def _drive(steps: Steps[T]) -> T:

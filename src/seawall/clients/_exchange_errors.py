@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from seawall.errors import DeadlineExceeded, SeawallError
+
+_A_MOMENT: Final = 0.02
 
 
 class Library(ABC):
@@ -87,6 +89,15 @@ class Library(ABC):
             }
             known = self._mixed.setdefault(kind, type(kind.__name__, bases, body))
         return known
+
+
+def a_moment(seconds: float) -> float:
+    """Return how much earlier than after `seconds` a library gives up, so that it is not cut off.
+
+    Twice that for the first of its steps, the wait for a place in its pool: a place that is freed
+    in the very instant in which somebody stops waiting for it is lost in httpcore 1.0.
+    """
+    return min(_A_MOMENT, seconds / 10)
 
 
 def as_library_error(error: SeawallError, library: Library, request: Any) -> Exception:

@@ -35,6 +35,11 @@ _KEY: Final = IDEMPOTENCY_HEADER.lower()
 class Cancelled(BaseException):
     """How a gate is told that an RPC was cancelled: it ran, and there is no verdict."""
 
+    def __init__(self, call: Any = None) -> None:
+        """Bring along the `call`, for whoever waits for it."""
+        super().__init__()
+        self.call = call
+
 
 class Rpc:
     """A call on its way, as `key=` and `cost=` functions and fallbacks see it.
@@ -109,6 +114,12 @@ class Terms:
         """See the interceptors, where the settings are explained."""
         if not isinstance(guard, Guard):
             raise TypeError(f"{guard!r}: the first argument is a Guard, such as Guard('orders')")
+        for policy in guard.policies:
+            if policy.kind == "cache":
+                raise TypeError(
+                    f"guard {guard.name!r}: a Cache here would keep calls, those that ended badly"
+                    " too: put the Cache around the function that makes the call"
+                )
         guard._plan.check(kind)  # a Timeout that cannot act here says so now
         self.guard = guard
         self.kind = kind
@@ -121,13 +132,19 @@ class Terms:
         self.timeouts = [bound for bound in guard.bounds if isinstance(bound, TimeoutBound)]
         layers = [bound.layer(kind) for bound in self.timeouts]
         self._watches = [layer for layer in layers if isinstance(layer, Layer)]
+        self._in_threads = [
+            bound for bound in self.timeouts if not isinstance(bound.layer(kind), Layer)
+        ]
+        every = [bound.layer(kind) for bound in guard.bounds]
+        self.stream_layers = [layer for layer in every if isinstance(layer, Layer)]
+        """What acts on a stream: nothing that would run it twice, or in a thread."""
 
     def rpc(self, details: Any, request: Any, send: Callable[..., Any], *, stream: bool) -> Rpc:
         """Return the call to make; `stream`: the request is an iterator."""
         rpc = Rpc(details, request, send)
-        given = rpc.headers.get(_KEY)
-        own = None if given is None else read_key(given)
-        rpc.key = idempotency_key_var.get() if given is None else None
+        given = [value for name, value in rpc.metadata if name.lower() == _KEY]
+        own = read_key(given[0]) if len(given) == 1 else None  # two keys name nothing
+        rpc.key = None if given else idempotency_key_var.get()
         safe = self._idempotent(rpc.method) or rpc.key is not None or own is not None
         rpc.streams = stream
         rpc.resendable = not stream or isinstance(request, Sequence)
@@ -180,6 +197,17 @@ class Terms:
             return left
         own = self._positive(min(ends) - self.guard.clock.now())
         return own if left is None else min(left, own)
+
+    def until_first(self, until: tuple[float, Clock] | None) -> float | None:
+        """Return the seconds that a stream has for its first item, if gRPC is not told of them.
+
+        `until` is the deadline that it was told.
+        """
+        held = deadline_var.get()
+        left = None if held is until else self.left_until(held)
+        now = self.guard.clock.now()
+        ends = [bound.seconds(now) for bound in self._in_threads]
+        return min(ends if left is None else [left, *ends], default=None)
 
     def left_until(self, held: tuple[float, Clock] | None, *, timed: bool = False) -> float | None:
         """Return the seconds until a deadline, or None if it is None.
@@ -235,6 +263,12 @@ def verdict(code: grpc.StatusCode | None) -> BaseException | None:
     if code is None or code is grpc.StatusCode.CANCELLED:
         return Cancelled()
     return _Failed(code.name) if code in FAILED_CODES else None
+
+
+def verdict_on(error: BaseException) -> BaseException | None:
+    """Return what a gate is told of an RPC that raised `error`."""
+    code = getattr(error, "code", None) if isinstance(error, grpc.RpcError) else None
+    return error if code is None else verdict(code())
 
 
 class _Failed(Exception):

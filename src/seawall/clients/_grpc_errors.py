@@ -82,6 +82,14 @@ class RpcFace(AioRpcError):
         """Tell that it is too late to be called back."""
         return False
 
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Never:
+        raise self
+
+    next = __next__
+
 
 _known: Final[dict[type[SeawallError], type[RpcFace]]] = {}
 
@@ -124,18 +132,20 @@ def is_failure(error: BaseException) -> bool:
     return not isinstance(error, grpc.RpcError) or code is None or code() in FAILED_CODES
 
 
-def failure(error: Exception, guard: str) -> Exception:
+def failure(error: Exception, guard: str) -> Any:
     """Return what the guard is to see of a failed RPC: when to ask again, or that time ran out."""
     if not isinstance(error, grpc.RpcError) or isinstance(error, SeawallError):
         return error
     rpc_error: Any = error  # of a class of gRPC's own: its base has none of these methods
+    seen = rpc_error
     if rpc_error.code() is LATE:
-        late = TimedOut(f"guard {guard!r}: {rpc_error.details()}", guard=guard)
-        return as_rpc_error(late, rpc_error)
+        seen = as_rpc_error(
+            TimedOut(f"guard {guard!r}: {rpc_error.details()}", guard=guard), rpc_error
+        )
     pushback = pushback_of(rpc_error.trailing_metadata())
     if pushback is not None:
-        rpc_error.retry_after = pushback
-    return error
+        seen.retry_after = pushback
+    return seen
 
 
 def retry_on(*codes: grpc.StatusCode) -> Predicate:
@@ -148,6 +158,8 @@ def retry_on(*codes: grpc.StatusCode) -> Predicate:
         raise TypeError(f"retry_on{codes!r}: write status codes, such as StatusCode.UNAVAILABLE")
     if grpc.StatusCode.OK in codes:
         raise ValueError("retry_on(OK): what went well is not repeated")
+    if grpc.StatusCode.CANCELLED in codes:
+        raise ValueError("retry_on(CANCELLED): what was called off is not repeated")
     wanted = frozenset(codes)
 
     def worth_another(error: Exception | None, value: Any) -> bool:

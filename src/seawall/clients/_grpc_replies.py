@@ -1,4 +1,4 @@
-"""Calls that needed no RPC: a fallback or a cache had the response."""
+"""Calls without an RPC: a fallback, or an interceptor further in, has the response."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from seawall.clients._bodies import GIVEN_UP, Broken, Enough, Rejoined, is_form
 from seawall.clients._exchange_errors import Library
+from seawall.clients._httpx_timeouts import TimeLeft
 from seawall.clock import Clock
 
 TRIED: Final = "seawall.tried"
@@ -92,11 +93,13 @@ class HttpxLibrary(Library):
                 if read.after(part):
                     break
             else:
-                return self._kept(response, read, stream.close)
+                rest = None
         except Exception as error:  # noqa: BLE001 - for who reads the answer, if anybody does
             rest = Broken(error)
-        response.stream = self._rejoined(read.head, rest, stream)
-        return False
+        if self._put_back(response, read, rest):
+            return False
+        stream.close()
+        return True
 
     async def akeep(self, response: Any) -> bool:
         """Do the same for an async one, and give it up if nothing comes."""
@@ -110,83 +113,34 @@ class HttpxLibrary(Library):
                     if read.after(part):
                         break
                 else:
-                    return await self._akept(response, read)
+                    rest = None
         except TimeoutError:
             rest = Broken(self._late["read"]("the rest of the failed answer did not come"))
         except Exception as error:  # noqa: BLE001 - for who reads the answer, if anybody does
             rest = Broken(error)
-        response.stream = self._rejoined(read.head, rest, stream)
-        return False
+        if self._put_back(response, read, rest):
+            return False
+        await stream.aclose()
+        return True
+
+    def _put_back(self, response: Any, read: Enough, rest: Any) -> bool:
+        """Make what was read the body again, before the `rest`; tell whether there is one."""
+        if rest is None:
+            response.stream = self._module.ByteStream(b"".join(read.head))
+            return False
+        response.stream = self._rejoined(read.head, rest, response.stream)
+        return True
 
     def lower_timeouts(
-        self,
-        request: Any,
-        seconds: float | None,
-        clock: Clock,
-        *,
-        cancels: bool,
+        self, request: Any, seconds: float | None, clock: Clock, *, cancels: bool
     ) -> Any:
-        """Let connecting, reading, writing and waiting for the pool take no longer than `seconds`.
+        """Let waiting for the pool, connecting, writing and reading take no more than `seconds`.
 
-        All together; reading apart from that where somebody `cancels` it, so that a stream which
-        is begun keeps the read timeout of the user's.
+        Reading not, where somebody else `cancels` it: then a stream that is begun to be read before
+        it is handed out has the user's read timeout all along.
         """
         if seconds is not None:
             own = request.extensions.get("timeout") or {}
             late = {part: self._late[part] for part in self._late if part != "read" or not cancels}
             request.extensions["timeout"] = TimeLeft(own, seconds, clock, late)
         return request
-
-
-class TimeLeft(dict[str, float | None]):
-    """Timeouts of the library's that are lowered to what is left at the moment it asks for one.
-
-    It asks before each step: so the steps together take no longer than `seconds`, and with none
-    left nothing is begun to be sent. As a plain dict it holds what they were at the beginning.
-    """
-
-    def __init__(
-        self,
-        own: Mapping[str, float | None],
-        seconds: float,
-        clock: Clock,
-        late: Mapping[str, type[Exception]],
-    ) -> None:
-        """Lower those of the user's `own` that `late` names an error for."""
-        super().__init__(
-            {part: _least(own.get(part), seconds if part in late else None) for part in _PARTS}
-        )
-        self._own = own
-        self._late = late
-        self._clock = clock
-        self._until: float | None = clock.now() + seconds
-
-    def __getitem__(self, part: str) -> float | None:
-        own, late = self._own.get(part), self._late.get(part)
-        if self._until is None or late is None:
-            return own
-        left = self._until - self._clock.now()
-        if left <= 0 and part in _BEFORE_SENDING:
-            raise late("no time is left to send the request")
-        return _least(own, max(left, _LEAST))
-
-    def get(self, part: str, _default: Any = None) -> Any:
-        """Return the timeout for that part, as of now."""
-        return self[part]
-
-    def relax(self) -> None:
-        """Be the user's own from now on."""
-        self._until = None
-
-
-def relax(request: Any, _response: Any) -> None:
-    """Leave the rest of the response the timeouts that the user has set."""
-    timeouts = request.extensions.get("timeout")
-    if isinstance(timeouts, TimeLeft):
-        timeouts.relax()
-
-
-def _least(one: float | None, other: float | None) -> float | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Self
 from seawall.clients._exchange import Carrier, aexchange, exchange
 from seawall.clients._exchange_headers import PROPAGATED
 from seawall.clients._exchange_terms import FAILURES, RetryAt, Terms
-from seawall.clients._httpx_library import HttpxLibrary, lower_timeouts
+from seawall.clients._httpx_library import HttpxLibrary
+from seawall.clients._httpx_timeouts import relax
 from seawall.guard import Guard
 from seawall.runtime.layers import Kind
 
@@ -20,6 +21,8 @@ class Guarded:
     _library: ClassVar[HttpxLibrary]
     _kind: ClassVar[Kind]
     _default: ClassVar[Callable[[], Any]]
+    _handler: ClassVar[str]
+    """What a transport of that kind is called by."""
 
     def __init__(
         self,
@@ -50,11 +53,35 @@ class Guarded:
             statuses=statuses,
             propagate=propagate,
         )
+        if transport is not None:
+            self._check(transport)
         self.transport = type(self)._default() if transport is None else transport
         self._carrier = self._make_carrier()
 
+    def _check(self, transport: Any) -> None:
+        """Refuse what is no transport of this kind, and one that retries by itself."""
+        kind = type(transport)
+        others = {"httpx", "httpx2"} - {self._library.name}
+        of_another = any(base.__module__.partition(".")[0] in others for base in kind.__mro__)
+        if of_another or not callable(getattr(kind, self._handler, None)):
+            right = getattr(type(self)._default, "__name__", "HTTPTransport")
+            raise TypeError(
+                f"transport={transport!r}: write one of {self._library.name}'s for this kind of"
+                f" client, such as {self._library.name}.{right}()"
+            )
+        retries = getattr(getattr(transport, "_pool", None), "_retries", 0)
+        if retries:
+            raise ValueError(
+                f"this transport retries by itself ({retries} times), beside the guard:"
+                f" write {kind.__name__}(retries=0)"
+            )
+
     def _make_carrier(self) -> Carrier:
         raise NotImplementedError
+
+    def _lowered(self, request: Any, seconds: float | None, *, cancels: bool) -> Any:
+        clock = self._terms.guard.clock
+        return self._library.lower_timeouts(request, seconds, clock, cancels=cancels)
 
     def __repr__(self) -> str:
         over = type(self.transport).__name__
@@ -70,16 +97,17 @@ class SyncGuarded(Guarded):
     """The transport of a `Client`."""
 
     _kind: ClassVar[Kind] = "sync"
+    _handler: ClassVar[str] = "handle_request"
 
     def handle_request(self, request: Any) -> Any:
         """Return the answer to `request`."""
         return exchange(self._terms, request, self._carrier)
 
     def _make_carrier(self) -> Carrier:
-        return Carrier(self._send, self._library.keep, _close)
+        return Carrier(self._send, self._library.keep, _close, relax)
 
-    def _send(self, request: Any, seconds: float | None) -> Any:
-        return self.transport.handle_request(lower_timeouts(request, seconds))
+    def _send(self, request: Any, seconds: float | None, cancels: bool) -> Any:  # noqa: FBT001
+        return self.transport.handle_request(self._lowered(request, seconds, cancels=cancels))
 
     def __enter__(self) -> Self:
         self.transport.__enter__()
@@ -102,16 +130,18 @@ class AsyncGuarded(Guarded):
     """The transport of an `AsyncClient`."""
 
     _kind: ClassVar[Kind] = "async"
+    _handler: ClassVar[str] = "handle_async_request"
 
     async def handle_async_request(self, request: Any) -> Any:
         """Return the answer to `request`."""
         return await aexchange(self._terms, request, self._carrier)
 
     def _make_carrier(self) -> Carrier:
-        return Carrier(self._send, self._library.akeep, _aclose)
+        return Carrier(self._send, self._library.akeep, _aclose, relax)
 
-    async def _send(self, request: Any, seconds: float | None) -> Any:
-        return await self.transport.handle_async_request(lower_timeouts(request, seconds))
+    async def _send(self, request: Any, seconds: float | None, cancels: bool) -> Any:  # noqa: FBT001
+        lowered = self._lowered(request, seconds, cancels=cancels)
+        return await self.transport.handle_async_request(lowered)
 
     async def __aenter__(self) -> Self:
         await self.transport.__aenter__()

@@ -18,6 +18,9 @@ PICTURE: Final = 1_600
 _PROMPT: Final = ("messages", "input", "prompt", "system", "instructions", "tools", "functions")
 _ANSWER: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
+_FREE: Final = ("/count_tokens", "/input_tokens", "/moderations", "/cancel")
+"""Ends of paths where a POST uses no tokens: it counts them, judges a text, or stops a call."""
+
 Body = Mapping[str, Any]
 Count = Callable[[Body], int]
 
@@ -33,11 +36,12 @@ class Estimate(NamedTuple):
 class Asked:
     """A request on its way through a transport: its body, and what was guessed from it."""
 
-    __slots__ = ("body", "guesses")
+    __slots__ = ("body", "free", "guesses")
 
-    def __init__(self, content: bytes) -> None:
-        """Read the request as JSON; its body is empty if it is none."""
+    def __init__(self, content: bytes, *, free: bool) -> None:
+        """Read the request as JSON; its body is empty if it is none. `free`: no tokens are used."""
         body = parsed(content) if content else None
+        self.free = free
         self.body: Body = body if isinstance(body, dict) else {}
         self.guesses: dict[object, Estimate] = {}
 
@@ -58,8 +62,13 @@ def asked_by(args: tuple[Any, ...]) -> Asked | None:
             content = request.content
         except Exception:  # noqa: BLE001 - it is a stream, which can be read once: not here
             content = b""
-        asked = extensions[ASKED] = Asked(content)
+        asked = extensions[ASKED] = Asked(content, free=is_free(request))
     return asked
+
+
+def is_free(request: Any) -> bool:
+    """Tell whether a request of httpx or httpx2 uses no tokens, whatever its answer says."""
+    return bool(request.method != "POST" or request.url.path.rstrip("/").endswith(_FREE))
 
 
 def body_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Body:
@@ -115,6 +124,8 @@ def _is_file(part: Mapping[str, Any]) -> bool:
     """Tell whether this is a picture or another file: its letters are no text."""
     if part.get("type") == "base64" or "b64_json" in part:
         return True
+    if isinstance(part.get("data"), str) and isinstance(part.get("format"), str):
+        return True  # sound
     return any(
         isinstance(part.get(name), str) and part[name].startswith("data:")
         for name in ("url", "image_url", "file_data")

@@ -14,10 +14,10 @@ from math import floor
 from typing import Any, Final, Literal
 
 from seawall import _checks as check
+from seawall.clients._llm_ends import TOO_MANY, nothing_sent, status_of, was_refused
 from seawall.clients._llm_estimate import Count, Estimate, asked_by, body_of, estimate
 from seawall.clients._llm_usage import NONE_USED, UNKNOWN, Late, usage_of
 from seawall.context import reset
-from seawall.errors import Rejected
 from seawall.models.rates import whole_microseconds
 from seawall.policies._rate_charges import Charge
 from seawall.policies._rate_gates import RateGate
@@ -40,14 +40,10 @@ LATE: Final = "seawall.llm.usage"
 _STEPS: Final = (0.125, 0.25, 0.5, 1.0)
 """By these shares of the time until a vendor's limit is full again its budget is let grow."""
 
-_UNSENT: Final = frozenset(
-    ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol")
-)
-"""Errors of HTTP libraries, by name, after which nothing was sent."""
+_AHEAD: Final = 1 / 32
+"""By this part of a vendor's limit its word and our count may differ: it rounds, and is late."""
 
-_CAUSES: Final = 5
 _MOST_TOLD: Final = 1024
-TIMEOUT, CLIENT, SERVER, TOO_MANY, OVERLOADED = 408, 400, 500, 429, 529
 
 _guess: Final[ContextVar[Estimate]] = ContextVar("seawall_llm_guess")
 
@@ -91,6 +87,7 @@ class TokenLimits(RateLimit):
         output_tokens: str | None = None,
         count: Count | None = None,
         output: int = 1024,
+        cached: bool = False,
         per_model: bool = False,
         refill: Refill = "steady",
         max_pushback: float = 60.0,
@@ -107,6 +104,7 @@ class TokenLimits(RateLimit):
 
         What a call will use is guessed: its input by `count(body)`, or a token for each four
         letters; its output by what the request allows at most, or `output` if it does not say.
+        Tokens that are read from a cache and told apart count with `cached` only.
         With `per_model` each model has limits of its own. A vendor's limit is taken to `refill`
         steadily, or "at_once" when it says. A 429 holds all calls back for as long as it asks, up
         to `max_pushback` seconds. The rest is as in `RateLimit`.
@@ -122,6 +120,7 @@ class TokenLimits(RateLimit):
         self.per_model = check.flag("per_model", per_model)
         self.count = None if count is None else check.function("count", count)
         self.output = check.count("output", output, minimum=0)
+        self.cached = check.flag("cached", cached)
         self.refill = check.choice("refill", refill, ("steady", "at_once"))
         self.max_pushback = check.seconds("max_pushback", max_pushback, zero=True)
         self._told: dict[tuple[str, str], tuple[int, float]] = {}
@@ -154,6 +153,8 @@ class TokenLimits(RateLimit):
         `answer` is an SDK's answer, its JSON as a mapping, or a `Usage`.
         """
         usage = usage_of(answer)
+        if self.cached and usage.input is not None:
+            usage = usage._replace(input=usage.input + usage.cached)
         settled = []
         for charge in taken._end() or ():
             if charge.estimated:
@@ -191,18 +192,28 @@ class TokenLimits(RateLimit):
         if kind not in names:
             return
         remaining, after, whole = standing
-        steps = _STEPS if self.refill == "steady" and whole is not None else _STEPS[-1:]
         number = names.index(kind)
         if self._sharing is not None and not self._is_news(kind, standing):
             return
         rate, own = self.limits[number].rate, self._own_left(number)
+        refilled = rate.limit * after * 1e6 / rate.period  # by the limit itself, meanwhile
+        if whole is None or self.refill == "at_once":
+            self._say(kind, remaining, after, own + refilled)
+            return
+        grown = whole - remaining  # by the vendor
+        ahead = own - remaining
+        if ahead <= max(1, whole * _AHEAD) and refilled <= grown * (1 + _AHEAD):
+            return  # it keeps to the vendor's level by itself: steps would be pauses for nothing
         reached = 0.0
-        for step in steps:
-            left = remaining + floor(((whole or 0) - remaining) * reached)
-            # What the limit itself would not admit either need not be said.
-            if left < own + rate.limit * after * step * 1e6 / rate.period:
-                self.lower(left, after * step, limit=kind)
+        for step in _STEPS:
+            left = remaining + floor(grown * reached)
+            self._say(kind, left, after * step, own + refilled * step)
             reached = step
+
+    def _say(self, kind: str, left: int, seconds: float, otherwise: float) -> None:
+        """Lower the limit, unless what it would admit `otherwise` is no more."""
+        if left < otherwise:
+            self.lower(left, seconds, limit=kind)
 
     def _is_news(self, kind: str, standing: Standing) -> bool:
         """Tell whether it is worth telling all pods: markedly less than was told lately, or later.
@@ -263,7 +274,10 @@ class TokenLimits(RateLimit):
             return estimate(body_of(args, kwargs), self.count, self.output)
         known = asked.guesses.get(self)
         if known is None:
-            known = asked.guesses[self] = estimate(asked.body, self.count, self.output)
+            known = estimate(asked.body, self.count, self.output)
+            if asked.free:
+                known = Estimate(0, 0, known.model)
+            asked.guesses[self] = known
         return known
 
     def _bind(self, host: Host) -> RateGate:
@@ -310,7 +324,7 @@ class _TokenGate(RateGate):
     def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
         """Give back what was not sent, settle what is known; what is not stays."""
         if not _settles(self.policy, ticket, outcome, detail):
-            unsent = outcome is FAILED and nothing_sent(detail)
+            unsent = outcome is FAILED and nothing_sent(detail, self.host.name)
             super().leave(ticket, UNUSED if unsent else outcome, STREAMED, now)
 
 
@@ -322,7 +336,7 @@ class _SharedTokenGate(SharedRateGate):
     def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
         """Give back what was not sent, settle what is known; what is not stays."""
         if not _settles(self.policy, ticket, outcome, detail):
-            unsent = outcome is FAILED and nothing_sent(detail)
+            unsent = outcome is FAILED and nothing_sent(detail, self.host.name)
             super().leave(ticket, UNUSED if unsent else outcome, STREAMED, now)
 
 
@@ -343,36 +357,6 @@ def _settles(policy: TokenLimits, ticket: Any, outcome: Outcome, detail: Any) ->
     if outcome is FAILED and was_refused(status_of(detail)):
         policy.settle(ticket, NONE_USED)
         return True
-    return False
-
-
-def status_of(error: object) -> int | None:
-    """Return the status of the answer that `error` stands for, if it does."""
-    for holder in (error, getattr(error, "response", None)):
-        for name in ("status", "status_code"):
-            status = getattr(holder, name, None)
-            if type(status) is int:
-                return status
-    return None
-
-
-def was_refused(status: int | None) -> bool:
-    """Tell whether an answer of that status used no tokens: the request was never worked on."""
-    if status is None or status == TIMEOUT:
-        return False
-    return CLIENT <= status < SERVER or status == OVERLOADED
-
-
-def nothing_sent(error: BaseException | None) -> bool:
-    """Tell whether nothing was sent: refused by a guard further in, or no connection was made."""
-    for _ in range(_CAUSES):
-        if error is None:
-            return False
-        if isinstance(error, Rejected) or any(
-            kind.__name__ in _UNSENT for kind in type(error).__mro__
-        ):
-            return True
-        error = error.__cause__
     return False
 
 

@@ -9,10 +9,11 @@ stream never after its first item. If none answers, the error of the first is ra
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from inspect import isawaitable
 from typing import Any, Final
 
 from seawall import _checks as check
-from seawall.clients._llm_limits import CLIENT, SERVER, TIMEOUT, TOO_MANY, status_of
+from seawall.clients._llm_ends import CLIENT, SERVER, TIMEOUT, TOO_MANY, status_of
 from seawall.clock import current_clock
 from seawall.context import current_deadline
 from seawall.errors import DeadlineExceeded, Rejected, add_note, reason_of
@@ -24,6 +25,7 @@ _PASSING: Final = frozenset(("TransportError", "APIConnectionError"))
 """Errors of HTTP libraries and SDKs, by name, that say nothing of the request itself."""
 
 _CAUSES: Final = 5
+_NO_MORE: Final = object()
 
 
 def passing(error: Exception) -> bool:
@@ -116,7 +118,7 @@ class Models:
         turns = _Turns(self)
         for ask in turns:
             try:
-                turns.value = ask(*args, **kwargs)
+                turns.value = _not_async(ask(*args, **kwargs), "acall")
             except Exception as error:  # noqa: BLE001 - it is in the result
                 turns.failed(error)
             else:
@@ -136,46 +138,52 @@ class Models:
         return turns.result()
 
     def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Ask by generators: the next model is tried only before the first item."""
+        """Ask for streams (generators, or an SDK's): another may take over before the first item.
+
+        A stream that has `close` is closed, whatever becomes of it.
+        """
         turns = _Turns(self)
         for ask in turns:
-            items = ask(*args, **kwargs)
+            items: Any = ()
             try:
                 try:
-                    first = next(items)
-                except StopIteration:
-                    turns.answered()
-                    continue
+                    items = _not_async(ask(*args, **kwargs), "astream")
+                    rest = iter(items)
+                    first = next(rest, _NO_MORE)
                 except Exception as error:  # noqa: BLE001 - raised at the end, if none answers
                     turns.failed(error)
                     continue
                 turns.answered()
-                yield first
-                yield from items
+                if first is not _NO_MORE:
+                    yield first
+                    yield from rest
             finally:
-                items.close()
+                if hasattr(items, "close"):
+                    items.close()
         turns.result().unwrap()
 
     async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Ask by async generators: the next model is tried only before the first item."""
+        """Do the same with async streams: of async generators, and what async functions return."""
         turns = _Turns(self)
         for ask in turns:
-            items = ask(*args, **kwargs)
+            items: Any = ()
             try:
                 try:
-                    first = await anext(items)
-                except StopAsyncIteration:
-                    turns.answered()
-                    continue
+                    items = ask(*args, **kwargs)
+                    if isawaitable(items):
+                        items = await items
+                    rest = aiter(items)
+                    first = await anext(rest, _NO_MORE)
                 except Exception as error:  # noqa: BLE001 - raised at the end, if none answers
                     turns.failed(error)
                     continue
                 turns.answered()
-                yield first
-                async for item in items:
-                    yield item
+                if first is not _NO_MORE:
+                    yield first
+                    async for item in rest:
+                        yield item
             finally:
-                await items.aclose()
+                await _aclose(items)
         turns.result().unwrap()
 
     def snapshot(self) -> dict[str, Any]:
@@ -185,6 +193,22 @@ class Models:
             "served": dict(zip(self.names, self._served, strict=True)),
             "failed": self._failed,
         }
+
+
+def _not_async(answer: Any, instead: str) -> Any:
+    """Return what a plain function has returned; raise if that is yet to be awaited."""
+    if isawaitable(answer):
+        if hasattr(answer, "close"):
+            answer.close()
+        raise TypeError(f"this model is asked by an async function: write models.{instead}(...)")
+    return answer
+
+
+async def _aclose(items: Any) -> None:
+    close = getattr(items, "aclose", None) or getattr(items, "close", None)
+    closing = None if close is None else close()
+    if isawaitable(closing):
+        await closing
 
 
 class _Turns:

@@ -9,12 +9,15 @@ yet. The body itself goes by as it came, byte for byte.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from types import TracebackType
 from typing import Any, Final, Self
 
-from seawall.clients._llm_limits import LATE, TokenLimits, was_refused
+from seawall.clients._llm_ends import mark_unsent, was_refused
+from seawall.clients._llm_estimate import is_free
+from seawall.clients._llm_limits import LATE, TokenLimits
 from seawall.clients._llm_usage import (
     FIRST_EVENT,
     NONE_USED,
@@ -25,6 +28,7 @@ from seawall.clients._llm_usage import (
     SseReader,
     Unpacking,
 )
+from seawall.context import check_deadline
 from seawall.guard import Guard
 
 _STATUSES: Final = {
@@ -97,20 +101,9 @@ class Vendor:
         if was_refused(status):
             late = Late(None, NONE_USED)
         elif _OK <= status < _REDIRECT:
-            reader: Reader | None = None
-            kind = headers.get("content-type", "")
-            if kind.startswith("text/event-stream"):
-                reader = events = SseReader()
-            elif "json" in kind:
-                reader = JsonReader()
-            packed = headers.get("content-encoding", "identity").strip().lower()
-            if response.is_stream_consumed:
-                pass  # it was made of bytes, in this process: they are not packed any more
-            elif reader is not None and packed in _PACKED:
-                reader = Unpacking(reader)
-            elif packed != "identity":
-                reader = events = None
-            late = Late(reader)
+            reader, events = _readers(response)
+            # Of a request that uses nothing, the answer can tell the usage of another one only.
+            late = Late(events and reader, NONE_USED) if is_free(request) else Late(reader)
         response.extensions[LATE] = late
         return late, events
 
@@ -123,6 +116,21 @@ class Vendor:
         stream = response.stream
         response.stream = _stream_class(passing, _base_of(stream, base))(stream, late)
         return response.stream
+
+
+def _readers(response: Any) -> tuple[Reader | None, SseReader | None]:
+    """Return who reads the body of `response`, and who its events, if it is made of them."""
+    reader: Reader | None = None
+    events = None
+    kind = response.headers.get("content-type", "")
+    if kind.startswith("text/event-stream"):
+        reader = events = SseReader()
+    elif "json" in kind:
+        reader = JsonReader()
+    packed = response.headers.get("content-encoding", "identity").strip().lower()
+    if reader is None or response.is_stream_consumed or packed == "identity":
+        return reader, events  # what was made of bytes, in this process, is not packed any more
+    return (Unpacking(reader), events) if packed in _PACKED else (None, None)
 
 
 def _status_of(events: SseReader) -> int | None:
@@ -161,7 +169,9 @@ class _Passing:
     def __init__(self, stream: Any, late: Late) -> None:
         self.stream = stream
         self.late = late
-        self.head: list[bytes] = []
+        self.head: deque[bytes] = deque()
+        self.held = 0
+        """How many bytes of it have been read before anybody asked for them."""
         self.rest: Any = None
 
     def seen(self, chunk: bytes) -> bytes:
@@ -171,7 +181,12 @@ class _Passing:
 
     def enough(self, events: SseReader) -> bool:
         """Tell whether the beginning of the stream is known, as far as it will be."""
-        return events.began or sum(map(len, self.head)) > FIRST_EVENT
+        return events.began or self.held > FIRST_EVENT
+
+    def hold(self, chunk: bytes) -> None:
+        """Look at a piece of the beginning, and keep it to be passed on."""
+        self.head.append(self.seen(chunk))
+        self.held += len(chunk)
 
 
 class _Passes(_Passing):
@@ -183,7 +198,8 @@ class _Passes(_Passing):
                 chunk = next(self.rest, None)
                 if chunk is None:
                     break
-                self.head.append(self.seen(chunk))
+                self.hold(chunk)
+                check_deadline()  # each piece restarts the library's own timeout
         except BaseException:
             self.close()
             raise
@@ -191,7 +207,7 @@ class _Passes(_Passing):
     def __iter__(self) -> Iterator[bytes]:
         try:
             while self.head:
-                yield self.head.pop(0)
+                yield self.head.popleft()
             for chunk in iter(self.stream) if self.rest is None else self.rest:
                 yield self.seen(chunk)
         finally:
@@ -213,7 +229,7 @@ class _PassesAsync(_Passing):
                 chunk = await anext(self.rest, None)
                 if chunk is None:
                     break
-                self.head.append(self.seen(chunk))
+                self.hold(chunk)
         except BaseException:
             await self.aclose()
             raise
@@ -221,7 +237,7 @@ class _PassesAsync(_Passing):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
             while self.head:
-                yield self.head.pop(0)
+                yield self.head.popleft()
             rest = aiter(self.stream) if self.rest is None else self.rest
             async for chunk in rest:
                 yield self.seen(chunk)
@@ -255,7 +271,11 @@ class VendorTransport(Vendor):
     def handle_request(self, request: Any) -> Any:
         """Send `request` once."""
         self._prepare(request)
-        response = self.transport.handle_request(request)
+        try:
+            response = self.transport.handle_request(request)
+        except Exception as error:
+            mark_unsent(error, self._guard)
+            raise
         late, events = self._answered(request, response)
         body = self._pass_by(response, _Passes, "SyncByteStream", late)
         if events is not None:
@@ -290,7 +310,11 @@ class AsyncVendorTransport(Vendor):
     async def handle_async_request(self, request: Any) -> Any:
         """Send `request` once."""
         self._prepare(request)
-        response = await self.transport.handle_async_request(request)
+        try:
+            response = await self.transport.handle_async_request(request)
+        except Exception as error:
+            mark_unsent(error, self._guard)
+            raise
         late, events = self._answered(request, response)
         body = self._pass_by(response, _PassesAsync, "AsyncByteStream", late)
         if events is not None:

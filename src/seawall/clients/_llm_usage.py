@@ -30,6 +30,8 @@ class Usage(NamedTuple):
 
     input: int | None = None
     output: int | None = None
+    cached: int = 0
+    """Tokens of the prompt that were read from a cache, where they are no part of `input`."""
 
     @property
     def total(self) -> int | None:
@@ -56,24 +58,24 @@ def usage_of(answer: object) -> Usage:
         if usage is not None:
             found = _read(usage)
             # The first event of one vendor tells what went in, and of the output only the start.
-            return Usage(found.input, None) if inside == "message" else found
+            return found._replace(output=None) if inside == "message" else found
     return UNKNOWN
 
 
 def _read(usage: object) -> Usage:
-    went_in = _count(usage, "prompt_tokens")
+    went_in, cached = _count(usage, "prompt_tokens"), 0
     if went_in is None:
         went_in = _count(usage, "input_tokens")
         if went_in is not None:
-            for cached in ("cache_creation_input_tokens", "cache_read_input_tokens"):
-                went_in += _count(usage, cached) or 0
+            went_in += _count(usage, "cache_creation_input_tokens") or 0
+            cached = _count(usage, "cache_read_input_tokens") or 0
     came_out = _count(usage, "completion_tokens")
     if came_out is None:
         came_out = _count(usage, "output_tokens")
     total = _count(usage, "total_tokens")
     if total is not None and went_in is not None and came_out is None:
         came_out = max(0, total - went_in)  # embeddings have no output
-    return Usage(went_in, came_out)
+    return Usage(went_in, came_out, cached)
 
 
 def _get(of: object, name: str) -> Any:
@@ -181,10 +183,9 @@ class SseReader:
             and b'"usage": null' not in line
         ):
             said = usage_of(parsed(line[5:]))
-            known = self._usage
-            self._usage = Usage(
-                known.input if said.input is None else said.input,
-                known.output if said.output is None else said.output,
+            known = self._usage if said.input is None else said
+            self._usage = known._replace(
+                output=self._usage.output if said.output is None else said.output
             )
 
     def _begin(self, lines: bytes) -> None:
@@ -248,14 +249,14 @@ class Late:
     __slots__ = ("_reader", "_then", "_told")
 
     def __init__(self, reader: Reader | None, told: Usage | None = None) -> None:
-        """Learn it by `reader`, or know it from the start."""
+        """Learn it by `reader`, unless it is known from the start."""
         self._reader = reader
         self._then: list[Callable[[Usage], None]] = []
         self._told = told
 
     def feed(self, data: bytes) -> None:
         """Look at a piece of the body."""
-        if self._reader is not None and self._told is None:
+        if self._reader is not None:
             self._reader.feed(data)
 
     def end(self) -> None:

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from seawall.clients._exchange_errors import as_library_error
+from seawall.clients._httpx_library import TRIED
 from seawall.clients._upstream_answers import Library, library_of, send_back
 from seawall.clients._upstream_hosts import Endpoint
 from seawall.clients._upstream_picks import Pick
@@ -28,9 +29,6 @@ KEPT: Final = 256
 
 HOST: Final = "seawall.host"
 """The extension of a response that tells which host gave it."""
-
-TRIED: Final = "seawall.tried"
-"""The extension of a request in which a guard keeps one set for all attempts of a call."""
 
 
 class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
@@ -65,7 +63,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
 
     def handle_request(self, request: Any) -> Any:
         """Send a request to one of the hosts, and return the response."""
-        library = library_of(type(request))
+        library = library_of(request.__class__)
         send = self._sender(library, "HTTPTransport", "handle_request")
         pick = self._pick(request, library)
         try:
@@ -81,7 +79,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request to one of the hosts, and return the response."""
-        library = library_of(type(request))
+        library = library_of(request.__class__)
         send = self._sender(library, "AsyncHTTPTransport", "handle_async_request")
         pick = self._pick(request, library)
         try:

@@ -7,7 +7,7 @@
     grpc.aio.insecure_channel(target, interceptors=aio_interceptors(orders, idempotent=reads))
 
 Promises: a call with one request goes through the whole guard; of a stream the part up to its
-first item does, if its request can be sent again, and the gates are held until the RPC is over.
+first item does, if it may be called again, and the gates are held until the RPC is over.
 The server is told the nearest deadline, how much the call matters and which attempt it is; its
 pushback is obeyed. What is refused raises an error that is Seawall's and a `grpc.RpcError` at once.
 """
@@ -23,9 +23,9 @@ except ImportError as error:  # pragma: no cover - the tests have it
     raise ImportError("seawall.clients.grpc needs grpcio: pip install 'seawall[grpc]'") from error
 
 from seawall.clients._exchange_headers import PROPAGATED
-from seawall.clients._grpc_calls import Idempotent, RetryAt, Rpc, Terms
-from seawall.clients._grpc_errors import Answer, failure, is_failure, retry_on, retryable
-from seawall.clients._grpc_held import Items, abegin, afirst_item, aitems, begin, first_item
+from seawall.clients._grpc_calls import Cancelled, Idempotent, RetryAt, Rpc, Terms
+from seawall.clients._grpc_errors import Answer, RpcFace, failure, is_failure, retry_on, retryable
+from seawall.clients._grpc_held import abegin, afirst_item, begin, first_item
 from seawall.clients._grpc_replies import AioFinished, Finished
 from seawall.guard import Guard
 
@@ -102,18 +102,31 @@ class GuardedInterceptor(
         return self._streamed(rpc)
 
     def _whole(self, rpc: Rpc) -> Any:
-        with self._terms.around(rpc):
-            if _is_future(rpc.send):
-                return begin(self._terms, rpc, timed=True)
-            value = (self._again if rpc.repeatable else self._once)(rpc)
-        # A fallback or a cache gives a response, not a call.
+        if _is_future(rpc.send):
+            return self._later(rpc, lambda: begin(self._terms, rpc, timed=True))
+        try:
+            with self._terms.around(rpc):
+                value = (self._again if rpc.repeatable else self._once)(rpc)
+        except Cancelled as cancelled:
+            return cancelled.call
+        # A fallback gives a response, not a call.
         return value.call if isinstance(value, Answer) else Finished(value)
 
     def _streamed(self, rpc: Rpc) -> Any:
-        with self._terms.around(rpc):
-            if rpc.repeatable:
-                return Items(first_item(self._terms, rpc))
-            return begin(self._terms, rpc, timed=False)
+        if rpc.repeatable:
+            return self._later(rpc, lambda: first_item(self._terms, rpc))
+        return self._later(rpc, lambda: begin(self._terms, rpc, timed=False))
+
+    def _later(self, rpc: Rpc, get: Callable[[], Any]) -> Any:
+        """Return what the caller looks at later; an error is such a call, too."""
+        try:
+            with self._terms.around(rpc):
+                return get()
+        except grpc.RpcError as error:
+            # Where an interceptor raises, gRPC says that the code is INTERNAL.
+            if isinstance(error, (RpcFace, grpc.Call)):
+                return error
+            raise
 
 
 class _Aio:
@@ -138,16 +151,18 @@ class _Aio:
         return f"<{type(self).__name__.strip('_')} interceptor of guard {self._terms.guard.name!r}>"
 
     async def _whole(self, rpc: Rpc) -> Any:
-        with self._terms.around(rpc):
-            value = await (self._again if rpc.repeatable else self._once)(rpc)
+        try:
+            with self._terms.around(rpc):
+                value = await (self._again if rpc.repeatable else self._once)(rpc)
+        except Cancelled as cancelled:
+            return cancelled.call
         return value.call if isinstance(value, Answer) else AioFinished(value)
 
     async def _streamed(self, rpc: Rpc) -> Any:
         with self._terms.around(rpc):
-            started = await afirst_item(self._terms, rpc)
-        # A fallback's items belong to no call.
-        items = aitems(started)
-        return items if started.call is not None else AioFinished(None, items)
+            if rpc.repeatable:
+                return await afirst_item(self._terms, rpc)
+            return await abegin(self._terms, rpc, timed=False)
 
 
 class _UnaryUnary(_Aio, grpc.aio.UnaryUnaryClientInterceptor):
@@ -182,10 +197,7 @@ class _StreamStream(_Aio, grpc.aio.StreamStreamClientInterceptor):
         self, continuation: Callable[..., Any], client_call_details: Any, request_iterator: Any
     ) -> Any:
         rpc = self._terms.rpc(client_call_details, request_iterator, continuation, stream=True)
-        if rpc.resendable:
-            return await self._streamed(rpc)
-        with self._terms.around(rpc):
-            return await abegin(self._terms, rpc, timed=False)
+        return await self._streamed(rpc)
 
 
 def aio_interceptors(
@@ -209,6 +221,8 @@ def _settled(call: Any, error: Exception | None, guard: str) -> Answer:
         return Answer(call, grpc.StatusCode.OK)
     if not is_failure(error):
         answered: Any = error  # of a class of gRPC's own: its base has no code()
+        if answered.code() is grpc.StatusCode.CANCELLED:
+            raise Cancelled(call)
         return Answer(call, answered.code())
     seen = failure(error, guard)
     if seen is error:

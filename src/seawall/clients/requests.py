@@ -9,6 +9,7 @@ What is retried and what is told the next service is explained in docs/http-clie
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from io import BytesIO
 from typing import Any
 
 try:
@@ -21,10 +22,11 @@ except ImportError as error:
 from requests.adapters import BaseAdapter, HTTPAdapter
 from requests.exceptions import ConnectionError as NotConnected
 from requests.exceptions import ConnectTimeout, Timeout
+from urllib3 import HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError
 from urllib3.util import Timeout as Urllib3Timeout
 
-from seawall.clients._bodies import KEPT, is_text
+from seawall.clients._bodies import KEPT, Broken, is_text
 from seawall.clients._exchange import Carrier, exchange, retryable
 from seawall.clients._exchange_errors import Library
 from seawall.clients._exchange_headers import PROPAGATED
@@ -43,15 +45,18 @@ class _Requests(Library):
             error=NotConnected,
             timeout_error=Timeout,
             transient=(NotConnected, Timeout),
+            attributes={"request": None, "response": None},
         )
 
     def replayable(self, request: Any) -> bool:
         return is_text(request.body)
 
+    shareable = replayable
+
     def headers(self, request: Any) -> dict[str, str]:
         return {name.lower(): _text(value) for name, value in request.headers.items()}
 
-    def copy(self, request: Any, headers: Mapping[str, str]) -> Any:
+    def copy(self, request: Any, headers: Mapping[str, str], tried: set[str]) -> Any:  # noqa: ARG002
         copy = request.copy()
         copy.headers.update(headers)
         return copy
@@ -100,13 +105,7 @@ class GuardedAdapter(BaseAdapter):
             statuses=statuses,
             propagate=propagate,
         )
-        self.adapter = HTTPAdapter() if adapter is None else adapter
-        retries = getattr(getattr(self.adapter, "max_retries", None), "total", 0)
-        if retries:
-            raise ValueError(
-                f"this adapter retries by itself ({retries} times), beside the guard:"
-                " write HTTPAdapter(max_retries=0)"
-            )
+        self.adapter = HTTPAdapter() if adapter is None else _checked(adapter)
 
     def __repr__(self) -> str:
         over = type(self.adapter).__name__
@@ -128,14 +127,22 @@ class GuardedAdapter(BaseAdapter):
     ) -> requests.Response:
         """Return the answer to `request`."""
 
-        def send(outgoing: requests.PreparedRequest, seconds: float | None) -> requests.Response:
+        def send(
+            outgoing: requests.PreparedRequest, seconds: float | None, _cancels: object
+        ) -> requests.Response:
             lowered = _lowered(timeout, seconds)
             response = self.adapter.send(outgoing, stream, lowered, verify, cert, proxies)
-            # As without a guard: an authentication that asks again begins with this one.
+            # As without a guard: an authentication that asks again begins with this request, and
+            # asks by what is named here.
             response.request = request
+            response.connection = self  # type: ignore[attr-defined]
             return response
 
-        answer: requests.Response = exchange(self._terms, request, Carrier(send, _keep, _close))
+        def relax(_request: object, response: requests.Response) -> None:
+            _relax(response, timeout)
+
+        carrier = Carrier(send, _keep, _close, relax)
+        answer: requests.Response = exchange(self._terms, request, carrier)
         return answer
 
     def close(self) -> None:
@@ -147,29 +154,73 @@ def _text(value: Any) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
+def _checked(adapter: Any) -> BaseAdapter:
+    """Return `adapter`, unless it is none, or retries by itself."""
+    if not isinstance(adapter, BaseAdapter):
+        raise TypeError(f"adapter={adapter!r}: write an adapter of requests, such as HTTPAdapter()")
+    retries = getattr(adapter, "max_retries", None)
+    total = getattr(retries, "total", 0)
+    parts = [getattr(retries, part, 0) for part in ("connect", "read", "status", "other")]
+    # None is "as many as the others allow".
+    if (total is None or total) and any(part is None or part for part in parts):
+        raise ValueError(
+            f"this adapter retries by itself ({retries!r}), beside the guard:"
+            " write HTTPAdapter(max_retries=0)"
+        )
+    return adapter
+
+
 def _lowered(timeout: Any, seconds: float | None) -> Any:
-    """Return requests' `timeout` with connecting and reading bounded by `seconds`."""
+    """Return requests' `timeout` with connecting and reading together bounded by `seconds`."""
     if seconds is None:
         return timeout
     if isinstance(timeout, Urllib3Timeout):
-        connect, read = timeout.connect_timeout, timeout.read_timeout
-    elif isinstance(timeout, tuple):
-        connect, read = timeout
+        total = timeout.total
+        least = min(total, seconds) if isinstance(total, (int, float)) else seconds
+        return Urllib3Timeout(least, timeout._connect, timeout._read)
+    connect, read = timeout if isinstance(timeout, tuple) else (timeout, timeout)
+    return Urllib3Timeout(seconds, connect, read)
+
+
+def _relax(response: requests.Response, timeout: Any) -> None:
+    """Let each piece of the body that is still to come take as long as the user's `timeout` says.
+
+    Where the answer is the connection's last, its socket is out of reach, and all stays as it is.
+    """
+    socket = getattr(getattr(response.raw, "connection", None), "sock", None)
+    if isinstance(timeout, Urllib3Timeout):
+        read = timeout._read if timeout.total is None else socket
     else:
-        connect = read = timeout
-    return _least(connect, seconds), _least(read, seconds)
+        read = timeout[1] if isinstance(timeout, tuple) else timeout
+    if socket is not None and (read is None or isinstance(read, (int, float))):
+        socket.settimeout(read)
 
 
-def _least(known: Any, seconds: float) -> float:
-    return min(known, seconds) if isinstance(known, (int, float)) else seconds
-
-
-def _keep(response: Any) -> None:
-    """Read the body of a failed answer, unless it is large."""
+def _keep(response: requests.Response) -> bool:
+    """Read a failed answer that says it is small, as it came, and put it back to be read."""
+    raw = response.raw
     length = response.headers.get("content-length", "")
-    if length.isdecimal() and len(length) < 10 and int(length) <= KEPT:  # noqa: PLR2004
-        _ = response.content
+    small = length.isdecimal() and len(length) < 10 and int(length) <= KEPT  # noqa: PLR2004
+    if not small or not isinstance(raw, HTTPResponse):
+        return False
+    body: Any
+    try:
+        body = BytesIO(raw.read(decode_content=False))
+    except Exception as error:  # noqa: BLE001 - for who reads the answer, if anybody does
+        body = Broken(error)
+        raw.close()
+    response.raw = HTTPResponse(
+        body,
+        headers=raw.headers,
+        status=raw.status,
+        version=raw.version,
+        reason=raw.reason,
+        preload_content=False,
+        original_response=raw._original_response,
+        request_method=response.request.method,
+    )
+    return True
 
 
-def _close(response: Any) -> None:
+def _close(response: requests.Response) -> None:
     response.close()

@@ -64,7 +64,7 @@ class TurnsGate(GateBound):
     def _begin_afresh(self) -> None:
         self._loop: AbstractEventLoop | None = None
         """The loop whose turn is under way; None between turns."""
-        self._began = 0.0
+        self._began = self._began_cpu = 0.0
         self._begun = 0
         self._ended = self.host.clock.now() - HORIZON
         self._full = False
@@ -75,10 +75,9 @@ class TurnsGate(GateBound):
         """Whether a turn for those who wait is about to begin."""
         self._due = float("-inf")
         """When turns are noted again, if nothing happens before."""
-        self._took = 0.0
-        self._served = 0
-        self._watched = 0
-        self._all_took = self._all_burnt = self._all_served = self._all_watched = 0.0
+        self._took = self._computed = 0.0
+        self._served = self._watched = 0
+        self._all_computed = self._all_burnt = self._all_served = self._all_watched = 0.0
         self._unwatched = float("-inf")
         """Until when requests begin unseen: some turns are enough to know cheap ones by."""
         self._cpu = process_time()
@@ -116,7 +115,7 @@ class TurnsGate(GateBound):
         if self._loop is not loop:
             if self.inside < self._cap and not self._dispatching:
                 self._loop = loop
-                self._began = now
+                self._began, self._began_cpu = now, process_time()
                 self._begun = 1
                 self.inside += 1
                 self._open = not self.strict and self.inside < self._cap
@@ -162,7 +161,10 @@ class TurnsGate(GateBound):
         """Know what the turn took, and let others begin."""
         self._loop = None
         now = self._now()
-        self._took += now - self._began
+        took = now - self._began
+        self._took += took
+        # On a busy machine others take time from a turn, which is not the requests' doing.
+        self._computed += min(took, process_time() - self._began_cpu)
         self._served += self._begun
         self._watched += self._begun
         if now < self._due and not self._crowded and not self.strict:
@@ -180,15 +182,16 @@ class TurnsGate(GateBound):
         fade = exp(-passed / HORIZON)
         self.share = self.share * fade + (1.0 - fade) * took / passed
         self.cpu_share = self.cpu_share * fade + (1.0 - fade) * burnt / passed
-        self._all_took = self._all_took * fade + self._took
+        self._all_computed = self._all_computed * fade + self._computed
         self._all_burnt = self._all_burnt * fade + burnt
         self._all_served = self._all_served * fade + self._served
         self._all_watched = self._all_watched * fade + self._watched
         if self._all_watched:
-            of_the_loop = self._all_took / self._all_watched
+            of_the_loop = self._all_computed / self._all_watched
             self.cost = max(of_the_loop, self._all_burnt / self._all_served)
         self._cpu, self._ended, self._due = cpu, now, now + NOTE_EVERY
-        self._took, self._served, self._watched = 0.0, 0, 0
+        self._took = self._computed = 0.0
+        self._served = self._watched = 0
         self._full, self._crowded = self._crowded, False
         self._judge(now, cpu)
 
@@ -260,7 +263,7 @@ class TurnsGate(GateBound):
             self._held_back = True
             return
         self._loop = loop
-        self._began = now
+        self._began, self._began_cpu = now, process_time()
         self._begun = 0
         for _ in range(number):
             if not queue:
@@ -270,13 +273,10 @@ class TurnsGate(GateBound):
         loop.call_soon(self._end)  # after those who have just been let in
 
     def _refuse(self, now: float, number: int) -> None:
-        """Refuse who waited for too long or will, the least critical first."""
+        """Refuse who has waited for too long, the least critical first."""
         slots = self.slots
-        room = number + max(1, int(self._wait / self.cost))
         with slots.mutex:
-            while len(slots.queue) > max(number, 1) and (
-                len(slots.queue) > room or slots._longest_wait(now) > self._wait
-            ):
+            while len(slots.queue) > max(number, 1) and slots._longest_wait(now) > self._wait:
                 victim = slots.queue.pop_lowest()
                 if victim is not None:
                     victim.turn_away("shed")

@@ -7,7 +7,7 @@ has really ended: with its response, an error, or because its caller is gone.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 from urllib.parse import unquote
@@ -38,6 +38,10 @@ _CODES: Final[dict[Any, str]] = {
 
 class _Failed(Exception):
     """A handler set a status that means failure, and returned."""
+
+
+class _Gone(BaseException):
+    """How a gate is told that nobody waits any more: there is no verdict."""
 
 
 class _Method:
@@ -78,13 +82,26 @@ class Door:
         self._clock: Clock = current_clock() if guard is None else guard.clock
 
     @contextmanager
-    def admitted(self, method: str, context: Any, *, stream: bool) -> Iterator[None]:
-        """Let a call in: set its context, enter the gates; leave and undo at the end."""
+    def admitted(
+        self,
+        method: str,
+        context: Any,
+        *,
+        stream: bool,
+        when_gone: Callable[[Callable[[], None]], None] | None = None,
+    ) -> Iterator[None]:
+        """Let a call in: set its context, enter the gates; leave and undo at the end.
+
+        `when_gone` is who can tell that the caller is gone: then they are left already.
+        """
         tokens, hold = self._begin(method, context, stream=stream)
         try:
             if hold is not None:
                 hold.__enter__()
-            with _left(hold, context):
+            leave = _once(hold)
+            if when_gone is not None:
+                when_gone(lambda: leave(_Gone()))
+            with _left(leave, context):
                 yield
         finally:
             _undo(tokens)
@@ -96,7 +113,7 @@ class Door:
         try:
             if hold is not None:
                 await hold.__aenter__()
-            with _left(hold, context):
+            with _left(_once(hold), context):
                 yield
         finally:
             _undo(tokens)
@@ -124,17 +141,32 @@ class Door:
         return {name: sum(part[name] for part in both) for name in both[0]}
 
 
+Leave = Callable[[BaseException | None], None]
+
+
+def _once(hold: Hold | None) -> Leave:
+    """Return what leaves the gates, once, whichever thread asks for it first."""
+    held = [] if hold is None else [hold]
+
+    def leave(error: BaseException | None) -> None:
+        try:
+            taken = held.pop()
+        except IndexError:
+            return
+        taken.__exit__(None, error, None)
+
+    return leave
+
+
 @contextmanager
-def _left(hold: Hold | None, context: Any) -> Iterator[None]:
+def _left(leave: Leave, context: Any) -> Iterator[None]:
     """Leave the gates with what became of the call."""
     try:
         yield
     except BaseException as error:
-        if hold is not None:
-            hold.__exit__(None, _verdict(error, context), None)
+        leave(_verdict(error, context))
         raise
-    if hold is not None:
-        hold.__exit__(None, _verdict(None, context), None)
+    leave(_verdict(None, context))
 
 
 def _verdict(error: BaseException | None, context: Any) -> BaseException | None:
@@ -156,7 +188,7 @@ def _undo(tokens: Tokens) -> None:
 def _incoming(method: str, context: Any, trust: Trust) -> Incoming:
     """Return the call as limits and key functions see requests."""
     headers = [
-        (key.encode("latin-1"), value if isinstance(value, bytes) else value.encode("latin-1"))
+        (key.encode(), value if isinstance(value, bytes) else _encoded(value))
         for key, value in context.invocation_metadata() or ()
     ]
     peer = peer_address(context.peer())
@@ -169,6 +201,11 @@ def _incoming(method: str, context: Any, trust: Trust) -> Incoming:
         "route": _Method(method),
     }
     return Incoming(scope, trust)
+
+
+def _encoded(value: str) -> bytes:
+    """Return the bytes of a value; gRPC decodes what is UTF-8, though it should be ASCII."""
+    return value.encode("utf-8", "surrogateescape")
 
 
 def peer_address(peer: str) -> str | None:

@@ -13,9 +13,17 @@ and every error of Seawall that a handler raises, becomes a status with `grpc-re
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, NoReturn
+from asyncio import Task, current_task
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from threading import Timer
+from typing import Any, Final
 
 try:
     import grpc
@@ -32,7 +40,8 @@ __all__ = ["AioServerInterceptor", "ServerInterceptor"]
 
 Behavior = Callable[[Any, Any], Any]
 
-_END: Final = object()
+_SAME: Final = 0.001
+"""Two clocks tell one instant to within so many seconds."""
 
 
 class ServerInterceptor(grpc.ServerInterceptor):
@@ -75,7 +84,8 @@ class ServerInterceptor(grpc.ServerInterceptor):
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        return _rewrapped(handler, _around_sync(self._door, handler, handler_call_details.method))
+        around = _around_sync(self._door, handler, handler_call_details.method, _Caller())
+        return _rewrapped(handler, around)
 
 
 class AioServerInterceptor(grpc.aio.ServerInterceptor):
@@ -96,12 +106,10 @@ class AioServerInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         behavior = _behavior(handler)
         # As gRPC itself asks: a plain function runs in its thread pool, with a sync context.
-        if inspect.isasyncgenfunction(behavior):
-            around = _around_items(self._door, handler, method)
-        elif inspect.iscoroutinefunction(behavior):
-            around = _around_coroutine(self._door, handler, method)
+        if inspect.isasyncgenfunction(behavior) or inspect.iscoroutinefunction(behavior):
+            around = _around_async(self._door, handler, method)
         else:
-            around = _around_sync(self._door, handler, method)
+            around = _around_sync(self._door, handler, method, _Caller(current_task()))
         return _rewrapped(handler, around)
 
 
@@ -124,57 +132,92 @@ def _is_stream(handler: Any) -> bool:
     return bool(handler.request_streaming or handler.response_streaming)
 
 
-def _around_sync(door: Door, handler: Any, method: str) -> Behavior:
+class _Caller:
+    """Whether the caller of a plain handler is still there, where an aio server can tell."""
+
+    def __init__(self, task: Task[Any] | None = None) -> None:
+        """Know it by the `task` of gRPC's own that the call runs in."""
+        self.gone = False
+        self._callbacks: list[Callable[[], None]] = []
+        if task is not None:
+            task.add_done_callback(self._over)
+
+    def _over(self, _task: Task[Any]) -> None:
+        self.gone = True
+        for callback in self._callbacks:
+            callback()
+
+    def when_gone(self, callback: Callable[[], None]) -> None:
+        """Call back, from any thread and perhaps twice, when it is gone."""
+        self._callbacks.append(callback)
+        if self.gone:
+            callback()
+
+
+def _around_sync(door: Door, handler: Any, method: str, caller: _Caller) -> Behavior:
     behavior, stream = _behavior(handler), _is_stream(handler)
 
     def respond(request: Any, context: Any) -> Any:
+        # Not even the context may be asked then: gRPC has let go of what it would look at.
+        if caller.gone:
+            return None
         try:
-            with door.admitted(method, context, stream=stream):
+            with door.admitted(method, context, stream=stream), _cut_off(context, stream=stream):
                 return behavior(request, context)
         except SeawallError as error:
-            _abort(context, error)
+            _abort(context, error, caller)
 
     def respond_with_items(request: Any, context: Any) -> Iterator[Any]:
+        if caller.gone:
+            return
         try:
-            with door.admitted(method, context, stream=stream):
-                yield from behavior(request, context)
+            with (
+                door.admitted(method, context, stream=True, when_gone=caller.when_gone),
+                _cut_off(context, stream=True),
+            ):
+                for item in behavior(request, context):
+                    if caller.gone:
+                        return  # gRPC's thread would wait for ever until somebody takes it
+                    yield item
         except SeawallError as error:
-            _abort(context, error)
+            _abort(context, error, caller)
 
     return respond_with_items if handler.response_streaming else respond
 
 
-def _around_coroutine(door: Door, handler: Any, method: str) -> Behavior:
+@contextmanager
+def _cut_off(context: Any, *, stream: bool) -> Iterator[None]:
+    """Cancel a stream of a sync server at its deadline: its client may have stopped reading."""
+    held = deadline_var.get()
+    if not stream or held is None or not hasattr(context, "cancel"):
+        yield
+        return
+    left = held[0] - held[1].now()
+    if left > context.time_remaining() - _SAME:
+        yield  # gRPC's own deadline, which it sees to
+        return
+    timer = Timer(left, context.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _around_async(door: Door, handler: Any, method: str) -> Behavior:
     behavior, stream = _behavior(handler), _is_stream(handler)
+    items = inspect.isasyncgenfunction(behavior)
 
     async def respond(request: Any, context: Any) -> Any:
         try:
             async with door.aadmitted(method, context, stream=stream), _in_time():
-                return await behavior(request, context)
-        except SeawallError as error:
-            await _aabort(context, error)
-
-    return respond
-
-
-def _around_items(door: Door, handler: Any, method: str) -> Behavior:
-    behavior = _behavior(handler)
-
-    async def respond(request: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            async with door.aadmitted(method, context, stream=True):
-                items = behavior(request, context)
-                try:
-                    # Each step has what is left: between two of them gRPC's own code runs.
-                    while True:
-                        async with _in_time():
-                            item = await anext(items, _END)
-                        if item is _END:
-                            break
-                        # A client that goes now takes the generator with it: it is closed here.
-                        yield item
-                finally:
-                    await items.aclose()
+                if not items:
+                    return await behavior(request, context)
+                # Written here, not by gRPC: so the time that a slow reader takes counts, too.
+                async with aclosing(behavior(request, context)) as each:
+                    async for item in each:
+                        await context.write(item)
         except SeawallError as error:
             await _aabort(context, error)
 
@@ -185,20 +228,22 @@ def _in_time() -> AbstractAsyncContextManager[Any]:
     """Stop the task when the deadline that stands has passed."""
     held = deadline_var.get()
     if held is None:
-        from contextlib import nullcontext
-
         return nullcontext()
     return deadline(Deadline(*held))
 
 
-def _abort(context: Any, error: SeawallError) -> NoReturn:
+def _abort(context: Any, error: SeawallError, caller: _Caller) -> None:
+    if caller.gone:
+        return
     code, details, trailing = refusal(error)
     context.set_trailing_metadata((*trailing_of(context), *trailing))
-    context.abort(code, details)
-    raise AssertionError from error  # abort raises
+    with suppress(grpc.aio.InternalError):  # the caller has just gone
+        context.abort(code, details)
 
 
-async def _aabort(context: Any, error: SeawallError) -> NoReturn:
+async def _aabort(context: Any, error: SeawallError) -> None:
+    if context.done():
+        return
     code, details, trailing = refusal(error)
-    await context.abort(code, details, (*trailing_of(context), *trailing))
-    raise AssertionError from error  # abort raises
+    with suppress(grpc.aio.InternalError):  # the caller has just gone
+        await context.abort(code, details, (*trailing_of(context), *trailing))

@@ -187,13 +187,14 @@ class Inbound:
         """
         headers = incoming.headers
         lines = [value for name, value in headers if name == _BAGGAGE]
-        given = b",".join(lines)
-        kept = b""
-        # Once for all lines: so many short ones, or long ones, cost no more than one.
-        if len(lines) <= _MOST_LINES and len(given) <= LONGEST:
+        kept, touched = b"", True
+        # Measured before it is joined, and joined before it is read: many lines cost no more.
+        if len(lines) <= _MOST_LINES and sum(map(len, lines)) + len(lines) <= LONGEST:
+            given = b",".join(lines)
             kept = baggage_without_ours(given.decode("latin-1")).encode("latin-1")
+            touched = kept != given
         rest = [pair for pair in headers if pair[0] not in _KNOWN]
-        if kept == given and len(rest) + len(lines) == len(headers):
+        if not touched and len(rest) + len(lines) == len(headers):
             return  # nothing was said that may not be
         if kept:
             rest.append((_BAGGAGE, kept))

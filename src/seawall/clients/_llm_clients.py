@@ -1,0 +1,189 @@
+"""HTTP clients for the vendors' SDKs: whatever way a request takes, a guard is on it.
+
+Promises: what only asks may be repeated, and nothing that leaves something behind; a vendor is told
+nothing of our own chain of services; every option of the library counts or is refused, and a proxy,
+named or of the environment, is behind the guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from ipaddress import ip_address
+from typing import Any, Final, Literal
+
+from seawall import _checks as check
+from seawall.clients._llm_estimate import asked_by
+from seawall.clients._llm_transport import AsyncVendorTransport, VendorTransport
+from seawall.context import idempotency_key_var, reset
+from seawall.guard import Guard
+
+Library = Literal["httpx", "httpx2"]
+
+_REPEATABLE: Final = (
+    "/completions",
+    "/embeddings",
+    "/v1/messages",  # not /threads/{id}/messages: what is sent there stays in the thread
+    "/count_tokens",
+    "/input_tokens",
+    "/moderations",
+    "/responses",
+)
+"""Ends of paths where asking twice does no harm but cost."""
+
+_CONNECTING: Final = ("verify", "cert", "http1", "http2", "limits", "proxy")
+"""Options of a client that are its transport's, in truth."""
+
+_CONNECT: Final = 5.0
+_LONGEST: Final = 600.0
+"""Seconds: an answer that is not streamed may take minutes. A guard's Timeout is what limits it."""
+
+
+def client_of(
+    kind: type[VendorTransport | AsyncVendorTransport],
+    guard: Guard,
+    transport: Any,
+    library: Library | None,
+    repeatable: Callable[[Any], bool] | None,
+    options: dict[str, Any],
+) -> Any:
+    """Return a client of the library, sync or async by `kind`, all of it behind `guard`."""
+    if not isinstance(guard, Guard):
+        raise TypeError(f"{guard!r}: the first argument is a Guard, such as Guard('vendor')")
+    if "mounts" in options:
+        raise TypeError("mounts=: they would be ways around the guard; give it one transport")
+    module, clients = _libraries(library)
+    own: dict[str, Any] = {name: options.pop(name) for name in _CONNECTING if name in options}
+    is_async = kind is AsyncVendorTransport
+    prefix = "Async" if is_async else ""
+
+    def guarded(inner: Any) -> Any:
+        return _transport_class(clients, f"{prefix}GuardedTransport")(
+            guard,
+            kind(guard, inner),
+            repeatable=repeatable or asks_only,
+            propagate=False,  # a vendor is no part of our own chain of services
+        )
+
+    def connecting(proxy: Any) -> Any:
+        settings: dict[str, Any] = {
+            "limits": module.Limits(max_connections=1000, max_keepalive_connections=100),
+            "trust_env": options.get("trust_env", True),
+            **own,
+            "proxy": proxy,
+        }
+        return guarded(getattr(module, f"{prefix}HTTPTransport")(**settings))
+
+    routes: dict[str, Any] = {}
+    if transport is not None:
+        if own:
+            raise TypeError(f"{next(iter(own))}=: there is a transport: give it to the transport")
+        handle = "handle_async_request" if is_async else "handle_request"
+        if not callable(getattr(transport, handle, None)):
+            advice = f"pass one such as {module.__name__}.{prefix}HTTPTransport()"
+            raise TypeError(f"{transport!r} has no {handle}(): {advice}")
+        main = guarded(transport)
+    else:
+        main = connecting(own.get("proxy"))
+        if own.get("proxy") is None and options.get("trust_env", True):
+            for pattern, proxy in _proxies(module).items():
+                routes[pattern] = None if proxy is None else connecting(proxy)
+    usual = {"timeout": module.Timeout(_LONGEST, connect=_CONNECT), "follow_redirects": True}
+    make = getattr(module, f"{prefix}Client")
+    return make(transport=main, mounts=routes, **{**usual, **options})
+
+
+def asks_only(request: Any) -> bool:
+    """Tell whether `request` asks a model for something, and so may be sent again."""
+    path = request.url.path.rstrip("/")
+    if request.method != "POST" or not path.endswith(_REPEATABLE):
+        return False
+    if not path.endswith("/responses"):
+        return True
+    asked = asked_by((request,))
+    # Both are there still when the answer was lost: one more turn of a talk, one more job.
+    return asked is None or not (asked.body.get("conversation") or asked.body.get("background"))
+
+
+def _libraries(name: Library | None) -> tuple[Any, Any]:
+    """Return the HTTP library and our transports for it."""
+    if name is not None:
+        check.choice("library", name, ("httpx", "httpx2"))
+        clients = import_module(f"seawall.clients.{name}")
+        return import_module(name), clients
+    try:
+        return _libraries("httpx2")
+    except ImportError:
+        try:
+            return _libraries("httpx")
+        except ImportError:
+            raise ImportError(
+                "seawall.clients.llm needs the library that the vendor's SDK uses:"
+                " pip install 'seawall[httpx2]', or 'seawall[httpx]'"
+            ) from None
+
+
+class _Unkeyed:
+    """Does not see the context's idempotency key, mixed into a guarded transport.
+
+    That key names what our own caller wants done once. The questions that we ask for it are
+    several: a vendor that was told the same key with all would answer all as it did the first.
+    """
+
+    def handle_request(self, request: Any) -> Any:
+        token = idempotency_key_var.set(None)
+        try:
+            return super().handle_request(request)  # type: ignore[misc]
+        finally:
+            reset(idempotency_key_var, token)
+
+
+class _AsyncUnkeyed:
+    """The same for an async one."""
+
+    async def handle_async_request(self, request: Any) -> Any:
+        token = idempotency_key_var.set(None)
+        try:
+            return await super().handle_async_request(request)  # type: ignore[misc]
+        finally:
+            reset(idempotency_key_var, token)
+
+
+@cache
+def _transport_class(clients: Any, name: str) -> Any:
+    """Return our transport of that `name`, without the key."""
+    mixin = _AsyncUnkeyed if name.startswith("Async") else _Unkeyed
+    return type(name, (mixin, getattr(clients, name)), {})
+
+
+def _proxies(module: Any) -> dict[str, str | None]:
+    """Return the proxies of the environment by the library's patterns of addresses; None: none."""
+    from urllib.request import getproxies
+
+    said = getproxies()
+    routes: dict[str, str | None] = {}
+    for scheme in ("http", "https", "all"):
+        proxy = said.get(scheme)
+        if proxy:
+            routes[f"{scheme}://"] = proxy if "://" in proxy else f"http://{proxy}"
+    for host in map(str.strip, said.get("no", "").split(",")):
+        if host == "*":
+            return {}
+        if host and routes:
+            pattern = host if "://" in host else f"all://{_pattern(host)}"
+            with suppress(module.InvalidURL):  # a word that nobody understands excepts nothing
+                module.URL(pattern)
+                routes[pattern] = None
+    return routes
+
+
+def _pattern(host: str) -> str:
+    """Return the library's pattern of a host: a domain goes with all that is below it."""
+    bare = host.strip("[]")
+    try:
+        version = ip_address(bare.partition("/")[0]).version
+    except ValueError:
+        return host if host.lower() == "localhost" else f"*{host}"
+    return bare if version == 4 else f"[{bare}]"  # noqa: PLR2004 - of the Internet Protocol
