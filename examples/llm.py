@@ -41,7 +41,7 @@ def guard_for(name: str) -> Guard:
         Retry(on=retryable, attempts=2, backoff=0.001, budget=RetryBudget()),
         Breaker(min_calls=3, break_for=30.0),
         TokenLimits(requests="500/min", tokens="10k/week", max_wait=1.0),
-        Timeout(10.0),
+        Timeout(10.0, sync="cooperative"),  # for http_client(guard), of blocking SDKs, too
     )
 
 

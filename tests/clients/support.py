@@ -50,6 +50,8 @@ class Seen(NamedTuple):
     headers: dict[str, str]
     body: bytes
     timeout: Any
+    tried: set[str] | None = None
+    """The hosts that were asked before, if the library can tell."""
 
 
 class Body:
@@ -70,7 +72,7 @@ class Body:
         self.closed += 1
 
     async def aclose(self) -> None:
-        await asyncio.sleep(0)  # a close that takes its time, as real ones do
+        await let_pass(0.0)  # a close that takes its time, as real ones do
         self.closed += 1
 
 
@@ -121,7 +123,8 @@ class _Scripted:
     def _see(self, step: Step, request: Any, body: bytes) -> None:
         headers = {name.lower(): value for name, value in request.headers.items()}
         timeout = request.extensions.get("timeout")
-        self.server.seen.append(Seen(request.method, headers, body, timeout))
+        tried = request.extensions["seawall.tried"]
+        self.server.seen.append(Seen(request.method, headers, body, timeout, tried))
         if step.error:
             raise getattr(self.module, step.error)(step.error, request=request)
 

@@ -141,9 +141,9 @@ class Vendor:
             "stop_reason": "end_turn",
             "stop_sequence": None,
             "usage": {
-                "input_tokens": went_in - 3,
+                "input_tokens": went_in - 2,
                 "cache_creation_input_tokens": 2,
-                "cache_read_input_tokens": 1,
+                "cache_read_input_tokens": 1000,
                 "output_tokens": came_out,
             },
         }

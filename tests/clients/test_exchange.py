@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Iterator
 from contextlib import ExitStack
 from random import Random
 from typing import Any
 
+import httpx
+import httpx2
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry as Retries
 from urllib3.util import Timeout as Urllib3Timeout
 
 from seawall import (
@@ -37,7 +43,10 @@ from seawall.clients import _bodies
 from seawall.clients._exchange import Exchange, Time, retryable
 from seawall.clients._exchange_errors import Library, as_library_error
 from seawall.clients._exchange_terms import Terms
+from seawall.clients._httpx_timeouts import TimeLeft
 from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
+from seawall.clients.httpx2 import AsyncGuardedTransport as AsyncGuardedTransport2
+from seawall.clients.httpx2 import GuardedTransport as GuardedTransport2
 from seawall.clients.requests import GuardedAdapter
 from seawall.context import received_attempt_var
 from seawall.testing import virtual_time
@@ -191,9 +200,6 @@ def test_a_stream_is_sent_once_and_whole(carrier: Carrier):
 
 def test_forms_of_files_that_can_be_read_again_are_repeatable():
     """A multipart form is repeated if all of its files are there, or rewind to their beginning."""
-    import io
-
-    import httpx
 
     def form(file: Any) -> Any:
         return httpx.Request("PUT", "http://x", files={"f": ("f", file)}).stream
@@ -335,7 +341,6 @@ def test_refusals_are_errors_of_the_library(carrier: Carrier):
 @carriers
 def test_a_fallback_answers_instead(carrier: Carrier):
     """A fallback gets the request and answers in place of the server."""
-    import requests
 
     def cached(request: Any) -> Any:
         if carrier.module is not requests:
@@ -383,12 +388,87 @@ def test_every_error_is_one_of_each_library_too():
                 assert (str(error), error.request) == ("so it is", "the request")
                 assert type(error) is type(mixed)
                 assert vars(error).items() >= vars(original).items()
+                assert library.name != "requests" or error.response is None
             assert as_library_error(mixed, library, None) is mixed
+
+
+def test_refusals_are_not_retryable():
+    """A refusal is not worth another attempt, whichever library's error it is as well."""
+    for library in Library._known.values():
+        for error in (CircuitOpen("no"), DeadlineExceeded("late")):
+            assert not retryable(as_library_error(error, library, None))
+        assert retryable(as_library_error(TimedOut("slow"), library, None))
+
+
+@carriers
+def test_a_guard_that_is_not_for_repeating_says_so(carrier: Carrier):
+    """With idempotent=False a GET is sent once, and a note says why; with a key it is repeated."""
+    server = Server(BUSY, OK)
+    guard = guard_of(idempotent=False)
+    answer = carrier.request(guard, server)
+    left = getattr(answer, "extensions", None) or vars(answer)
+    assert left["seawall_note"] == "seawall: not retried: its guard is marked idempotent=False"
+    with idempotency_key("k"):
+        assert carrier.request(guard, Server(BUSY, OK)).status_code == 200
+
+
+@carriers
+def test_a_failed_answer_that_breaks_is_still_that_answer(carrier: Carrier):
+    """What goes wrong with the body of a failed answer changes neither its status nor its wishes.
+
+    It is an error for who reads the body, as without a guard.
+    """
+    for wish, sent in (({"x-should-retry": "false"}, 1), ({}, 3)):
+        server = Server(Step(503, {"content-encoding": "gzip", **wish}, body=b"not gzip at all"))
+        guard = guard_of()
+        with pytest.raises((carrier.error, getattr(carrier.module, "DecodingError", OSError))):
+            carrier.request(guard, server)
+        assert server.sent == sent
+        assert [body.closed for body in server.bodies] == [1] * sent
+
+
+@carriers
+def test_answers_of_earlier_attempts_are_closed_before_the_next(carrier: Carrier):
+    """Where a value is retried, the answer before has given its connection back by then."""
+
+    class OneConnection(Server):
+        def next(self) -> Step:
+            assert all(body.closed for body in self.bodies)
+            return super().next()
+
+    def not_ready(_error: object, value: Any) -> bool:
+        return value is not None and value.status_code == 202
+
+    guard = new_guard(Retry(on=not_ready, backoff=0.5), clock=VirtualClock())
+    server = OneConnection(Step(202), Step(202, body=LARGE), OK)
+    assert carrier.request(guard, server).content == OK.body
+
+
+@pytest.mark.parametrize("carrier", CARRIERS[:4], ids=lambda carrier: carrier.name)
+def test_attempts_of_one_call_know_what_was_tried(carrier: Carrier):
+    """All attempts of a call carry one set for the hosts that were asked; another call another."""
+    server, guard = Server(BUSY, BUSY, OK), guard_of()
+    carrier.request(guard, server)
+    carrier.request(guard, server)
+    first, second, third, fourth = (seen.tried for seen in server.seen)
+    assert first is second is third is not fourth
+    assert first == set()
+
+
+@pytest.mark.parametrize("carrier", CARRIERS[:4], ids=lambda carrier: carrier.name)
+def test_the_users_timeouts_count_for_the_body(carrier: Carrier):
+    """Once the headers are there, the pieces of the body have the time that the user gave them."""
+    for steps in ([OK], [Step(503, body=LARGE)]):
+        guard, server = guard_of(attempts=1), Server(*steps)
+        with deadline(3.0, clock=guard.clock):
+            carrier.request(guard, server, timeout=9.0)
+        timeout = server.seen[0].timeout
+        assert (timeout["read"], timeout.get("write")) == (9.0, 9.0)
+        assert max(_parts(timeout)) <= 3.0  # as it was in the beginning
 
 
 def test_a_failed_answer_that_drips_is_not_waited_for():
     """Of a failed answer that comes in drops only the first second's are read beforehand."""
-    import httpx
 
     class Drips(httpx.SyncByteStream):
         read = closed = 0
@@ -419,12 +499,12 @@ def test_a_failed_answer_that_drips_is_not_waited_for():
 def test_the_librarys_timeouts_are_lowered_to_the_deadline(carrier: Carrier):
     """Each of the library's own timeouts is at most what is left, and never raised."""
     guard, server = guard_of(), Server(BUSY, OK)
-    with deadline(3.0, clock=guard.clock):
+    with deadline(2.55, clock=guard.clock):
         carrier.request(guard, server, timeout=2.5)
     first, second = (_parts(seen.timeout) for seen in server.seen)
     assert set(first) == {2.5}
-    left = 3.0 - (guard.clock.now() - 1000.0)
-    assert left - 0.05 <= min(second) <= max(second) <= min(2.5, left)
+    left = 2.55 - (guard.clock.now() - 1000.0)
+    assert left - 0.05 <= min(second) <= max(second) <= left < 2.5
     server = Server(OK)
     carrier.request(guard_of(), server, timeout=2.5)
     assert set(_parts(server.seen[0].timeout)) == {2.5}
@@ -434,8 +514,7 @@ def _parts(timeout: Any) -> list[float]:
     if isinstance(timeout, dict):
         return list(timeout.values())
     if isinstance(timeout, Urllib3Timeout):
-        timeout.start_connect()
-        return [timeout.connect_timeout or 0.0, min(timeout._read, timeout.total)]
+        return [min(part, timeout.total) for part in (timeout._connect, timeout._read)]
     return [timeout]
 
 
@@ -468,6 +547,59 @@ def test_a_cooperative_timeout_says_that_time_is_over(carrier: Carrier):
         carrier.request(guard, Slow(Step(error="ReadTimeout")))
     assert isinstance(caught.value, carrier.timeout_error)
     assert guard.snapshot()["policies"][1]["timed_out"] == 1
+
+
+PLAIN = CARRIERS[0], CARRIERS[2]
+STAGES = st.tuples(
+    st.sampled_from(PLAIN),
+    st.tuples(*[st.integers(0, 12).map(lambda tenths: tenths / 10)] * 4),
+    st.sampled_from([None, 0.7, 5.0]),
+)
+
+
+def steps_end_together(case: Any) -> None:
+    """Let a plain client's library take its time with each step, as far as its timeouts allow."""
+    carrier, seconds, own = case
+    guard = guard_of(Timeout(1.0, sync="cooperative"), attempts=1)
+    sent_at: list[float] = []
+
+    def handle(_self: Any, request: Any) -> Any:
+        for part, taken in zip(("pool", "connect", "write", "read"), seconds, strict=True):
+            allowed = request.extensions["timeout"].get(part)
+            if part == "write":
+                sent_at.append(guard.clock.now())
+            guard.clock.sleep(min(taken, allowed))
+            if taken > allowed:
+                name = f"{part.capitalize()}Timeout"
+                raise getattr(carrier.module, name)(part, request=request)
+        return carrier.module.Response(200)
+
+    kind = type("Staged", (carrier.module.BaseTransport,), {"handle_request": handle})
+    made = {"httpx": GuardedTransport, "httpx2": GuardedTransport2}[carrier.module.__name__]
+    client = carrier.module.Client(transport=made(guard, kind()), timeout=own)
+    with client:
+        try:
+            client.get("http://x.test/")
+        except TimedOut:
+            assert guard.clock.now() >= 1001.0
+            assert guard.snapshot()["timed_out"] == 1
+        except carrier.timeout_error:
+            assert own == 0.7  # the user's own, in time
+    guard.close()
+    assert guard.clock.now() <= 1001.001
+    assert all(instant < 1001.0 for instant in sent_at)
+
+
+@given(STAGES)
+def test_steps_of_a_plain_client_end_together(case: Any):
+    """Pool, connecting, writing and reading share what is left; with none left nothing is sent."""
+    steps_end_together(case)
+
+
+def test_with_timeouts_of_the_beginning_they_add_up(monkeypatch: pytest.MonkeyPatch):
+    """Ablation: with what was left in the beginning for each step, a call takes far too long."""
+    monkeypatch.setattr(TimeLeft, "get", dict.get)
+    assert falsified(steps_end_together, STAGES)
 
 
 # --- Headers ---
@@ -520,6 +652,22 @@ def test_what_the_user_set_stays(carrier: Carrier):
         assert (seen["seawall-attempt"], seen["idempotency-key"]) == ("4", "mine")
 
 
+@pytest.mark.parametrize("carrier", PLAIN, ids=lambda carrier: carrier.name)
+def test_bytes_of_other_encodings_go_through(carrier: Carrier):
+    """Foreign members of a baggage header stay the bytes that they are."""
+    seen: list[bytes] = []
+
+    def look(request: Any) -> Any:
+        seen.extend(value for name, value in request.headers.raw if name == b"baggage")
+        return carrier.module.Response(200)
+
+    made = {"httpx": GuardedTransport, "httpx2": GuardedTransport2}[carrier.module.__name__]
+    transport = made(guard_of(), carrier.module.MockTransport(look), propagate={"tenant"})
+    with carrier.module.Client(transport=transport) as client, tenant("acme"):
+        client.get("http://x.test/", headers=[(b"baggage", "k=é".encode())])
+    assert seen == ["seawall.tenant=acme,k=é".encode()]
+
+
 # --- Wrong settings ---
 
 
@@ -529,6 +677,7 @@ def test_what_the_user_set_stays(carrier: Carrier):
         ({"retry_at": "middle"}, "write one of 'everywhere', 'edge'"),
         ({"generate_keys": 1}, "write True or False"),
         ({"statuses": {302}}, "write 400 or more"),
+        ({"statuses": 503}, "write a set of them"),
         ({"propagate": "deadline"}, "write True, False, or a set of"),
         ({"propagate": {"user"}}, "'user' is not one of"),
         ({"repeatable": True}, "pass a function"),
@@ -543,17 +692,32 @@ def test_wrong_settings_are_refused(settings_: dict[str, Any], message: str):
 
 def test_stacks_that_cannot_work_are_refused():
     """No guard, a cache of responses, a timeout that cannot act, retries beside the guard's."""
-    from requests.adapters import HTTPAdapter
-
     guard: Any = "vendor"
     with pytest.raises(TypeError, match="the first argument is a Guard"):
         GuardedTransport(guard)
     with pytest.raises(TypeError, match="its body can be read once"):
         GuardedTransport(new_guard(Cache(ttl=1.0)))
-    with pytest.raises(TypeError, match="sync='cooperative'"):
+    with pytest.raises(TypeError, match=r"sync='cooperative'.*Guard\.standard"):
         GuardedTransport(new_guard(Timeout(1.0)))
-    with pytest.raises(ValueError, match="max_retries=0"):
-        GuardedAdapter(guard_of(), HTTPAdapter(max_retries=2))
+    for retries in (2, Retries(total=None, status=2), Retries(connect=1), Retries(total=None)):
+        with pytest.raises(ValueError, match="max_retries=0"):
+            GuardedAdapter(guard_of(), HTTPAdapter(max_retries=retries))
+    GuardedAdapter(guard_of(), HTTPAdapter(max_retries=Retries(total=False)))
+    with pytest.raises(ValueError, match=r"HTTPTransport\(retries=0"):
+        GuardedTransport(guard_of(), httpx.HTTPTransport(retries=3))
+
+
+def test_what_is_no_transport_of_that_kind_is_refused():
+    """A transport of the other kind, of the other library, a client or a word is refused."""
+    wrong: list[Any] = ["x", httpx.AsyncHTTPTransport(), httpx.Client(), httpx2.HTTPTransport()]
+    for transport in [*wrong, httpx.HTTPTransport]:
+        with pytest.raises(TypeError, match=r"such as httpx\.HTTPTransport\(\)"):
+            GuardedTransport(guard_of(), transport)
+    with pytest.raises(TypeError, match=r"such as httpx2\.AsyncHTTPTransport\(\)"):
+        AsyncGuardedTransport2(guard_of(), httpx2.HTTPTransport())
+    for adapter in ("x", requests.Session()):
+        with pytest.raises(TypeError, match=r"such as HTTPAdapter\(\)"):
+            GuardedAdapter(guard_of(), adapter)  # type: ignore[arg-type]
 
 
 def test_they_say_what_they_are():

@@ -430,6 +430,8 @@ def test_codes_to_retry_can_be_named(edge: Sync) -> None:
         (Code.RESOURCE_EXHAUSTED, "1", 2),
         (Code.RESOURCE_EXHAUSTED, None, 1),
         (Code.RESOURCE_EXHAUSTED, "-1", 1),
+        (Code.DEADLINE_EXCEEDED, "1", 2),
+        (Code.DEADLINE_EXCEEDED, "-1", 1),
     ],
 )
 def test_pushback_is_obeyed(edge: Sync, code: Code, pushback: str | None, calls: int) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
+from contextlib import ExitStack, suppress
+from io import BytesIO
 from threading import Event
 from typing import Any
 
@@ -13,15 +16,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Bulkhead, CircuitOpen, Hedge, Retry, TimedOut, Timeout, VirtualClock
+from seawall import (
+    Breaker,
+    Bulkhead,
+    CircuitOpen,
+    Hedge,
+    Retry,
+    TimedOut,
+    Timeout,
+    VirtualClock,
+    deadline,
+)
+from seawall.clients import _exchange
 from seawall.clients import httpx as guarded_httpx
 from seawall.clients import httpx2 as guarded_httpx2
+from seawall.clients._bodies import GIVEN_UP
 from seawall.clients._exchange import Exchange
+from seawall.clients._httpx_library import HttpxLibrary
 from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport, retryable
 from seawall.testing import no_leaked_permits, run_virtual
 from tests.clients.support import (
     LARGE,
     URL,
+    Body,
     Server,
     Step,
     in_thread,
@@ -30,6 +47,7 @@ from tests.clients.support import (
 )
 from tests.support import falsified, let_pass, new_guard, quarters
 
+OK = Step()
 LIBRARIES = [(httpx, guarded_httpx), (httpx2, guarded_httpx2)]
 libraries = pytest.mark.parametrize(
     ("library", "guarded"), LIBRARIES, ids=lambda module: module.__name__
@@ -156,7 +174,313 @@ def test_an_answer_that_comes_to_an_abandoned_thread_is_closed():
     assert [body.closed for body in server.bodies] == [1]
 
 
+def test_a_loser_that_answers_late_in_its_thread_is_no_failure():
+    """A plain call's copy that lost, and answers 200 all the same, counts as what it is."""
+    server = Server(OK)
+    won, lost = Event(), Event()
+
+    class FirstIsSlow(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            inner = transport_to(server, httpx, sync=True)
+            if not server.seen and not began.is_set():
+                began.set()
+                won.wait(5.0)
+            answer: httpx.Response = inner.handle_request(request)
+            return answer
+
+    began = Event()
+    breaker = Breaker()
+    race = Hedge(0.01, cap=1.0, sync="thread", dispose=lambda _: lost.set())
+    guard = new_guard(race, breaker)
+    with httpx.Client(transport=GuardedTransport(guard, FirstIsSlow())) as client:
+        assert client.get(URL).content == OK.body
+        won.set()
+        assert lost.wait(5.0)
+    assert guard.snapshot()["policies"][1]["failures"] == 0
+    assert [body.closed for body in server.bodies] == [1, 1]
+
+
+def test_the_winner_is_closed_if_the_call_is_cancelled_while_a_loser_is():
+    """Who cancels a call that closes its losers gets no answer, and none stays open."""
+
+    class SlowToClose(Body, httpx.AsyncByteStream):
+        async def aclose(self) -> None:
+            await let_pass(1.0 if self.content == b"loser" else 0.0)
+            await super().aclose()
+
+    bodies = [SlowToClose(b"loser"), SlowToClose(b"winner")]
+    waiting = iter(bodies)
+
+    class Stubborn(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, _request: httpx.Request) -> httpx.Response:
+            body = next(waiting)
+            with suppress(asyncio.CancelledError):
+                await let_pass(3.0 if body.content == b"loser" else 0.25)
+            return httpx.Response(200, stream=body)
+
+    clock = VirtualClock()
+    guard = new_guard(Hedge(0.5, cap=1.0), clock=clock)
+
+    async def main() -> None:
+        transport = AsyncGuardedTransport(guard, Stubborn())
+        async with httpx.AsyncClient(transport=transport) as client:
+            call = asyncio.create_task(client.get(URL))
+            await let_pass(1.0)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    run_virtual(main(), clock=clock)
+    assert bodies[1].closed == 1
+
+
+# --- Bodies ---
+
+FILE = b"".join(bytes([letter]) * 65_536 for letter in b"abc")
+FORMS = st.tuples(
+    st.lists(st.tuples(st.sampled_from([200, 503]), quarters(4)), min_size=1, max_size=3),
+    st.booleans(),
+)
+
+
+def files_arrive_whole(case: Any) -> None:
+    """Send a form with a file under a hedge, to servers that take each piece in their own time."""
+    steps, opened = case
+    clock = VirtualClock()
+    policies = Retry(on=retryable, backoff=0.5), Hedge(0.25, cap=1.0, burst=100)
+    guard = new_guard(*policies, clock=clock)
+    arrived: list[bytes] = []
+    under_way = itertools.count()
+
+    class Server(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            status, pause = steps[next(under_way) % len(steps)]
+            body = b""
+            async for part in request.stream:  # type: ignore[union-attr]
+                body += part
+                await let_pass(pause)
+            arrived.append(body)
+            return httpx.Response(status)
+
+    async def main() -> None:
+        transport = AsyncGuardedTransport(guard, Server())
+        async with httpx.AsyncClient(transport=transport) as client:
+            await client.put(URL, files={"f": BytesIO(FILE) if opened else FILE})
+
+    run_virtual(main(), clock=clock)
+    guard.close()
+    assert arrived
+    assert all(FILE in body for body in arrived)
+    answers = [steps[n % len(steps)][0] for n in range(len(arrived))]
+    assert len(arrived) == 3 or 200 in answers or not opened
+
+
+@given(FORMS)
+def test_files_arrive_whole(case: Any):
+    """A form whose files are open ones is not sent twice at the same time; but again, if it fails.
+
+    What is there as bytes is hedged.
+    """
+    files_arrive_whole(case)
+
+
+def test_without_asking_who_reads_it_a_file_is_garbled(monkeypatch: pytest.MonkeyPatch):
+    """Ablation: if every body could be read by two at once, servers would get mixed up files."""
+    monkeypatch.setattr(HttpxLibrary, "shareable", lambda *_: True)
+    assert falsified(files_arrive_whole, FORMS)
+
+
+class Ends(httpx.AsyncByteStream, httpx.SyncByteStream):
+    """A body that stops in the middle: with an error, or by never going on."""
+
+    closed = 0
+
+    def __init__(self, *, hangs: bool = False) -> None:
+        self._hangs = hangs
+
+    def __iter__(self) -> Any:
+        yield b"so "
+        raise httpx.ReadTimeout("nothing came")
+
+    async def __aiter__(self) -> Any:
+        yield b"so "
+        await let_pass(1e9 if self._hangs else 0.25)
+        raise httpx.ReadTimeout("nothing came")
+
+    def close(self) -> None:
+        self.closed += 1
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("kind", ["plain", "async", "hanging"])
+def test_a_failed_answer_whose_body_stops_is_still_that_answer(kind: str):
+    """Status and wishes of a failed answer count, whatever becomes of its body."""
+    clock = VirtualClock()
+    guard = new_guard(Retry(on=retryable, backoff=0.5), clock=clock)
+    bodies: list[Ends] = []
+
+    def refuse(_request: httpx.Request) -> httpx.Response:
+        bodies.append(Ends(hangs=kind == "hanging"))
+        last = {"x-should-retry": "false"} if len(bodies) == 2 else {}
+        return httpx.Response(429, headers={"retry-after": "7", **last}, stream=bodies[-1])
+
+    inner = httpx.MockTransport(refuse)
+
+    async def main() -> None:
+        async with (
+            httpx.AsyncClient(transport=AsyncGuardedTransport(guard, inner)) as client,
+            client.stream("GET", URL) as answer,
+        ):
+            assert answer.status_code == 429
+            with pytest.raises(httpx.ReadTimeout):
+                await answer.aread()
+
+    if kind == "plain":
+        client = httpx.Client(transport=GuardedTransport(guard, inner))
+        with client, client.stream("GET", URL) as answer:
+            assert answer.status_code == 429
+            with pytest.raises(httpx.ReadTimeout):
+                answer.read()
+    else:
+        run_virtual(main(), clock=clock)
+    assert [body.closed for body in bodies] == [1, 1]
+    reading = 2 * GIVEN_UP if kind == "hanging" else 0.5
+    assert 7.0 <= clock.now() <= 7.0 + reading
+
+
+def hedged_failure_is_readable() -> None:
+    """Let a copy begin while the failed answer of the first is being read; read that answer."""
+    steps = iter([(0.25, [b"the ", b"problem"]), (1.0, [b"another"])])
+
+    class Slow(httpx.AsyncByteStream):
+        def __init__(self, parts: list[bytes]) -> None:
+            self._parts = parts
+            self._closed = False
+
+        async def __aiter__(self) -> Any:
+            for part in self._parts:
+                await let_pass(0.25)
+                if self._closed:
+                    raise httpx.ReadError("closed by another")
+                yield part
+
+        async def aclose(self) -> None:
+            self._closed = True
+
+    class Failing(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, _request: httpx.Request) -> httpx.Response:
+            delay, parts = next(steps)
+            await let_pass(delay)
+            return httpx.Response(503, stream=Slow(parts))
+
+    clock = VirtualClock()
+    guard = new_guard(Hedge(0.6, cap=1.0), clock=clock)
+
+    async def main() -> None:
+        transport = AsyncGuardedTransport(guard, Failing())
+        async with httpx.AsyncClient(transport=transport) as client:
+            assert (await client.get(URL)).content == b"the problem"
+
+    run_virtual(main(), clock=clock)
+
+
+def test_a_copy_leaves_alone_what_another_reads():
+    """The failed answer that one copy reads is not closed because another copy begins."""
+    hedged_failure_is_readable()
+
+
+def test_without_that_the_user_gets_a_closed_answer(monkeypatch: pytest.MonkeyPatch):
+    """Ablation: if answers that are being read were closed too, the user could not read them."""
+
+    def any_answer(exchange: Any, _number: int) -> Any:
+        return exchange._reading.pop() if exchange._reading else None
+
+    monkeypatch.setattr(Exchange, "_earlier_answer", any_answer)
+    with pytest.raises((httpx.StreamClosed, httpx.ReadError)):
+        hedged_failure_is_readable()
+
+
+# --- The library gives up first ---
+
+
+def never_cancelled_inside(case: Any) -> None:
+    """Time out while the library connects, and see who was interrupted."""
+    seconds, by_deadline, hedged = case
+    clock = VirtualClock()
+    cancelled: list[str] = []
+
+    class Hangs(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            try:
+                await let_pass(request.extensions["timeout"].get("connect"))
+            except asyncio.CancelledError:
+                cancelled.append("in the pool")
+                raise
+            raise httpx.ConnectTimeout("nobody there", request=request)
+
+    race = [Hedge(seconds / 2, cap=1.0)] if hedged else []
+    limit = [] if by_deadline else [Timeout(seconds)]
+    guard = new_guard(*limit, *race, Breaker(), clock=clock)
+
+    async def main() -> None:
+        transport = AsyncGuardedTransport(guard, Hangs())
+        with pytest.raises(TimedOut):
+            async with (
+                httpx.AsyncClient(transport=transport, timeout=None) as client,  # noqa: S113
+                deadline(seconds if by_deadline else 1000.0, clock=clock),
+            ):
+                await client.get(URL)
+
+    run_virtual(main(), clock=clock)
+    guard.close()
+    assert cancelled == []
+    assert seconds <= clock.now() <= seconds + 0.01
+    assert by_deadline or guard.snapshot()["timed_out"] == 1
+
+
+HANGING = st.tuples(st.sampled_from([0.05, 0.5, 3.0]), st.booleans(), st.booleans())
+
+
+@given(HANGING)
+def test_the_library_gives_up_before_it_is_cancelled(case: Any):
+    """A timeout of the guard's interrupts nobody who is connecting; the guard counts it."""
+    never_cancelled_inside(case)
+
+
+def test_without_that_moment_it_is_cancelled(monkeypatch: pytest.MonkeyPatch):
+    """Ablation: if the library gave up when the guard does, its pool would be left as it is."""
+    monkeypatch.setattr(_exchange, "a_moment", lambda _: -0.05)
+    assert falsified(never_cancelled_inside, HANGING)
+
+
 # --- Over real sockets ---
+
+
+@libraries
+def test_a_client_survives_an_outage(library: Any, guarded: Any):
+    """After many timeouts while it connects, to a host that takes no more, a client is as good."""
+    with socket.socket() as full, ExitStack() as queue:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(3):
+            waiting = queue.enter_context(socket.socket())
+            waiting.setblocking(False)  # noqa: FBT003
+            waiting.connect_ex(full.getsockname())
+        gone = f"http://127.0.0.1:{full.getsockname()[1]}/"
+
+        async def main() -> tuple[int, list[Any]]:
+            pool = library.AsyncHTTPTransport(limits=library.Limits(max_connections=2))
+            transport = guarded.AsyncGuardedTransport(new_guard(Timeout(0.1)), pool)
+            async with library.AsyncClient(transport=transport) as client:
+                for _ in range(3):
+                    calls = [client.get(gone) for _ in range(4)]
+                    ended = await asyncio.gather(*calls, return_exceptions=True)
+                    assert {type(error).__name__ for error in ended} == {"TimedOut"}
+                return len(pool._pool.connections), pool._pool._requests
+
+        assert in_thread(main) == (0, [])
 
 
 @libraries
@@ -249,8 +573,6 @@ def test_streams_are_read_as_before(library: Any, guarded: Any):
 
 def test_old_code_catches_refusals():
     """Code that catches httpx's errors catches an open circuit."""
-    from seawall import Breaker
-
     breaker = Breaker()
     breaker.isolate()
     client = httpx.Client(transport=GuardedTransport(new_guard(breaker)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import httpx2
@@ -22,7 +23,9 @@ CALLS = st.lists(
         st.integers(0, 90),  # the most it may answer
         st.integers(0, 40),  # what went in
         st.integers(0, 120),  # what came out
-        st.sampled_from(["ok", "unknown", "unsent", "refused", "busy", "broken", "raised"]),
+        st.sampled_from(
+            ["ok", "unknown", "unsent", "elsewhere", "refused", "busy", "broken", "raised"]
+        ),
     ),
     max_size=12,
 )
@@ -37,14 +40,15 @@ class StatusError(Exception):
         self.status_code = status
 
 
-def ends(how: str, went_in: int, came_out: int) -> Any:
-    """End a call in that way."""
+def ends(how: str, went_in: int, came_out: int, guard: str) -> Any:
+    """End a call under that guard in that way."""
     if how == "ok":
         return {"usage": {"input_tokens": went_in, "output_tokens": came_out}}
     if how == "unknown":
         return {"text": "hello"}
     raise {
-        "unsent": httpx2.ConnectError("no"),
+        "unsent": RateLimited("no", guard=guard),
+        "elsewhere": RateLimited("no", guard="another"),
         "refused": StatusError(400),
         "busy": StatusError(429),
         "broken": StatusError(500),
@@ -68,7 +72,7 @@ def settles_exactly(calls: list[tuple[int, int, int, int, str]]) -> None:
         spent = [0, 0, 0]
         for letters, most, went_in, came_out, how in calls:
             guard.attempt(
-                lambda how, a, b, **_: ends(how, a, b),
+                lambda how, a, b, **_: ends(how, a, b, guard.name),
                 how,
                 went_in,
                 came_out,
@@ -108,7 +112,13 @@ def test_without_settling_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_looking_at_what_was_sent_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same sum is wrong if a call that was never sent keeps what it took."""
-    monkeypatch.setattr(module, "nothing_sent", lambda _: False)
+    monkeypatch.setattr(module, "nothing_sent", lambda *_: False)
+    assert falsified(settles_exactly, CALLS)
+
+
+def test_without_looking_at_whose_refusal_it_is_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same sum is wrong if the refusal of another guard is taken for "never sent"."""
+    monkeypatch.setattr(module, "nothing_sent", lambda error, _: isinstance(error, RateLimited))
     assert falsified(settles_exactly, CALLS)
 
 
@@ -218,6 +228,16 @@ def test_by_hand() -> None:
         assert limits.peek(prompt="", max_tokens=0).left == 489
 
 
+@pytest.mark.parametrize(("options", "left"), [({}, 985), ({"cached": True}, 885)])
+def test_tokens_from_a_cache(options: dict[str, bool], left: int) -> None:
+    """What was read from a cache, and is told apart, counts only where it is asked for."""
+    with virtual_time():
+        limits = TokenLimits(tokens="1000/min", **options)  # type: ignore[arg-type]
+        usage = {"input_tokens": 5, "cache_read_input_tokens": 100, "output_tokens": 10}
+        limits.settle(limits.reserve(prompt="x", max_tokens=500), {"usage": usage})
+        assert limits.peek(prompt="", max_tokens=1).left == left
+
+
 WORDS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(1, 600), st.integers(0, 30)), min_size=1, max_size=5
 )
@@ -268,6 +288,40 @@ def test_with_other_steps_it_would_be_too_much(monkeypatch: pytest.MonkeyPatch) 
     assert falsified(never_over_the_vendors_level, WORDS)
 
 
+def longest_pause() -> float:
+    """Ask more than a vendor of 10 a second allows, by a limit as wide as its own."""
+    with virtual_time() as clock:
+        limits = TokenLimits(requests="600/min")
+        guard = new_guard(limits)
+        level, asked, words = 0.0, [0.0], []
+        limits.reserve(cost=600)
+        for tick in range(1, 1200):
+            clock.advance(1 / 15)
+            level = min(600.0, level + 10 / 15)
+            if guard.attempt(lambda: None).ok:
+                level = max(0.0, level - 1)
+                asked.append(tick / 15)
+                words.append((tick + 8 + tick % 20, int(level), (600 - level) / 10))
+            for due, left, reset in words:  # answers come when they come
+                if due == tick:
+                    limits.hear(
+                        {
+                            "x-ratelimit-limit-requests": "600",
+                            "x-ratelimit-remaining-requests": str(left),
+                            "x-ratelimit-reset-requests": f"{reset:.3f}s",
+                        }
+                    )
+        guard.close()
+        return max(after - before for before, after in pairwise(asked))
+
+
+def test_no_pauses_where_the_limit_is_the_vendors_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Used to the full, a limit that is as wide as the vendor's flows; not if all is said."""
+    assert longest_pause() < 0.5
+    monkeypatch.setattr(module, "_AHEAD", float("-inf"))
+    assert longest_pause() > 5.0
+
+
 def test_a_vendor_that_refills_at_once() -> None:
     """Told so, or where the vendor does not tell its limit, its word holds to the end."""
     told = {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1m0s"}
@@ -291,6 +345,9 @@ def test_all_wait_after_a_429() -> None:
         assert limits.peek(prompt="x", max_tokens=1).retry_after == pytest.approx(20.0)
         clock.advance(20.0)
         assert limits.peek(prompt="x", max_tokens=1).retry_after == 0
+        limits.max_pushback = 1e9  # without a maximum, a vendor may stop us for as long as it likes
+        limits.hear([(b"Retry-After", b"3600")], 429)
+        assert limits.peek(prompt="x", max_tokens=1).retry_after == pytest.approx(3600.0)
 
 
 def test_words_that_say_nothing_new_are_not_kept() -> None:

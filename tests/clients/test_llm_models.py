@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import anthropic
@@ -30,6 +31,7 @@ from seawall.clients.llm import (
     Models,
     TokenLimits,
     async_http_client,
+    http_client,
     passing,
     retryable,
 )
@@ -256,6 +258,51 @@ def test_streams_change_over_before_the_first_item_only() -> None:
     assert closed == ["sync"] * 3 + ["async"] * 3
 
 
+STREAMS = st.lists(st.integers(0, 3), min_size=1, max_size=3)
+"""After so many items each model breaks off."""
+
+
+def begun_once(counts: list[int]) -> None:
+    """Check that all items are those of the first model that gave one."""
+
+    def breaks_after(level: int, items: int) -> Any:
+        def ask() -> Iterator[tuple[int, int]]:
+            for item in range(items):
+                yield level, item
+            raise ConnectionError
+
+        return ask
+
+    models = Models(*(Model(str(n), breaks_after(n, c)) for n, c in enumerate(counts)))
+    seen: list[Any] = []
+    with pytest.raises(ConnectionError):
+        seen.extend(models.stream())  # what comes before it breaks off is there
+    serving = next((n for n, items in enumerate(counts) if items), 0)
+    assert seen == [(serving, item) for item in range(counts[serving])]
+
+
+@given(STREAMS)
+def test_a_stream_is_never_begun_twice(counts: list[int]) -> None:
+    """After its first item a stream is not begun again by another model."""
+    begun_once(counts)
+
+
+def test_without_looking_at_items_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same check fails if another model may take over at any time."""
+
+    def stream(self: Models) -> Iterator[Any]:
+        turns = module._Turns(self)
+        for ask in turns:
+            try:
+                yield from ask()
+            except ConnectionError as error:
+                turns.failed(error)
+        turns.result().unwrap()
+
+    monkeypatch.setattr(Models, "stream", stream)
+    assert falsified(begun_once, STREAMS)
+
+
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
@@ -327,6 +374,62 @@ def test_another_vendor_takes_over(kind: str) -> None:
         assert (one.opened, two.opened) == (one.closed, two.closed)
 
     run_virtual(main())
+
+
+def sdks(library: Any, kind: str, *vendors: Vendor) -> list[Any]:
+    """Return functions that return what an SDK returns for a stream, of each vendor."""
+    guards = [new_guard(TokenLimits(tokens="1M/min")) for _ in vendors]
+    made = []
+    for guard, vendor in zip(guards, vendors, strict=True):
+        keys = {"max_retries": 0, "api_key": "k", "base_url": "http://v/v1"}
+        make_http = http_client if kind == "sync" else async_http_client
+        name = {"openai": "OpenAI", "anthropic": "Anthropic"}[library.__name__]
+        make = getattr(library, name if kind == "sync" else f"Async{name}")
+        sdk = make(http_client=make_http(guard, vendor.transport()), **keys)
+        create = sdk.chat.completions.create if library is openai else sdk.messages.create
+        made.append(partial(create, model="m", messages=HELLO, max_tokens=9, stream=True))
+    return made
+
+
+@pytest.mark.parametrize("library", [openai, anthropic])
+def test_the_sdks_own_streams(library: Any) -> None:
+    """What an SDK returns for a stream is one, sync or async, and is closed by who stops early."""
+
+    async def main() -> None:
+        bad, good = Vendor(refuses(529)), Vendor()
+        asks = sdks(library, "async", bad, good)
+        models = Models(*(Model(str(n), ask) for n, ask in enumerate(asks)))
+        whole = [item async for item in models.astream()]
+        early = models.astream()
+        assert type(await anext(early)) is type(whole[0])
+        await early.aclose()  # type: ignore[attr-defined]
+        assert models.snapshot()["served"] == {"0": 1, "1": 1}
+        assert (bad.opened, good.opened) == (bad.closed, good.closed)
+
+    run_virtual(main())
+    with virtual_time():
+        bad, good = Vendor(refuses(529)), Vendor()
+        asks = sdks(library, "sync", bad, good)
+        models = Models(*(Model(str(n), ask) for n, ask in enumerate(asks)))
+        assert len(list(models.stream())) >= 3
+        early = models.stream()
+        next(early)
+        early.close()  # type: ignore[attr-defined]
+        assert models.snapshot()["served"] == {"0": 1, "1": 1}
+        assert (bad.opened, good.opened) == (bad.closed, good.closed)
+
+
+def test_async_models_are_asked_by_async_methods() -> None:
+    """Asked as plain ones they raise, with advice; nothing is left that was never awaited."""
+
+    async def ask() -> str:
+        return "hello"
+
+    models = Models(Model("x", ask))
+    with pytest.raises(TypeError, match=r"write models\.acall"):
+        models.call()
+    with pytest.raises(TypeError, match=r"write models\.astream"):
+        list(models.stream())
 
 
 def test_arguments() -> None:

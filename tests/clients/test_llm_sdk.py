@@ -425,6 +425,34 @@ def test_sync_sdks_over_a_socket(server: tuple[str, Vendor]) -> None:
     assert {headers["accept-encoding"] for _, _, headers in vendor.log} == {"gzip, deflate"}
 
 
+def test_a_proxy_is_behind_the_guard(
+    server: tuple[str, Vendor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a proxy that is named, or of the environment, requests are guarded all the same."""
+    url, vendor = server
+    for name in ("http_proxy", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    guard = new_guard(Retry(on=retryable, backoff=0.001), wide())
+
+    def ask(to: str = "http://api.vendor.test", **options: Any) -> int:
+        before = vendor.asked
+        with http_client(guard, **options) as http:
+            answer = http.post(f"{to}/v1/messages", json={"messages": HELLO, "max_tokens": 100})
+        assert answer.status_code == 200
+        return vendor.asked - before
+
+    assert ask(proxy=url) == 2  # a 503, then an answer
+    monkeypatch.setenv("HTTP_PROXY", url)
+    vendor.steps.append(refuses(503))
+    assert ask() == 2
+    assert spent(guard)["requests"] == 4
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # where nobody is
+    assert ask(url, trust_env=False) == 1
+    monkeypatch.setenv("NO_PROXY", "example.com, 127.0.0.1")
+    assert ask(url) == 1
+    assert spent(guard)["requests"] == 6
+
+
 def test_answers_that_are_there_at_once() -> None:
     """A transport that makes its answers of bytes is charged for them too, and its errors seen."""
     event = b'data: {"error": {"type": "overloaded_error"}}\n\n'

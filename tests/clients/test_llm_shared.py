@@ -65,3 +65,6 @@ def test_pods_share_tokens(
     for remaining in (30, 29, 31, 28):
         one.hear({**said, "x-ratelimit-remaining-tokens": str(remaining)})
     assert len(told) == asks  # no news
+    monkeypatch.setattr(TokenLimits, "_is_news", lambda *_: True)
+    one.hear({**said, "x-ratelimit-remaining-tokens": "30"})
+    assert len(told) > asks

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 from typing import Any
 
 import httpx2
 import pytest
 
-from seawall import Breaker, Guard, Retry, Timeout
+from seawall import Breaker, Guard, Retry, TimedOut, Timeout
 from seawall.clients import _llm_transport as module
+from seawall.clients import _llm_usage
 from seawall.clients.llm import TokenLimits, async_http_client, http_client, retryable
 from seawall.testing import run_virtual, virtual_time
-from tests.clients.support_llm import Vendor, breaks, refuses, streams_error
+from tests.clients.support_llm import Vendor, refuses, streams_error
 from tests.support import new_guard
 
 URL = "http://v/v1/chat/completions"
@@ -145,25 +148,6 @@ def test_a_body_that_breaks_off_before_its_first_item() -> None:
         assert (Broken.closed, vendor.asked) == (1, 1)
 
 
-def test_what_may_be_sent_again() -> None:
-    """What only asks is retried by POST; what makes something (a file, a batch) is not."""
-    for path, asked in {"/v1/messages": 3, "/v1/embeddings": 3, "/v1/batches": 1}.items():
-        with virtual_time():
-            vendor = Vendor(*[refuses(500)] * 3)
-            guard = new_guard(Retry(on=retryable))
-            with http_client(guard, vendor.transport()) as http:
-                assert http.post(f"http://v{path}", json={}).status_code == 500
-            assert vendor.asked == asked
-    with virtual_time():
-        vendor = Vendor(breaks(httpx2.ReadError))
-        with (
-            http_client(
-                new_guard(Retry(on=retryable)), vendor.transport(), repeatable=bool
-            ) as http,
-        ):
-            assert http.post("http://v/v1/batches", json={}).status_code == 200
-
-
 def test_a_limit_that_fails_costs_no_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,3 +162,109 @@ def test_a_limit_that_fails_costs_no_answer(
         with http_client(new_guard(TokenLimits(tokens="1M/min")), vendor.transport()) as http:
             assert http.post(URL, json=BODY).status_code == 200
     assert "not understood" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_what_uses_no_tokens_is_charged_none(method: str) -> None:
+    """To look at an answer again, to count tokens and to have a text judged costs a request."""
+    paths = ["/responses/r"] if method == "GET" else ["/messages/count_tokens", "/moderations"]
+    with virtual_time():
+        vendor = Vendor(streams_error("overloaded_error"))
+        guard = new_guard(Retry(on=retryable), Breaker(), TokenLimits(tokens="1000/week"))
+        with http_client(guard, vendor.transport()) as http:
+            for path in paths:
+                answer = http.request(method, f"http://v/v1{path}", json={**BODY, "stream": False})
+                assert "usage" in answer.json()
+        assert tokens_left(guard) == 1000
+        assert vendor.asked == len(paths) + 1  # a stream of theirs is looked at all the same
+
+
+def streams(chunks: Any) -> Any:
+    """Return a transport that answers by a stream of these chunks."""
+
+    class Body(httpx2.SyncByteStream):
+        def __iter__(self) -> Any:
+            return iter(chunks())
+
+    class Transport(httpx2.BaseTransport):
+        def handle_request(self, _request: Any) -> Any:
+            kind = {"content-type": "text/event-stream"}
+            return httpx2.Response(200, headers=kind, stream=Body())
+
+    return Transport()
+
+
+def keep_alives_until() -> float:
+    """Return when a stream of keep-alives, for a minute, is given up by a timeout of 5 s."""
+    with virtual_time() as clock:
+
+        def chunks() -> Any:
+            for _ in range(60):
+                clock.advance(1.0)
+                yield b": wait\n\n"
+
+        guard = new_guard(Timeout(5.0, sync="cooperative"))
+        with http_client(guard, streams(chunks)) as http, suppress(TimedOut):
+            http.post(URL, json=BODY)
+        return clock.now()
+
+
+def test_keep_alives_do_not_outlive_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeout of a blocking call holds between pieces of a stream; not if nobody looks."""
+    assert keep_alives_until() == 5.0
+    monkeypatch.setattr(module, "check_deadline", lambda: None)
+    assert keep_alives_until() == 60.0
+
+
+def test_the_start_of_a_stream_takes_linear_time() -> None:
+    """Eight times the pieces before the first event take about eight times the time."""
+
+    def seconds(pieces: int) -> float:
+        def chunks() -> Any:
+            yield from [b":"] * pieces
+            yield b"\n\ndata: [DONE]\n\n"
+
+        took = []
+        with http_client(new_guard(Retry(on=retryable)), streams(chunks)) as http:
+            for _ in range(3):
+                began = time.perf_counter()
+                assert len(http.post(URL, json=BODY).content) > pieces
+                took.append(time.perf_counter() - began)
+        return min(took)
+
+    assert seconds(16_000) < 20 * seconds(2_000)
+
+
+def read_ahead() -> int:
+    """Return how much is read of a stream that never comes to its first event."""
+    read = 0
+
+    def chunks() -> Any:
+        nonlocal read
+        for _ in range(300):
+            read += 1024
+            yield b": wait\n\n" * 128
+
+    with (
+        http_client(new_guard(Retry(on=retryable)), streams(chunks)) as http,
+        http.stream("POST", URL, json=BODY),
+    ):
+        return read
+
+
+def test_little_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no first event is passed on as it is; without a bound, all of it would be kept."""
+    assert read_ahead() <= module.FIRST_EVENT + 2048
+    for place in (module, _llm_usage):
+        monkeypatch.setattr(place, "FIRST_EVENT", 1 << 30)
+    assert read_ahead() == 300 * 1024
+
+
+def test_a_redirect_uses_no_tokens() -> None:
+    """Where an answer is elsewhere, the tokens are used there."""
+    vendor = Vendor(refuses(307, location="/v1/messages"))
+    with virtual_time():
+        guard = new_guard(Retry(on=retryable), Breaker(), TokenLimits(tokens="1000/week"))
+        with http_client(guard, vendor.transport()) as http:
+            http.post("http://v/v0/messages", json=BODY)
+        assert tokens_left(guard) == 988

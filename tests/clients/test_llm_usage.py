@@ -87,7 +87,7 @@ def test_pieces_do_not_matter(path: str, sizes: list[int]) -> None:
         reader.feed(whole[at : at + size])
         at += size
     reader.feed(whole[at:])
-    assert reader.usage() [:2] == (1234, 56)
+    assert reader.usage()[:2] == (1234, 56)
     assert reader.began
     assert reader.error is None
 
@@ -164,7 +164,7 @@ def test_packed_bodies(pack: Any) -> None:
     reader = Unpacking(SseReader())
     for at in range(0, len(packed), 7):
         reader.feed(packed[at : at + 7])
-    assert reader.usage() [:2] == (1234, 56)
+    assert reader.usage()[:2] == (1234, 56)
 
 
 def test_large_bodies() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 from typing import Any
 
 import pytest
 import requests
+from requests.auth import HTTPDigestAuth
 from urllib3.util import Timeout as Urllib3Timeout
 
 from seawall import Breaker, CircuitOpen, Retry, TimedOut, Timeout, deadline
+from seawall.clients._bodies import KEPT
 from seawall.clients.requests import GuardedAdapter, _lowered, retryable
-from tests.clients.support import LARGE, real_server
+from tests.clients.support import CARRIERS, LARGE, Server, Step, real_server
 from tests.support import new_guard
 
 
@@ -77,7 +80,7 @@ def test_old_code_catches_refusals():
     with session_of(new_guard(breaker)) as session, pytest.raises(requests.ConnectionError) as it:
         session.get("http://vendor.test/")
     assert isinstance(it.value, CircuitOpen)
-    assert it.value.request is not None
+    assert (it.value.request is None, it.value.response) == (False, None)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,55 @@ def test_timeouts_are_lowered_in_all_their_forms(given: Any, lowered: Any):
     found = _lowered(given, 2.0)
     assert (found.total, found._connect, found._read) == (total, connect, read)
     assert _lowered(given, None) is given
+
+
+def test_a_total_of_urllib3s_own_works_too():
+    """A urllib3 timeout with nothing but a total is understood, under a deadline as well."""
+    with real_server() as server, session_of(retrying()) as session, deadline(5.0):
+        assert session.get(server.url, timeout=Urllib3Timeout(total=3)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("own", "later"), [(9.0, 9.0), ((1, 8.0), 8.0), (None, None), (Urllib3Timeout(read=7), 7)]
+)
+def test_the_users_timeout_counts_for_the_body(own: Any, later: float | None):
+    """Once the headers are there, each piece of a stream has the time that the user gave it."""
+    guard = new_guard(Timeout(2.0, sync="cooperative"))
+    with (
+        real_server(body=LARGE) as server,
+        session_of(guard) as session,
+        session.get(server.url, stream=True, timeout=own) as answer,
+    ):
+        assert answer.raw.connection.sock.gettimeout() == later
+        assert answer.content == LARGE
+
+
+def test_a_digest_is_sent_through_the_guard():
+    """The request that answers a challenge is guarded as the first was."""
+    challenge = {"www-authenticate": 'Digest realm="r", nonce="n", qop="auth"'}
+    server = Server(Step(401, challenge), Step(503), Step(200))
+    options: Any = {"auth": HTTPDigestAuth("user", "secret")}
+    assert CARRIERS[-1].request(retrying(), server, **options).status_code == 200
+    assert [seen.headers["seawall-attempt"] for seen in server.seen] == ["1", "1", "2"]
+    assert ["authorization" in seen.headers for seen in server.seen] == [False, True, True]
+
+
+def test_a_failed_answer_is_kept_as_it_came():
+    """What is kept of a failed answer is not unpacked, and can be read in all ways."""
+    packed = gzip.compress(bytes(1_000_000))
+    assert len(packed) < KEPT
+    with real_server(503, body=packed) as server, session_of(new_guard(Breaker())) as session:
+        server.headers = [("content-encoding", "gzip"), ("set-cookie", "a=b")]
+        with session.get(server.url, stream=True) as answer:
+            assert answer.raw.read(decode_content=False) == packed
+        assert session.get(server.url).content == bytes(1_000_000)
+        assert session.cookies["a"] == "b"
+
+
+def test_a_body_that_cannot_be_unpacked_does_not_spoil_the_retry():
+    """A failed answer that lies about its encoding is a failed answer all the same."""
+    server = Server(Step(503, {"content-encoding": "gzip"}), Step(200))
+    assert CARRIERS[-1].request(retrying(), server).status_code == 200
 
 
 def test_a_passed_deadline_sends_nothing():

@@ -127,25 +127,32 @@ class Exchange:
             failure = error
         if token is not None:
             reset(idempotency_key_var, token)
-        with self._lock:
-            self._over = True
-            still_open = [*self._reading, *(response for _, response in self._answers)]
-            self._reading, self._answers = [], []
-        losers = [response for response in still_open if response is not answer]
-        while losers:
-            try:
-                yield from self._discard(losers.pop())
-            except BaseException as error:  # noqa: BLE001 - the others are closed first
-                failure = error
-                if answer is not None:
-                    losers.append(answer)
-                    answer = None
+        failure = (yield from self._close_losers(answer)) or failure
         try:
             if failure is not None:
                 raise self._seen_outside(failure)
         finally:
             del failure
         return answer
+
+    def _close_losers(self, answer: Any) -> Steps[BaseException | None]:
+        """Close all that is open but the answer; that too, if what this returns is to be raised."""
+        with self._lock:
+            self._over = True
+            still_open = [*self._reading, *(response for _, response in self._answers)]
+            self._reading, self._answers = [], []
+        losers = [response for response in still_open if response is not answer]
+        failure: BaseException | None = None
+        while losers:
+            try:
+                yield from self._discard(losers.pop())
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # noqa: BLE001 - the others are closed first
+                if failure is None and answer is not None:
+                    losers.append(answer)
+                failure = error
+        return failure
 
     def _discard(self, response: Any) -> Steps[None]:
         try:
@@ -328,9 +335,9 @@ async def aexchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
 
 
 async def _wait(seconds: float) -> None:
-    from asyncio import sleep
+    import asyncio
 
-    await sleep(seconds + _SLACK)  # noqa: TID251 - for what the loop will do: no time of the guard's
+    await asyncio.sleep(seconds + _SLACK)  # noqa: TID251 - the loop's cancellation is awaited
 
 
 def _drive(steps: Steps[T]) -> T:

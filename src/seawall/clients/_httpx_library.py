@@ -35,12 +35,12 @@ class HttpxLibrary(Library):
         self._not_sent = (module.ConnectError, module.ConnectTimeout, module.PoolTimeout)
         streams = (Rejoined, module.SyncByteStream, module.AsyncByteStream)
         self._rejoined: Any = type("Rejoined", streams, {})
-        self._late: dict[str, type[Exception]] = {
+        self._late_to_send: dict[str, type[Exception]] = {
             "pool": module.PoolTimeout,
             "connect": module.ConnectTimeout,
             "write": module.WriteTimeout,
-            "read": module.ReadTimeout,
         }
+        self._late = {**self._late_to_send, "read": module.ReadTimeout}
 
     def replayable(self, request: Any) -> bool:
         """Tell whether the body is bytes, or a form of files that can be read again."""
@@ -141,6 +141,6 @@ class HttpxLibrary(Library):
         """
         if seconds is not None:
             own = request.extensions.get("timeout") or {}
-            late = {part: self._late[part] for part in self._late if part != "read" or not cancels}
+            late = self._late_to_send if cancels else self._late
             request.extensions["timeout"] = TimeLeft(own, seconds, clock, late)
         return request

@@ -8,7 +8,6 @@ from typing import Any, Final
 from seawall.clients._exchange_errors import a_moment
 from seawall.clock import Clock
 
-_PARTS: Final = ("pool", "connect", "write", "read")
 _SENDING: Final = ("connect", "write")
 _LEAST: Final = 0.001
 
@@ -30,13 +29,15 @@ class TimeLeft(dict[str, float | None]):
         late: Mapping[str, type[Exception]],
     ) -> None:
         """Lower those of the user's `own` that `late` has an error for."""
-        super().__init__()
+        super().__init__(own)
+        for part in late:
+            known = own.get(part)
+            self[part] = seconds if known is None else min(known, seconds)
         self._own = own
         self._late = late
         self._clock = clock
         self._moment = a_moment(seconds)
         self._until: float | None = clock.now() + seconds
-        self.update({part: self[part] for part in _PARTS})
 
     def __getitem__(self, part: str) -> float | None:
         own = self._own.get(part)

@@ -61,13 +61,14 @@ class Guarded:
     def _check(self, transport: Any) -> None:
         """Refuse what is no transport of this kind, and one that retries by itself."""
         kind = type(transport)
-        others = {"httpx", "httpx2"} - {self._library.name}
-        of_another = any(base.__module__.partition(".")[0] in others for base in kind.__mro__)
-        if of_another or not callable(getattr(kind, self._handler, None)):
+        own = self._library.name
+        of = {base.__module__.partition(".")[0] for base in kind.__mro__} & {"httpx", "httpx2"}
+        foreign = bool(of) and own not in of
+        if foreign or not callable(getattr(kind, self._handler, None)):
             right = getattr(type(self)._default, "__name__", "HTTPTransport")
             raise TypeError(
-                f"transport={transport!r}: write one of {self._library.name}'s for this kind of"
-                f" client, such as {self._library.name}.{right}()"
+                f"transport={transport!r}: write one of {own}'s for this kind of client,"
+                f" such as {own}.{right}()"
             )
         retries = getattr(getattr(transport, "_pool", None), "_retries", 0)
         if retries:

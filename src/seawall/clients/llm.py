@@ -4,6 +4,8 @@
     guard = Guard("vendor", Retry(on=retryable), Breaker(), limits, Timeout(60.0))
     client = openai.AsyncOpenAI(http_client=async_http_client(guard), max_retries=0)
 
+For a blocking client, `http_client(guard)`, it is `Timeout(60.0, sync="cooperative")`.
+
 The vendors' SDKs are not needed to import this; what they are given is an HTTP client of the
 library that they use themselves. Explained in docs/llm.md.
 """

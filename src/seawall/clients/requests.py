@@ -56,7 +56,7 @@ class _Requests(Library):
     def headers(self, request: Any) -> dict[str, str]:
         return {name.lower(): _text(value) for name, value in request.headers.items()}
 
-    def copy(self, request: Any, headers: Mapping[str, str], tried: set[str]) -> Any:  # noqa: ARG002
+    def copy(self, request: Any, headers: Mapping[str, str], tried: set[str]) -> Any:
         copy = request.copy()
         copy.headers.update(headers)
         return copy
@@ -135,7 +135,7 @@ class GuardedAdapter(BaseAdapter):
             # As without a guard: an authentication that asks again begins with this request, and
             # asks by what is named here.
             response.request = request
-            response.connection = self  # type: ignore[attr-defined]
+            response.connection = self  # type: ignore[assignment]
             return response
 
         def relax(_request: object, response: requests.Response) -> None:

@@ -86,8 +86,15 @@ class Gate(SlotGate):
 
     def leave(self, ticket: Any, outcome: Outcome, detail: object, now: float) -> None:
         """Give the slot back, and learn from what the call took."""
-        if ticket is not _BEYOND:
-            self._slots.give_back()
+        if ticket is _BEYOND:
+            return
+        self._slots.give_back()
+        if outcome is OK and self.policy.is_drop is None:
+            windows = self._windows
+            windows.samples.append(now - ticket)
+            if now >= windows.due:
+                self._look(now)
+        else:
             self._learn(ticket, outcome, detail, now)
 
     def _enter_busy(self, now: float) -> object:

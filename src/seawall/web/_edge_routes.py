@@ -1,92 +1,44 @@
-"""A limit on requests at once for one route, and how routes are found by their templates."""
+"""Limits on requests at once for single routes, found by the templates of their paths."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 from seawall.clock import Clock
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
-from seawall.runtime.layers import Wait
-from seawall.runtime.policy import Policy
-from seawall.runtime.runners import wait_async
+from seawall.runtime.policy import GateBound
+from seawall.web._limit_routes import Routes
 from seawall.web.request import Incoming
-from seawall.web.sending import Passage, Send
-from seawall.web.trust import Trust
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-class RouteGate:
-    """An app behind a limit of its own on requests at once: that of one route.
-
-    It refuses by raising: the edge, or `problem_handler`, answers.
-    """
+class RouteGates:
+    """The gates of some routes. Each template has a guard of its own, so that it can be seen."""
 
     def __init__(
-        self,
-        app: App,
-        concurrency: AdaptiveLimit | Bulkhead,
-        *,
-        name: str,
-        clock: Clock | None = None,
+        self, name: str, routes: Mapping[str, AdaptiveLimit | Bulkhead], clock: Clock
     ) -> None:
-        """Stand around `app`; `name` is that of a guard, such as "edge GET /reports/{id}"."""
-        self.app = app
-        checked_part("concurrency", concurrency, (AdaptiveLimit, Bulkhead))
-        self.guard = Guard(name, concurrency, clock=clock)
-        self._gate: Any = self.guard.bounds[0]
-        self._clock = self.guard.clock
+        """Belong to the edge called `name`."""
+        self._routes = Routes(routes)
+        self._guards = {
+            path: Guard(f"{name} {path}", limit, clock=clock) for path, limit in routes.items()
+        }
+        self._gates: dict[str, Any] = {
+            path: guard.bounds[0] for path, guard in self._guards.items()
+        }
 
-    def __repr__(self) -> str:
-        return f"<RouteGate {self.guard.name!r}>"
+    def of(self, incoming: Incoming) -> GateBound | None:
+        """Return the gate of the route that the request's path matches; None if it has none."""
+        gate: GateBound | None = self._gates.get(self._routes.of(incoming.path_below_root))
+        return gate
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request within the limit; anything else passes."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        gate = self._gate
-        passage = Passage(send, self._clock.now, self.guard.stats)
-        passage.began = now = self._clock.now()
-        arguments = (Incoming(scope, Trust()),) if gate.takes_arguments else ()
-        try:
-            ticket = gate.enter(now, *arguments)
-        except Wait as wait:
-            ticket = await wait_async(wait.waiter, self._clock)
-        passage.hold(gate, ticket)
-        failure: BaseException | None = None
-        try:
-            await self.app(scope, receive, passage.send)
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            passage.end(failure)
-            del failure
+    def snapshot(self) -> dict[str, Any]:
+        """Return what there is to see of each, by its template."""
+        return {path: guard.snapshot()["policies"][0] for path, guard in self._guards.items()}
 
-
-def routes_of(routes: Any, prefix: str = "") -> dict[str, list[Any]]:
-    """Return the routes of a Starlette app by their templates, those of mounted ones too."""
-    found: dict[str, list[Any]] = {}
-    for route in routes:
-        path = prefix + getattr(route, "path", "")
-        inner = getattr(route, "routes", None)
-        if inner:
-            for deeper, known in routes_of(inner, path).items():
-                found.setdefault(deeper, []).extend(known)
-        elif hasattr(route, "app"):
-            found.setdefault(path, []).append(route)
-    return found
-
-
-def checked_part(part: str, policy: Any, kinds: tuple[type[Policy], ...]) -> Policy:
-    """Return `policy` if it is of one of these kinds, or raise and say what to write."""
-    if not isinstance(policy, kinds):
-        wanted = " or ".join(f"{kind.__name__}(...)" for kind in kinds)
-        raise TypeError(f"{part}={policy!r}: write {wanted}")
-    return policy
+    def close(self) -> None:
+        """Free their names."""
+        for guard in self._guards.values():
+            guard.close()

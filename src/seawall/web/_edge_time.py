@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seawall._expiry import running_task
+from seawall._expiry import current_task, running_task
 from seawall.clock import Clock
 from seawall.runtime.mutex import survives_fork
 from seawall.web.sending import Passage
@@ -33,7 +33,7 @@ class Cutting:
 
     def arm(self, passage: Passage, at: float, clock: Clock) -> None:
         """Cut `passage` off at the instant `at` of `clock`."""
-        task = running_task()
+        task = current_task() or running_task()
         lane = self._lane
         if lane is None or lane.loop is not task.get_loop():
             lane = self._change_lane(task.get_loop())

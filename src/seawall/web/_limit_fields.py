@@ -48,7 +48,7 @@ def field_name(name: str) -> str:
 
 def state_header(told: str, left: float, rest: float) -> Header:
     """Return how a limit stands: what is left, and in how many microseconds all is."""
-    return STATE, f"{told}{left:.0f};t={-(-rest // MICROSECONDS):.0f}".encode("ascii")
+    return STATE, f"{told}{int(left)};t={int(-(-rest // MICROSECONDS))}".encode("ascii")
 
 
 def refused_header(error: RateLimited, limits: Iterable[RequestLimit]) -> Header | None:

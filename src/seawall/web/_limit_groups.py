@@ -22,7 +22,7 @@ from seawall.policies._rate_reservation import Reservation
 from seawall.policies._rate_shared_gate import SharedRateGate
 from seawall.policies.rate_limit import Limit, RateLimit
 from seawall.runtime.stats import Stats
-from seawall.web.principals import Principal, key_of
+from seawall.web.principals import key_reader
 
 if TYPE_CHECKING:
     from seawall.web.limits import RequestLimit
@@ -64,15 +64,16 @@ class Entry(NamedTuple):
 class Part:
     """What the requests of one tier have to pass, of one group."""
 
-    __slots__ = ("entries", "group", "principals", "quick", "shown")
+    __slots__ = ("entries", "group", "keys", "quick", "shown")
 
     def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
         """Pass these."""
         self.group = group
         self.entries = tuple(entries)
-        self.principals: tuple[Principal, ...] = tuple(
-            entry.limit.by for entry in entries if entry.limit.by is not None
+        self.keys = tuple(
+            key_reader(entry.limit.by) for entry in entries if entry.limit.by is not None
         )
+        """What tells the key of a request, for each limit that has keys."""
         self.shown = tuple(
             (place, entry.limit.told, entry.meter, entry.rate.rate.limit)
             for place, entry in enumerate(entries)
@@ -82,7 +83,7 @@ class Part:
         most that is said to be left, though a burst may be larger."""
         self.quick: Quick | None = None
         if not group.shared:
-            self.quick = quick_taking([entry.meter for entry in entries])
+            self.quick = quick_taking([entry.meter for entry in entries], self.keys)
 
 
 class Held:
@@ -123,7 +124,7 @@ class Held:
     def _slow_ticket(self) -> Any:
         """Return the ticket; made up for what was taken in a hurry."""
         ticket = self._ticket
-        if type(ticket) is not list:
+        if type(ticket) is not tuple:
             return ticket
         keys = iter(ticket)
         places = [
@@ -138,6 +139,7 @@ class Held:
         if seen is None:
             return before
         for place, told, meter, most in self._part.shown:
+            left: float
             if type(seen) is tuple:
                 us, states = seen
                 state = states[place]
@@ -147,19 +149,11 @@ class Held:
                 if number not in seen:
                     continue  # it cost nothing there
                 left, rest = seen[number]
-            left = min(left, most)
+            if left > most:
+                left = most
             if before is None or left < before[1] or (left == before[1] and rest > before[2]):
                 before = told, left, rest
         return before
-
-
-def _quickly(part: Part, keys: list[str], now: float) -> Held | None:
-    """Take in a hurry; None if it has to be asked slowly, or is refused."""
-    if part.quick is None:
-        return None
-    us = whole_microseconds(now)
-    states = part.quick(us, *keys)
-    return None if states is None else Held(part, keys, (us, states))
 
 
 class Group:
@@ -192,6 +186,7 @@ class Group:
         assert isinstance(bound, RateGate)  # noqa: S101 - for the type checker
         self.gate = bound
         self._clock = host.clock
+        self._now = host.clock.now
         if self.policy._sharing is not None:
             self.policy._sharing.share.see()
 
@@ -206,12 +201,13 @@ class Group:
 
     def take(self, part: Part, incoming: Incoming) -> Held:
         """Take what a request costs, or raise `RateLimited`; of a group that is not shared."""
-        now = self._clock.now()
-        keys = [key_of(principal, incoming) for principal in part.principals]
-        held = _quickly(part, keys, now)
-        if held is not None:
-            return held
-        charges = self._charges(part, keys, incoming)
+        now = self._now()
+        if part.quick is not None:
+            us = whole_microseconds(now)
+            taken = part.quick(us, incoming)
+            if taken is not None:
+                return Held(part, taken[0], (us, taken[1]))
+        charges = self._charges(part, incoming)
         try:
             ticket = self.gate.ask(charges, now)
         except RateLimited as error:
@@ -222,12 +218,8 @@ class Group:
 
     def note(self, part: Part, incoming: Incoming) -> Held | None:
         """Take what a request costs, or count that it is over; of a group that only alerts."""
-        now = self._clock.now()
-        keys = [key_of(principal, incoming) for principal in part.principals]
-        held = _quickly(part, keys, now)
-        if held is not None:
-            return held
-        charges = self._charges(part, keys, incoming)
+        now = self._now()
+        charges = self._charges(part, incoming)
         meters, us = self.policy._meters, whole_microseconds(now)
         with meters:
             if meters.look(charges, us) is None:
@@ -239,9 +231,8 @@ class Group:
 
     async def atake(self, part: Part, incoming: Incoming) -> Held:
         """Do the same in an event loop, of a group that is shared."""
-        now = self._clock.now()
-        keys = [key_of(principal, incoming) for principal in part.principals]
-        charges = self._all_charges(self._charges(part, keys, incoming))
+        now = self._now()
+        charges = self._all_charges(self._charges(part, incoming))
         gate = self.gate
         assert isinstance(gate, SharedRateGate)  # noqa: S101 - for the type checker
         try:
@@ -275,12 +266,12 @@ class Group:
                     charge.estimated = True
                     charge.meter.take(charge, us)
 
-    def _charges(self, part: Part, keys: Sequence[str], incoming: Incoming) -> list[Charge]:
+    def _charges(self, part: Part, incoming: Incoming) -> list[Charge]:
         """Ask the functions of the user what a request takes. Not under the lock."""
         charges = []
-        found = iter(keys)
+        readers = iter(part.keys)
         for entry in part.entries:
-            key = None if entry.limit.by is None else next(found)
+            key = None if entry.limit.by is None else next(readers)(incoming)
             cost = entry.rate._cost_of((incoming,), {})
             charges.append(Charge(entry.meter, key, cost, estimated=False))
         return charges

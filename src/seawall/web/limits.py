@@ -220,8 +220,9 @@ class RequestLimits:
         plan = self._plan_for(incoming)
         granted = Granted(plan)
         try:
-            if plan.local is not None:
-                granted.held.append(plan.local.group.take(plan.local, incoming))
+            local = plan.local
+            if local is not None:
+                granted.held.append(local.group.take(local, incoming))
             if plan.soft:
                 self._watch(plan, incoming, granted)
         except BaseException as error:
@@ -311,12 +312,14 @@ class _Plan:
 class Granted:
     """What an admitted request took."""
 
-    __slots__ = ("_plan", "held")
+    __slots__ = ("_plan", "accounted", "held")
 
     def __init__(self, plan: _Plan) -> None:
         """Have taken nothing yet."""
         self._plan = plan
         self.held: list[Held] = []
+        self.accounted = False
+        """Whether accounts are kept, until it is told that the request `enters`."""
 
     def __repr__(self) -> str:
         return f"<Granted {dict(self.headers())!r}>"
@@ -336,8 +339,10 @@ class Granted:
 
         What it took can then be given back exactly, however long that takes.
         """
-        for held in self.held:
-            held.keep_account()
+        if not self.accounted:
+            self.accounted = True
+            for held in self.held:
+                held.keep_account()
 
     def enters(self) -> None:
         """Be told that a request that had to wait is let in: nothing is given back any more."""

@@ -37,14 +37,13 @@ class Incoming:
 
     __slots__ = ("_client", "_state", "headers", "scope", "trust")
 
-    _client: str
-    _state: dict[str, Any]
-
     def __init__(self, scope: MutableMapping[str, Any], trust: Trust) -> None:
         """See the request of `scope`, whose peer is trusted as far as `trust` says."""
         self.scope = scope
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.trust = trust
+        self._client: str | None = None
+        self._state: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         # Both are the caller's text: cut, and their control characters escaped.
@@ -77,11 +76,10 @@ class Incoming:
     @property
     def client(self) -> str:
         """The client's address as limits count it: IPv4, IPv6's /64, "unix"."""
-        try:
-            return self._client
-        except AttributeError:
-            self._client = self.trust.client_address(self.peer, self.headers)
-            return self._client
+        client = self._client
+        if client is None:
+            client = self._client = self.trust.client_address(self.peer, self.headers)
+        return client
 
     @property
     def method(self) -> str:
@@ -118,8 +116,6 @@ class Incoming:
     @property
     def state(self) -> dict[str, Any]:
         """A place for what the parts of the edge want to remember of this request."""
-        try:
-            return self._state
-        except AttributeError:
+        if self._state is None:
             self._state = {}
-            return self._state
+        return self._state

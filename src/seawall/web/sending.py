@@ -59,9 +59,15 @@ class Passage:
         self._send = send
         self._clock = clock
         self._stats = stats
-        self._gates: list[tuple[GateBound, Any]] = []
+        self.gates: list[tuple[GateBound, Any]] = []
+        """What to leave when the response is complete, and the tickets for it."""
 
     # The time that the app has
+
+    @property
+    def timed(self) -> bool:
+        """Whether it was cut off, or still may be: `was_cut` will tell."""
+        return self._task is not None or self._expiry is not None
 
     def cut_in_lane(self, lane: Lane, task: asyncio.Task[Any]) -> None:
         """Be cut off by `lane`, where the request has been entered."""
@@ -112,10 +118,6 @@ class Passage:
 
     # What is held
 
-    def hold(self, gate: GateBound, ticket: Any) -> None:
-        """Leave `gate` when the response is complete."""
-        self._gates.append((gate, ticket))
-
     def leave(self, outcome: Outcome, detail: object) -> None:
         """Leave what is held and count the request; once, later calls do nothing."""
         if self.left:
@@ -132,7 +134,7 @@ class Passage:
         else:
             stats.cancelled += 1
 
-    def give_back(self, error: BaseException) -> None:
+    def give_back(self, error: BaseException | None) -> None:
         """Leave what is held by a request that was refused further in: it never began."""
         if not self.left:
             self._leave_gates(UNUSED, error, self._clock())
@@ -147,7 +149,7 @@ class Passage:
 
     def _leave_gates(self, outcome: Outcome, detail: object, now: float) -> None:
         self.left = True
-        for gate, ticket in reversed(self._gates):
+        for gate, ticket in reversed(self.gates):
             if gate.leave is not None:
                 gate.leave(ticket, outcome, detail, now)
 

@@ -86,7 +86,10 @@ class Trust:
 
         `peer` is the address that the connection comes from, None for a unix socket.
         """
-        known = self._ask(peer)
+        try:
+            known = self._known[peer]
+        except KeyError:
+            known = self._ask(peer)
         if known is None:
             return _no_address(peer)
         return self._origin(known, headers)[0].key if known.proxy else known.key
