@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from seawall import AdaptiveLimit, Bulkhead, CircuitOpen, Overloaded, Shed, by_criticality
+from seawall import AdaptiveLimit, Bulkhead, CircuitOpen, Guard, Overloaded, Shed, by_criticality
 from seawall.context import current_criticality, current_deadline
 from seawall.testing import held_permits, run_virtual
 from seawall.web.admission import Turns, default_concurrency, default_shed
-from seawall.web.edge import Edge, RouteGate
+from seawall.web.edge import Edge
 from seawall.web.health import Health
 from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
@@ -324,6 +324,25 @@ def test_what_the_app_sees_is_gone_after_the_request() -> None:
 
 def test_a_route_has_a_limit_of_its_own() -> None:
     """It is found by its template, refuses alone, and the rest of the app goes on."""
+
+    async def main() -> None:
+        routes = {"/v1/reports/{id}": Bulkhead(1)}
+        edge = Edge(hanging(1.0), name="routed", routes=routes)
+        paths = ["/v1/reports/1", "/v1/reports/2", "/v1/hello", "/v1/reports/2/more"]
+        answers = await asyncio.gather(*(ask(edge, path) for path in paths))
+        assert [answer.status for answer in answers] == [200, 503, 200, 200]
+        assert answers[1].json()["reason"] == "bulkhead_full"
+        assert (await ask(edge, paths[0])).status == 200
+        assert edge.snapshot()["routes"]["/v1/reports/{id}"]["limit"] == 1
+        assert not held_permits()
+        edge.close()
+        Edge(text_app(), name="routed", routes=routes).close()  # their names are free again
+
+    run_virtual(main())
+
+
+def test_routes_are_found_inside_of_starlette() -> None:
+    """The edge stands around the router, and so does it with mounts below it."""
     from starlette.applications import Starlette
     from starlette.responses import PlainTextResponse
     from starlette.routing import Mount, Route
@@ -332,36 +351,151 @@ def test_a_route_has_a_limit_of_its_own() -> None:
         await let_pass(1.0)
         return PlainTextResponse("report")
 
-    async def quick(_request: Any) -> PlainTextResponse:
-        return PlainTextResponse("hello")
+    async def main() -> None:
+        app = Starlette(routes=[Mount("/v1", routes=[Route("/reports/{id}", slow)])])
+        routes = {"/v1/reports/{id}": Bulkhead(1)}
+        app.add_middleware(lambda app: Edge(app, name="star", routes=routes))  # type: ignore[arg-type]
+        paths = ["/v1/reports/1", "/v1/reports/2", "/v1/none"]
+        answers = await asyncio.gather(*(ask(app, path) for path in paths))
+        assert [answer.status for answer in answers] == [200, 503, 404]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "status"),
+    [
+        ("/api", "/api/reports/2", 503),
+        ("/api/", "/api/reports/2", 503),
+        ("/api", "/reports/2", 503),  # a proxy took the prefix away
+        ("/api", "/apireports/2", 200),
+        ("", "/api/reports/2", 200),
+    ],
+)
+def test_a_route_is_found_below_where_the_app_is_mounted(root: str, path: str, status: int) -> None:
+    """Templates are those that the app knows, whatever a server puts in front of them."""
 
     async def main() -> None:
-        inner = [Route("/reports/{id}", slow), Route("/hello", quick)]
-        app = Starlette(routes=[Mount("/v1", routes=inner)])
-        routes = {"/v1/reports/{id}": Bulkhead(1)}
-        app.add_middleware(lambda app: Edge(app, name="routed", routes=routes))  # type: ignore[arg-type]
-        paths = ["/v1/reports/1", "/v1/reports/2", "/v1/hello"]
-        answers = await asyncio.gather(*(ask(app, path) for path in paths))
-        assert [answer.status for answer in answers] == [200, 503, 200]
-        assert (await ask(app, paths[0])).status == 200
+        edge = Edge(hanging(1.0), name="below", routes={"/reports/{id}": Bulkhead(1)})
+        first = asyncio.ensure_future(ask(edge, "/reports/1"))
+        await let_pass(0.1)
+        assert (await ask(edge, path, root_path=root)).status == status
+        await first
+
+    run_virtual(main())
+
+
+def test_who_waits_for_a_place_of_a_route_is_served_or_told() -> None:
+    """The wait is the limit's own, by criticality; what was waited for is given back too."""
+    served = []
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        served.append(current_criticality().name)
+        await hanging(1.0)(scope, _receive, send)
+
+    async def main() -> None:
+        places = Bulkhead(1, max_wait=1.5, max_waiting=5, order="criticality")
+        edge = Edge(
+            app,
+            name="waits",
+            inbound=Inbound(trust=TRUSTED),
+            limits=RequestLimits(limit("9/min", by="address")),
+            routes={"/reports/{id}": places},
+        )
+
+        async def client(level: str) -> int:
+            headers = [("baggage", f"seawall.criticality={level}")]
+            return (await ask(edge, "/reports/1", headers=headers)).status
+
+        first = asyncio.ensure_future(client("critical"))
+        await let_pass(0.1)
+        rest = [client(level) for level in ("sheddable", "critical", "sheddable-plus")]
+        assert await asyncio.gather(first, *rest) == [200, 503, 200, 503]
+        assert served == ["CRITICAL", "CRITICAL"]
+        told = (await ask(edge)).headers["ratelimit"]
+        assert "r=6" in told  # two were served before this one, and those refused took nothing
         assert not held_permits()
 
     run_virtual(main())
 
 
-def test_a_route_that_is_not_there_is_a_mistake() -> None:
-    """The message lists what there is."""
+def test_a_routes_limit_may_be_shared_and_may_choose() -> None:
+    """One limit for two routes is one, and its partitions see the request."""
 
     async def main() -> None:
-        edge = Edge(text_app(), name="no-route", routes={"/nowhere": Bulkhead(1)})
-        with pytest.raises(ValueError, match="there is no such route; known: none"):
-            await ask(edge)
+        one = Bulkhead(1)
+        edge = Edge(hanging(1.0), name="shares", routes={"/a": one, "/b": one})
+        answers = await asyncio.gather(ask(edge, "/a"), ask(edge, "/b"))
+        assert sorted(answer.status for answer in answers) == [200, 503]
+
+        seen = []
+
+        def classify(incoming: Any) -> str:
+            seen.append(incoming.header("x-kind"))
+            return "live"
+
+        shares = {"live": 0.5, "batch": 0.5}
+        limit = AdaptiveLimit(partitions=shares, partition=classify)
+        parted = Edge(text_app(), name="parted", routes={"/a": limit})
+        assert (await ask(parted, "/a", headers=[("x-kind", "batch")])).status == 200
+        assert seen == ["batch"]
 
     run_virtual(main())
 
 
-def test_a_route_gate_passes_on_what_is_no_request() -> None:
-    """Websockets and lifespan are none of its business."""
+@pytest.mark.parametrize("refuses", ["routes", "concurrency", "turns"])
+def test_a_refusal_further_in_gives_back_what_was_taken_before(refuses: str) -> None:
+    """Whichever part refuses: limits, the route's place and all else are as if nobody had come."""
+
+    async def main() -> None:
+        full, place = Bulkhead(1), Bulkhead(1)
+        parts: dict[str, Any] = {"routes": {"/a": place}}
+        if refuses == "routes":
+            parts = {"routes": {"/a": full}}
+        elif refuses == "concurrency":
+            parts["concurrency"] = full
+        else:
+            parts["turns"] = Turns()
+        limits = RequestLimits(limit("1/min", by="address"))
+        edge = Edge(text_app(), name=f"back-{refuses}", limits=limits, **parts)
+        holder = Guard(f"holder-{refuses}", full)
+        gate: Any = edge.guard.bounds[0]
+        enter = gate.enter
+        for _ in range(3):
+            with holder.hold():
+                if refuses == "turns":
+                    gate.enter = _refuse
+                refused = await ask(edge, "/a")
+                assert (refused.status, "ratelimit" in refused.headers) == (503, False)
+                gate.enter = enter
+            assert (place.in_flight, full.in_flight) == (0, 0)
+        assert (await ask(edge, "/a")).status == 200
+        assert (await ask(edge, "/a")).status == 429
+        assert not held_permits()
+
+    run_virtual(main())
+
+
+def _refuse(_now: float) -> None:
+    raise Overloaded("no turn for it")
+
+
+@pytest.mark.parametrize(
+    ("routes", "advice"),
+    [
+        ({"reports": Bulkhead(1)}, "write a path, such as '/orders/{id}'"),
+        ({"/*/reports": Bulkhead(1)}, "a \\* stands at the end"),
+        ({"/a/{x}": Bulkhead(1), "/a/{y}": Bulkhead(1)}, "matches the same paths"),
+    ],
+)
+def test_a_template_that_is_none_is_a_mistake(routes: dict[str, Bulkhead], advice: str) -> None:
+    """The message says what to write."""
+    with pytest.raises(ValueError, match=advice):
+        Edge(text_app(), name="no-template", routes=routes)
+
+
+def test_what_is_no_request_is_passed_on() -> None:
+    """The life of the app is none of its business, without a `Lifecycle`."""
 
     async def main() -> None:
         seen = []
@@ -369,18 +503,21 @@ def test_a_route_gate_passes_on_what_is_no_request() -> None:
         async def app(scope: Any, _receive: Any, _send: Any) -> None:
             seen.append(scope["type"])
 
-        gate = RouteGate(app, Bulkhead(1), name="route")
-        assert repr(gate) == "<RouteGate 'route'>"
-        await gate({"type": "websocket"}, None, None)  # type: ignore[arg-type]
-        edge = Edge(app, name="passing")
+        edge = Edge(app, name="passing", routes={"/": Bulkhead(1)})
         await edge({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
-        assert seen == ["websocket", "lifespan"]
+        assert seen == ["lifespan"]
 
     run_virtual(main())
 
 
 @pytest.mark.parametrize(
-    "part", [{"shed": Bulkhead(1)}, {"concurrency": Turns()}, {"websockets": AdaptiveLimit()}]
+    "part",
+    [
+        {"shed": Bulkhead(1)},
+        {"concurrency": Turns()},
+        {"routes": {"/": Turns()}},
+        {"websockets": AdaptiveLimit()},
+    ],
 )
 def test_a_wrong_part_is_refused_with_what_to_write(part: dict[str, Any]) -> None:
     """Mistakes are told where they are made."""

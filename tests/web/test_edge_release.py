@@ -15,7 +15,7 @@ from seawall.runtime.slots import live_slots
 from seawall.testing import run_virtual
 from seawall.web import sending
 from seawall.web.admission import Turns
-from seawall.web.edge import Edge, RouteGate
+from seawall.web.edge import Edge
 from seawall.web.inbound import Inbound
 from tests.support import falsified, let_pass
 from tests.web.support import ask
@@ -87,11 +87,12 @@ class Counting(Bulkhead):
 
 async def act_out(stories: list[Story]) -> None:
     """Let all of them happen at once, and look at what is left."""
-    places = Counting(50)
+    places, route = Counting(50), Counting(50)
     edge = Edge(
         lambda scope, receive, send: app_of(scope["story"])(scope, receive, send),
         name="stories",
         inbound=Inbound(timeout=1.1),
+        routes={"/": route},
         turns=Turns(),
         concurrency=places,
     )
@@ -111,10 +112,12 @@ async def act_out(stories: list[Story]) -> None:
 
     await asyncio.gather(*(happen(story) for story in stories))
     edge.close()
-    live_slots.discard(places.slots)  # without a safeguard some are left behind
-    assert len(places.left) == len(stories)
-    assert places.in_flight == 0
-    assert len(places.slots.free) == 50
+    for limit in (places, route):
+        live_slots.discard(limit.slots)  # without a safeguard some are left behind
+    for limit in (places, route):
+        assert len(limit.left) == len(stories)
+        assert limit.in_flight == 0
+        assert len(limit.slots.free) == 50
     told = edge.snapshot()
     assert told["succeeded"] + told["failed"] + told["cancelled"] == len(stories)
     turns = told["policies"][0]
@@ -242,19 +245,22 @@ def test_a_client_that_goes_away_in_mid_body_is_no_verdict(error: Exception | No
     run_virtual(main())
 
 
-def test_a_route_gate_gives_back_as_the_edge_does() -> None:
-    """With the last part, on an error, and on cancellation."""
+def test_a_routes_place_is_given_back_as_the_edges_is() -> None:
+    """With the last part, on an error, and when who waits for it is cancelled."""
 
     async def main() -> None:
         places = Bulkhead(1, max_wait=1.0)
-        gate = RouteGate(streaming(0.5, background=5.0), places, name="route-release")
-        first = asyncio.ensure_future(ask(gate))
+        app = streaming(0.5, background=5.0)
+        edge = Edge(app, name="route-release", routes={"/": places})
+        first = asyncio.ensure_future(ask(edge))
         await let_pass(0.1)
-        second = asyncio.ensure_future(ask(gate))
+        second, third = (asyncio.ensure_future(ask(edge)) for _ in range(2))
+        await let_pass(0.1)
+        third.cancel()
         await let_pass(0.7)
-        assert places.in_flight == 1
+        assert places.in_flight == 1  # of the second, whose response is under way
         second.cancel()
-        await asyncio.gather(first, second, return_exceptions=True)
+        await asyncio.gather(first, second, third, return_exceptions=True)
         assert places.in_flight == 0
 
     run_virtual(main())

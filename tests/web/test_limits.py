@@ -132,7 +132,7 @@ def test_a_user_cannot_be_called_like_an_address(monkeypatch: pytest.MonkeyPatch
     def as_it_is(principal: Any, incoming: Incoming) -> Any:
         return principal(incoming) or incoming.client
 
-    monkeypatch.setattr(_limit_groups, "key_of", as_it_is)
+    monkeypatch.setattr(principals, "key_of", as_it_is)
     assert left_by_a_namesake() == 0
 
 

@@ -84,6 +84,11 @@ class TokenBucket(Bucket[float]):
         free = now + self.tolerance - max(state, now)
         return min(self.capacity, max(0, int(free * self._units // self._time)))
 
+    @property
+    def terms(self) -> tuple[float, int, int]:
+        """What `left` is worked out by: the most that may be owed, and so many units in a time."""
+        return self.tolerance, self._units, self._time
+
     def rest(self, state: float, now: float) -> float:
         """Wait until nothing is owed."""
         return max(0.0, state - now)

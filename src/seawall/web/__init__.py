@@ -1,15 +1,16 @@
 """The server's edge: what a request passes before any work is done, and what it is told.
 
 `Edge` is a plain ASGI class around any app, and has parts: `Inbound`, `RequestLimits`, `Turns`,
-`Health`, `Lifecycle`. `seawall.web.fastapi.protect(app)` puts them around a FastAPI or Starlette app.
-Checks for `Health` are in `seawall.web.checks`, interceptors for gRPC servers in `seawall.web.grpc`.
+`Health`, `Lifecycle`. `seawall.web.fastapi.protect(app)` puts them around a FastAPI or Starlette
+app. Checks for `Health` are in `seawall.web.checks`, interceptors for gRPC servers in
+`seawall.web.grpc`.
 """
 
 from seawall.web.admission import Turns
 from seawall.web.edge import Edge
-from seawall.web.health import Health
+from seawall.web.health import Degraded, Finding, Health, Healthy, Unhealthy
 from seawall.web.inbound import Inbound
-from seawall.web.lifecycle import Lifecycle
+from seawall.web.lifecycle import Drained, Lifecycle
 from seawall.web.limits import RequestLimit, RequestLimits, limit
 from seawall.web.principals import address_and_route, api_key, user
 from seawall.web.problems import Problem, problem_of
@@ -17,8 +18,12 @@ from seawall.web.request import Incoming
 from seawall.web.trust import Trust
 
 __all__ = [
+    "Degraded",
+    "Drained",
     "Edge",
+    "Finding",
     "Health",
+    "Healthy",
     "Inbound",
     "Incoming",
     "Lifecycle",
@@ -27,6 +32,7 @@ __all__ = [
     "RequestLimits",
     "Trust",
     "Turns",
+    "Unhealthy",
     "address_and_route",
     "api_key",
     "limit",

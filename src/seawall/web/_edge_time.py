@@ -45,7 +45,10 @@ class Cutting:
         pending[task] = at
         if lane.timer is None:
             lane.arm(at)
-        passage.cut_in_lane(lane, task)
+        passage.timed = True
+        passage.lane = lane
+        passage.task = task
+        passage.cancelling = task.cancelling()
 
     def _change_lane(self, loop: asyncio.AbstractEventLoop) -> Lane:
         from seawall.policies._async_timeout import Lane

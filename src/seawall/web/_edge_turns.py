@@ -58,6 +58,8 @@ class TurnsGate(GateBound):
     def __init__(self, policy: Turns, host: Host) -> None:
         super().__init__(policy, host)
         self.slots = _Rights(1, order="criticality", room=MOST_WAITING, discipline=self)
+        self._queued = self.slots.queue._lanes
+        """Not empty while somebody waits: to look at it costs less than to ask the queue."""
         self._begin_afresh()
         survives_fork(self)
 
@@ -121,7 +123,7 @@ class TurnsGate(GateBound):
                 self._open = not self.strict and self.inside < self._cap
                 loop.call_soon(self._end)
                 return
-        elif self._open and now - self._began <= self._slice and not self.slots.queue:
+        elif self._open and now - self._began <= self._slice and not self._queued:
             self._begun += 1
             self.inside += 1
             self._open = not self.strict and self.inside < self._cap
@@ -138,7 +140,7 @@ class TurnsGate(GateBound):
     def leave(self, ticket: None, outcome: Outcome, detail: object, now: float) -> None:
         """Count it out; if that is what others wait for, they are next."""
         self.inside -= 1
-        if self.slots.queue and self._loop is None and not self._dispatching:
+        if self._queued and self._loop is None and not self._dispatching:
             self._dispatch_soon()
 
     def turned_away(self, why: Refusal) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from seawall.clock import Clock
 from seawall.errors import RateLimited
 from seawall.models.pressure import Pressure
+from seawall.models.rate_buckets import TokenBucket
 from seawall.models.rates import whole_microseconds
 from seawall.policies._rate_charges import Charge
 from seawall.policies._rate_gates import RateGate
@@ -64,7 +65,7 @@ class Entry(NamedTuple):
 class Part:
     """What the requests of one tier have to pass, of one group."""
 
-    __slots__ = ("entries", "group", "keys", "quick", "shown")
+    __slots__ = ("entries", "group", "keys", "quick", "shown", "terms")
 
     def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
         """Pass these."""
@@ -75,15 +76,22 @@ class Part:
         )
         """What tells the key of a request, for each limit that has keys."""
         self.shown = tuple(
-            (place, entry.limit.told, entry.meter, entry.rate.rate.limit)
-            for place, entry in enumerate(entries)
+            (entry.number, entry.limit.told, entry.rate.rate.limit)
+            for entry in entries
             if entry.limit.shown
         )
-        """Of what callers are told: its place here, its name for a field, what counts it, and the
-        most that is said to be left, though a burst may be larger."""
+        """Of what callers are told: which it is, its name for a field, and the most that is said to
+        be left, though a burst may be larger."""
         self.quick: Quick | None = None
-        if not group.shared:
+        rules = [entry.meter.rule for entry in entries]
+        if not group.shared and all(isinstance(rule, TokenBucket) for rule in rules):
             self.quick = quick_taking([entry.meter for entry in entries], self.keys)
+        self.terms = tuple(
+            (place, entry.limit.told, entry.rate.rate.limit, *rule.terms)
+            for place, (entry, rule) in enumerate(zip(entries, rules, strict=True))
+            if entry.limit.shown and isinstance(rule, TokenBucket)
+        )
+        """The same for what is taken in a hurry: its place here, and what its bucket counts by."""
 
 
 class Held:
@@ -138,17 +146,22 @@ class Held:
         seen = self._seen
         if seen is None:
             return before
-        for place, told, meter, most in self._part.shown:
-            left: float
-            if type(seen) is tuple:
-                us, states = seen
-                state = states[place]
-                left, rest = meter.rule.left(state, us), state - us
-            else:
-                number = self._part.entries[place].number
-                if number not in seen:
-                    continue  # it cost nothing there
+        if type(seen) is tuple:
+            return self._hurried_binding(before)
+        for number, told, most in self._part.shown:
+            if number in seen:  # else it cost nothing there
                 left, rest = seen[number]
+                left = min(left, most)
+                if before is None or (left, -rest) < (before[1], -before[2]):
+                    before = told, left, rest
+        return before
+
+    def _hurried_binding(self, before: Standing | None) -> Standing | None:
+        """Return the same, by what the buckets owe: for most requests, so without a call."""
+        us, states = self._seen
+        for place, told, most, tolerance, units, time in self._part.terms:
+            rest = states[place] - us
+            left = (tolerance - rest) * units // time
             if left > most:
                 left = most
             if before is None or left < before[1] or (left == before[1] and rest > before[2]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, Final
 
 METHODS: Final = frozenset({"get", "put", "post", "delete", "options", "head", "patch", "trace"})
@@ -56,12 +57,14 @@ def answer(status: int) -> dict[str, Any]:
         "description": MEANINGS[status],
         "content": {"application/problem+json": {"schema": schema}},
     }
-    return {**described, "headers": headers} if headers else described
+    return {**described, "headers": deepcopy(headers)} if headers else described
 
 
 def describe(schema: dict[str, Any]) -> dict[str, Any]:
     """Add our answers to every operation of `schema` that does not describe its own."""
-    schema.setdefault("components", {}).setdefault("schemas", {}).setdefault(NAME, PROBLEM)
+    # Copies: whoever changes a description changes that one only.
+    known = schema.setdefault("components", {}).setdefault("schemas", {})
+    known.setdefault(NAME, deepcopy(PROBLEM))
     for item in schema.get("paths", {}).values():
         for method, operation in item.items():
             if method in METHODS:
@@ -72,5 +75,14 @@ def describe(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def describing(openapi: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """Return `openapi`, which tells of our answers too."""
-    return lambda: describe(openapi())
+    """Return `openapi`, which tells of our answers too; a description that it keeps, once."""
+    described: dict[str, Any] | None = None
+
+    def openapi_with_refusals() -> dict[str, Any]:
+        nonlocal described
+        schema = openapi()
+        if schema is not described:
+            described = describe(schema)
+        return described
+
+    return openapi_with_refusals

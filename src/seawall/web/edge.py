@@ -138,7 +138,8 @@ class Edge:
         lifecycle = self._lifecycle
         if kind == "http":
             health = self._health
-            if health is not None and health.handles(path_below_root(scope)):
+            path = path_below_root(scope) if scope.get("root_path") else scope["path"]
+            if health is not None and path in health.paths:
                 await health(scope, receive, send)
             elif lifecycle is None:
                 await self._serve(scope, receive, Passage(send, self._now, self._stats), send)

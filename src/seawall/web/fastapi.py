@@ -5,6 +5,9 @@
 puts the edge around the app: deadlines, overload, limits, health and draining, every refusal as
 problem+json, and all of it in the app's OpenAPI description. A route's own limit or guard is a
 dependency: `Depends(limited(limit("10/min", by="address")))`, `Depends(guarded(reports))`.
+
+The edge stands around the app's own handling of errors: what no handler of the app's takes reaches
+it, and it answers.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ try:
 except ImportError as error:
     raise ImportError("seawall.web.fastapi needs Starlette: pip install 'seawall[web]'") from error
 
-from seawall.errors import SeawallError
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
@@ -30,12 +32,12 @@ from seawall.web.edge import Edge
 from seawall.web.health import Health
 from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
-from seawall.web.limits import RequestLimit, RequestLimits
-from seawall.web.problems import problem_handler
+from seawall.web.limits import Granted, RequestLimit, RequestLimits
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 
 __all__ = ["guarded", "limited", "protect"]
+
 
 class _Default:
     """Stands for what an app has unless told otherwise; None leaves a part out."""
@@ -73,6 +75,8 @@ def protect(
         raise TypeError(f"protect({app!r}): pass a FastAPI or Starlette app; others take Edge(app)")
     if any(getattr(known, "cls", None) is _around for known in app.user_middleware):
         raise RuntimeError("protect(): this app has an edge already")
+    if app.middleware_stack is not None:
+        raise RuntimeError("protect(): the app has started already; call this where it is made")
     if isinstance(limits, RequestLimit):
         limits = RequestLimits(limits)
     life = Lifecycle(name=name) if lifecycle is DEFAULT else lifecycle
@@ -89,13 +93,8 @@ def protect(
         health=Health(name=name, lifecycle=life) if health is DEFAULT else health,
         lifecycle=life,
     )
-    try:
-        app.add_middleware(_around, edge=edge)
-    except RuntimeError:
-        edge.close()
-        raise
-    app.add_exception_handler(SeawallError, problem_handler)
-    _tell(app)
+    app.add_middleware(_around, edge=edge)
+    _describe(app)
     return edge
 
 
@@ -110,8 +109,7 @@ def limited(*limits: RequestLimit, **options: Any) -> Callable[..., Awaitable[No
     async def limited(connection: HTTPConnection, response: Response) -> None:
         incoming = _incoming_of(connection)
         granted = await own.aadmit(incoming) if own.waits else own.admit(incoming)
-        for name, value in granted.headers():
-            response.headers.append(name.decode(), value.decode())
+        _tell(incoming, response, granted)
 
     return limited
 
@@ -142,7 +140,7 @@ async def _not_started(_scope: Any, _receive: Any, _send: Any) -> None:
     raise RuntimeError("the app that this edge belongs to has not been called yet")
 
 
-def _tell(app: Starlette) -> None:
+def _describe(app: Starlette) -> None:
     """Let the app's own description tell of the answers that the edge gives."""
     openapi = getattr(app, "openapi", None)
     if openapi is not None:
@@ -153,3 +151,14 @@ def _incoming_of(connection: HTTPConnection) -> Incoming:
     """Return the request as the edge saw it; without one, nobody is trusted."""
     known: Incoming | None = connection.scope.get(INCOMING)
     return Incoming(connection.scope, Trust()) if known is None else known
+
+
+def _tell(incoming: Incoming, response: Response, granted: Granted) -> None:
+    """Let the answer tell of a route's limits, whichever response the route returns or raises."""
+    passage = getattr(incoming, "passage", None)
+    if passage is None:  # there is no edge: FastAPI adds what this response says to its own
+        for name, value in granted.headers():
+            response.headers.append(name.decode(), value.decode())
+        return
+    outer, own = passage.headers, granted.headers
+    passage.headers = own if outer is None else lambda: [*outer(), *own()]

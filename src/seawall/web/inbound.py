@@ -119,9 +119,9 @@ class Inbound:
         No time left raises `DeadlineExceeded`, and sets nothing.
         """
         seconds, level, tenant, attempt = self._unsaid
-        found = [pair for pair in incoming.headers if pair[0] in _KNOWN]
-        if found:
+        if not incoming.named.keys().isdisjoint(_KNOWN):
             if self.trust.believes(incoming.peer, incoming.headers):
+                found = [pair for pair in incoming.headers if pair[0] in _KNOWN]
                 seconds, level, tenant, attempt = self._heard(found)
             else:
                 self._drop(incoming)
@@ -133,6 +133,8 @@ class Inbound:
         if INCOMING in scope or scope.get("type") == "grpc":
             tokens = []
             seconds = self._at_most_held(seconds)
+        elif _CLEAN.keys().isdisjoint(copy_context()):
+            tokens = []
         else:
             tokens = _start_clean()
         if seconds is not None:
@@ -199,11 +201,9 @@ class Inbound:
         if kept:
             rest.append((_BAGGAGE, kept))
         self._dropped += 1
-        incoming.headers = incoming.scope["headers"] = rest
+        incoming.replace_headers(rest)
 
 
 def _start_clean() -> Tokens:
-    """Take what an earlier request left out of the context; usually it left nothing."""
-    if _CLEAN.keys().isdisjoint(copy_context()):
-        return []
+    """Take what an earlier request left out of the context."""
     return [var.set(clean) for var, clean in _CLEAN.items() if var.get() != clean]

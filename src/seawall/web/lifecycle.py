@@ -85,6 +85,8 @@ class Lifecycle:
         self._loop: AbstractEventLoop | None = None
         """Where it lives; None before."""
         self._state: State = "starting"
+        self.draining = False
+        """Whether it is going away: connections should be closed after the answer."""
         self._accepts = False
         self._refuses = False
         self._idle: Future[None] | None = None
@@ -181,11 +183,6 @@ class Lifecycle:
     def state(self) -> State:
         """The phase: "starting", "ready", "draining" or "stopped"."""
         return self._state
-
-    @property
-    def draining(self) -> bool:
-        """Whether it is going away: connections should be closed after the answer."""
-        return self._state == "draining"
 
     async def until_draining(self) -> None:
         """Suspend this task until draining begins: for streams and websockets that end by then."""
@@ -300,6 +297,7 @@ class Lifecycle:
 
     def _move(self, state: State) -> None:
         before, self._state = self._state, state
+        self.draining = state == "draining"
         if before != state:
             emit(LifecycleChanged, self.name, before=before, after=state, in_flight=self.in_flight)
 

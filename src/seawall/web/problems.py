@@ -1,18 +1,18 @@
 """What a client is told of an error: problem details (RFC 9457), a status, and when to ask again.
 
-Promises: every error of Seawall has a status; a 429 and a 503 always say when asking again may
-help; nothing internal is told: no message of an exception, no address, no stack, only fixed words
-and the names that limits were given.
+Promises: every error of Seawall has a status; a 429 and a 503 say when asking again may help,
+unless it never will; nothing internal is told: no message of an exception, no address, no stack,
+only fixed words and the names that limits were given.
 
     429  the caller's own limit (`quota-exceeded`, with `violated-policies`)
-    503  shed, an open circuit, a full bulkhead, pool or queue, a vendor's limit, a store that is
-         away (`temporary-reduced-capacity`)
+    503  shed, the limit of all callers together, an open circuit, a full bulkhead, pool or queue, a
+         vendor's limit, a store that is away (`temporary-reduced-capacity`)
     504  no time left: refused before it began, or cut off
     502  an upstream failed, as the errors of httpx, requests, grpc and the like tell
 
 Those who were shed are told to come back after a time that differs from one to the next, by up to
-`SPREAD` seconds: all at once they would be the next wave. What a limit or a breaker knows exactly
-is told exactly.
+`SPREAD` seconds: all at once they would be the next wave. So are those who are over the limit of
+all together. What a limit of one's own or a breaker knows exactly is told exactly.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ UNKNOWN_WAIT: Final = 1.0
 
 SPREAD: Final = 2.0
 """Up to so many seconds are added, by chance, for who was shed."""
+
+_LONGEST_CHAIN: Final = 8
+"""How many causes of an error are looked at."""
 
 _rng: Final = Random()  # noqa: S311 - to come back at different times is no secret
 
@@ -110,6 +113,8 @@ def _busy(detail: str, *, spread: bool = False) -> _Kind:
 _OWN_LIMIT: Final = _Kind(
     429, "Quota exceeded", "Too many requests in a short time.", QUOTA_EXCEEDED
 )
+_LIMIT_OF_ALL: Final = _busy("More is asked for than the service takes.", spread=True)
+_STORE_AWAY: Final = _busy("A store that this service needs is away.")
 _UPSTREAM: Final = _Kind(502, "Bad gateway", "A service that this one needs failed.")
 _UPSTREAM_LATE: Final = _Kind(
     504, "Gateway timeout", "A service that this one needs did not answer in time."
@@ -128,7 +133,7 @@ _KINDS: Final[Mapping[type[errors.SeawallError], _Kind]] = {
     errors.ChannelFull: _busy("There is no room for more work.", spread=True),
     errors.QueueFull: _busy("There is no room for more work.", spread=True),
     errors.Rejected: _busy("The work was refused for now.", spread=True),
-    errors.StoreUnavailable: _busy("A store that this service needs is away."),
+    errors.StoreUnavailable: _STORE_AWAY,
     errors.LeaseLost: _busy("The work went to another worker."),
     errors.Contended: _busy("Others changed the same thing at the same time.", spread=True),
     errors.ChannelClosed: _busy("The service takes no more work."),
@@ -157,50 +162,73 @@ _UPSTREAM_ERRORS: Final = frozenset(
 
 def problem_of(error: BaseException, *, rng: Random | None = None) -> Problem | None:
     """Return what to tell of `error`; None if it is neither ours nor an upstream's."""
-    if not isinstance(error, errors.SeawallError):
-        return _upstream_problem(error)
-    own_limit = getattr(error, "own_limit", False) is True
-    kind = _OWN_LIMIT if own_limit else _kind_of(type(error))
-    extensions: dict[str, Any] = {"reason": error.reason}
-    limit = getattr(error, "limit", "")
-    if own_limit and isinstance(limit, str) and limit:
-        extensions["violated-policies"] = [limit]
-    wait = _wait(error, kind, rng or _rng)
+    ours = error if isinstance(error, errors.SeawallError) else None
+    if ours is None:
+        if not _is_upstream(error):
+            return None
+        ours = _cause_of_ours(error)
+        if ours is None:
+            kind = _UPSTREAM_LATE if _is_late(error) else _UPSTREAM
+            return Problem(kind.status, kind.title, kind.detail, extensions={"reason": "upstream"})
+    kind = _kind_of(ours)
+    extensions: dict[str, Any] = {"reason": ours.reason}
+    if kind is _OWN_LIMIT and isinstance(ours, errors.RateLimited):
+        violated = ours.violated or (ours.limit,)
+        extensions["violated-policies"] = [name for name in violated if name]
+    wait = _wait(ours, kind, rng or _rng)
     return Problem(kind.status, kind.title, kind.detail, kind.type, wait, extensions)
 
 
-def _kind_of(cls: type[errors.SeawallError]) -> _Kind:
-    return next(kind for base in cls.__mro__ if (kind := _KINDS.get(base)) is not None)
+def _kind_of(error: errors.SeawallError) -> _Kind:
+    if isinstance(error, errors.RateLimited):
+        if error.own_limit:
+            return _OWN_LIMIT
+        if error.violated:
+            return _LIMIT_OF_ALL
+        if error.reason == errors.StoreUnavailable.reason:
+            return _STORE_AWAY
+    bases = type(error).__mro__
+    return next(kind for base in bases if (kind := _KINDS.get(base)) is not None)
 
 
 def _wait(error: errors.SeawallError, kind: _Kind, rng: Random) -> float | None:
-    """Return the seconds after which asking again may help, if that is what the status says."""
+    """Return the seconds after which asking again may help; None if the status says nothing of it.
+
+    A limit of the edge that knows no time is one that the request never fits into.
+    """
     if kind.status not in (429, 503):
         return None
     known = getattr(error, "retry_after", None)
+    if known is None and kind in (_OWN_LIMIT, _LIMIT_OF_ALL):
+        return None
     usable = isinstance(known, (int, float)) and 0 <= known < float("inf")
     wait = max(float(known), 0.001) if usable and known is not None else UNKNOWN_WAIT
     return wait + SPREAD * rng.random() if kind.spread else wait
 
 
-def _upstream_problem(error: BaseException) -> Problem | None:
-    names = {(cls.__module__.partition(".")[0], cls.__name__) for cls in type(error).__mro__}
-    if names.isdisjoint(_UPSTREAM_ERRORS):
-        return None
-    late = isinstance(error, TimeoutError) or any("Timeout" in name for _, name in names)
-    kind = _UPSTREAM_LATE if late else _UPSTREAM
-    return Problem(kind.status, kind.title, kind.detail, extensions={"reason": "upstream"})
+# Errors of others
 
 
-async def problem_handler(_request: Any, error: Exception) -> Any:
-    """Answer `error` in a Starlette or FastAPI app: `app.add_exception_handler(SeawallError, ...)`.
+def _is_upstream(error: BaseException) -> bool:
+    return not _names(error).isdisjoint(_UPSTREAM_ERRORS)
 
-    An error that is no problem of ours is raised again.
-    """
-    problem = problem_of(error)
-    if problem is None:
-        raise error
-    from starlette.responses import Response
 
-    headers = {name.decode(): value.decode() for name, value in problem.headers()}
-    return Response(problem.body(), problem.status, headers)
+def _names(error: BaseException) -> set[tuple[str, str]]:
+    return {(cls.__module__.partition(".")[0], cls.__name__) for cls in type(error).__mro__}
+
+
+def _cause_of_ours(error: BaseException) -> errors.SeawallError | None:
+    """Return the error of ours that a vendor's SDK has wrapped in one of its own, if it has."""
+    cause: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):
+        if cause is None or isinstance(cause, errors.SeawallError):
+            return cause
+        cause = cause.__cause__
+    return None
+
+
+def _is_late(error: BaseException) -> bool:
+    if isinstance(error, TimeoutError) or any("Timeout" in name for _, name in _names(error)):
+        return True
+    code = getattr(error, "code", None)  # a method of gRPC's errors
+    return callable(code) and getattr(code(), "name", "") == "DEADLINE_EXCEEDED"

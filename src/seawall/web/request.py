@@ -35,12 +35,14 @@ class Incoming:
     address that may be trusted, never what a stranger wrote.
     """
 
-    __slots__ = ("_client", "_state", "headers", "scope", "trust")
+    __slots__ = ("_client", "_state", "headers", "named", "scope", "trust")
 
     def __init__(self, scope: MutableMapping[str, Any], trust: Trust) -> None:
         """See the request of `scope`, whose peer is trusted as far as `trust` says."""
         self.scope = scope
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.named: dict[bytes, bytes] = dict(self.headers)
+        """The headers by name; of several of one name, the last."""
         self.trust = trust
         self._client: str | None = None
         self._state: dict[str, Any] | None = None
@@ -52,14 +54,21 @@ class Incoming:
 
     def header(self, name: str | bytes) -> str | None:
         """Return a header's value; None if it is absent, or given more than once."""
-        name = (name.encode() if isinstance(name, str) else name).lower()
-        found: bytes | None = None
-        for key, value in self.headers:
-            if key == name:
-                if found is not None:
-                    return None
-                found = value
-        return None if found is None else found.decode("latin-1")
+        value = self.named.get(name)  # type: ignore[arg-type]
+        if value is None:
+            name = (name.encode() if isinstance(name, str) else name).lower()
+            value = self.named.get(name)
+            if value is None:
+                return None
+        if len(self.named) != len(self.headers):  # some are given more than once: this one?
+            if len([1 for key, _ in self.headers if key == name]) > 1:
+                return None
+        return value.decode("latin-1")
+
+    def replace_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Have other headers, here and for the app."""
+        self.headers = self.scope["headers"] = headers
+        self.named = dict(headers)
 
     @property
     def peer(self) -> str | None:
@@ -78,7 +87,11 @@ class Incoming:
         """The client's address as limits count it: IPv4, IPv6's /64, "unix"."""
         client = self._client
         if client is None:
-            client = self._client = self.trust.client_address(self.peer, self.headers)
+            try:
+                client = self.trust.direct[self.scope["client"][0]]
+            except (KeyError, TypeError):
+                client = self.trust.client_address(self.peer, self.headers)
+            self._client = client
         return client
 
     @property

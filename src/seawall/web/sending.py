@@ -44,8 +44,13 @@ class Passage:
 
     # No slots: what is the same for most requests is written once, here, and not for each.
     _first = 0.0
-    _task: asyncio.Task[Any] | None = None
+    task: asyncio.Task[Any] | None = None
+    """What is cut off by `lane`, where the request has been entered; see `_edge_time`."""
+    lane: Lane
+    cancelling: int
     _expiry: Expiry | None = None
+    timed = False
+    """Whether it was cut off, or still may be: `was_cut` will tell."""
     began = 0.0
     headers: Callable[[], Headers] | None = None
     """What to add to the headers of the response."""
@@ -64,37 +69,29 @@ class Passage:
 
     # The time that the app has
 
-    @property
-    def timed(self) -> bool:
-        """Whether it was cut off, or still may be: `was_cut` will tell."""
-        return self._task is not None or self._expiry is not None
-
-    def cut_in_lane(self, lane: Lane, task: asyncio.Task[Any]) -> None:
-        """Be cut off by `lane`, where the request has been entered."""
-        self._lane = lane
-        self._task = task
-        self._cancelling = task.cancelling()
-
     def cut_after(self, seconds: float, task: asyncio.Task[Any]) -> None:
         """Be cut off by a timer of its own."""
+        self.timed = True
         self._expiry = Expiry(task, seconds)
 
     def _stop_time(self) -> None:
         """Let nothing cut the app off any more; if that has happened, `was_cut` will tell."""
-        if self._task is not None:
-            if self._lane.pending.pop(self._task, None) is not None:
-                self._task = None
+        if self.task is not None:
+            if self.lane.pending.pop(self.task, None) is not None:
+                self.task = None
+                self.timed = False
         elif self._expiry is not None:
             self._expiry.stop()
 
     def was_cut(self, error: BaseException | None) -> bool:
         """Stop the time; tell whether `error` is the cancellation by which the app was cut off."""
         self._stop_time()
-        task, expiry = self._task, self._expiry
-        self._task = self._expiry = None
+        task, expiry = self.task, self._expiry
+        self.task = self._expiry = None
+        self.timed = False
         if expiry is not None:
             return expiry.disarm(error)
-        return task is not None and take_back(task, self._cancelling, error)
+        return task is not None and take_back(task, self.cancelling, error)
 
     # The response
 
@@ -111,7 +108,8 @@ class Passage:
                     self.leave(FAILED, _SERVER_ERROR)
         elif kind == "http.response.start":
             self.status = message["status"]
-            self._stop_time()
+            if self.timed:
+                self._stop_time()
             if self.headers is not None:
                 message["headers"] = [*message.get("headers", ()), *self.headers()]
         return self._send(message)
@@ -123,7 +121,10 @@ class Passage:
         if self.left:
             return
         now = self._first or self._clock()
-        self._leave_gates(outcome, detail, now)
+        self.left = True
+        for gate, ticket in reversed(self.gates):
+            if gate.leave is not None:
+                gate.leave(ticket, outcome, detail, now)
         stats = self._stats
         if outcome is OK:
             stats.samples.append(now - self.began)
@@ -137,7 +138,11 @@ class Passage:
     def give_back(self, error: BaseException | None) -> None:
         """Leave what is held by a request that was refused further in: it never began."""
         if not self.left:
-            self._leave_gates(UNUSED, error, self._clock())
+            self.left = True
+            now = self._clock()
+            for gate, ticket in reversed(self.gates):
+                if gate.leave is not None:
+                    gate.leave(ticket, UNUSED, error, now)
 
     def end(self, error: BaseException | None) -> None:
         """Leave what is still held when the app has ended, with `error` or without."""
@@ -146,12 +151,6 @@ class Passage:
         failed = isinstance(error, Exception) and not is_gone(error, started=self.status > 0)
         # Without an error it returned in mid-body: nobody was there to send to. No verdict.
         self.leave(FAILED if failed else CANCELLED, error)
-
-    def _leave_gates(self, outcome: Outcome, detail: object, now: float) -> None:
-        self.left = True
-        for gate, ticket in reversed(self.gates):
-            if gate.leave is not None:
-                gate.leave(ticket, outcome, detail, now)
 
 
 class SocketPassage(Passage):

@@ -54,7 +54,7 @@ class Trust:
     was not written by them.
     """
 
-    __slots__ = ("_callers", "_header", "_known", "_proxies")
+    __slots__ = ("_callers", "_header", "_known", "_proxies", "direct")
 
     def __init__(
         self,
@@ -70,6 +70,8 @@ class Trust:
         self._header = forwarded.encode()
         # Of parsed addresses only: to forget them costs time, and changes no answer.
         self._known: dict[str | None, _Known | None] = {}
+        self.direct: dict[str, str] = {}
+        """Of those known, peers that are no proxies, and what stands for them."""
 
     def __repr__(self) -> str:
         listed = [
@@ -86,10 +88,7 @@ class Trust:
 
         `peer` is the address that the connection comes from, None for a unix socket.
         """
-        try:
-            known = self._known[peer]
-        except KeyError:
-            known = self._ask(peer)
+        known = self._ask(peer)
         if known is None:
             return _no_address(peer)
         return self._origin(known, headers)[0].key if known.proxy else known.key
@@ -111,8 +110,11 @@ class Trust:
             known = self._look_up(address)
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
+                self.direct.clear()
             if address is None or len(address) <= _LONGEST_HOP:
                 self._known[address] = known
+                if address is not None and known is not None and not known.proxy:
+                    self.direct[address] = known.key
             return known
 
     def _look_up(self, text: str | None) -> _Known | None:
