@@ -83,13 +83,10 @@ def protected(app: Any) -> Any:
     from seawall.web.inbound import Inbound
     from seawall.web.lifecycle import Lifecycle
     from seawall.web.limits import RequestLimits, limit
-    from seawall.web.principals import user
 
     life = Lifecycle()
     limits = RequestLimits(
-        limit("1000000/s", by="address"),
-        limit("1000000/s", by=user(lambda incoming: incoming.header(b"x-user"))),
-        limit("1000000/s", by=None, name="all"),
+        limit("1000000/s", by="address"), limit("1000000/s", by=None, name="all")
     )
     return Edge(
         app,
@@ -382,7 +379,9 @@ async def hello_cost(ports: dict[str, int], plan: Plan, width: int) -> Cost:
             replies = await several(own, "/hello", width, plan.requests // width)
             spent = await own.cpu() - before
             if any(reply.status != OK for reply in replies):
-                raise RuntimeError(f"{name} answered {sorted({reply.status for reply in replies})}, not 200 alone")
+                raise RuntimeError(
+                    f"{name} answered {sorted({reply.status for reply in replies})}, not 200 alone"
+                )
             if number:
                 cost[name].append(spent / len(replies))
     for own in clients.values():

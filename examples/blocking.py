@@ -6,7 +6,7 @@ goes along into the thread.
     python examples/blocking.py
 """
 
-# ruff: noqa: INP001, T201 - a program, and it prints what it does
+# ruff: noqa: T201 - it prints what it does
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 python examples/http_client.py
 """
 
-# ruff: noqa: INP001, T201 - a program, and it prints what it does
+# ruff: noqa: T201 - it prints what it does
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Ten calls a second, in virtual time, so that twenty minutes pass at once. Run it
     python examples/outage.py
 """
 
-# ruff: noqa: INP001, T201 - a program, and it prints what it finds
+# ruff: noqa: T201 - it prints what it finds
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from collections.abc import Iterator
@@ -99,7 +100,9 @@ from seawall.testing import (
     slow,
     virtual_time,
 )
+from tests.clients.arguments import CLIENTS, SHOWN_BY_CLIENTS
 from tests.shared.arguments import SHARED, SHOWN
+from tests.web.arguments import SHOWN_BY_WEB, WEB
 
 HUGE = 10**400
 
@@ -1630,13 +1633,29 @@ OURS = frozenset({"bind", "refused", "end_window", "queue_wait", "limits", "brea
 """Methods for Seawall's own use, with arguments of Seawall's own."""
 
 
+EDGES = (
+    "clients",
+    "clients.grpc",
+    "clients.httpx",
+    "clients.httpx2",
+    "clients.llm",
+    "clients.requests",
+    "clients.upstreams",
+    "web",
+    "web.checks",
+    "web.fastapi",
+    "web.grpc",
+)
+
+
 def _arguments() -> Iterator[str]:
-    """Yield each argument of what is public and was made against scarcity."""
-    modules = [("", seawall, seawall.__all__), ("signals.", signals, signals.__all__)]
-    for prefix, module, names in modules:
-        for name in names:
+    """Yield each argument of what is public and was made against scarcity, or for the edges."""
+    modules = [("", seawall), ("signals.", signals)]
+    modules += [(f"{name}.", importlib.import_module(f"seawall.{name}")) for name in EDGES]
+    for prefix, module in modules:
+        for name in module.__all__:
             thing = getattr(module, name)
-            if name in TOLD_ABOVE or not callable(thing):
+            if (not prefix and name in TOLD_ABOVE) or not callable(thing):
                 continue
             if not isinstance(thing, type):
                 yield from _parameters(f"{prefix}{name}", thing)
@@ -1666,13 +1685,14 @@ def _parameters(name: str, function: Any) -> Iterator[str]:
 
 def test_no_argument_is_left_out():
     """Each argument of each public constructor, function and method has bad values to refuse."""
-    tested = {label for label, *_ in SCARCITY + SHARED} | ANYTHING | SHOWN
+    tested = {label for label, *_ in SCARCITY + SHARED + WEB + CLIENTS}
+    tested |= ANYTHING | SHOWN | SHOWN_BY_WEB | SHOWN_BY_CLIENTS
     assert [argument for argument in _arguments() if argument not in tested] == []
 
 
 CASES = [
     pytest.param(make, bad, error, advice, id=f"{name}({str(bad)[:20]})")
-    for name, make, bads, advice in TABLE + SCARCITY + SHARED
+    for name, make, bads, advice in TABLE + SCARCITY + SHARED + WEB + CLIENTS
     for bad, error in bads
 ]
 

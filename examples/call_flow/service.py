@@ -31,6 +31,7 @@ from seawall import (
     Timeout,
     adaptive_attempts,
     by_criticality,
+    vegas,
 )
 from seawall.clients import retryable
 from seawall.clients.httpx import AsyncGuardedTransport
@@ -48,10 +49,10 @@ vendor = Guard(
         on=retryable, attempts=adaptive_attempts(3), backoff=0.05, budget=RetryBudget()
     ),
     Breaker(consecutive=5, break_for=1.0, shared=store, name="vendor"),
-    RateLimit("100/s", burst=10, shared=store, name="vendor"),  # what the vendor grants us all
-    RateLimit("60/s", burst=10),  # this pod's part at most
-    Bulkhead(20, max_wait=0.2),  # the semaphore
-    Timeout(0.5),  # the call timeout
+    RateLimit("40/s", burst=30, shared=store, name="vendor"),  # what the vendor grants us all
+    RateLimit("30/s", burst=30),  # this pod's part at most
+    Bulkhead(10, max_wait=0.5),  # the semaphore
+    Timeout(1.0),  # the call timeout
 )
 client = httpx.AsyncClient(
     base_url=os.environ["VENDOR_URL"], transport=AsyncGuardedTransport(vendor)
@@ -69,12 +70,14 @@ async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
 # --- The edge: what a request passes before any work is done ---
 
 app = FastAPI(lifespan=lifespan)
-places = AdaptiveLimit(max_wait=0.2, max_waiting=50, order="criticality")  # the queue, its timeout
+places = AdaptiveLimit(  # 16 or more are served; as many wait in the queue, until its timeout
+    vegas(initial=16, minimum=16), max_wait=0.5, max_waiting=16, order="criticality"
+)
 edge = protect(
     app,
     timeout=3.0,
     shed=Shed(by_criticality(), load=occupancy(places)),
-    limits=RequestLimits(limit("50/s", by=api_key()), shared=store, name="users"),
+    limits=RequestLimits(limit("20/s", burst=10, by=api_key()), shared=store, name="users"),
     concurrency=places,
 )
 

@@ -81,6 +81,8 @@ else:
     from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
 
     _loops: dict[int, Any] = {}
+    _without_thread: set[type] = set()
+    """Kinds of loops that do not tell in which thread they run, such as uvloop's."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_loops.clear)
 
@@ -95,7 +97,10 @@ else:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return None
-        if hasattr(loop, "_thread_id"):
+        if type(loop) not in _without_thread:
+            if not hasattr(loop, "_thread_id"):
+                _without_thread.add(type(loop))
+                return asyncio.current_task(loop)
             for thread in [t for t, known in list(_loops.items()) if known.is_closed()]:
                 _loops.pop(thread, None)
             _loops[ident] = loop

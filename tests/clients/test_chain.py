@@ -200,6 +200,7 @@ def test_remaining_time_never_grows(settings: Settings):
     chain.check_time()
 
 
+@pytest.mark.alone
 def test_over_real_sockets():
     """The same chain of three real servers."""
     chain = Chain(Settings(), SYSTEM, 0.001)

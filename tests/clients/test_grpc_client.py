@@ -55,6 +55,8 @@ from tests.clients.support_grpc import (
 )
 from tests.support import falsified, let_pass, new_guard
 
+pytestmark = pytest.mark.alone
+
 Code = grpc.StatusCode
 UU, US, SU, SS = KINDS
 

@@ -25,6 +25,8 @@ from tests.clients.support_grpc import (
 )
 from tests.support import let_pass, new_guard
 
+pytestmark = pytest.mark.alone
+
 Code = grpc.StatusCode
 UU, US, SU, SS = KINDS
 

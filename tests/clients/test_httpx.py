@@ -458,6 +458,7 @@ def test_without_that_moment_it_is_cancelled(monkeypatch: pytest.MonkeyPatch):
 # --- Over real sockets ---
 
 
+@pytest.mark.alone
 @libraries
 def test_a_client_survives_an_outage(library: Any, guarded: Any):
     """After many timeouts while it connects, to a host that takes no more, a client is as good."""
@@ -523,6 +524,7 @@ def test_no_connection_leaks_async(library: Any, guarded: Any, body: bytes):
         assert server.requests == calls // 3 * 9
 
 
+@pytest.mark.alone
 @libraries
 def test_a_hung_server_is_given_up_on(library: Any, guarded: Any):
     """A cooperative timeout ends a sync call by the library's own timeouts."""

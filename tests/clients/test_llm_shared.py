@@ -16,6 +16,8 @@ from tests.shared.conftest import client, new_store, redis_url
 from tests.shared.support import eventually
 from tests.support import new_guard
 
+pytestmark = pytest.mark.alone
+
 __all__ = ["client", "new_store", "redis_url"]
 
 BODY = {"messages": [{"role": "user", "content": "hello there"}], "max_tokens": 596}  # 600 tokens

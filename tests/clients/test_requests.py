@@ -53,6 +53,7 @@ def test_an_answer_after_a_retry_is_handed_out_as_it_is():
         assert "seawall-attempt" not in answer.request.headers
 
 
+@pytest.mark.alone
 def test_a_hung_server_is_given_up_on():
     """A cooperative timeout bounds requests' own, which has none by default."""
     guard = new_guard(Timeout(0.1, sync="cooperative"))

@@ -19,6 +19,8 @@ from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams
 from seawall.clock import current_clock
 from tests.support import new_guard
 
+pytestmark = pytest.mark.alone
+
 
 class Site:
     """A server that answers well, with 500, slowly, or by hanging up."""

@@ -30,7 +30,7 @@ import traceback
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -39,6 +39,7 @@ import seawall
 from seawall.models.breaker import diagram
 from seawall.runtime import events
 from seawall.testing import run_virtual, virtual_time
+from tests.test_public_api import MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -156,13 +157,14 @@ def test_examples_do_what_they_say(example: Path, redis_url: str):
 # --- What else a page must not get wrong ---
 
 
-def test_every_public_name_is_documented():
-    """Each name that the package exports is mentioned, as code, on some page of docs/."""
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_every_public_name_is_documented(module: ModuleType):
+    """Each name that a public module exports is mentioned, as code, on some page of docs/."""
     text = "\n".join(page.read_text("utf-8") for page in PAGES if page.parent.name == "docs")
     code = " ".join(re.findall(r"`[^`\n]+`", text)) + "".join(
         match[2] for match in FENCE.finditer(text)
     )
-    missing = [name for name in seawall.__all__ if not re.search(rf"\b{name}\b", code)]
+    missing = [name for name in module.__all__ if not re.search(rf"\b{name}\b", code)]
     assert missing == []
 
 

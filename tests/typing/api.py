@@ -8,6 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from typing import Any, assert_type
 
+import httpx
+import httpx2
+import requests
+from fastapi import Depends, FastAPI
+
 from seawall import (
     AdaptiveLimit,
     Breaker,
@@ -72,8 +77,19 @@ from seawall import (
     tier,
     update_optimistically,
     vegas,
+    web,
 )
+from seawall.clients import grpc as grpc_clients
+from seawall.clients import httpx as seawall_httpx
+from seawall.clients import httpx2 as seawall_httpx2
+from seawall.clients import llm, retryable
+from seawall.clients.requests import GuardedAdapter
+from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams
 from seawall.testing import ScriptedService, answer, run_virtual
+from seawall.web import checks
+from seawall.web.fastapi import guarded, protect
+from seawall.web.fastapi import limited as limited_route
+from seawall.web.grpc import ServerInterceptor
 
 vendor = Guard(
     "vendor",
@@ -450,6 +466,105 @@ def check_ladder() -> None:
         assert_type(current_tenant(), str | None)
         assert_type(current_tier(), str | None)
     tenant(5)  # type: ignore[arg-type]
+
+
+# --- The edges ---
+
+
+async def _asgi(_scope: Any, _receive: Any, _send: Any) -> None: ...
+
+
+def _user_of(incoming: web.Incoming) -> str | None:
+    return incoming.header("x-user")
+
+
+def check_the_servers_edge() -> None:
+    """Check the parts of the edge, and that a wrong part is an error."""
+    trust = web.Trust(proxies=["10.0.0.0/8"], callers=["10.1.0.0/16"])
+    limits = web.RequestLimits(
+        web.limit("600/min", by="address"),
+        web.limit("60/min", by=web.user(_user_of), tiers={"paid": "600/min"}, soft=True),
+        web.limit("9/s", by=web.api_key(known={"right"}.__contains__), cost=lambda _: 2),
+        web.limit("9k/min", by=None),
+    )
+    life = web.Lifecycle(drain_timeout=20.0)
+    health = web.Health(lifecycle=life)
+    edge = web.Edge(
+        _asgi,
+        inbound=web.Inbound(trust=trust, timeout=10.0),
+        shed=Shed(by_criticality()),
+        limits=limits,
+        routes={"/reports/{id}": Bulkhead(4), "/search": AdaptiveLimit()},
+        turns=web.Turns(),
+        concurrency=AdaptiveLimit(),
+        websockets=Bulkhead(1000),
+        health=health,
+        lifecycle=life,
+    )
+    assert_type(edge.snapshot(), dict[str, Any])
+    assert_type(web.problem_of(OSError()), web.Problem | None)
+    assert_type(health.add("db", _pings), Callable[[], bool])
+    health.add("disk", checks.Disk("/"), level="deep")
+    health.add("disk", checks.Disk("/"), level="never")  # type: ignore[call-overload]
+    web.Edge(_asgi, turns=Bulkhead(1))  # type: ignore[arg-type]
+    web.Edge(_asgi, limits=web.limit("5/s", by=None))  # type: ignore[arg-type]
+    web.RequestLimits("600/min")  # type: ignore[arg-type]
+    web.limit("600/min")  # type: ignore[call-arg]
+    web.Inbound(max_criticality="critical")  # type: ignore[arg-type]
+
+
+def _pings() -> bool:
+    return True
+
+
+def check_fastapi(app: FastAPI) -> None:
+    """Check the one line, and what routes depend on."""
+    edge = protect(app, limits=web.limit("600/min", by="address"), concurrency=None)
+    assert_type(edge, web.Edge)
+    Depends(limited_route(web.limit("10/min", by="address")))
+    Depends(guarded(vendor))
+    protect(_asgi)  # type: ignore[arg-type]
+    guarded(Bulkhead(1))  # type: ignore[arg-type]
+
+
+async def check_clients() -> None:
+    """Check transports, adapters and interceptors in the places where libraries take them."""
+    httpx.Client(transport=seawall_httpx.GuardedTransport(vendor, retry_at="edge"))
+    httpx.AsyncClient(transport=seawall_httpx.AsyncGuardedTransport(vendor, statuses={503}))
+    httpx.AsyncClient(transport=seawall_httpx.GuardedTransport(vendor))  # type: ignore[arg-type]
+    httpx2.Client(transport=seawall_httpx2.GuardedTransport(vendor))
+    seawall_httpx.GuardedTransport(vendor, retry_at="nowhere")  # type: ignore[arg-type]
+    seawall_httpx.GuardedTransport(Bulkhead(1))  # type: ignore[arg-type]
+    requests.Session().mount("https://", GuardedAdapter(vendor, generate_keys=True))
+    Guard.standard("api", on=retryable, timeout=2.0)
+    grpc_clients.aio_interceptors(vendor, idempotent={"/shop.Orders/Get"})
+    grpc_clients.GuardedInterceptor(vendor, idempotent=lambda method: method.endswith("Get"))
+    ServerInterceptor(vendor, timeout="2")  # type: ignore[arg-type]
+
+
+async def check_upstreams() -> None:
+    """Check that a host is chosen, and a set of them is a transport."""
+    hosts = Upstreams("vendor", ["http://a", "http://b"], health=HealthCheck("/health/ready"))
+    with hosts.pick() as picked:
+        assert_type(picked.url, str)
+    async with hosts.pick(tried=set()) as picked:
+        assert_type(picked.url, str)
+    httpx.Client(transport=seawall_httpx.GuardedTransport(vendor, hosts.transport()))
+    Upstreams("vendor", ["http://a"], health="/health/ready")  # type: ignore[arg-type]
+    Upstreams("vendor", ["http://a"], outliers=Outliers(consecutive="5"))  # type: ignore[arg-type]
+
+
+async def check_models() -> None:
+    """Check limits in tokens, and models to fall back on."""
+    limits = llm.TokenLimits(requests="500/min", tokens="200k/min", max_wait=10.0)
+    Guard("vendor", Retry(on=llm.retryable), limits)
+    limits.settle(limits.reserve({"max_tokens": 5}), llm.Usage(3, 4))
+    assert_type(llm.usage_of({}), llm.Usage)
+    models = llm.Models(llm.Model("large", _asize, guard=vendor), llm.Model("small", _asize))
+    assert_type(models.attempt("a"), Result[Any])
+    assert_type(models.names, tuple[str, ...])
+    llm.Models("large")  # type: ignore[arg-type]
+    llm.TokenLimits(tokens=200_000)  # type: ignore[arg-type]
 
 
 # --- The rest ---

@@ -76,38 +76,70 @@ class Users:
         self._fleet = fleet
         self._turn = 0
 
-    async def ask(self, key: str) -> httpx.Response:
-        """Ask one pod, as the user whose key that is."""
+    async def ask(self, key: str, *, pod: int | None = None) -> httpx.Response:
+        """Ask one pod, as the user whose key that is, what nobody has asked before."""
         self._turn += 1
-        pod = self._fleet.pods[self._turn % PODS]
-        return await self._client.get(
-            f"{pod}/answer", params={"question": "why"}, headers={"x-api-key": key}
-        )
+        url = self._fleet.pods[self._turn % PODS if pod is None else pod]
+        question = {"question": f"why {self._turn}"}
+        return await self._client.get(f"{url}/answer", params=question, headers={"x-api-key": key})
 
-    async def flood(self, number: int, *, seconds: float, keys: int = 1000) -> list[httpx.Response]:
-        """Ask so often in so much time, whatever the answers are."""
+    async def flood(
+        self, number: int, *, seconds: float, key: str | None = None, pod: int | None = None
+    ) -> list[httpx.Response]:
+        """Ask so often in so much time, whatever the answers are; as many users, unless told."""
         began = SYSTEM.now()
         tasks = []
         for turn in range(number):
             late = began + seconds * turn / number - SYSTEM.now()
             if late > 0:
                 await asyncio.sleep(late)  # noqa: TID251 - load comes in real time
-            tasks.append(asyncio.create_task(self.ask(f"user-{turn % keys}")))
+            tasks.append(asyncio.create_task(self.ask(key or f"user-{turn}", pod=pod)))
         return await asyncio.gather(*tasks)
+
+    async def converse(self, number: int, *, pause: float, key: str) -> list[httpx.Response]:
+        """Ask so often, each time after the last answer and a pause."""
+        answers = []
+        for _ in range(number):
+            answers.append(await self.ask(key))
+            await asyncio.sleep(pause)  # noqa: TID251 - users take their time
+        return answers
 
     async def vendor_is(self, mode: str) -> None:
         """Let the vendor behave so."""
         (await self._client.post(f"{self._fleet.vendor}/mode/{mode}")).raise_for_status()
 
-    async def vendor_saw(self) -> dict[str, int]:
+    async def vendor_saw(self) -> dict[str, Any]:
         """Return what the vendor saw since."""
-        seen: dict[str, int] = (await self._client.get(f"{self._fleet.vendor}/seen")).json()
+        seen: dict[str, Any] = (await self._client.get(f"{self._fleet.vendor}/seen")).json()
         return seen
 
-    async def breakers(self) -> list[str]:
-        """Return the state of the vendor's breaker on each pod."""
-        states = [(await self._client.get(f"{pod}/state")).json() for pod in self._fleet.pods]
-        return [_part(state["vendor"], "breaker")["state"] for state in states]
+    async def states(self) -> list[dict[str, Any]]:
+        """Return what each pod tells of itself."""
+        return [(await self._client.get(f"{pod}/state")).json() for pod in self._fleet.pods]
+
+    async def breakers(self) -> set[str]:
+        """Return the states of the vendor's breaker on the pods."""
+        return {_part(state["vendor"], "breaker")["state"] for state in await self.states()}
+
+    async def acted(self) -> Counter[str]:
+        """Return how often each part of the way has refused, cut off or tried again so far."""
+        counts: Counter[str] = Counter()
+        for state in await self.states():
+            edge, vendor = state["edge"], state["vendor"]
+            counts["shed"] += _part(edge, "shed")["rejected"]
+            counts["user limit"] += edge["limits"]["limits"]["api-key"]["over"]
+            counts["queue"] += _part(edge, "adaptive_limit")["rejected"]
+            counts["retry"] += _part(vendor, "retry")["retries"]
+            counts["breaker"] += _part(vendor, "breaker")["rejected"]
+            counts["vendor limit"] += _part(vendor, "rate_limit", 0)["rejected"]
+            counts["local limit"] += _part(vendor, "rate_limit", 1)["rejected"]
+            counts["semaphore"] += _part(vendor, "bulkhead")["rejected"]
+            counts["call timeout"] += _part(vendor, "timeout")["timed_out"]
+        return counts
+
+    async def rest(self) -> None:
+        """Ask nothing until the limits are as if nobody had ever asked."""
+        await asyncio.sleep(1.0)  # noqa: TID251 - limits refill in real time
 
     async def until_well(self) -> None:
         """Ask now and then until every pod answers."""
@@ -119,9 +151,9 @@ class Users:
         raise AssertionError(f"the pods did not recover: {answers}")
 
 
-def _part(snapshot: dict[str, Any], kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(p for p in snapshot["policies"] if p["policy"] == kind)
-    return found
+def _part(snapshot: dict[str, Any], kind: str, number: int = 0) -> dict[str, Any]:
+    found: list[dict[str, Any]] = [p for p in snapshot["policies"] if p["policy"] == kind]
+    return found[number]
 
 
 @asynccontextmanager
@@ -141,15 +173,26 @@ def _reasons(answers: list[httpx.Response]) -> Counter[str]:
     )
 
 
+def _check_refusals(answers: list[httpx.Response], statuses: set[int]) -> None:
+    """See that each answer is of one of these kinds, and that each refusal says what it should."""
+    for answer in answers:
+        assert answer.status_code in statuses
+        if answer.status_code != 200:
+            assert answer.headers["content-type"] == "application/problem+json"
+        if answer.status_code in {429, 503}:
+            assert int(answer.headers["retry-after"]) >= 1
+
+
 def test_all_is_well_while_the_vendor_is(fleet: Fleet):
     """Every user on every pod is answered, with one request to the vendor for each."""
 
     async def main() -> None:
         async with users_of(fleet) as users:
-            answers = await users.flood(60, seconds=1.0)
-            assert _reasons(answers) == {"answered": 60}
-            assert {answer.json()["answer"] for answer in answers} == {"WHY"}
-            assert (await users.vendor_saw())["requests"] == 60
+            talks = [users.converse(10, pause=0.1, key=f"user-{number}") for number in range(PODS)]
+            answers = [answer for talk in await asyncio.gather(*talks) for answer in talk]
+            assert _reasons(answers) == {"answered": 30}
+            assert {answer.json()["answer"][:3] for answer in answers} == {"WHY"}
+            assert (await users.vendor_saw())["requests"] == 30
 
     asyncio.run(main())
 
@@ -159,18 +202,21 @@ def test_a_user_has_one_limit_on_all_pods(fleet: Fleet):
 
     async def main() -> None:
         async with users_of(fleet) as users:
-            greedy, others = await asyncio.gather(
-                users.flood(200, seconds=1.0, keys=1),
-                asyncio.gather(*(users.ask(f"other-{number}") for number in range(20))),
+            before, began = await users.acted(), SYSTEM.now()
+            greedy, *others = await asyncio.gather(
+                users.flood(150, seconds=1.0, key="greedy"),
+                users.converse(5, pause=0.2, key="modest"),
+                users.converse(5, pause=0.2, key="patient"),
             )
-            refused = [answer for answer in greedy if answer.status_code == 429]
-            took = len(greedy) - len(refused)
-            assert 50 <= took <= 110  # the burst, and a second of 50/s
-            assert all(answer.status_code == 200 for answer in others)
-            for answer in refused:
-                assert answer.headers["content-type"] == "application/problem+json"
-                assert int(answer.headers["retry-after"]) >= 1
-                assert answer.json()["violated-policies"] == ["api-key"]
+            lasted = SYSTEM.now() - began
+            statuses = Counter(answer.status_code for answer in greedy)
+            assert 10 <= 150 - statuses[429] <= 10 + 20 * lasted + 1
+            assert (await users.acted() - before)["user limit"] == statuses[429]
+            _check_refusals(greedy, {200, 429, 503})
+            for answer in greedy:
+                if answer.status_code == 429:
+                    assert answer.json()["violated-policies"] == ["api-key"]
+            assert {answer.status_code for talk in others for answer in talk} == {200}
 
     asyncio.run(main())
 
@@ -180,12 +226,46 @@ def test_the_vendor_gets_no_more_than_it_grants(fleet: Fleet):
 
     async def main() -> None:
         async with users_of(fleet) as users:
-            answers = await users.flood(800, seconds=2.0)
+            before, began = await users.acted(), SYSTEM.now()
+            answers = await users.flood(250, seconds=1.0)
+            lasted = SYSTEM.now() - began
+            seen, reasons = await users.vendor_saw(), _reasons(answers)
+            assert 20 <= reasons["answered"] <= seen["requests"] <= 30 + 40 * lasted + 1
+            assert 1 <= (await users.acted() - before)["vendor limit"] <= reasons["rate_limited"]
+            _check_refusals(answers, {200, 503})
+
+    asyncio.run(main())
+
+
+def test_one_pod_takes_no_more_than_its_part(fleet: Fleet):
+    """What all users ask of one pod is held to that pod's own limit, below the vendor's."""
+
+    async def main() -> None:
+        async with users_of(fleet) as users:
+            await users.rest()
+            before, began = await users.acted(), SYSTEM.now()
+            answers = await users.flood(150, seconds=1.0, pod=0)
+            lasted = SYSTEM.now() - began
             seen = await users.vendor_saw()
-            reasons = _reasons(answers)
-            assert seen["most_a_second"] <= 115  # 100 a second and the burst; some wait on the way
-            assert reasons["answered"] >= 150
-            assert reasons["rate_limited"] >= 200
+            assert 20 <= seen["requests"] <= 30 + 30 * lasted + 1
+            assert (await users.acted() - before)["local limit"] >= 1
+            _check_refusals(answers, {200, 503})
+
+    asyncio.run(main())
+
+
+def test_a_vendor_that_fails_now_and_then_is_asked_again(fleet: Fleet):
+    """Users see nothing of it, and the vendor hardly more than one request for each."""
+
+    async def main() -> None:
+        async with users_of(fleet) as users:
+            before = await users.acted()
+            await users.vendor_is("flaky")
+            talks = [users.converse(10, pause=0.1, key=f"user-{number}") for number in range(PODS)]
+            answers = [answer for talk in await asyncio.gather(*talks) for answer in talk]
+            assert _reasons(answers) == {"answered": 30}
+            assert 33 <= (await users.vendor_saw())["requests"] <= 36
+            assert 3 <= (await users.acted() - before)["retry"] <= 6
 
     asyncio.run(main())
 
@@ -195,17 +275,16 @@ def test_a_broken_vendor_is_left_alone_by_all_pods(fleet: Fleet):
 
     async def main() -> None:
         async with users_of(fleet) as users:
+            before = await users.acted()
             await users.vendor_is("failing")
             answers = await users.flood(150, seconds=1.5)
-            seen = await users.vendor_saw()
-            reasons = _reasons(answers)
-            assert await users.breakers() == ["open"] * PODS
+            seen, reasons = await users.vendor_saw(), _reasons(answers)
+            assert "closed" not in await users.breakers()
             assert reasons["circuit_open"] >= 75
+            assert (await users.acted() - before)["breaker"] >= 75
             assert reasons["answered"] == 0
-            assert seen["requests"] <= 60
-            for answer in answers:
-                assert answer.status_code in {502, 503}
-                assert answer.status_code == 502 or int(answer.headers["retry-after"]) >= 1
+            assert seen["requests"] <= 30
+            _check_refusals(answers, {502, 503})
             await users.vendor_is("good")
             await users.until_well()
 
@@ -213,19 +292,24 @@ def test_a_broken_vendor_is_left_alone_by_all_pods(fleet: Fleet):
 
 
 def test_a_slow_vendor_holds_nobody_for_long(fleet: Fleet):
-    """Users are answered within their time, and the vendor never has more at once than slots."""
+    """Users are answered within their time, and the vendor never has more at once than slots.
+
+    Who asks a pod that is full waits half a second for a place there, and no longer; who asks one
+    where nobody else can even wait is shed at once.
+    """
 
     async def main() -> None:
         async with users_of(fleet) as users:
+            await users.rest()
+            before = await users.acted()
             await users.vendor_is("slow")
-            began = SYSTEM.now()
-            answers = await users.flood(150, seconds=1.0)
-            took = SYSTEM.now() - began
-            seen = await users.vendor_saw()
-            assert _reasons(answers)["answered"] == 0
-            assert {answer.status_code for answer in answers} <= {503, 504}
-            assert took < 1.0 + 3.0 + 1.0  # the flood, the edge's timeout, and some for the machine
-            assert seen["most_at_once"] <= PODS * 20
+            answers = await users.flood(100, seconds=0.0, pod=0)
+            seen, acted = await users.vendor_saw(), await users.acted() - before
+            assert {"shed", "queue", "semaphore", "call timeout"} <= set(acted)
+            assert 1 <= seen["most_at_once"] <= 10
+            _check_refusals(answers, {503, 504})
+            slowest = max(answer.elapsed.total_seconds() for answer in answers)
+            assert slowest < 3.0 + 1.0  # the edge's timeout, and some for the machine
 
     asyncio.run(main())
 
@@ -240,5 +324,7 @@ def test_a_busy_vendor_is_asked_as_it_wishes(fleet: Fleet):
             seen = await users.vendor_saw()
             assert _reasons(answers)["answered"] == 0
             assert seen["requests"] <= 45
+            assert seen["soonest_again"] is None or seen["soonest_again"] > 0.99
+            _check_refusals(answers, {502, 503, 504})
 
     asyncio.run(main())

@@ -24,6 +24,8 @@ from tests.shared.support import eventually
 from tests.support import let_pass
 from tests.web.support_health import Server, plain_app
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -27,6 +27,8 @@ from tests.clients.support_grpc import (
 )
 from tests.support import let_pass, new_guard
 
+pytestmark = pytest.mark.alone
+
 UU, US, SU, SS = KINDS
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from random import Random
 
@@ -70,7 +69,7 @@ def test_every_error_of_ours_has_its_status(cls: type[SeawallError]) -> None:
 def test_the_callers_own_limit_is_429_with_the_policy_that_was_violated() -> None:
     """A limit of the edge names itself; a vendor's is a matter of this service's."""
     error = RateLimited("over", limit="per-user", retry_after=2.2)
-    error.own_limit = True  # type: ignore[attr-defined]
+    error.own_limit = True
     problem = problem_of(error)
     assert problem is not None
     assert problem.status == 429
@@ -82,6 +81,51 @@ def test_the_callers_own_limit_is_429_with_the_policy_that_was_violated() -> Non
     assert vendor is not None
     assert vendor.status == 503
     assert "violated-policies" not in json.loads(vendor.body())
+
+
+def test_all_limits_of_its_own_that_a_request_is_over_are_named() -> None:
+    """Those that the edge has found are told, not only the first."""
+    error = RateLimited("over", limit="user", retry_after=2.0)
+    error.own_limit = True
+    error.violated = ("user", "address")
+    problem = problem_of(error)
+    assert problem is not None
+    assert json.loads(problem.body())["violated-policies"] == ["user", "address"]
+
+
+def test_the_limit_of_all_together_is_the_services_affair() -> None:
+    """It is 503 without the limit's name, and who is refused comes back at different times."""
+    error = RateLimited("over", limit="global", retry_after=0.5)
+    error.violated = ("global",)
+    rng = Random(1)
+    problems_told = [problem_of(error, rng=rng) for _ in range(30)]
+    assert {problem.status for problem in problems_told if problem} == {503}
+    body = problems_told[0].body() if problems_told[0] else b""
+    assert json.loads(body)["detail"] == "More is asked for than the service takes."
+    assert b"global" not in body
+    assert len({told(problem)["retry-after"] for problem in problems_told}) > 1
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "of all"])
+def test_what_never_fits_is_not_told_to_come_again(*, own: bool) -> None:
+    """A limit of the edge that knows no time to wait will never let the request pass."""
+    error = RateLimited("never", limit="user")
+    error.own_limit = own
+    error.violated = ("user",)
+    assert "retry-after" not in told(problem_of(error))
+
+
+def test_a_store_that_is_away_is_told_in_fixed_words() -> None:
+    """A limit that cannot be looked up is nobody's quota."""
+    error = RateLimited("the store redis://10.0.0.1 is away", limit="user", retry_after=0.1)
+    error.reason = errors.StoreUnavailable.reason
+    problem = problem_of(error)
+    assert problem is not None
+    assert problem.status == 503
+    body = json.loads(problem.body())
+    assert body["detail"] == "A store that this service needs is away."
+    assert body["reason"] == "store_unavailable"
+    assert told(problem)["retry-after"] == "1"
 
 
 def test_what_is_known_exactly_is_told_exactly() -> None:
@@ -134,17 +178,45 @@ def test_an_upstream_that_failed_is_502_and_one_that_was_late_504() -> None:
         assert problem.status == 504
 
 
+def test_an_upstream_that_was_late_by_grpc_is_504() -> None:
+    """The code of the error tells."""
+    import grpc
+
+    class Failed(grpc.RpcError):
+        def __init__(self, code: grpc.StatusCode) -> None:
+            self._code = code
+
+        def code(self) -> grpc.StatusCode:
+            return self._code
+
+    codes = {grpc.StatusCode.DEADLINE_EXCEEDED: 504, grpc.StatusCode.UNAVAILABLE: 502}
+    for code, status in codes.items():
+        problem = problem_of(Failed(code))
+        assert problem is not None
+        assert problem.status == status
+
+
+def test_what_an_sdk_has_wrapped_is_told_as_what_it_is() -> None:
+    """A circuit that is open below a vendor's SDK is no failure of the vendor's."""
+    import openai
+
+    error = openai.APIConnectionError(request=None)  # type: ignore[arg-type]
+    error.__cause__ = RuntimeError("between")
+    error.__cause__.__cause__ = CircuitOpen("open", retry_after=4.0)
+    problem = problem_of(error)
+    assert problem is not None
+    assert problem.status == 503
+    assert told(problem)["retry-after"] == "4"
+    error.__cause__.__cause__ = error  # a circle ends
+    circle = problem_of(error)
+    assert circle is not None
+    assert circle.status == 502
+    bug = ValueError("bug")
+    bug.__cause__ = CircuitOpen("open")
+    assert problem_of(bug) is None
+
+
 def test_other_errors_are_not_ours() -> None:
     """A bug of the app is its own affair."""
     assert problem_of(ValueError("bug")) is None
     assert repr(problem_of(Overloaded())) == "<Problem 503 'Temporary reduced capacity'>"
-
-
-def test_a_starlette_app_can_answer_by_itself() -> None:
-    """The handler gives the same answer, and lets others' errors pass."""
-    response = asyncio.run(problems.problem_handler(None, Overloaded("shed")))
-    assert response.status_code == 503
-    assert response.headers["content-type"] == "application/problem+json"
-    assert "retry-after" in response.headers
-    with pytest.raises(ValueError, match="bug"):
-        asyncio.run(problems.problem_handler(None, ValueError("bug")))

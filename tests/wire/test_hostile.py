@@ -158,6 +158,6 @@ def test_a_quadratic_parser_would_be_noticed():
 
     def quadratic(value: str) -> None:
         for at in range(0, len(value), 64):
-            value[at:].count("x")
+            value[at:].swapcase()
 
-    assert grows(quadratic, "a")
+    assert any(grows(quadratic, "a") for _ in range(3))

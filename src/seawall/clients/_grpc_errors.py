@@ -163,6 +163,7 @@ def retry_on(*codes: grpc.StatusCode) -> Predicate:
     wanted = frozenset(codes)
 
     def worth_another(error: Exception | None, value: Any) -> bool:
+        """Tell whether an RPC that ended so is worth another; for `Retry(on=...)`."""
         if error is None:
             return isinstance(value, Answer) and value.code in wanted
         if isinstance(error, TimedOut):
@@ -171,7 +172,6 @@ def retry_on(*codes: grpc.StatusCode) -> Predicate:
         pushed = code is EXHAUSTED and getattr(error, "retry_after", None) is not None
         return pushed or code in wanted
 
-    worth_another.__doc__ = "Tell whether an RPC that ended so is worth another; for `Retry(on=...)`."
     worth_another.__name__ = f"retry_on({', '.join(code.name for code in codes)})"
     return worth_another
 

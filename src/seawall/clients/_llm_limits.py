@@ -152,6 +152,8 @@ class TokenLimits(RateLimit):
 
         `answer` is an SDK's answer, its JSON as a mapping, or a `Usage`.
         """
+        if not isinstance(taken, Reservation):
+            raise TypeError(f"settle({taken!r}, ...): pass what reserve(...) gave, then the answer")
         usage = usage_of(answer)
         if self.cached and usage.input is not None:
             usage = usage._replace(input=usage.input + usage.cached)

@@ -104,6 +104,8 @@ class Upstreams:
         Give the same `tried` to all attempts of one call: each host asked is added to it, and
         others are preferred. Raises CircuitOpen if no breaker lets the request through.
         """
+        if tried is not None and not isinstance(tried, set):
+            raise TypeError(f"tried={tried!r}: write a set, the same for all attempts of a call")
         checker = self._checker
         if checker is not None and checker.wanted:
             checker.begin()

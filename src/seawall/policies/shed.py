@@ -61,7 +61,7 @@ class Shed(GatePolicy):
             )
         changed = rules is not self.rules
         self.mode, self.rules, self.load = mode, rules, load
-        self._reading = _Reading(load or float)
+        self._reading.become(load or float)
         for bound in self.bindings if changed else ():
             if isinstance(bound, _ShedGate):
                 bound.start()
@@ -73,6 +73,11 @@ class _Reading:
     __slots__ = ("_failing", "_read")
 
     def __init__(self, read: Load) -> None:
+        self._read = read
+        self._failing = False
+
+    def become(self, read: Load) -> None:
+        """Read something else from now on."""
         self._read = read
         self._failing = False
 
@@ -126,7 +131,7 @@ class _ShedGate(GateBound):
         """Let the rules begin; after a change of settings, begin anew."""
         host = self.host
         sources = Sources(
-            load=lambda: self.policy._reading(),  # noqa: PLW0108 - it may be changed
+            load=self.policy._reading,
             signal=_Reading,
             rank=current_criticality,
             tier=current_tier,

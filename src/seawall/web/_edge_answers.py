@@ -1,11 +1,12 @@
-"""How a problem is sent: as a response, or to who asked for a websocket."""
+"""How a problem is sent: as a response, to who asked for a websocket, out of an app in an app."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-from seawall.web.problems import Problem
+from seawall.errors import RateLimited
+from seawall.web.problems import Problem, problem_of
 from seawall.web.sending import Headers, Send
 
 TRY_AGAIN_LATER: Final = 1013
@@ -37,3 +38,33 @@ class SocketAnswer:
             await self._send({**message, "type": f"websocket.{message['type']}"})
         elif message["type"] == "http.response.start":
             await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER})
+
+
+class Answering:
+    """Answers the errors of an app that is mounted in another, as the edge around that would.
+
+    They do not reach the edge: a Starlette app makes a response of whatever is raised in it.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        """Stand around `app`, inside of what makes that response."""
+        self.app = app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
+        """Serve what there is to serve."""
+        started = False
+
+        async def noting(message: MutableMapping[str, Any]) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting)
+        except Exception as error:
+            problem = None if started else problem_of(error)
+            if problem is None or scope["type"] not in ("http", "websocket"):
+                raise
+            answer = send if scope["type"] == "http" else SocketAnswer(scope, send)
+            more = list(error.headers) if isinstance(error, RateLimited) else []
+            await send_problem(answer, problem, more)

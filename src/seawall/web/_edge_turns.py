@@ -31,6 +31,9 @@ In the first the sockets are read, in the second the tasks of those requests run
 NOTE_EVERY: Final = 0.005
 """Seconds of short turns that are noted together."""
 
+UNSEEN: Final = 0.02
+"""Seconds for which cheap requests begin unseen, until some are looked at again."""
+
 LOOK_EVERY: Final = 0.02
 """Seconds after which the number of requests at once is looked at again."""
 
@@ -208,7 +211,7 @@ class TurnsGate(GateBound):
         self._look(now, cpu)
         self._cap = inf if cheap else self.most
         if cheap and not self.slots.queue:
-            self._unwatched = now + NOTE_EVERY
+            self._unwatched = now + UNSEEN
 
     def _look(self, now: float, cpu: float) -> None:
         """Allow as few at once as keep the processor busy: more only make each other late."""

@@ -41,19 +41,19 @@ def policy_header(rates: Iterable[tuple[RequestLimit, Limit]]) -> Header | None:
     return (POLICY, write_policies(told).encode("ascii")) if told else None
 
 
-def field_name(name: str) -> str:
+def field_name(name: str) -> bytes:
     """Return a limit's name as the beginning of its state: what is left follows."""
-    return write_states([RateState(name, 0)]).removesuffix("0")
+    return write_states([RateState(name, 0)]).removesuffix("0").encode("ascii")
 
 
-def state_header(told: str, left: float, rest: float) -> Header:
+def state_header(told: bytes, left: float, rest: float) -> Header:
     """Return how a limit stands: what is left, and in how many microseconds all is."""
-    return STATE, f"{told}{int(left)};t={int(-(-rest // MICROSECONDS))}".encode("ascii")
+    return STATE, b"%b%d;t=%d" % (told, left, -(-rest // MICROSECONDS))
 
 
 def refused_header(error: RateLimited, limits: Iterable[RequestLimit]) -> Header | None:
     """Return the same for a request that was refused: nothing is left of what it was over."""
     after = error.retry_after
-    time = "" if after is None else f";t={ceil(after)}"
+    time = b"" if after is None else b";t=%d" % ceil(after)
     over = [limit.told for limit in limits if limit.shown and limit.name in error.violated]
-    return (STATE, ", ".join(f"{told}0{time}" for told in over).encode("ascii")) if over else None
+    return (STATE, b", ".join(b"%b0%b" % (told, time) for told in over)) if over else None

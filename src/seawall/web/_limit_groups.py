@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from seawall.web.request import Incoming
 
 
-Standing = tuple[str, float, float]
+Standing = tuple[bytes, float, float]
 """A limit's name for a field, what is left, and the microseconds until all that was taken is."""
 
 
@@ -144,28 +144,23 @@ class Held:
     def binding(self, before: Standing | None = None) -> Standing | None:
         """Return how the limit stands that binds first, of those that are shown and of `before`."""
         seen = self._seen
-        if seen is None:
-            return before
         if type(seen) is tuple:
-            return self._hurried_binding(before)
-        for number, told, most in self._part.shown:
+            # For most requests: by what the buckets owe, without a call.
+            us, states = seen
+            for place, told, most, tolerance, units, time in self._part.terms:
+                rest = states[place] - us
+                left = (tolerance - rest) * units // time
+                if left > most:
+                    left = most
+                if before is None or left < before[1] or (left == before[1] and rest > before[2]):
+                    before = told, left, rest
+            return before
+        for number, told, most in () if seen is None else self._part.shown:
             if number in seen:  # else it cost nothing there
                 left, rest = seen[number]
                 left = min(left, most)
                 if before is None or (left, -rest) < (before[1], -before[2]):
                     before = told, left, rest
-        return before
-
-    def _hurried_binding(self, before: Standing | None) -> Standing | None:
-        """Return the same, by what the buckets owe: for most requests, so without a call."""
-        us, states = self._seen
-        for place, told, most, tolerance, units, time in self._part.terms:
-            rest = states[place] - us
-            left = (tolerance - rest) * units // time
-            if left > most:
-                left = most
-            if before is None or left < before[1] or (left == before[1] and rest > before[2]):
-                before = told, left, rest
         return before
 
 

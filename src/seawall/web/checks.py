@@ -149,7 +149,7 @@ class HttpUpstream:
         self._parts = parts
         self._client = client
         self._method = check.choice("method", method, ("GET", "HEAD"))
-        self._statuses = statuses
+        self._statuses = frozenset(_status(status) for status in _listed(statuses))
 
     def __repr__(self) -> str:
         # Without user, password and query, which may be secrets.
@@ -336,6 +336,16 @@ def _kind(
     if value > unhealthy or (inclusive and value == unhealthy):
         return Unhealthy
     return Degraded if value > degraded or (inclusive and value == degraded) else Healthy
+
+
+def _listed(statuses: Collection[int]) -> Collection[int]:
+    if isinstance(statuses, (str, bytes)) or not isinstance(statuses, Collection):
+        raise TypeError(f"statuses={statuses!r}: write a set of them, such as {{200, 204}}")
+    return statuses
+
+
+def _status(status: object) -> int:
+    return check.count("statuses", status, minimum=100, maximum=599)
 
 
 def _text(name: str, value: object) -> str:

@@ -7,18 +7,19 @@ problem+json, and all of it in the app's OpenAPI description. A route's own limi
 dependency: `Depends(limited(limit("10/min", by="address")))`, `Depends(guarded(reports))`.
 
 The edge stands around the app's own handling of errors: what no handler of the app's takes reaches
-it, and it answers.
+it, and it answers. The apps that are mounted in it when it starts are told to answer alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 try:
     from starlette.applications import Starlette
     from starlette.requests import HTTPConnection
     from starlette.responses import Response
+    from starlette.routing import BaseRoute
 except ImportError as error:
     raise ImportError("seawall.web.fastapi needs Starlette: pip install 'seawall[web]'") from error
 
@@ -26,6 +27,7 @@ from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
+from seawall.web._edge_answers import Answering
 from seawall.web._openapi import describing
 from seawall.web.admission import Turns, default_concurrency
 from seawall.web.edge import Edge
@@ -93,7 +95,7 @@ def protect(
         health=Health(name=name, lifecycle=life) if health is DEFAULT else health,
         lifecycle=life,
     )
-    app.add_middleware(_around, edge=edge)
+    app.add_middleware(_around, edge=edge, owner=app)
     _describe(app)
     return edge
 
@@ -130,10 +132,23 @@ def guarded(guard: Guard) -> Callable[..., AsyncIterator[None]]:
     return guarded
 
 
-def _around(app: Any, *, edge: Edge) -> Edge:
-    """Put `edge` around what the app has become, when its middlewares are put together."""
+def _around(app: Any, *, edge: Edge, owner: Starlette) -> Edge:
+    """Put `edge` around what its owner has become, when its middlewares are put together."""
     edge.app = app
+    for inner in _mounted_in(owner.routes):
+        known = {getattr(middleware, "cls", None) for middleware in inner.user_middleware}
+        if inner.middleware_stack is None and known.isdisjoint({_around, Answering}):
+            inner.add_middleware(Answering)
     return edge
+
+
+def _mounted_in(routes: Iterable[BaseRoute]) -> Iterator[Starlette]:
+    """Find the apps that are mounted below these routes, however deep."""
+    for route in routes:
+        app = getattr(route, "app", None)
+        if isinstance(app, Starlette):
+            yield app
+        yield from _mounted_in(getattr(route, "routes", None) or ())
 
 
 async def _not_started(_scope: Any, _receive: Any, _send: Any) -> None:

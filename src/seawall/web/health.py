@@ -74,10 +74,14 @@ class Health:
             raise TypeError(f"name={name!r}: write a name, such as 'orders'")
         if not isinstance(prefix, str) or (prefix and not prefix.startswith("/")):
             raise ValueError(f"prefix={prefix!r}: write a path, such as '/health'")
+        if version is not None and not isinstance(version, str):
+            raise TypeError(f"version={version!r}: write text, such as '1.4.2'")
+        if lifecycle is not None and not isinstance(lifecycle, Lifecycle):
+            raise TypeError(f"lifecycle={lifecycle!r}: write Lifecycle(), that of the edge")
         if not callable(details):
             check.choice("details", details, ("never", "deep", "always"))
         self.name = name
-        self.version = None if version is None else legible(str(version))
+        self.version = None if version is None else legible(version)
         self.lifecycle = lifecycle
         self._prefix = prefix.rstrip("/")
         self.paths: dict[str, Level] = {f"{self._prefix}/{level}": level for level in LEVELS}

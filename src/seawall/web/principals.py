@@ -14,6 +14,7 @@ so is every text of more than `LONGEST` characters.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable
 from enum import Enum
 from functools import partial
@@ -37,6 +38,7 @@ LONGEST: Final = 64
 """So many characters of text are a key as they are; longer ones are hashed, to one length."""
 
 _PERSON: Final = b"seawall-key"
+_HEADER: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,7 +55,7 @@ def api_key(header: str = "x-api-key", *, known: Callable[[str], bool] | None = 
     Without `known`, whoever makes up a key for each request has a fresh limit each time; put a
     limit by address beside it then.
     """
-    if not isinstance(header, str) or not header.isascii() or not header.strip():
+    if not isinstance(header, str) or not _HEADER.fullmatch(header.strip()):
         raise ValueError(f"header={header!r}: write a header's name, such as 'x-api-key'")
     return _ApiKey(
         header.strip().lower(), None if known is None else plain_function("known", known)
