@@ -290,6 +290,8 @@ class Load(NamedTuple):
     """How a pod did under one load, without its first second: it takes some time to be seen."""
 
     times: float
+    evenly: bool
+    """Whether requests came at even distances; else by chance, so that even at capacity some wait."""
     goodput: float
     p50: float
     p99: float
@@ -306,7 +308,7 @@ class Pod(NamedTuple):
     unloaded: float
     loads: list[Load]
     refusal_cost: float
-    """What a refusal costs, as a share of an answer: by the answers that are missing for them."""
+    """What a refusal costs, as a share of an answer: in the processor's time, at ten times."""
 
 
 class Plan(NamedTuple):
@@ -333,17 +335,25 @@ async def alone(port: int, path: str, plan: Plan) -> tuple[float, float]:
     return len([1 for reply in busy if reply.status == OK]) / (plan.seconds / 2), unloaded
 
 
-async def under(port: int, path: str, rate: float, plan: Plan) -> list[Reply]:
-    """Ask at `rate`; the first second opens the connections and lets the load be seen."""
+async def under(
+    port: int, path: str, rate: float, plan: Plan, *, evenly: bool
+) -> tuple[list[Reply], list[Reply], float]:
+    """Ask at `rate`; the first second opens the connections and lets the load be seen.
+
+    Gives the replies, those of the first second, and the processor time of all.
+    """
     clients = Clients(port)
-    await clients.cpu()  # it has started
+    before = await clients.cpu()  # it has started
     warm = asyncio.ensure_future(open_loop(clients, path, rate, WARM_UP, None))
     await asyncio.sleep(WARM_UP)
     rng = random.Random(plan.seed)
-    replies = await open_loop(clients, path, rate, plan.seconds, lambda: rng.expovariate(1.0))
-    await warm
+    gaps = None if evenly else lambda: rng.expovariate(1.0)
+    replies = await open_loop(clients, path, rate, plan.seconds, gaps)
+    first = await warm
+    await asyncio.sleep(0.5)  # until nothing is left to do
+    spent = await clients.cpu() - before
     clients.close()
-    return replies
+    return replies, first, spent
 
 
 def overload(edge: str, path: str, plan: Plan) -> Pod:
@@ -351,20 +361,25 @@ def overload(edge: str, path: str, plan: Plan) -> Pod:
     with served(edge) as port:
         capacity, unloaded = asyncio.run(alone(port, path, plan))
     loads = []
-    for times in TIMES:
+    cost = 0.0
+    for times, evenly in (*((times, True) for times in TIMES), (1, False)):
         with served(edge) as port:
-            replies = asyncio.run(under(port, path, times * capacity, plan))
+            replies, first, spent = asyncio.run(
+                under(port, path, times * capacity, plan, evenly=evenly)
+            )
         good = [r.seconds for r in replies if r.status == OK and r.seconds <= PATIENCE]
         refused = [r.seconds for r in replies if r.status == REFUSED]
         counts = len(good), len(refused), len(replies) - len(good) - len(refused)
         good_rate, refused_rate, late_rate = (number / plan.seconds for number in counts)
         quantiles = quantile(good, 0.5), quantile(good, 0.99)
         slow = quantile(refused, 0.99)
-        loads.append(Load(times, good_rate, *quantiles, refused_rate, slow, late_rate))
-    # What is missing of the goodput at ten times, the refusals have cost.
-    last = loads[-1]
-    missing = max(0.0, capacity - last.goodput)
-    return Pod(capacity, unloaded, loads, missing / last.refused if last.refused else 0.0)
+        loads.append(Load(times, evenly, good_rate, *quantiles, refused_rate, slow, late_rate))
+        every = [*first, *replies]
+        noes = len([1 for reply in every if reply.status == REFUSED])
+        if times == TIMES[-1] and noes:
+            answers = len([1 for reply in every if reply.status == OK])
+            cost = max(0.0, spent - answers * BURN) / noes / BURN
+    return Pod(capacity, unloaded, loads, cost)
 
 
 async def hello_cost(ports: dict[str, int], plan: Plan, width: int) -> Cost:

@@ -86,7 +86,7 @@ async def behave(word: str) -> None:
 
 
 @app.get("/seen")
-async def seen() -> dict[str, float | None]:
+async def seen() -> dict[str, int | float | None]:
     """Tell what was seen since the mode was set."""
     vendor: Vendor = app.state.vendor
     return {

@@ -303,7 +303,7 @@ def test_a_slow_vendor_holds_nobody_for_long(fleet: Fleet):
             await users.rest()
             before = await users.acted()
             await users.vendor_is("slow")
-            answers = await users.flood(100, seconds=0.0, pod=0)
+            answers = await users.flood(100, seconds=0.4, pod=0)
             seen, acted = await users.vendor_saw(), await users.acted() - before
             assert {"shed", "queue", "semaphore", "call timeout"} <= set(acted)
             assert 1 <= seen["most_at_once"] <= 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import pytest
@@ -87,6 +87,10 @@ class Passing(BaseHTTPMiddleware):
         return await call_next(request)
 
 
+async def opens(kind: str) -> AsyncIterator[str]:
+    yield kind
+
+
 def broken_app(*, between: bool) -> FastAPI:
     """Return an app whose routes raise what they are told, in each way that FastAPI knows."""
     app = FastAPI()
@@ -97,9 +101,6 @@ def broken_app(*, between: bool) -> FastAPI:
     async def needs(kind: str) -> None:
         raise BROKEN[kind][0]
 
-    async def opens(kind: str) -> AsyncIterator[str]:
-        yield kind
-
     @app.get("/async/{kind}")
     async def in_coroutine(kind: str) -> None:
         raise BROKEN[kind][0]
@@ -109,11 +110,11 @@ def broken_app(*, between: bool) -> FastAPI:
         raise BROKEN[kind][0]
 
     @app.get("/dependency/{kind}", dependencies=[Depends(needs)])
-    async def in_dependency() -> None:
-        raise AssertionError("never called")
+    async def in_dependency(kind: str) -> None:
+        raise AssertionError(f"called for {kind}")
 
     @app.get("/opened/{kind}")
-    async def after_a_dependency(kind: str = Depends(opens)) -> None:
+    async def after_a_dependency(kind: Annotated[str, Depends(opens)]) -> None:
         raise BROKEN[kind][0]
 
     return app
@@ -359,8 +360,8 @@ def nested() -> FastAPI:
         return "found"
 
     @router.get("/items/{item}", dependencies=[by_route])
-    async def item() -> str:
-        return "found"
+    async def find(item: str) -> str:
+        return item
 
     inner = FastAPI()
     inner.include_router(router)
@@ -391,11 +392,8 @@ def test_a_websocket_passes_the_limit_of_its_route() -> None:
     app = FastAPI()
     protect(app)
 
-    @app.websocket("/ws")
-    async def route(
-        socket: WebSocket,
-        _limited: None = Depends(limited(limit("1/min", by="address"))),  # noqa: FAST002
-    ) -> None:
+    @app.websocket("/ws", dependencies=[Depends(limited(limit("1/min", by="address")))])
+    async def route(socket: WebSocket) -> None:
         await socket.accept()
         await socket.close()
 
@@ -444,9 +442,9 @@ def test_routes_have_places_of_their_own_wherever_they_are() -> None:
     router = APIRouter()
 
     @router.get("/{report}")
-    async def route() -> str:
+    async def route(report: str) -> str:
         await let_pass(1.0)
-        return "done"
+        return report
 
     app.include_router(router, prefix="/included")
     inner = FastAPI()
@@ -606,7 +604,7 @@ def test_every_operation_tells_of_refusals() -> None:
 
 
 def test_a_description_is_made_once_and_is_the_apps_own() -> None:
-    """It is kept as FastAPI keeps it; changing one app's changes no other's; routes can be added."""
+    """It is kept as FastAPI keeps it, and changing one app's changes no other's."""
     app, other = described(), FastAPI()
     protect(other, name="other")
     first = app.openapi()

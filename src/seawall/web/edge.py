@@ -173,6 +173,7 @@ class Edge:
                 tokens = inbound.read(incoming, self._clock)
                 outer = scope.get(INCOMING)
                 scope[INCOMING] = incoming
+                incoming.passage = passage
             passage.began = now = self._now()
             gate = self._shed
             if gate is not None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from seawall.web.trust import Trust
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER, read_key
+
+if TYPE_CHECKING:
+    from seawall.web.sending import Passage
 
 INCOMING: Final = "seawall.incoming"
 """Where in the scope those further in find the request as the edge saw it."""
@@ -35,7 +38,10 @@ class Incoming:
     address that may be trusted, never what a stranger wrote.
     """
 
-    __slots__ = ("_client", "_state", "headers", "named", "scope", "trust")
+    __slots__ = ("_client", "_state", "headers", "named", "passage", "scope", "trust")
+
+    passage: Passage
+    """The way of its response, where an edge serves it: what those further in may add to."""
 
     def __init__(self, scope: MutableMapping[str, Any], trust: Trust) -> None:
         """See the request of `scope`, whose peer is trusted as far as `trust` says."""
@@ -114,7 +120,13 @@ class Incoming:
     @property
     def route(self) -> str | None:
         """The matched route's template, such as "/orders/{id}"; None before routing."""
-        template = getattr(self.scope.get("route"), "path", None)
+        route = self.scope.get("route")
+        told = self.scope.get("fastapi")
+        if isinstance(told, dict):  # there a route does not know the prefix of its router
+            included = told.get("effective_route_context")
+            if getattr(included, "original_route", None) is route:
+                route = included
+        template = getattr(route, "path", None)
         return template if isinstance(template, str) else None
 
     @property
