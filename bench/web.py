@@ -291,7 +291,7 @@ class Load(NamedTuple):
 
     times: float
     evenly: bool
-    """Whether requests came at even distances; else by chance, so that even at capacity some wait."""
+    """Whether requests came at even distances; by chance, even at capacity some wait."""
     goodput: float
     p50: float
     p99: float

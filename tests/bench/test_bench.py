@@ -5,11 +5,12 @@ import json
 from collections import Counter
 from contextvars import ContextVar, copy_context
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from bench import __main__ as command
-from bench import imports, measure, report, shared, threads
+from bench import imports, measure, report, shared, threads, web
 from bench.cases import BARE, OURS, ROWS, Row, bare, retry, work
 from bench.peers import PEERS, PYRESILIENCE
 from bench.served import BASELINES
@@ -201,6 +202,7 @@ def test_targets_are_about_lines_that_exist():
     counts = threads.Plan().counts
     lines |= {(THREADS, f"{name}, {count} threads") for name in threads.CASES for count in counts}
     lines |= {(table, name) for table, cases in shared.CASES.items() for name in cases}
+    lines |= {(verdict.table, verdict.line) for verdict in report.of_web(pods())[1]}
     assert set(TARGETS) <= lines
 
 
@@ -295,6 +297,50 @@ def test_what_is_shared_is_judged_by_how_much_faster_it_is():
     ]
     assert [line[3:] for line in breakers.lines] == [["", ""], ["1000", "met: at least 100"]]
     assert [verdict.met for verdict in verdicts] == [True, False, True]
+
+
+def pods(p99: float = 0.02, refusal: float = 0.05) -> dict[str, Any]:
+    """Return what a measurement of pods might have found: ours lose a tenth under ten times."""
+    one = web.Load(
+        times=1, evenly=True, goodput=100.0, p50=0.01, p99=0.01, refused=0, refusal_p99=0, late=0
+    )
+    ten = one._replace(times=10, goodput=90.0, p99=p99, refused=900.0)
+    by_chance = one._replace(evenly=False, goodput=50.0, p99=9.0)
+    pod = web.Pod(100.0, 0.01, [one, ten, by_chance], refusal)
+    names = [(handler, edge) for handler in (web.IN_LOOP, web.IN_THREAD) for edge in EDGES]
+    return {
+        "pods": {f"{handler}, {edge}": pod for handler, edge in names},
+        "costs": {
+            f"hello, {loop}": {web.BARE: [1e-4], web.SEAWALL: [1.2e-4]}
+            for loop in ("asyncio", "uvloop")
+        },
+    }
+
+
+EDGES = (web.SEAWALL, web.BARE)
+
+
+def test_pods_are_judged_by_the_loads_that_come_evenly():
+    """Chance makes some wait at any load; goodput by its peak, p99 by that without load."""
+    tables, verdicts = report.of_web(pods())
+    assert [verdict.met for verdict in verdicts] == [True] * 8
+    assert [line[-1] for line in tables[0].lines[-3:]] == [
+        "met: at least 0.8",
+        "met: at most 3",
+        "met: at most 0.1",
+    ]
+    assert tables[2].lines[1][3:] == ["1.2", "met: at most 1.25"]
+    _, verdicts = report.of_web(pods(p99=0.04, refusal=0.2))
+    assert [verdict.met for verdict in verdicts[:3]] == [True, False, False]
+
+
+@pytest.mark.alone
+def test_what_a_request_costs_is_asked_of_real_servers():
+    """Both apps answer, and tell what of the processor they took."""
+    plan = web.Plan(rounds=1, requests=64)
+    with web.served(web.BARE) as bare, web.served(web.SEAWALL) as ours:
+        cost = asyncio.run(web.hello_cost({web.BARE: bare, web.SEAWALL: ours}, plan, 8))
+    assert all(len(own) == 1 and 0 < own[0] < 1 for own in cost.values())
 
 
 def test_shared_cases_of_seawall_run_on_a_real_server(monkeypatch):

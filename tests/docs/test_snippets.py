@@ -38,6 +38,7 @@ import pytest
 import seawall
 from seawall.models.breaker import diagram
 from seawall.runtime import events
+from seawall.runtime.slots import live_slots
 from seawall.testing import run_virtual, virtual_time
 from tests.test_public_api import MODULES
 
@@ -120,13 +121,15 @@ def compare(place: str, source: str, printed: str) -> None:
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close the guards and end the subscriptions that a page leaves behind."""
+    """Close the guards, end the subscriptions and forget the slots that a page leaves behind."""
     before = seawall.guards()
+    slots = set(live_slots)
     monkeypatch.setattr(events, "_listeners", ())
     yield
     for guard in seawall.guards():
         if guard not in before:
             guard.close()
+    live_slots.intersection_update(slots)  # a page shows what becomes of one that is not given back
 
 
 @pytest.mark.usefixtures("clean")

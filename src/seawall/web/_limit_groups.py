@@ -150,7 +150,7 @@ class Held:
             for place, told, most, tolerance, units, time in self._part.terms:
                 rest = states[place] - us
                 left = (tolerance - rest) * units // time
-                if left > most:
+                if left > most:  # noqa: PLR1730 - min() costs a call
                     left = most
                 if before is None or left < before[1] or (left == before[1] and rest > before[2]):
                     before = told, left, rest

@@ -15,8 +15,9 @@ and one for each message of its response.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from seawall import _checks as check
 from seawall.clock import Clock
 from seawall.context import deadline_var
 from seawall.errors import RateLimited, Rejected, TimedOut
@@ -31,16 +32,14 @@ from seawall.web._edge_answers import SocketAnswer, send_problem
 from seawall.web._edge_routes import RouteGates
 from seawall.web._edge_time import Cutting
 from seawall.web.admission import Turns
+from seawall.web.health import Health
 from seawall.web.inbound import Inbound
+from seawall.web.lifecycle import Lifecycle
+from seawall.web.limits import Granted, RequestLimits
 from seawall.web.problems import Problem, problem_of
 from seawall.web.request import INCOMING, Incoming, path_below_root
 from seawall.web.sending import Headers, Passage, Send, SocketPassage
 from seawall.web.trust import Trust
-
-if TYPE_CHECKING:
-    from seawall.web.health import Health
-    from seawall.web.lifecycle import Lifecycle
-    from seawall.web.limits import Granted, RequestLimits
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -78,7 +77,17 @@ class Edge:
         `websockets` bounds how many are open at once: their handshakes pass all the rest as
         requests do, and hold it no longer than that. `trust` is that of `inbound`, unless given.
         """
-        self.app = app
+        self.app = check.function("app", app)
+        for part, given_part, kind in (
+            ("inbound", inbound, Inbound),
+            ("limits", limits, RequestLimits),
+            ("routes", routes, Mapping),
+            ("health", health, Health),
+            ("lifecycle", lifecycle, Lifecycle),
+            ("trust", trust, Trust),
+        ):
+            if given_part is not None:
+                _checked(part, given_part, (kind,))
         given: list[Policy] = [
             _checked(part, policy, kinds)
             for part, policy, kinds in (
@@ -159,7 +168,7 @@ class Edge:
         else:
             await self.app(scope, receive, send)
 
-    async def _serve(  # noqa: C901, PLR0912 - one frame for all gates: each more costs
+    async def _serve(  # noqa: C901, PLR0912, PLR0915 - one frame for all gates: each more costs
         self, scope: Scope, receive: Receive, passage: Passage, send: Send
     ) -> None:
         """Let the request in, run the app, and see to it that everything is left."""
@@ -321,9 +330,9 @@ def _more(passage: Passage, error: BaseException) -> Headers:
     return [*told, *error.headers] if isinstance(error, RateLimited) else told
 
 
-def _checked(part: str, policy: Any, kinds: tuple[type[Policy], ...]) -> Policy:
-    """Return `policy` if it is of one of these kinds, or raise and say what to write."""
-    if not isinstance(policy, kinds):
+def _checked(part: str, given: Any, kinds: tuple[type, ...]) -> Any:
+    """Return `given` if it is of one of these kinds, or raise and say what to write."""
+    if not isinstance(given, kinds):
         wanted = " or ".join(f"{kind.__name__}(...)" for kind in kinds)
-        raise TypeError(f"{part}={policy!r}: write {wanted}")
-    return policy
+        raise TypeError(f"{part}={given!r}: write {wanted}")
+    return given

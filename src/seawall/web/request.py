@@ -66,9 +66,10 @@ class Incoming:
             value = self.named.get(name)
             if value is None:
                 return None
-        if len(self.named) != len(self.headers):  # some are given more than once: this one?
-            if len([1 for key, _ in self.headers if key == name]) > 1:
-                return None
+        # Some are given more than once: this one?
+        several = len(self.named) != len(self.headers)
+        if several and len([1 for key, _ in self.headers if key == name]) > 1:
+            return None
         return value.decode("latin-1")
 
     def replace_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
