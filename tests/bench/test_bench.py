@@ -17,6 +17,8 @@ from bench.served import BASELINES
 from bench.targets import IMPORTS, TARGETS, THREADS, at_least, at_most
 from seawall.testing import retries
 
+pytestmark = pytest.mark.alone  # it collects garbage in each round: a small heap, please
+
 CASES = [(row, name) for row in ROWS for name in row.cases]
 TINY = measure.Plan(rounds=3, seconds=1e-5)
 

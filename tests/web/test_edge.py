@@ -9,8 +9,19 @@ import urllib.request
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 
-from seawall import AdaptiveLimit, Bulkhead, CircuitOpen, Guard, Overloaded, Shed, by_criticality
+from seawall import (
+    AdaptiveLimit,
+    Bulkhead,
+    CircuitOpen,
+    Guard,
+    Overloaded,
+    Shed,
+    Timeout,
+    by_criticality,
+)
+from seawall.clock import current_clock
 from seawall.context import current_criticality, current_deadline
 from seawall.testing import held_permits, run_virtual
 from seawall.web.admission import Turns, default_concurrency, default_shed
@@ -20,7 +31,7 @@ from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimits, limit
 from seawall.web.trust import Trust
-from tests.support import let_pass
+from tests.support import let_pass, new_guard
 from tests.web.support import App, ask, http_scope, serve, text_app
 
 TRUSTED = Trust(callers=["127.0.0.0/8"])
@@ -591,3 +602,71 @@ def test_an_app_may_hand_over_send_to_who_looks_whether_it_is_async() -> None:
 
 async def _swallow(_message: Any) -> None:
     pass
+
+
+def test_a_short_deadline_holds_after_a_long_one() -> None:
+    """The timer of a request that has ended long before its time cuts nobody later than theirs."""
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        await let_pass(5.0 if scope["path"] == "/slow" else 0.0)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def main() -> None:
+        edge = Edge(app, name="short", inbound=Inbound(trust=TRUSTED, timeout=3.0))
+        assert (await ask(edge)).status == 200
+        began = current_clock().now()
+        told = [("x-server-timeout", "0.3")]
+        assert (await ask(edge, "/slow", headers=told)).status == 504
+        assert current_clock().now() - began == pytest.approx(0.3, abs=0.01)
+        edge.close()
+
+    run_virtual(main())
+
+
+def test_what_comes_after_the_answer_has_no_deadline() -> None:
+    """A guarded call in a background task is not refused for the time that the answer had."""
+    mail = new_guard(Timeout(1.0))
+    sent = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+        await let_pass(2.0)
+        await mail.acall(note)
+
+    async def note() -> None:
+        sent.append(current_deadline())
+
+    async def main() -> None:
+        edge = Edge(app, name="after", inbound=Inbound(timeout=1.0))
+        await ask(edge)
+        assert sent == [None]
+        edge.close()
+
+    run_virtual(main())
+
+
+def test_a_message_that_is_sent_each_time_stays_as_it_is() -> None:
+    """Headers are added to what is sent, not to what the app may send again."""
+    start = {"type": "http.response.start", "status": 200, "headers": []}
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send(start)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def main() -> None:
+        limits = RequestLimits(limit("10/s", by="address"), name="constant")
+        edge = Edge(app, name="constant", limits=limits)
+        sizes = [len((await ask(edge)).messages[0]["headers"]) for _ in range(3)]
+        assert sizes == [2, 2, 2]
+        assert start["headers"] == []
+        edge.close()
+
+    run_virtual(main())
+
+
+def test_an_app_that_answers_its_errors_itself_is_not_wrapped() -> None:
+    """Starlette would answer 500 before the edge saw the error: `protect` stands inside."""
+    with pytest.raises(TypeError, match="protect"):
+        Edge(Starlette(), name="around")

@@ -19,7 +19,7 @@ from seawall.web import _edge_turns
 from seawall.web.admission import Turns
 from seawall.web.edge import Edge
 from tests.support import let_pass
-from tests.web.support import ask
+from tests.web.support import ask, text_app
 
 BURN = 0.01
 REFUSAL = 0.0002
@@ -96,7 +96,7 @@ admission_cpu: list[Any] = [lambda: 0.0]
 
 @pytest.fixture(autouse=True)
 def _cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_edge_turns, "process_time", lambda: admission_cpu[0]())  # noqa: PLW0108 - it changes
+    monkeypatch.setattr(_edge_turns, "thread_time", lambda: admission_cpu[0]())  # noqa: PLW0108 - it changes
 
 
 @pytest.mark.parametrize("pieces", [1, 10], ids=["in one piece", "in ten pieces"])
@@ -107,9 +107,9 @@ def test_goodput_and_latency_hold_at_ten_times_capacity(pieces: int) -> None:
     assert peak > 0.8 * CAPACITY
     for times, each in seen.items():
         assert each.goodput > 0.8 * peak, (times, seen)
-        # At capacity it is not clear for some moments whether a queue will drain, if it is seen
-        # by the processor's use alone: then some wait for longer.
-        most = 3.3 if times > 1 or pieces == 1 else 7.0
+        # They come by chance: at capacity it is not clear for some moments whether a queue will
+        # drain. And who computes in pieces shares the loop with the others between them.
+        most = 7.0 if pieces > 1 else 3.3 if times > 1 else 4.0
         assert each.p99 < most * BURN, (times, seen)
 
 
@@ -249,8 +249,62 @@ def test_turns_are_changed_at_run_time_and_checked() -> None:
     turns = Turns()
     turns.update(slice=0.01, mode="off")
     assert repr(turns).startswith("Turns(slice=0.01, busy=0.7")
-    for wrong in ({"slice": 0}, {"busy": 2}, {"cores": 0}, {"patience": -1}, {"cheap": "x"}):
+    for wrong in ({"slice": 0}, {"busy": 2}, {"scale": -1}, {"patience": -1}, {"cheap": "x"}):
         with pytest.raises((TypeError, ValueError)):
             Turns(**wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="it takes slice"):
         turns.update(speed=1)
+
+
+async def mixed(pod: Pod, *, computing: float, waiting: int, seconds: float = 3.0) -> None:
+    """Ask for so many computations a second, beside so many requests that only wait."""
+
+    async def waits() -> None:
+        await ask(pod.edge, "/wait", on_send=lambda _message: None)
+
+    inner = pod.edge.app
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/wait":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await let_pass(seconds)
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await inner(scope, receive, send)
+
+    pod.edge.app = app
+    idle = [asyncio.ensure_future(waits()) for _ in range(waiting)]
+    clients = [pod.client(number / computing) for number in range(int(seconds * computing))]
+    await asyncio.gather(*clients, *idle)
+    pod.edge.close()
+
+
+@pytest.mark.parametrize("waiting", [0, 60])
+def test_requests_that_wait_and_streams_take_nobodys_turn(waiting: int) -> None:
+    """However many are open: half the load is served whole, and at twice the load what can be."""
+
+    async def main(computing: float) -> Pod:
+        pod = Pod(turns=Turns())
+        admission_cpu[0] = lambda: pod.cpu
+        await mixed(pod, computing=computing, waiting=waiting)
+        return pod
+
+    assert not run_virtual(main(0.5 * CAPACITY)).refused
+    busy = run_virtual(main(2.0 * CAPACITY))
+    assert len(busy.served) > 0.8 * 3.0 * CAPACITY
+
+
+def test_a_loop_that_ends_in_the_middle_of_a_turn_locks_nobody_out() -> None:
+    """What was to come in that loop never does: the next one is looked after from the beginning."""
+    edge = Edge(text_app(), name="loops", turns=Turns())
+    gate: Any = edge.guard.bounds[0]
+
+    async def main() -> int:
+        return (await ask(edge)).status
+
+    assert run_virtual(main()) == 200
+    gate._turning = gate._dispatching = True
+    gate._unwatched = float("-inf")
+    assert run_virtual(main()) == 200
+    assert not gate._dispatching
+    edge.close()

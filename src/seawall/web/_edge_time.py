@@ -38,7 +38,7 @@ class Cutting:
         if lane is None or lane.loop is not task.get_loop():
             lane = self._change_lane(task.get_loop())
         pending = lane.pending
-        if clock is not self._clock or (at < self._last and pending) or task in pending:
+        if clock is not self._clock or at < self._last or task in pending:
             passage.cut_after(at - clock.now(), task)
             return
         self._last = at

@@ -1,17 +1,21 @@
-"""The mechanism of `Turns`: see `seawall.web.admission` for what it promises."""
+"""The mechanism of `Turns`: see `seawall.web.admission` for what it promises.
+
+It looks after one event loop, the one that serves: requests that are served in another meanwhile
+pass as if it were not there. When that loop has ended, the next one is looked after.
+"""
 
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, get_running_loop
-from math import exp, inf
-from time import process_time
+from math import exp
+from time import thread_time
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall.errors import DeadlineExceeded, Overloaded
-from seawall.runtime.layers import Host, Outcome, Wait
+from seawall.runtime.layers import Host, Wait
 from seawall.runtime.mutex import survives_fork
 from seawall.runtime.policy import GateBound
-from seawall.runtime.slots import GRANTED, Refusal, Slots, SlotWaiter, live_slots
+from seawall.runtime.slots import Refusal, Slots, SlotWaiter, live_slots
 
 if TYPE_CHECKING:
     from seawall.web.admission import Turns
@@ -34,20 +38,8 @@ NOTE_EVERY: Final = 0.005
 UNSEEN: Final = 0.02
 """Seconds for which cheap requests begin unseen, until some are looked at again."""
 
-LOOK_EVERY: Final = 0.02
-"""Seconds after which the number of requests at once is looked at again."""
-
-SATURATED: Final = 0.8
-"""The share of a processor above which it is taken for fully used."""
-
-IDLING: Final = 0.6
-"""The share of a processor below which more requests at once would be served sooner."""
-
 CALM: Final = 0.7
 """Below this share of `busy` a queue that did not drain is taken to drain again."""
-
-FIRST: Final = 8.0
-"""How many requests at once there may be at first: while the processor idles, ever more."""
 
 MOST_WAITING: Final = 10_000
 """However cheap requests are, no more of them wait."""
@@ -63,186 +55,136 @@ class TurnsGate(GateBound):
         self.slots = _Rights(1, order="criticality", room=MOST_WAITING, discipline=self)
         self._queued = self.slots.queue._lanes
         """Not empty while somebody waits: to look at it costs less than to ask the queue."""
-        self._begin_afresh()
+        self._now = host.clock.now
+        self._begin_afresh(None)
         survives_fork(self)
 
-    def _begin_afresh(self) -> None:
-        self._loop: AbstractEventLoop | None = None
-        """The loop whose turn is under way; None between turns."""
-        self._began = self._began_cpu = 0.0
-        self._begun = 0
-        self._ended = self.host.clock.now() - HORIZON
-        self._full = False
-        """Whether the turn before was crowded."""
-        self._crowded = False
-        """Whether somebody had to wait: then the loop does not idle before the next turn."""
+    def _begin_afresh(self, loop: AbstractEventLoop | None) -> None:
+        """Look after `loop`, of which nothing is known yet."""
+        now = self._now()
+        self._loop = loop
+        self._turning = False
+        """Whether a turn is under way."""
         self._dispatching = False
         """Whether a turn for those who wait is about to begin."""
+        self._open = False
+        """Whether the turn under way takes more requests."""
+        self._began = 0.0
+        self._begun = 0
+        self._crowded = False
+        """Whether somebody had to wait: then the loop does not idle before the next turn."""
+        self._full = False
+        """The same for the turn before."""
+        self._took = 0.0
+        self._served = 0
+        self._ended = now
         self._due = float("-inf")
         """When turns are noted again, if nothing happens before."""
-        self._took = self._computed = 0.0
-        self._served = self._watched = 0
-        self._all_computed = self._all_burnt = self._all_served = self._all_watched = 0.0
         self._unwatched = float("-inf")
         """Until when requests begin unseen: some turns are enough to know cheap ones by."""
-        self._cpu = process_time()
-        self._now = self.host.clock.now
-        self._window = (float("-inf"), 0.0)
-        """When the limit was last looked at, and the processor time by then."""
+        self._cpu = thread_time()
+        self._all_burnt = self._all_served = 0.0
         self.share = 0.0
         """How much of the last moments the loop was busy."""
-        self.cpu_share = 0.0
-        """How much of a processor the process has used in these."""
         self.cost = self.policy.cheap
-        """What a request costs, in seconds: of the loop, or of the processor if that is more."""
-        self.inside = 0
-        """How many are being served."""
-        self.most = FIRST
-        """How many may be, unless they are cheap."""
-        self._cap = FIRST
-        self._open = False
-        """Whether the turn under way takes more of them."""
-        self._held_back = False
-        """Whether that limit made somebody wait."""
-        self._timer: tuple[AbstractEventLoop, Any] | None = None
+        """What a request costs, in seconds of the loop's own processor time."""
         self.strict = False
         """Whether the queue does not drain."""
-        self._slice = CHEAP_SLICE
+        self._slice = self.policy.slice
         self._wait = self.policy.patience
 
     def enter(self, now: float) -> None:
         """Begin, if the turn has time left and nobody is to go first."""
         if now < self._unwatched:
-            self.inside += 1
             self._served += 1
             return
         loop = get_running_loop()
-        if self._loop is not loop:
-            if self.inside < self._cap and not self._dispatching:
-                self._loop = loop
-                self._began, self._began_cpu = now, process_time()
+        if loop is not self._loop and not self._adopt(loop):
+            return
+        if not self._turning:
+            if not self._dispatching:
+                self._turning = True
+                self._open = not self.strict
+                self._began = now
                 self._begun = 1
-                self.inside += 1
-                self._open = not self.strict and self.inside < self._cap
                 loop.call_soon(self._end)
                 return
         elif self._open and now - self._began <= self._slice and not self._queued:
             self._begun += 1
-            self.inside += 1
-            self._open = not self.strict and self.inside < self._cap
             return
         if self.policy.mode != "enforce":
             self._begun += 1
-            self.inside += 1
             return
         self._crowded = True
-        if self._timer is None or self._timer[0] is not loop:
-            self._timer = loop, loop.call_later(LOOK_EVERY, self._tick)
-        raise Wait(_TurnWaiter(self, now))
+        raise Wait(_TurnWaiter(self.slots, self.host.clock, now, self._wait, self.turned_away))
 
-    def leave(self, ticket: None, outcome: Outcome, detail: object, now: float) -> None:
-        """Count it out; if that is what others wait for, they are next."""
-        self.inside -= 1
-        if self._queued and self._loop is None and not self._dispatching:
-            self._dispatch_soon()
+    def _adopt(self, loop: AbstractEventLoop) -> bool:
+        """Look after `loop` from now on, unless another one is being looked after."""
+        known = self._loop
+        if known is not None and known.is_running():
+            return False
+        self._begin_afresh(loop)
+        return True
 
     def turned_away(self, why: Refusal) -> None:
         """Refuse a request that waited in vain."""
         if why == "deadline":
             message = f"guard {self.host.name!r}: the deadline passed while waiting for a turn"
             self.refuse(DeadlineExceeded(message))
-        else:
-            self.refuse(self._overloaded())
-
-    def _overloaded(self) -> Overloaded:
+            return
         message = f"guard {self.host.name!r}: the event loop has more to do than it gets done"
         error = Overloaded(message, retry_after=max(self.cost, 0.001))
         error.reason = "shed_by_turns"
-        return error
+        try:
+            self.refuse(error)
+        finally:
+            del error
 
     # At the end of each turn
 
     def _end(self) -> None:
         """Know what the turn took, and let others begin."""
-        self._loop = None
+        self._turning = False
         now = self._now()
-        took = now - self._began
-        self._took += took
-        # On a busy machine others take time from a turn, which is not the requests' doing.
-        self._computed += min(took, process_time() - self._began_cpu)
+        self._took += now - self._began
         self._served += self._begun
-        self._watched += self._begun
         if now < self._due and not self._crowded and not self.strict:
             return  # of short turns many are noted at once
         self._note(now)
-        if self.strict or self.slots.queue:
-            self._dispatch_soon()
+        if self._queued:
+            self._dispatching = True
+            self._later(HOPS if self.strict else 0)
 
     def _note(self, now: float) -> None:
-        """Know how busy the loop and the processor were, and what a request costs."""
+        """Know how busy the loop was, and what a request costs."""
         passed = max(1e-9, now - self._ended)
+        cpu = thread_time()
+        # Of a long rest only the end counts: what was computed meanwhile was not for requests.
+        burnt = (cpu - self._cpu) * min(1.0, HORIZON / passed)
         took = passed if self._full else min(self._took, passed)
-        cpu = process_time()
-        burnt = cpu - self._cpu
         fade = exp(-passed / HORIZON)
-        self.share = self.share * fade + (1.0 - fade) * took / passed
-        self.cpu_share = self.cpu_share * fade + (1.0 - fade) * burnt / passed
-        self._all_computed = self._all_computed * fade + self._computed
+        busy = max(took, min(burnt, passed)) / passed
+        self.share = self.share * fade + (1.0 - fade) * busy
         self._all_burnt = self._all_burnt * fade + burnt
         self._all_served = self._all_served * fade + self._served
-        self._all_watched = self._all_watched * fade + self._watched
-        if self._all_watched:
-            of_the_loop = self._all_computed / self._all_watched
-            self.cost = max(of_the_loop, self._all_burnt / self._all_served)
+        if self._all_served:
+            self.cost = self._all_burnt / self._all_served
         self._cpu, self._ended, self._due = cpu, now, now + NOTE_EVERY
-        self._took = self._computed = 0.0
-        self._served = self._watched = 0
+        self._took, self._served = 0.0, 0
         self._full, self._crowded = self._crowded, False
-        self._judge(now, cpu)
+        self._judge(now)
 
-    def _judge(self, now: float, cpu: float) -> None:
+    def _judge(self, now: float) -> None:
         """Tell whether the queue drains, and set what a turn and a wait may take."""
         policy = self.policy
-        was, cheap = self.strict, self.cost < policy.cheap
-        busy = max(self.share, self.cpu_share / policy.cores)
-        self.strict = not cheap and busy > (CALM * policy.busy if was else policy.busy)
+        cheap = self.cost < policy.cheap
+        self.strict = not cheap and self.share > policy.busy * (CALM if self.strict else 1.0)
         self._slice = CHEAP_SLICE if cheap else policy.slice
-        self._wait = max(policy.slice, policy.scale * self.cost) if self.strict else policy.patience
-        self._look(now, cpu)
-        self._cap = inf if cheap else self.most
-        if cheap and not self.slots.queue:
+        self._wait = policy.patience
+        if self.strict:
+            self._wait = min(policy.patience, max(policy.slice, policy.scale * self.cost))
+        if cheap and not self._queued:
             self._unwatched = now + UNSEEN
-
-    def _look(self, now: float, cpu: float) -> None:
-        """Allow as few at once as keep the processor busy: more only make each other late."""
-        since, then = self._window
-        if now - since < LOOK_EVERY:
-            return
-        self._window = now, cpu
-        used = (cpu - then) / (now - since) / self.policy.cores
-        if used > SATURATED:
-            self.most = max(1.0, min(self.most, self.inside) / 2)
-        elif used < IDLING and self._held_back:
-            self.most = max(self.most + 1.0, min(2.0 * self.most, 2.0 * self.inside))
-        self._held_back = False
-
-    def _tick(self) -> None:
-        """Look again, for as long as somebody waits: it may be only the limit that holds them."""
-        self._timer = None
-        queue = self.slots.queue
-        if not queue:
-            return
-        loop = get_running_loop()
-        self._timer = loop, loop.call_later(LOOK_EVERY, self._tick)
-        if self._loop is None and not self._dispatching:
-            self._held_back = self._held_back or self.inside >= self._cap
-            self._look(self.host.clock.now(), process_time())
-            self._cap = inf if self.cost < self.policy.cheap else self.most
-            self._dispatch_soon()
-
-    def _dispatch_soon(self) -> None:
-        self._dispatching = True
-        self._later(HOPS if self.strict else 0)
 
     def _later(self, hops: int) -> None:
         """Let the loop read its sockets first: by then who has arrived meanwhile has joined."""
@@ -255,33 +197,25 @@ class TurnsGate(GateBound):
     def _dispatch(self, loop: AbstractEventLoop) -> None:
         """Begin a turn for those who wait; refuse those for whom it will be too late."""
         self._dispatching = False
-        queue = self.slots.queue
-        if self._loop is not None or not queue:
-            return
-        now = self.host.clock.now()
-        number = max(1, int(self._slice / max(self.cost, 1e-6)))
-        number = int(min(number, max(0.0, self._cap - self.inside)))
+        now = self._now()
         if self.strict:
-            # First, so that nobody computes before they are told.
-            self._refuse(now, number)
-        if not number:
-            self._held_back = True
-            return
-        self._loop = loop
-        self._began, self._began_cpu = now, process_time()
+            self._refuse(now)  # first, so that nobody computes before they are told
+        self._turning = True
+        self._open = False
+        self._began = now
         self._begun = 0
-        for _ in range(number):
-            if not queue:
+        for _ in range(max(1, int(self._slice / max(self.cost, 1e-6)))):
+            if not self._queued:
                 break
             self._begun += 1
             self.slots.give_back()
         loop.call_soon(self._end)  # after those who have just been let in
 
-    def _refuse(self, now: float, number: int) -> None:
+    def _refuse(self, now: float) -> None:
         """Refuse who has waited for too long, the least critical first."""
         slots = self.slots
         with slots.mutex:
-            while len(slots.queue) > max(number, 1) and slots._longest_wait(now) > self._wait:
+            while len(slots.queue) > 1 and slots._longest_wait(now) > self._wait:
                 victim = slots.queue.pop_lowest()
                 if victim is not None:
                     victim.turn_away("shed")
@@ -304,8 +238,6 @@ class TurnsGate(GateBound):
         return {
             **super().snapshot(now),
             "busy": self.share,
-            "cpu": self.cpu_share,
-            "inside": self.inside,
             "cost": self.cost,
             "strict": self.strict,
             "waiting": self.slots.waiting,
@@ -313,7 +245,16 @@ class TurnsGate(GateBound):
 
     def _after_fork(self) -> None:
         """Begin anew in a child process: its loop is another."""
-        self._begin_afresh()
+        self._begin_afresh(None)
+
+
+class _TurnWaiter(SlotWaiter):
+    """A request that waits for a turn."""
+
+    __slots__ = ()
+
+    def _give_up(self) -> None:
+        self._leave_queue()  # a turn that was granted is lost, not handed on: the next comes soon
 
 
 class _Rights(Slots):
@@ -327,25 +268,3 @@ class _Rights(Slots):
     def _after_fork(self) -> None:
         super()._after_fork()
         self.free.clear()
-
-
-class _TurnWaiter(SlotWaiter):
-    """A request that waits for a turn; it is counted in when it has one."""
-
-    __slots__ = ("_gate",)
-
-    def __init__(self, gate: TurnsGate, now: float) -> None:
-        clock = gate.host.clock
-        super().__init__(gate.slots, clock, now, gate._wait, gate.turned_away)
-        self._gate = gate
-
-    def grant(self) -> bool:
-        """Receive a turn; False if nobody is there to use it."""
-        there = super().grant()
-        self._gate.inside += there
-        return there
-
-    def _give_up(self) -> None:
-        # The turn is lost, not handed on: the next one comes soon.
-        if self._leave_queue() == GRANTED:
-            self._gate.inside -= 1

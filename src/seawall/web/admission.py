@@ -2,16 +2,15 @@
 
 The trap that this is about: a handler that computes without awaiting begins and ends in one turn
 of the loop. However many wait, no two of them are ever in flight at once: the queue stands in the
-loop's list of ready tasks and in the sockets, where no limit on calls at once can see it. And of
-handlers that compute in threads there are forty at once before any limit has learnt anything.
+loop's list of ready tasks and in the sockets, where no limit on calls at once can see it.
 
-So `Turns` looks at time and at the processor. Promises:
+So `Turns` looks at the loop's time, and at nothing else: requests that wait for others, open
+streams and the work of threads cost it nothing. Promises:
 
 - A turn in which requests have computed for longer than `slice` begins no more of them. Who comes
   later waits for another turn, the sockets are read in between, the most critical goes first.
-- No more are served at once than keep the processor busy: while it idles, ever more.
-- While loop and processor were busy for less than `busy` of the last moments nobody is refused
-  before `patience` is over, since the queue will drain.
+- While the loop was busy for less than `busy` of the last moments nobody is refused before
+  `patience` is over, since the queue will drain.
 - Above that it does not drain. Then the newest is served first, and who has waited for longer
   than `scale` requests take (or `slice`, if that is more) is refused.
 - Requests that cost less than `cheap` are not worth refusing: to say no costs as much as to serve
@@ -41,7 +40,6 @@ class Turns(GatePolicy):
         *,
         slice: float = 0.005,  # noqa: A002 - of time, not of a list
         busy: float = 0.7,
-        cores: float = 1.0,
         scale: float = 1.5,
         cheap: float = 0.001,
         patience: float = 0.25,
@@ -51,7 +49,6 @@ class Turns(GatePolicy):
         super().__init__(mode)
         self.slice = check.seconds("slice", slice)
         self.busy = check.ratio("busy", busy)
-        self.cores = check.at_least("cores", cores, 0.01)
         self.scale = check.at_least("scale", scale, 0.0)
         self.cheap = check.seconds("cheap", cheap, zero=True)
         self.patience = check.seconds("patience", patience)
@@ -66,7 +63,7 @@ class Turns(GatePolicy):
         return TurnsGate(self, host)
 
     def _update(self, changes: dict[str, Any]) -> None:
-        names = ("slice", "busy", "cores", "scale", "cheap", "patience", "mode")
+        names = ("slice", "busy", "scale", "cheap", "patience", "mode")
         self._reject_unknown(changes, names)
         fresh = Turns(**{name: changes.get(name, getattr(self, name)) for name in names})
         for name in names:
@@ -76,8 +73,9 @@ class Turns(GatePolicy):
 def default_concurrency() -> AdaptiveLimit:
     """Return the limit on requests at once that an app has unless told otherwise.
 
-    `Turns` is what protects the processor. This one is for what the app waits for. It is learnt
+    `Turns` is what protects the event loop. This one is for what the app waits for. It is learnt
     from how long requests take, and routes that differ look like a queue: so it stays above 50.
+    A route that computes in threads (`def`) has its own, by `Edge(routes=...)`.
     """
     return AdaptiveLimit(vegas(initial=100, minimum=50, maximum=2000), max_wait=0.25)
 

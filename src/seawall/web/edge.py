@@ -78,6 +78,11 @@ class Edge:
         requests do, and hold it no longer than that. `trust` is that of `inbound`, unless given.
         """
         self.app = check.function("app", app)
+        if hasattr(app, "middleware_stack"):
+            raise TypeError(
+                f"Edge({app!r}): a Starlette or FastAPI app answers its errors itself, before the"
+                " edge could; write protect(app), from seawall.web.fastapi"
+            )
         for part, given_part, kind in (
             ("inbound", inbound, Inbound),
             ("limits", limits, RequestLimits),
@@ -177,12 +182,12 @@ class Edge:
         entered = False
         failure: BaseException | None = None
         try:
+            outer = scope.get(INCOMING)
             incoming = Incoming(scope, self._trust)
+            incoming.passage = passage
             if inbound is not None:
                 tokens = inbound.read(incoming, self._clock)
-                outer = scope.get(INCOMING)
-                scope[INCOMING] = incoming
-                incoming.passage = passage
+            scope[INCOMING] = incoming
             passage.began = now = self._now()
             gate = self._shed
             if gate is not None:
@@ -205,7 +210,6 @@ class Edge:
                 except Wait as wait:
                     await self._wait(wait, granted)
                     now = self._now()
-                passage.gates.append((gate, None))
             gate = self._concurrency
             if gate is not None:
                 enter = gate.enter
@@ -230,13 +234,12 @@ class Edge:
                 await self._fail(passage, failure, send, None if entered else granted, entered)
         finally:
             del failure  # or it would lead to itself
-            if inbound is not None:
-                if outer is None:
-                    scope.pop(INCOMING, None)
-                else:
-                    scope[INCOMING] = outer
-                if tokens:
-                    inbound.undo(tokens)
+            if outer is None:
+                scope.pop(INCOMING, None)
+            else:
+                scope[INCOMING] = outer
+            if tokens:
+                inbound.undo(tokens)  # type: ignore[union-attr]
 
     async def _enter(
         self, gate: GateBound, incoming: Incoming, passage: Passage, granted: Granted | None

@@ -110,8 +110,9 @@ class Passage:
             self.status = message["status"]
             if self.timed:
                 self._stop_time()
+                deadline_var.set(None)  # it was for the answer to begin; see docs/edge.md
             if self.headers is not None:
-                message["headers"] = [*message.get("headers", ()), *self.headers()]
+                message = _with_headers(message, self.headers())
         return self._send(message)
 
     # What is held
@@ -173,7 +174,7 @@ class SocketPassage(Passage):
             self._stop_time()
             deadline_var.set(None)  # a connection that is open has all the time there is
             if self.headers is not None and kind == "websocket.accept":
-                message["headers"] = [*message.get("headers", ()), *self.headers()]
+                message = _with_headers(message, self.headers())
             self.leave(OK, STREAMED)
         return self._send(message)
 
@@ -193,9 +194,14 @@ _HANDSHAKE_OVER: Final = frozenset(
 )
 
 
+def _with_headers(message: Message, more: Headers) -> Message:
+    """Return the message with more headers; the app may send the same one again."""
+    return {**message, "headers": [*message.get("headers", ()), *more]}
+
+
 def is_gone(error: BaseException, *, started: bool) -> bool:
     """Tell whether `error` says that the client went away."""
-    return started and (isinstance(error, OSError) or type(error).__name__ == "ClientDisconnect")
+    return type(error).__name__ == "ClientDisconnect" or (started and isinstance(error, OSError))
 
 
 # Some frameworks look whether `send` is a coroutine function before they await what it returns.
