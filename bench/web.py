@@ -76,28 +76,20 @@ def make_app(edge: str) -> Any:
 
 def protected(app: Any) -> Any:
     """Return the app with the whole of the edge around it, all limits local."""
-    from seawall import Shed, by_criticality
-    from seawall.web.admission import Turns, default_concurrency
-    from seawall.web.edge import Edge
-    from seawall.web.health import Health
-    from seawall.web.inbound import Inbound
-    from seawall.web.lifecycle import Lifecycle
-    from seawall.web.limits import RequestLimits, limit
+    from seawall import Bulkhead, Shed, by_criticality
+    from seawall.web import RequestLimits, limit
+    from seawall.web.fastapi import protect
 
-    life = Lifecycle()
-    limits = RequestLimits(
-        limit("1000000/s", by="address"), limit("1000000/s", by=None, name="all")
-    )
-    return Edge(
+    protect(
         app,
-        inbound=Inbound(),
         shed=Shed(by_criticality(), load=lambda: 0.0),
-        limits=limits,
-        turns=Turns(),
-        concurrency=default_concurrency(),
-        health=Health(lifecycle=life),
-        lifecycle=life,
+        limits=RequestLimits(
+            limit("1000000/s", by="address"), limit("1000000/s", by=None, name="all")
+        ),
+        # What computes in threads is not the event loop's business: it has a limit of its own.
+        routes={"/def": Bulkhead(1, max_wait=0.01, max_waiting=1)},
     )
+    return app
 
 
 def run_server(edge: str, loop: str, descriptor: str) -> None:

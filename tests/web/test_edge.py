@@ -24,7 +24,7 @@ from seawall import (
 from seawall.clock import current_clock
 from seawall.context import current_criticality, current_deadline
 from seawall.testing import held_permits, run_virtual
-from seawall.web.admission import Turns, default_concurrency, default_shed
+from seawall.web.admission import Turns, default_concurrency
 from seawall.web.edge import Edge
 from seawall.web.health import Health
 from seawall.web.inbound import Inbound
@@ -90,7 +90,6 @@ def test_a_request_passes_and_is_counted() -> None:
         assert told["inbound"]["expired"] == 0
         assert repr(edge) == "<Edge 'whole'>"
         assert not held_permits()
-        assert default_shed() is None
 
     run_virtual(main())
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import AdaptiveLimit, Bulkhead
+from seawall.clock import current_clock
 from seawall.runtime.layers import Outcome
 from seawall.runtime.slots import live_slots
 from seawall.testing import run_virtual
-from seawall.clock import current_clock
 from seawall.web import sending
 from seawall.web.admission import Turns
 from seawall.web.edge import Edge

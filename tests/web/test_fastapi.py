@@ -631,3 +631,9 @@ def test_who_made_a_description_before_keeps_it() -> None:
     told = app.openapi()["paths"]["/x"]
     assert set(told["get"]["responses"]) == {"429", "503", "504"}
     assert told["summary"] == "an x"
+
+
+def test_an_app_can_be_made_again() -> None:
+    """As factories do, in tests above all: each edge has a name of its own."""
+    edges = [protect(FastAPI()) for _ in range(3)]
+    assert [edge.guard.name for edge in edges] == ["edge", "edge 2", "edge 3"]

@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 from seawall import _checks as check
 from seawall.models.adaptive import vegas
 from seawall.policies.adaptive_limit import AdaptiveLimit
-from seawall.policies.shed import Shed
 from seawall.runtime.layers import Host
 from seawall.runtime.policy import GatePolicy, Mode
 from seawall.web._edge_turns import TurnsGate
@@ -78,8 +77,3 @@ def default_concurrency() -> AdaptiveLimit:
     A route that computes in threads (`def`) has its own, by `Edge(routes=...)`.
     """
     return AdaptiveLimit(vegas(initial=100, minimum=50, maximum=2000), max_wait=0.25)
-
-
-def default_shed() -> Shed | None:
-    """Return the shedder that an app has unless told otherwise: none, `Turns` sheds enough."""
-    return None

@@ -27,6 +27,7 @@ from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
+from seawall.registry import guards
 from seawall.web._edge_answers import Answering
 from seawall.web._openapi import describing
 from seawall.web.admission import Turns, default_concurrency
@@ -54,7 +55,7 @@ DEFAULT: Final[Any] = _Default()
 def protect(
     app: Starlette,
     *,
-    name: str = "edge",
+    name: str | None = None,
     timeout: float | None = 30.0,
     trust: Trust | None = None,
     limits: RequestLimits | RequestLimit | None = None,
@@ -71,6 +72,7 @@ def protect(
     Without arguments: 30 s for each request, as many at once as are served well, `/health/live`,
     `/health/ready` and `/health/deep`, draining at the end, problem+json for every error of
     Seawall's, nobody trusted, no rate limits. Each part can be given, and left out by None.
+    `name` is that of its guard: "edge", or "edge 2" and so on where that is taken already.
     Middlewares that are added later stand around the edge: CORS belongs there.
     """
     if not isinstance(app, Starlette):
@@ -79,6 +81,10 @@ def protect(
         raise RuntimeError("protect(): this app has an edge already")
     if app.middleware_stack is not None:
         raise RuntimeError("protect(): the app has started already; call this where it is made")
+    if name is None:
+        taken = {guard.name for guard in guards()}
+        names = ("edge", *(f"edge {number}" for number in range(2, len(taken) + 3)))
+        name = next(free for free in names if free not in taken)
     if isinstance(limits, RequestLimit):
         limits = RequestLimits(limits)
     life = Lifecycle(name=name) if lifecycle is DEFAULT else lifecycle
