@@ -293,7 +293,6 @@ WEB: list[tuple[Any, ...]] = [
     ("web.Trust(forwarded)", lambda x: Trust(forwarded=x), _CHOICES, "'forwarded'"),
     ("web.Turns(slice)", lambda x: Turns(slice=x), _POSITIVE, "seconds"),
     ("web.Turns(busy)", lambda x: Turns(busy=x), [*_RATIOS, (0, ValueError)], "share"),
-    ("web.Turns(cores)", lambda x: Turns(cores=x), [(0, ValueError), ("2", TypeError)], "write"),
     ("web.Turns(scale)", lambda x: Turns(scale=x), [(-1, ValueError), ("2", TypeError)], "write"),
     ("web.Turns(cheap)", lambda x: Turns(cheap=x), _SECONDS, "seconds"),
     ("web.Turns(patience)", lambda x: Turns(patience=x), _POSITIVE, "seconds"),
