@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections import Counter
+from collections.abc import Iterator
 from contextvars import ContextVar, copy_context
 from itertools import pairwise
 from typing import Any
@@ -17,10 +19,19 @@ from bench.served import BASELINES
 from bench.targets import IMPORTS, TARGETS, THREADS, at_least, at_most
 from seawall.testing import retries
 
-pytestmark = pytest.mark.alone  # it collects garbage in each round: a small heap, please
+pytestmark = pytest.mark.alone
 
 CASES = [(row, name) for row in ROWS for name in row.cases]
 TINY = measure.Plan(rounds=3, seconds=1e-5)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_heap() -> Iterator[None]:
+    """Keep what other tests have imported out of the collector, which each round calls."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def quiet(_text: str) -> None:
