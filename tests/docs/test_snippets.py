@@ -42,6 +42,8 @@ from seawall.runtime.slots import live_slots
 from seawall.testing import run_virtual, virtual_time
 from tests.test_public_api import MODULES
 
+pytestmark = pytest.mark.alone  # some pages ask a real server, which has to answer in real time
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

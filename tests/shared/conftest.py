@@ -16,15 +16,12 @@ from tests.shared.faults import Site
 from tests.shared.support import FrozenClock, Server
 
 HERE: Final = Path(__file__).parent
-ON_A_FROZEN_CLOCK: Final = ("agreement", "breaker_report", "breaker_properties", "leased_bounds")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the machine alone for what talks to a real server in real time."""
+    """Leave the machine alone for what asks a real server, which has to answer in real time."""
     for item in items:
-        if item.path.parent == HERE and not any(
-            word in item.path.stem for word in ON_A_FROZEN_CLOCK
-        ):
+        if item.path.parent == HERE:
             item.add_marker(pytest.mark.alone)
 
 
