@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
+from seawall.clients._around import AsyncAround, SyncAround
 from seawall.clients._exchange import Carrier, aexchange, exchange
 from seawall.clients._exchange_headers import PROPAGATED
 from seawall.clients._exchange_terms import FAILURES, RetryAt, Terms
@@ -94,7 +94,7 @@ class Guarded:
         return self._terms.guard
 
 
-class SyncGuarded(Guarded):
+class SyncGuarded(SyncAround, Guarded):
     """The transport of a `Client`."""
 
     _kind: ClassVar[Kind] = "sync"
@@ -110,24 +110,8 @@ class SyncGuarded(Guarded):
     def _send(self, request: Any, seconds: float | None, cancels: bool) -> Any:  # noqa: FBT001
         return self.transport.handle_request(self._lowered(request, seconds, cancels=cancels))
 
-    def __enter__(self) -> Self:
-        self.transport.__enter__()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        self.transport.__exit__(kind, error, traceback)
-
-    def close(self) -> None:
-        """Close what is inside; the guard stays as it is."""
-        self.transport.close()
-
-
-class AsyncGuarded(Guarded):
+class AsyncGuarded(AsyncAround, Guarded):
     """The transport of an `AsyncClient`."""
 
     _kind: ClassVar[Kind] = "async"
@@ -143,22 +127,6 @@ class AsyncGuarded(Guarded):
     async def _send(self, request: Any, seconds: float | None, cancels: bool) -> Any:  # noqa: FBT001
         lowered = self._lowered(request, seconds, cancels=cancels)
         return await self.transport.handle_async_request(lowered)
-
-    async def __aenter__(self) -> Self:
-        await self.transport.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        await self.transport.__aexit__(kind, error, traceback)
-
-    async def aclose(self) -> None:
-        """Close what is inside; the guard stays as it is."""
-        await self.transport.aclose()
 
 
 def _close(response: Any) -> None:

@@ -12,9 +12,9 @@ import json
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
+from seawall.clients._around import AsyncAround, SyncAround
 from seawall.clients._llm_ends import mark_unsent, was_refused
 from seawall.clients._llm_estimate import is_free
 from seawall.clients._llm_limits import LATE, TokenLimits
@@ -265,7 +265,7 @@ def _base_of(stream: object, name: str) -> type:
     return object
 
 
-class VendorTransport(Vendor):
+class VendorTransport(SyncAround, Vendor):
     """The layer for a `Client`."""
 
     def handle_request(self, request: Any) -> Any:
@@ -287,24 +287,8 @@ class VendorTransport(Vendor):
                 response = _as_error(response, status, events.error)
         return response
 
-    def __enter__(self) -> Self:
-        self.transport.__enter__()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        self.transport.__exit__(kind, error, traceback)
-
-    def close(self) -> None:
-        """Close what is inside."""
-        self.transport.close()
-
-
-class AsyncVendorTransport(Vendor):
+class AsyncVendorTransport(AsyncAround, Vendor):
     """The layer for an `AsyncClient`."""
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -325,19 +309,3 @@ class AsyncVendorTransport(Vendor):
                 await response.aclose()
                 response = _as_error(response, status, events.error)
         return response
-
-    async def __aenter__(self) -> Self:
-        await self.transport.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        await self.transport.__aexit__(kind, error, traceback)
-
-    async def aclose(self) -> None:
-        """Close what is inside."""
-        await self.transport.aclose()
