@@ -22,7 +22,6 @@ from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import tier_var
 from seawall.errors import RateLimited
-from seawall.models.rates import ROUND
 from seawall.policies._rate_settings import Algorithm, Cost
 from seawall.policies._rate_shared import OnStoreFailure, SharingKind
 from seawall.policies.rate_limit import Limit
@@ -154,7 +153,6 @@ class RequestLimits:
         self._tier = None if tier is None else plain_function("tier", tier)
         self._headers = check.flag("headers", headers)
         self._clock = current_clock() if clock is None else check_clock(clock)
-        self._now = self._clock.now
         self._host = EdgeHost(self.name, self._clock)
         hard = [given for given in limits if not given.soft]
         apart = [given for given in hard if shared is None or given.local]
@@ -218,11 +216,6 @@ class RequestLimits:
         tier = tier_var.get() if self._tier is None else self._tier(incoming)
         plan = self._other if tier is None else self._plans.get(tier, self._other)
         local = plan.local
-        if local is not None and local.quick is not None and not plan.soft:
-            us = self._now() * 1e6 + ROUND - ROUND  # as `whole_microseconds`
-            taken = local.quick(us, incoming)
-            if taken is not None:
-                return Granted(plan, Held(local, taken[0], (us, taken[1])))
         granted = Granted(plan)
         try:
             if local is not None:
@@ -319,10 +312,10 @@ class Granted:
 
     __slots__ = ("_plan", "accounted", "held")
 
-    def __init__(self, plan: _Plan, *held: Held) -> None:
-        """Have taken so much."""
+    def __init__(self, plan: _Plan) -> None:
+        """Have taken nothing yet."""
         self._plan = plan
-        self.held = list(held)
+        self.held: list[Held] = []
         self.accounted = False
         """Whether accounts are kept, until it is told that the request `enters`."""
 
