@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from random import Random
@@ -35,6 +36,12 @@ def pytest_report_header(config: pytest.Config) -> str:
         f"chance: SEAWALL_SEED={SEED}, --hypothesis-seed={config.option.hypothesis_seed}, "
         f"SEAWALL_PROFILE={PROFILE} ({settings.get_profile(PROFILE).max_examples} examples)"
     )
+
+
+def pytest_collection_finish() -> None:
+    """Keep what the tests import out of the collector: a pass over it stops a test for long."""
+    gc.collect()
+    gc.freeze()
 
 
 def _forbidden_skips(config: pytest.Config) -> int:
