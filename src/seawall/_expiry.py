@@ -74,11 +74,12 @@ def running_task() -> asyncio.Task[Any]:
 
 if sys.version_info >= (3, 12):
     current_task = asyncio.current_task
+    current_tasks: dict[Any, asyncio.Task[Any]] = {}
 else:
     # On 3.11 current_task() asks the kernel for the process id each time, which costs more than
     # all the rest of a timeout. So the loop of each thread is remembered, and believed only while
     # it runs in this very thread.
-    from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
+    from asyncio.tasks import _current_tasks as current_tasks  # type: ignore[attr-defined]
 
     _loops: dict[int, Any] = {}
     _without_thread: set[type] = set()
@@ -91,7 +92,7 @@ else:
         ident = get_ident()
         loop = _loops.get(ident)
         if loop is not None and loop._thread_id == ident:  # noqa: SLF001
-            running: asyncio.Task[Any] | None = _current_tasks.get(loop)
+            running: asyncio.Task[Any] | None = current_tasks.get(loop)
             return running
         try:
             loop = asyncio.get_running_loop()

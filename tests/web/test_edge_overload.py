@@ -304,7 +304,7 @@ def test_a_loop_that_ends_in_the_middle_of_a_turn_locks_nobody_out() -> None:
 
     assert run_virtual(main()) == 200
     gate._turning = gate._dispatching = True
-    gate._unwatched = float("-inf")
+    gate.unwatched = float("-inf")
     assert run_virtual(main()) == 200
     assert not gate._dispatching
     edge.close()

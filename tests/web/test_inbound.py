@@ -294,8 +294,8 @@ def test_the_outermost_edge_starts_clean(case: Any):
 @pytest.mark.parametrize("kept", VARIABLES, ids=lambda var: var.name)
 def test_each_variable_has_to_be_cleaned(monkeypatch: pytest.MonkeyPatch, kept: ContextVar[Any]):
     """The property depends on each of them."""
-    fewer = {var: clean for var, clean in inbound_module._CLEAN.items() if var is not kept}
-    monkeypatch.setattr(inbound_module, "_CLEAN", fewer)
+    fewer = {var: clean for var, clean in inbound_module._UNSET.items() if var is not kept}
+    monkeypatch.setattr(inbound_module, "_UNSET", fewer)
     assert falsified(starts_clean, CASES)
 
 

@@ -106,8 +106,9 @@ class ByCriticality(Rule):
     def start(self, sources: Sources) -> Sheds:
         """Return what decides for the calls of one guard."""
         load, rank, bars = sources.load, sources.rank, self.bars
+        lowest = bars[0]
 
-        return lambda _now: load() > bars[rank()]
+        return lambda _now: (now := load()) > lowest and now > bars[rank()]
 
 
 class ByTier(Rule):

@@ -32,7 +32,9 @@ from typing import Any
 from seawall.policies._rate_meters import Meter
 from seawall.runtime.gil import LOCK_FREE
 
-Quick = Callable[[float, Any], tuple[tuple[str, ...], tuple[float, ...]] | None]
+Taken = tuple[tuple[str, ...], tuple[float, ...]]
+"""The keys of the buckets that have some, and the states of all."""
+Quick = Callable[[float, Any], Taken | None]
 Reader = Callable[[Any], str]
 """What tells the key of a call, as text."""
 

@@ -8,14 +8,14 @@ shed while a less critical one is admitted; a load signal that fails sheds nobod
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import isfinite
+from math import inf
 from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
 from seawall.context import current_criticality, current_tier, deadline_var
 from seawall.errors import DeadlineExceeded, Overloaded, Rejected
 from seawall.models.shares import ByLatency
-from seawall.models.shedding import ByDeadline, ShedRule, Sources
+from seawall.models.shedding import ByDeadline, ShedRule, Sheds, Sources
 from seawall.runtime.layers import OK, Host, Outcome
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
 from seawall.runtime.recent import ResponseTimes, service_time
@@ -81,10 +81,12 @@ class _Reading:
         self._read = read
         self._failing = False
 
-    def __call__(self) -> float:
+    def read(self) -> float:
+        """Return what the signal says now. A method, since a call of an object costs more."""
         try:
-            value = float(self._read())
-            if not isfinite(value):
+            read = self._read
+            value = read()
+            if not -inf < value < inf:
                 raise ValueError(f"a signal returned {value!r}")  # noqa: TRY301 - as if it raised
         except Exception:
             if not self._failing:  # once, not for each call of an outage
@@ -131,8 +133,8 @@ class _ShedGate(GateBound):
         """Let the rules begin; after a change of settings, begin anew."""
         host = self.host
         sources = Sources(
-            load=self.policy._reading,
-            signal=_Reading,
+            load=self.policy._reading.read,
+            signal=lambda read: _Reading(read).read,
             rank=current_criticality,
             tier=current_tier,
             uniform=lambda: host.rng.random(),  # noqa: PLW0108 - a fork makes another rng
@@ -144,6 +146,9 @@ class _ShedGate(GateBound):
             (rule.start(sources), rule.takes_arguments, number)
             for number, rule in enumerate(self.policy.rules)
         )
+        alone = len(self._rules) == 1 and not self.takes_arguments
+        self.sheds: Sheds | None = self._rules[0][0] if alone else None
+        """The rule, where it is the only one and asks for nothing but the instant."""
 
     def enter(self, now: float, *args: Any, **kwargs: Any) -> float:
         """Ask each rule; the first that sheds the call names the reason."""
@@ -151,10 +156,15 @@ class _ShedGate(GateBound):
             return now
         for sheds, takes_arguments, number in self._rules:
             if sheds(now, *args, **kwargs) if takes_arguments else sheds(now):
-                self.shed[number] += 1
-                self.refuse(self._error(self.policy.rules[number]))
+                self.shed_by(number)
                 break
         return now
+
+    def shed_by(self, number: int) -> None:
+        """Refuse a call that this rule sheds."""
+        if self.policy.mode != "off":
+            self.shed[number] += 1
+            self.refuse(self._error(self.policy.rules[number]))
 
     def _error(self, rule: ShedRule) -> Rejected:
         """Return the refusal; whoever raises it must not hold it, or its frame keeps it alive."""
@@ -183,7 +193,7 @@ class _ShedGate(GateBound):
             shed_by[rule.name] = shed_by.get(rule.name, 0) + shed
         return {
             **super().snapshot(now),
-            "load": None if self.policy.load is None else self.policy._reading(),
+            "load": None if self.policy.load is None else self.policy._reading.read(),
             "shed_by": shed_by,
         }
 

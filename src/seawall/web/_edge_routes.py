@@ -34,6 +34,10 @@ class RouteGates:
         gate: GateBound | None = self._gates.get(self._routes.of(incoming.path_below_root))
         return gate
 
+    def of_none(self, path: str) -> bool:
+        """Tell whether a path below the app's root is that of none of them."""
+        return self._routes.of(path) not in self._gates
+
     def snapshot(self) -> dict[str, Any]:
         """Return what there is to see of each, by its template."""
         return {path: guard.snapshot()["policies"][0] for path, guard in self._guards.items()}

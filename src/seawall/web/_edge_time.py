@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
-from seawall._expiry import current_task, running_task
+from seawall._expiry import Expiry, current_task, running_task
 from seawall.clock import Clock
 from seawall.runtime.mutex import survives_fork
 from seawall.web.sending import Passage
@@ -28,33 +29,32 @@ class Cutting:
         survives_fork(self)
 
     def _begin_afresh(self) -> None:
-        self._lane: Lane | None = None
-        self._last = 0.0
+        self.lane: Any = None
+        self.tells_thread = False
+        """Whether the lane's loop says in which thread it runs, as `_expiry.current_task` asks."""
+        self.last = 0.0
+
+    def find(self) -> tuple[Lane, asyncio.Task[Any]]:
+        """Return the lane of the loop that runs, and the task to cut off."""
+        task = current_task() or running_task()
+        loop = task.get_loop()
+        if self.lane is None or self.lane.loop is not loop:
+            from seawall.policies._async_timeout import Lane
+
+            self.lane = Lane(loop, self._clock, 0.0)
+            self.tells_thread = sys.version_info < (3, 12) and hasattr(loop, "_thread_id")
+        return self.lane, task
 
     def arm(self, passage: Passage, at: float, clock: Clock) -> None:
         """Cut `passage` off at the instant `at` of `clock`."""
-        task = current_task() or running_task()
-        lane = self._lane
-        if lane is None or lane.loop is not task.get_loop():
-            lane = self._change_lane(task.get_loop())
-        pending = lane.pending
-        if clock is not self._clock or at < self._last or task in pending:
-            passage.cut_after(at - clock.now(), task)
+        lane, task = self.find()
+        if clock is not self._clock or at < self.last or task in lane.pending:
+            passage.cut = Expiry(task, at - clock.now())
             return
-        self._last = at
-        pending[task] = at
+        self.last = lane.pending[task] = at
         if lane.timer is None:
             lane.arm(at)
-        passage.timed = True
-        passage.lane = lane
-        passage.task = task
-        passage.cancelling = task.cancelling()
-
-    def _change_lane(self, loop: asyncio.AbstractEventLoop) -> Lane:
-        from seawall.policies._async_timeout import Lane
-
-        lane = self._lane = Lane(loop, self._clock, 0.0)
-        return lane
+        passage.cut = lane.pending, task, task.cancelling()
 
     def _after_fork(self) -> None:
         """Forget the loop of the parent process."""

@@ -76,11 +76,11 @@ class TurnsGate(GateBound):
         self._full = False
         """The same for the turn before."""
         self._took = 0.0
-        self._served = 0
+        self.served = 0
         self._ended = now
         self._due = float("-inf")
         """When turns are noted again, if nothing happens before."""
-        self._unwatched = float("-inf")
+        self.unwatched = float("-inf")
         """Until when requests begin unseen: some turns are enough to know cheap ones by."""
         self._cpu = thread_time()
         self._all_burnt = self._all_served = 0.0
@@ -95,8 +95,8 @@ class TurnsGate(GateBound):
 
     def enter(self, now: float) -> None:
         """Begin, if the turn has time left and nobody is to go first."""
-        if now < self._unwatched:
-            self._served += 1
+        if now < self.unwatched:
+            self.served += 1
             return
         loop = get_running_loop()
         if loop is not self._loop and not self._adopt(loop):
@@ -147,7 +147,7 @@ class TurnsGate(GateBound):
         self._turning = False
         now = self._now()
         self._took += now - self._began
-        self._served += self._begun
+        self.served += self._begun
         if now < self._due and not self._crowded and not self.strict:
             return  # of short turns many are noted at once
         self._note(now)
@@ -166,11 +166,11 @@ class TurnsGate(GateBound):
         busy = max(took, min(burnt, passed)) / passed
         self.share = self.share * fade + (1.0 - fade) * busy
         self._all_burnt = self._all_burnt * fade + burnt
-        self._all_served = self._all_served * fade + self._served
+        self._all_served = self._all_served * fade + self.served
         if self._all_served:
             self.cost = self._all_burnt / self._all_served
         self._cpu, self._ended, self._due = cpu, now, now + NOTE_EVERY
-        self._took, self._served = 0.0, 0
+        self._took, self.served = 0.0, 0
         self._full, self._crowded = self._crowded, False
         self._judge(now)
 
@@ -184,7 +184,7 @@ class TurnsGate(GateBound):
         if self.strict:
             self._wait = min(policy.patience, max(policy.slice, policy.scale * self.cost))
         if cheap and not self._queued:
-            self._unwatched = now + UNSEEN
+            self.unwatched = now + UNSEEN
 
     def _later(self, hops: int) -> None:
         """Let the loop read its sockets first: by then who has arrived meanwhile has joined."""

@@ -14,43 +14,33 @@ and one for each message of its response.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 from seawall import _checks as check
 from seawall.clock import Clock
 from seawall.context import deadline_var
-from seawall.errors import RateLimited, Rejected, TimedOut
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
-from seawall.runtime.layers import Wait
-from seawall.runtime.policy import GateBound, Policy
-from seawall.runtime.runners import wait_async
-from seawall.web._edge_answers import SocketAnswer, send_problem
+from seawall.runtime.policy import Policy
+from seawall.web._edge_answers import send_problem
+from seawall.web._edge_plain import plain_entry
 from seawall.web._edge_routes import RouteGates
 from seawall.web._edge_time import Cutting
+from seawall.web._edge_way import GOING_AWAY, App, Receive, Scope, Way
 from seawall.web.admission import Turns
 from seawall.web.health import Health
 from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
-from seawall.web.limits import Granted, RequestLimits
-from seawall.web.problems import Problem, problem_of
-from seawall.web.request import INCOMING, Incoming, path_below_root
-from seawall.web.sending import Headers, Passage, Send, SocketPassage
+from seawall.web.limits import RequestLimits
+from seawall.web.request import INCOMING, path_below_root
+from seawall.web.sending import Own, Passage, Send
 from seawall.web.trust import Trust
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-App = Callable[[Any, Any, Any], Awaitable[None]]
 
-_GOING_AWAY: Final = Problem(
-    503, "Service unavailable", "The service is going away.", retry_after=1.0
-)
-
-
-class Edge:
+class Edge(Way):
     """Put these parts around an ASGI app; each of them may be left out."""
 
     def __init__(
@@ -108,22 +98,24 @@ class Edge:
         # A guard has at least one policy, and this one does nothing.
         self.guard = Guard(name, *(given or [Turns(mode="off")]), clock=clock)
         bounds: dict[int, Any] = {id(bound.policy): bound for bound in self.guard.bounds}
-        self._shed: GateBound | None = bounds.get(id(shed))
-        self._turns: GateBound | None = bounds.get(id(turns))
-        self._concurrency: GateBound | None = bounds.get(id(concurrency))
-        self._websockets: GateBound | None = bounds.get(id(websockets))
+        self._shed = bounds.get(id(shed))
+        self._turns = bounds.get(id(turns))
+        self._concurrency = bounds.get(id(concurrency))
+        self._websockets = bounds.get(id(websockets))
         self._shed_is_told = self._shed is not None and self._shed.takes_arguments
         self._place_is_told = self._concurrency is not None and self._concurrency.takes_arguments
         self._clock = self.guard.clock
         self._now = self.guard.clock.now
-        self._stats = self.guard.stats
         self._routes = RouteGates(name, routes, self._clock) if routes else None
         self._inbound = inbound
         self._limits = limits
         self._health = health
         self._lifecycle = lifecycle
-        self._trust = trust or (inbound.trust if inbound is not None else Trust())
+        trust = trust or (inbound.trust if inbound is not None else Trust())
+        self._own = Own(self._now, self.guard.stats, trust)
         self._cutting = Cutting(self._clock)
+        probes = frozenset() if health is None else frozenset(health.paths)
+        self._begin = plain_entry(self, probes)
 
     def __repr__(self) -> str:
         return f"<Edge {self.guard.name!r}>"
@@ -149,188 +141,85 @@ class Edge:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, a websocket, or the life of the app."""
         kind = scope["type"]
-        lifecycle = self._lifecycle
-        if kind == "http":
-            health = self._health
-            path = path_below_root(scope) if scope.get("root_path") else scope["path"]
-            if health is not None and path in health.paths:
-                await health(scope, receive, send)
-            elif lifecycle is None:
-                await self._serve(scope, receive, Passage(send, self._now, self._stats), send)
-            elif lifecycle.begin():
-                if lifecycle.draining:
-                    send = lifecycle.answering(scope, send)
-                try:
-                    await self._serve(scope, receive, Passage(send, self._now, self._stats), send)
-                finally:
-                    lifecycle.end()
-            else:
-                await send_problem(lifecycle.answering(scope, send), _GOING_AWAY, [])
-        elif kind == "websocket":
-            await self._connect(scope, receive, send)
-        elif kind == "lifespan" and lifecycle is not None:
-            await lifecycle.lifespan(self.app, scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
-
-    async def _serve(  # noqa: C901, PLR0912, PLR0915 - one frame for all gates: each more costs
-        self, scope: Scope, receive: Receive, passage: Passage, send: Send
-    ) -> None:
-        """Let the request in, run the app, and see to it that everything is left."""
-        inbound, limits = self._inbound, self._limits
-        tokens = granted = outer = None
+        if kind != "http":
+            await self._serve_no_request(kind, scope, receive, send)
+            return
+        passage = Passage(scope, send, self._own)
         entered = False
-        failure: BaseException | None = None
         try:
-            outer = scope.get(INCOMING)
-            incoming = Incoming(scope, self._trust)
-            incoming.passage = passage
-            if inbound is not None:
-                tokens = inbound.read(incoming, self._clock)
-            scope[INCOMING] = incoming
-            passage.began = now = self._now()
-            gate = self._shed
-            if gate is not None:
-                enter: Any = gate.enter
-                ticket = enter(now, incoming) if self._shed_is_told else enter(now)
-                if gate.leave is not None:
-                    passage.gates.append((gate, ticket))
-            if limits is not None:
-                granted = await limits.aadmit(incoming) if limits.waits else limits.admit(incoming)
-                passage.headers = granted.headers
-            if self._routes is not None:
-                gate = self._routes.of(incoming)
-                if gate is not None:
-                    await self._enter(gate, incoming, passage, granted)
-                    now = self._now()
-            gate = self._turns
-            if gate is not None:
-                try:
-                    gate.enter(now)  # type: ignore[misc]
-                except Wait as wait:
-                    await self._wait(wait, granted)
-                    now = self._now()
-            gate = self._concurrency
-            if gate is not None:
-                enter = gate.enter
-                try:
-                    ticket = enter(now, incoming) if self._place_is_told else enter(now)
-                except Wait as wait:
-                    ticket = await self._wait(wait, granted)
-                passage.gates.append((gate, ticket))
-            entered = True
-            if granted is not None and granted.accounted:
-                granted.enters()
-            held = deadline_var.get()
-            if held is not None:
-                self._cutting.arm(passage, held[0], held[1])
-            await self.app(scope, receive, passage.send)
-            if not passage.left:
-                passage.end(None)
+            begin = self._begin
+            if begin is not None and begin(passage):
+                entered = True
+                app = self.app  # called from a variable: see `Passage.send`
+                await app(scope, receive, passage.send)
         except BaseException as error:  # noqa: BLE001 - raised again, unless it is answered
-            failure = error
-        try:
-            if failure is not None or passage.timed:
-                await self._fail(passage, failure, send, None if entered else granted, entered)
-        finally:
-            del failure  # or it would lead to itself
-            if outer is None:
-                scope.pop(INCOMING, None)
-            else:
-                scope[INCOMING] = outer
-            if tokens:
-                inbound.undo(tokens)  # type: ignore[union-attr]
+            await self._end_plainly(passage, error, send, entered)
+            return
+        if not entered:
+            await self._serve_request(scope, receive, passage, send)
+        elif not passage.left or passage.cut is not None:
+            await self._end_plainly(passage, None, send, entered)
+        else:  # as `_forget` does, without its frame
+            del scope[INCOMING]
+            if self._lifecycle is not None:
+                self._lifecycle.end()
+            if deadline_var.get() is not None:
+                deadline_var.set(None)
 
-    async def _enter(
-        self, gate: GateBound, incoming: Incoming, passage: Passage, granted: Granted | None
-    ) -> None:
-        """Enter a gate of one route."""
-        enter: Any = gate.enter
-        now = self._now()
-        try:
-            ticket = enter(now, incoming) if gate.takes_arguments else enter(now)
-        except Wait as wait:
-            ticket = await self._wait(wait, granted)
-        passage.gates.append((gate, ticket))
-
-    async def _wait(self, wait: Wait, granted: Granted | None) -> Any:
-        """Wait for a gate; what was taken from limits can be given back exactly after that."""
-        if granted is not None:
-            granted.waits()
-        return await wait_async(wait.waiter, self._clock)
-
-    async def _fail(
+    async def _end_plainly(
         self,
         passage: Passage,
         error: BaseException | None,
         send: Send,
-        granted: Granted | None,
         entered: bool,  # noqa: FBT001 - as the request was
     ) -> None:
-        """Leave what is held. Answer with the problem, if there is one in time; else raise."""
-        if not entered:
-            passage.headers = None
-            passage.give_back(error)
-            if granted is not None:
-                granted.cancel()
-        if passage.was_cut(error):
-            cut = TimedOut("the deadline passed before the response began")
-            cut.__cause__ = error
-            error = cut
-        if error is None:
-            return
-        passage.end(error)
-        problem = None if passage.status else problem_of(error)
-        if problem is None:
-            try:
-                raise error
-            finally:
-                del error
-        await send_problem(send, problem, _more(passage, error))
-
-    # Websockets
-
-    async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a websocket in as a request; from then on it holds only its place among them."""
-        lifecycle = self._lifecycle
-        if lifecycle is not None and not lifecycle.begin_socket():
-            await send_problem(SocketAnswer(scope, send), _GOING_AWAY, [])
-            return
-        passage = SocketPassage(send, self._now, self._stats)
-        answering = SocketAnswer(scope, send)
-        failure: BaseException | None = None
+        """End a request that came by the short way, and of which something is left."""
         try:
-            if self._websockets is not None:
-                await self._keep(passage, self._websockets, answering)
-                if answering.done:
-                    return
-            await self._serve(scope, receive, passage, answering)
-        except BaseException as error:
-            failure = error
-            raise
+            if error is None and not passage.left:
+                passage.end(None)
+            if error is not None or passage.cut is not None:
+                await self._fail(passage, error, send, None, entered)
         finally:
-            passage.close(failure)
-            del failure
-            if lifecycle is not None:
-                lifecycle.end_socket()
+            del error  # or it would lead to itself
+            if entered:
+                self._forget(passage)
 
-    async def _keep(self, passage: SocketPassage, gate: GateBound, send: Send) -> None:
-        enter: Any = gate.enter
-        try:
+    def _forget(self, passage: Passage) -> None:
+        """Leave scope, lifecycle and context as they were before a request came by the short way."""
+        del passage.scope[INCOMING]
+        if self._lifecycle is not None:
+            self._lifecycle.end()
+        if deadline_var.get() is not None:
+            deadline_var.set(None)
+
+    async def _serve_request(
+        self, scope: Scope, receive: Receive, passage: Passage, send: Send
+    ) -> None:
+        """Serve a request about which something is unusual; or a probe."""
+        health, lifecycle = self._health, self._lifecycle
+        if health is not None and path_below_root(scope) in health.paths:
+            await health(scope, receive, send)
+        elif lifecycle is None:
+            await self._serve(scope, receive, passage, send)
+        elif lifecycle.begin():
+            if lifecycle.draining:
+                passage.to = send = lifecycle.answering(scope, send)
             try:
-                ticket = enter(self._now())
-            except Wait as wait:
-                ticket = await wait_async(wait.waiter, self._clock)
-        except Rejected as error:
-            await self._fail(passage, error, send, None, entered=False)
+                await self._serve(scope, receive, passage, send)
+            finally:
+                lifecycle.end()
         else:
-            passage.keep(gate, ticket)
+            await send_problem(lifecycle.answering(scope, send), GOING_AWAY, [])
 
-
-def _more(passage: Passage, error: BaseException) -> Headers:
-    """Return the headers that a refusal has beyond those of every problem."""
-    told = [] if passage.headers is None else passage.headers()
-    return [*told, *error.headers] if isinstance(error, RateLimited) else told
+    async def _serve_no_request(
+        self, kind: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if kind == "websocket":
+            await self._connect(scope, receive, send)
+        elif kind == "lifespan" and self._lifecycle is not None:
+            await self._lifecycle.lifespan(self.app, scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
 
 def _checked(part: str, given: Any, kinds: tuple[type, ...]) -> Any:

@@ -37,6 +37,7 @@ from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import Granted, RequestLimit, RequestLimits
 from seawall.web.request import INCOMING, Incoming
+from seawall.web.sending import Passage
 from seawall.web.trust import Trust
 
 __all__ = ["guarded", "limited", "protect"]
@@ -176,10 +177,9 @@ def _incoming_of(connection: HTTPConnection) -> Incoming:
 
 def _tell(incoming: Incoming, response: Response, granted: Granted) -> None:
     """Let the answer tell of a route's limits, whichever response the route returns or raises."""
-    passage = getattr(incoming, "passage", None)
-    if passage is None:  # there is no edge: FastAPI adds what this response says to its own
+    if not isinstance(incoming, Passage):  # there is no edge: FastAPI adds what this response says to its own
         for name, value in granted.headers():
             response.headers.append(name.decode(), value.decode())
         return
-    outer, own = passage.headers, granted.headers
-    passage.headers = own if outer is None else lambda: [*outer(), *own()]
+    outer, own = incoming.told, granted.headers
+    incoming.told = own if outer is None else lambda: [*outer(), *own()]

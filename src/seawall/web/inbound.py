@@ -12,7 +12,7 @@ outermost edge starts clean.
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token, copy_context
+from contextvars import ContextVar, Token
 from typing import Any, Final, NamedTuple
 
 from seawall import _checks as check
@@ -45,9 +45,10 @@ from seawall.wire.deadlines import TIMEOUT_HEADERS, least_timeout
 _BAGGAGE: Final = BAGGAGE_HEADER.encode()
 _ATTEMPT: Final = ATTEMPT_HEADER.lower().encode()
 _TIMEOUTS: Final = frozenset(name.encode() for name in TIMEOUT_HEADERS)
-_KNOWN: Final = _TIMEOUTS | {_BAGGAGE, _ATTEMPT}
+KNOWN: Final = _TIMEOUTS | {_BAGGAGE, _ATTEMPT}
+"""The headers that are read here."""
 _MOST_LINES: Final = 64
-_CLEAN: Final[dict[ContextVar[Any], Any]] = {
+_UNSET: Final[dict[ContextVar[Any], Any]] = {
     deadline_var: None,
     criticality_var: Criticality.CRITICAL,
     tenant_var: None,
@@ -56,6 +57,8 @@ _CLEAN: Final[dict[ContextVar[Any], Any]] = {
     received_attempt_var: 0,
     attempt_var: 1,
 }
+CLEAN: Final = frozenset(_UNSET)
+"""The variables of which a context has none, unless an earlier request left them."""
 
 Tokens = list[Token[Any]]
 """What `undo` needs."""
@@ -77,7 +80,7 @@ class Inbound:
     leaves requests without a deadline, unless a believed caller gives one.
     """
 
-    __slots__ = ("_dropped", "_expired", "_most", "_unsaid", "_usual", "trust")
+    __slots__ = ("_dropped", "_expired", "_most", "_unsaid", "trust", "usual")
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class Inbound:
             None if timeout is None else check.seconds("timeout", timeout),
             None if max_criticality >= Criticality.CRITICAL else max_criticality,
         )
-        self._usual = self._unsaid.seconds if self._unsaid.level is None else None
+        self.usual = self._unsaid.seconds if self._unsaid.level is None else None
         """The time of a request that says nothing, where that is all that is set for it."""
         self._expired = 0
         self._dropped = 0
@@ -121,18 +124,10 @@ class Inbound:
         No time left raises `DeadlineExceeded`, and sets nothing.
         """
         scope = incoming.scope
-        if (
-            self._usual is not None
-            and incoming.named.keys().isdisjoint(_KNOWN)
-            and _CLEAN.keys().isdisjoint(copy_context())
-            and INCOMING not in scope
-            and scope["type"] != "grpc"
-        ):  # most requests, in a hurry; the rest of this does the same
-            return [deadline_var.set((clock.now() + self._usual, clock))]
         seconds, level, tenant, attempt = self._unsaid
-        if not incoming.named.keys().isdisjoint(_KNOWN):
+        if not KNOWN.isdisjoint(incoming.named):
             if self.trust.believes(incoming.peer, incoming.headers):
-                found = [pair for pair in incoming.headers if pair[0] in _KNOWN]
+                found = [pair for pair in incoming.headers if pair[0] in KNOWN]
                 seconds, level, tenant, attempt = self._heard(found)
             else:
                 self._drop(incoming)
@@ -203,7 +198,7 @@ class Inbound:
             given = b",".join(lines)
             kept = baggage_without_ours(given.decode("latin-1")).encode("latin-1")
             touched = kept != given
-        rest = [pair for pair in headers if pair[0] not in _KNOWN]
+        rest = [pair for pair in headers if pair[0] not in KNOWN]
         if not touched and len(rest) + len(lines) == len(headers):
             return  # nothing was said that may not be
         if kept:
@@ -214,4 +209,4 @@ class Inbound:
 
 def _start_clean() -> Tokens:
     """Take what an earlier request left out of the context."""
-    return [var.set(clean) for var, clean in _CLEAN.items() if var.get() != clean]
+    return [var.set(clean) for var, clean in _UNSET.items() if var.get() != clean]

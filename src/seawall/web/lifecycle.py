@@ -87,6 +87,8 @@ class Lifecycle:
         self._state: State = "starting"
         self.draining = False
         """Whether it is going away: connections should be closed after the answer."""
+        self.calm = False
+        """Whether it accepts requests and is not going away."""
         self._accepts = False
         self._refuses = False
         self._idle: Future[None] | None = None
@@ -224,7 +226,7 @@ class Lifecycle:
         return function
 
     def _begin_to_accept(self) -> None:
-        self._accepts = True
+        self._accepts = self.calm = True
         self._loop = get_running_loop()
         for step in self._steps:
             step.done = False
@@ -274,7 +276,8 @@ class Lifecycle:
         over = self._over
         if self.delay:
             await _passed(self._hurry.wait(), self.delay)
-        self._accepts, self._refuses = False, True
+        self._accepts = self.calm = False
+        self._refuses = True
         if self.sockets:
             self._closed = loop.create_future()
             await _passed(self._closed, over - loop.time())
@@ -298,6 +301,7 @@ class Lifecycle:
     def _move(self, state: State) -> None:
         before, self._state = self._state, state
         self.draining = state == "draining"
+        self.calm = self._accepts and not self.draining
         if before != state:
             emit(LifecycleChanged, self.name, before=before, after=state, in_flight=self.in_flight)
 
@@ -362,7 +366,8 @@ class Lifecycle:
             self._warming.cancel()
         if self._drain is not None and not self._drain.done():
             self._drain.cancel()  # the server did not wait for it: its loop is ending
-        self._accepts, self._refuses = False, True
+        self._accepts = self.calm = False
+        self._refuses = True
         self._move("stopped")
 
 

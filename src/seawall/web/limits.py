@@ -36,6 +36,7 @@ from seawall.web._limit_fields import (
     state_header,
 )
 from seawall.web._limit_groups import EdgeHost, Group, Held, Part
+from seawall.web._limit_plain import PlainLimits
 from seawall.web.principals import Principal, name_for, plain_function, principal_of
 
 if TYPE_CHECKING:
@@ -179,6 +180,8 @@ class RequestLimits:
         tiers = {None: None, **{known: None for given in limits for known in given.rates}}
         self._plans = {known: self._plan(known) for known in tiers}
         self._other = self._plans[None]
+        self.plain = self._plain_limits()
+        """What takes from all limits in a hurry, for requests of no tier; None if nothing can."""
 
     def __repr__(self) -> str:
         return f"RequestLimits({', '.join(map(repr, self.limits))}, name={self.name!r})"
@@ -208,6 +211,12 @@ class RequestLimits:
             tuple(group.part(tier) for group in self._soft),
             told if self._headers else None,
         )
+
+    def _plain_limits(self) -> PlainLimits | None:
+        local = self._other.local
+        if self.waits or self._soft or self._tier is not None or local is None or not local.quick:
+            return None
+        return PlainLimits(local, local.quick, self._other.told)
 
     def admit(self, incoming: Incoming) -> Granted:
         """Take what a request costs from all of its limits, or raise `RateLimited`."""

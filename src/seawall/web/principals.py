@@ -94,7 +94,10 @@ def key_reader(principal: Principal) -> Callable[[Incoming], str]:
 
 
 def _address_key(incoming: Incoming) -> str:
-    return "@" + incoming.client
+    try:  # for most: as `incoming.client` does
+        return "@" + incoming.trust.direct[incoming.scope["client"][0]]
+    except (KeyError, TypeError):
+        return "@" + incoming.client
 
 
 def _written(found: object) -> str:

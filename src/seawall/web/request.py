@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from seawall.web.trust import Trust
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER, read_key
-
-if TYPE_CHECKING:
-    from seawall.web.sending import Passage
 
 INCOMING: Final = "seawall.incoming"
 """Where in the scope those further in find the request as the edge saw it."""
@@ -38,10 +35,9 @@ class Incoming:
     address that may be trusted, never what a stranger wrote.
     """
 
-    __slots__ = ("_client", "_state", "headers", "named", "passage", "scope", "trust")
-
-    passage: Passage
-    """The way of its response, where an edge serves it: what those further in may add to."""
+    # No slots: what most requests never have is written once, here, and not for each.
+    _client: str | None = None
+    _state: dict[str, Any] | None = None
 
     def __init__(self, scope: MutableMapping[str, Any], trust: Trust) -> None:
         """See the request of `scope`, whose peer is trusted as far as `trust` says."""
@@ -50,8 +46,6 @@ class Incoming:
         self.named: dict[bytes, bytes] = dict(self.headers)
         """The headers by name; of several of one name, the last."""
         self.trust = trust
-        self._client: str | None = None
-        self._state: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         # Both are the caller's text: cut, and their control characters escaped.

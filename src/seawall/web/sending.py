@@ -12,22 +12,26 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall._expiry import Expiry, take_back
 from seawall.context import deadline_var
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Outcome
+from seawall.web.request import Incoming
 
 if TYPE_CHECKING:
-    from seawall.policies._async_timeout import Lane
     from seawall.runtime.policy import GateBound
     from seawall.runtime.stats import Stats
+    from seawall.web.trust import Trust
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
+InLane = tuple[dict[asyncio.Task[Any], float], asyncio.Task[Any], int]
+"""The requests that have a timer together, the task of this one, how often it was cancelled."""
 
+set_deadline: Final = deadline_var.set
 FAILURE: Final = 500
 """From this status on, an answer is a failure of the app's."""
 
@@ -39,59 +43,61 @@ class ServerError(Exception):
 _SERVER_ERROR: Final = ServerError("the app answered with 500 or more")
 
 
-class Passage:
+class Own(NamedTuple):
+    """What is the same for all requests of one edge."""
+
+    clock: Callable[[], float]
+    stats: Stats
+    trust: Trust
+
+
+class Passage(Incoming):
     """One request on its way: what it holds, and what becomes of its response."""
 
-    # No slots: what is the same for most requests is written once, here, and not for each.
-    _first = 0.0
-    task: asyncio.Task[Any] | None = None
-    """What is cut off by `lane`, where the request has been entered; see `_edge_time`."""
-    lane: Lane
-    cancelling: int
-    _expiry: Expiry | None = None
-    timed = False
-    """Whether it was cut off, or still may be: `was_cut` will tell."""
+    # What most requests set, or never ask for, is written once, here.
     began = 0.0
-    headers: Callable[[], Headers] | None = None
+    """When."""
+    sifted = False
+    """Whether shedding has been asked already, and let it pass."""
+    gates: tuple[tuple[Any, Any], ...] = ()
+    """What to leave when the response is complete, the last entered first, and the tickets."""
+    told: Callable[[], Headers] | None = None
     """What to add to the headers of the response."""
-    left = False
-    """Whether nothing is held any more."""
     status = 0
     """That of the response, once it has started."""
+    cut: InLane | Expiry | None = None
+    """What cuts the app off, has done so, or still may: `was_cut` will tell. See `_edge_time`."""
 
-    def __init__(self, send: Send, clock: Callable[[], float], stats: Stats) -> None:
-        """Hold nothing yet."""
-        self._send = send
-        self._clock = clock
-        self._stats = stats
-        self.gates: list[tuple[GateBound, Any]] = []
-        """What to leave when the response is complete, and the tickets for it."""
+    def __init__(self, scope: MutableMapping[str, Any], to: Send, own: Own) -> None:
+        """Hold nothing yet; hand the response `to` the server."""
+        # All of it here, and not by super(): each frame costs.
+        self.scope = scope
+        self.headers = headers = scope["headers"]
+        self.named = dict(headers)
+        self._clock, self._stats, self.trust = own
+        self.to = to
+        self._first = 0.0
+        self.left = False
+        """Whether nothing is held any more."""
 
     # The time that the app has
 
-    def cut_after(self, seconds: float, task: asyncio.Task[Any]) -> None:
-        """Be cut off by a timer of its own."""
-        self.timed = True
-        self._expiry = Expiry(task, seconds)
-
     def _stop_time(self) -> None:
         """Let nothing cut the app off any more; if that has happened, `was_cut` will tell."""
-        if self.task is not None:
-            if self.lane.pending.pop(self.task, None) is not None:
-                self.task = None
-                self.timed = False
-        elif self._expiry is not None:
-            self._expiry.stop()
+        cut = self.cut
+        if type(cut) is tuple:
+            if cut[0].pop(cut[1], None) is not None:
+                self.cut = None
+        elif cut is not None:
+            cut.stop()
 
     def was_cut(self, error: BaseException | None) -> bool:
         """Stop the time; tell whether `error` is the cancellation by which the app was cut off."""
         self._stop_time()
-        task, expiry = self.task, self._expiry
-        self.task = self._expiry = None
-        self.timed = False
-        if expiry is not None:
-            return expiry.disarm(error)
-        return task is not None and take_back(task, self.cancelling, error)
+        cut, self.cut = self.cut, None
+        if cut is None:
+            return False
+        return take_back(*cut[1:], error) if type(cut) is tuple else cut.disarm(error)
 
     # The response
 
@@ -100,7 +106,8 @@ class Passage:
         kind = message["type"]
         if kind == "http.response.body":
             if not self._first:
-                self._first = self._clock()
+                clock = self._clock
+                self._first = clock()
             if not self.left and not message.get("more_body"):
                 if self.status < FAILURE:
                     self.leave(OK, STREAMED)
@@ -108,12 +115,18 @@ class Passage:
                     self.leave(FAILED, _SERVER_ERROR)
         elif kind == "http.response.start":
             self.status = message["status"]
-            if self.timed:
-                self._stop_time()
-                deadline_var.set(None)  # it was for the answer to begin; see docs/edge.md
-            if self.headers is not None:
-                message = _with_headers(message, self.headers())
-        return self._send(message)
+            cut = self.cut
+            if cut is not None:
+                if type(cut) is tuple and cut[0].pop(cut[1], None) is not None:
+                    self.cut = None  # as `_stop_time` does, without its frame
+                else:
+                    self._stop_time()
+                set_deadline(None)  # it was for the answer to begin; see docs/edge.md
+            told = self.told
+            if told is not None:  # the app may send the same message again
+                message = {**message, "headers": [*message.get("headers", ()), *told()]}
+        to = self.to  # called from a variable: an attribute that is a function costs more
+        return to(message)
 
     # What is held
 
@@ -123,9 +136,8 @@ class Passage:
             return
         now = self._first or self._clock()
         self.left = True
-        for gate, ticket in reversed(self.gates):
-            if gate.leave is not None:
-                gate.leave(ticket, outcome, detail, now)
+        for gate, ticket in self.gates:
+            gate.leave(ticket, outcome, detail, now)
         stats = self._stats
         if outcome is OK:
             stats.samples.append(now - self.began)
@@ -141,9 +153,8 @@ class Passage:
         if not self.left:
             self.left = True
             now = self._clock()
-            for gate, ticket in reversed(self.gates):
-                if gate.leave is not None:
-                    gate.leave(ticket, UNUSED, error, now)
+            for gate, ticket in self.gates:
+                gate.leave(ticket, UNUSED, error, now)
 
     def end(self, error: BaseException | None) -> None:
         """Leave what is still held when the app has ended, with `error` or without."""
@@ -157,9 +168,9 @@ class Passage:
 class SocketPassage(Passage):
     """The handshake of a websocket: over when it is accepted or refused, whatever comes after."""
 
-    def __init__(self, send: Send, clock: Callable[[], float], stats: Stats) -> None:
+    def __init__(self, scope: MutableMapping[str, Any], to: Send, own: Own) -> None:
         """Hold nothing yet."""
-        super().__init__(send, clock, stats)
+        super().__init__(scope, to, own)
         self._keeps: list[tuple[GateBound, Any]] = []
 
     def keep(self, gate: GateBound, ticket: Any) -> None:
@@ -173,10 +184,10 @@ class SocketPassage(Passage):
             self.status = message.get("status", 101)
             self._stop_time()
             deadline_var.set(None)  # a connection that is open has all the time there is
-            if self.headers is not None and kind == "websocket.accept":
-                message = _with_headers(message, self.headers())
+            if self.told is not None and kind == "websocket.accept":
+                message = {**message, "headers": [*message.get("headers", ()), *self.told()]}
             self.leave(OK, STREAMED)
-        return self._send(message)
+        return self.to(message)
 
     def close(self, error: BaseException | None) -> None:
         """Leave what is kept until the connection is closed; once."""
@@ -192,11 +203,6 @@ class SocketPassage(Passage):
 _HANDSHAKE_OVER: Final = frozenset(
     {"websocket.accept", "websocket.close", "websocket.http.response.start"}
 )
-
-
-def _with_headers(message: Message, more: Headers) -> Message:
-    """Return the message with more headers; the app may send the same one again."""
-    return {**message, "headers": [*message.get("headers", ()), *more]}
 
 
 def is_gone(error: BaseException, *, started: bool) -> bool:

@@ -1,0 +1,210 @@
+"""The way of a request through the edge, whatever it brings and whatever happens to it.
+
+The parts are looked at in the order that `seawall.web.edge` tells. `Plain` is the short way of
+those about which there is nothing unusual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from seawall.clock import Clock
+from seawall.context import deadline_var
+from seawall.errors import RateLimited, Rejected, TimedOut
+from seawall.runtime.layers import Wait
+from seawall.runtime.policy import GateBound
+from seawall.runtime.runners import wait_async
+from seawall.web._edge_answers import SocketAnswer, send_problem
+from seawall.web._edge_routes import RouteGates
+from seawall.web._edge_time import Cutting
+from seawall.web._edge_turns import TurnsGate
+from seawall.web.inbound import Inbound
+from seawall.web.lifecycle import Lifecycle
+from seawall.web.limits import Granted, RequestLimits
+from seawall.web.problems import Problem, problem_of
+from seawall.web.request import INCOMING
+from seawall.web.sending import Headers, Own, Passage, Send, SocketPassage
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+GOING_AWAY: Final = Problem(
+    503, "Service unavailable", "The service is going away.", retry_after=1.0
+)
+
+
+class Way:
+    """What an edge does with a request; `Edge` says by which parts."""
+
+    app: App
+    _clock: Clock
+    _now: Callable[[], float]
+    _inbound: Inbound | None
+    _shed: GateBound | None
+    _shed_is_told: bool
+    _limits: RequestLimits | None
+    _routes: RouteGates | None
+    _turns: TurnsGate | None
+    _concurrency: GateBound | None
+    _place_is_told: bool
+    _websockets: GateBound | None
+    _lifecycle: Lifecycle | None
+    _cutting: Cutting
+    _own: Own
+
+    async def _serve(  # noqa: C901, PLR0912, PLR0915 - one frame for all gates: each more costs
+        self, scope: Scope, receive: Receive, passage: Passage, send: Send
+    ) -> None:
+        """Let the request in, run the app, and see to it that everything is left."""
+        inbound, limits = self._inbound, self._limits
+        tokens = granted = outer = None
+        entered = False
+        failure: BaseException | None = None
+        try:
+            outer = scope.get(INCOMING)
+            if inbound is not None:
+                tokens = inbound.read(passage, self._clock)
+            scope[INCOMING] = passage
+            passage.began = now = self._now()
+            gate = self._shed
+            if gate is not None and not passage.sifted:
+                enter: Any = gate.enter
+                ticket = enter(now, passage) if self._shed_is_told else enter(now)
+                if gate.leave is not None:
+                    passage.gates = ((gate, ticket),)
+            if limits is not None:
+                granted = await limits.aadmit(passage) if limits.waits else limits.admit(passage)
+                passage.told = granted.headers
+            if self._routes is not None:
+                gate = self._routes.of(passage)
+                if gate is not None:
+                    await self._enter(gate, passage, granted)
+                    now = self._now()
+            turns = self._turns
+            if turns is not None:
+                try:
+                    turns.enter(now)
+                except Wait as wait:
+                    await self._wait(wait, granted)
+                    now = self._now()
+            gate = self._concurrency
+            if gate is not None:
+                enter = gate.enter
+                try:
+                    ticket = enter(now, passage) if self._place_is_told else enter(now)
+                except Wait as wait:
+                    ticket = await self._wait(wait, granted)
+                passage.gates = ((gate, ticket), *passage.gates)
+            entered = True
+            if granted is not None and granted.accounted:
+                granted.enters()
+            held = deadline_var.get()
+            if held is not None:
+                self._cutting.arm(passage, held[0], held[1])
+            await self.app(scope, receive, passage.send)
+            if not passage.left:
+                passage.end(None)
+        except BaseException as error:  # noqa: BLE001 - raised again, unless it is answered
+            failure = error
+        try:
+            if failure is not None or passage.cut is not None:
+                await self._fail(passage, failure, send, None if entered else granted, entered)
+        finally:
+            del failure  # or it would lead to itself
+            if outer is None:
+                scope.pop(INCOMING, None)
+            else:
+                scope[INCOMING] = outer
+            if tokens:
+                inbound.undo(tokens)  # type: ignore[union-attr]
+
+    async def _enter(self, gate: GateBound, passage: Passage, granted: Granted | None) -> None:
+        """Enter a gate of one route."""
+        enter: Any = gate.enter
+        now = self._now()
+        try:
+            ticket = enter(now, passage) if gate.takes_arguments else enter(now)
+        except Wait as wait:
+            ticket = await self._wait(wait, granted)
+        passage.gates = ((gate, ticket), *passage.gates)
+
+    async def _wait(self, wait: Wait, granted: Granted | None) -> Any:
+        """Wait for a gate; what was taken from limits can be given back exactly after that."""
+        if granted is not None:
+            granted.waits()
+        return await wait_async(wait.waiter, self._clock)
+
+    async def _fail(
+        self,
+        passage: Passage,
+        error: BaseException | None,
+        send: Send,
+        granted: Granted | None,
+        entered: bool,  # noqa: FBT001 - as the request was
+    ) -> None:
+        """Leave what is held. Answer with the problem, if there is one in time; else raise."""
+        if not entered:
+            passage.told = None
+            passage.give_back(error)
+            if granted is not None:
+                granted.cancel()
+        if passage.was_cut(error):
+            cut = TimedOut("the deadline passed before the response began")
+            cut.__cause__ = error
+            error = cut
+        if error is None:
+            return
+        passage.end(error)
+        problem = None if passage.status else problem_of(error)
+        if problem is None:
+            try:
+                raise error
+            finally:
+                del error
+        await send_problem(send, problem, _more(passage, error))
+
+    # Websockets
+
+    async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a websocket in as a request; from then on it holds only its place among them."""
+        lifecycle = self._lifecycle
+        if lifecycle is not None and not lifecycle.begin_socket():
+            await send_problem(SocketAnswer(scope, send), GOING_AWAY, [])
+            return
+        passage = SocketPassage(scope, send, self._own)
+        answering = SocketAnswer(scope, send)
+        failure: BaseException | None = None
+        try:
+            if self._websockets is not None:
+                await self._keep(passage, self._websockets, answering)
+                if answering.done:
+                    return
+            await self._serve(scope, receive, passage, answering)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            passage.close(failure)
+            del failure
+            if lifecycle is not None:
+                lifecycle.end_socket()
+
+    async def _keep(self, passage: SocketPassage, gate: GateBound, send: Send) -> None:
+        enter: Any = gate.enter
+        try:
+            try:
+                ticket = enter(self._now())
+            except Wait as wait:
+                ticket = await wait_async(wait.waiter, self._clock)
+        except Rejected as error:
+            await self._fail(passage, error, send, None, entered=False)
+        else:
+            passage.keep(gate, ticket)
+
+
+def _more(passage: Passage, error: BaseException) -> Headers:
+    """Return the headers that a refusal has beyond those of every problem."""
+    told = [] if passage.told is None else passage.told()
+    return [*told, *error.headers] if isinstance(error, RateLimited) else told

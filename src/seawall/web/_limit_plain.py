@@ -1,0 +1,63 @@
+"""Limits as the short way into the edge takes them: all of this process, without an object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from seawall.models.rates import MICROSECONDS
+from seawall.web._limit_fields import STATE, Header, state_header
+from seawall.web._limit_groups import Held, Part
+
+if TYPE_CHECKING:
+    from seawall.policies._rate_quick import Quick, Taken
+
+_MOST_WRITTEN: Final = 1000
+
+Fields = Callable[[float, tuple[float, ...]], list[Header]]
+"""What the answer tells of limits, by the instant of taking and the states after it."""
+
+
+class PlainLimits:
+    """The limits of requests that are of no tier, where all of them can be taken in a hurry."""
+
+    __slots__ = ("_part", "fields", "quick")
+
+    def __init__(self, part: Part, quick: Quick, told: Header | None) -> None:
+        """Take by `quick`; callers are `told` of the limits, if that is not None."""
+        self._part = part
+        self.quick = quick
+        self.fields = None if told is None else _fields(part, told)
+
+    def give_back(self, us: float, taken: Taken) -> None:
+        """Give back what was taken, since the request cannot be let in yet."""
+        Held(self._part, taken[0], (us, taken[1])).cancel()
+
+
+def _fields(part: Part, policy: Header) -> Fields:
+    """Return what writes the fields; most services have one limit that callers are told of."""
+    if len(part.terms) == 1:
+        place, told, most, tolerance, units, time = part.terms[0]
+        written: dict[tuple[float, float], list[Header]] = {}
+
+        def of_one(us: float, states: tuple[float, ...]) -> list[Header]:
+            rest = states[place] - us
+            standing = (tolerance - rest) * units // time, -(-rest // MICROSECONDS)
+            try:  # who stays well within a limit is told the same, again and again
+                return written[standing]
+            except KeyError:
+                pass
+            if len(written) >= _MOST_WRITTEN:
+                written.clear()
+            left = min(standing[0], most)
+            fields = [policy, (STATE, b"%b%d;t=%d" % (told, left, standing[1]))]
+            written[standing] = fields
+            return fields
+
+        return of_one
+
+    def of_several(us: float, states: tuple[float, ...]) -> list[Header]:
+        binding = Held(part, None, (us, states)).binding()
+        return [policy] if binding is None else [policy, state_header(*binding)]
+
+    return of_several
