@@ -51,6 +51,7 @@ def plain_entry(way: Way, probes: Container[str]) -> Begin | None:  # noqa: C901
     place_enter, free = (None, None) if place is None else (place.enter, place.policy.slots.free)
     set_deadline, unknown, clean = deadline_var.set, KNOWN.isdisjoint, CLEAN.isdisjoint
     clock_now, clock, cutting, usual = way._now, way._clock, way._cutting, inbound.usual
+    find_task = current_tasks.get
     of_no_route = None if way._routes is None else way._routes.of_none
     paths: set[str] = set()
     """Some that are known to be those of no probe and no route with a limit."""
@@ -105,9 +106,8 @@ def plain_entry(way: Way, probes: Container[str]) -> Begin | None:  # noqa: C901
         cutting.last = at = now + usual  # in the order of arrival, so of expiry
         set_deadline((at, clock))
         lane = cutting.lane
-        if cutting.tells_thread and lane.loop._thread_id == get_ident():
-            task = current_tasks[lane.loop]
-        else:
+        task = find_task(lane.loop) if cutting.thread == get_ident() else None
+        if task is None:
             lane, task = cutting.find()
         pending = lane.pending
         pending[task] = at

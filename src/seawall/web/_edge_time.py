@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from seawall._expiry import Expiry, current_task, running_task
@@ -30,8 +31,11 @@ class Cutting:
 
     def _begin_afresh(self) -> None:
         self.lane: Any = None
-        self.tells_thread = False
-        """Whether the lane's loop says in which thread it runs, as `_expiry.current_task` asks."""
+        self.thread = -1
+        """That in which the lane's loop was seen to run; -1 where it is not worth to know.
+
+        On 3.11 to ask for the current task takes two calls of the kernel's: see `_expiry`.
+        """
         self.last = 0.0
 
     def find(self) -> tuple[Lane, asyncio.Task[Any]]:
@@ -42,7 +46,8 @@ class Cutting:
             from seawall.policies._async_timeout import Lane
 
             self.lane = Lane(loop, self._clock, 0.0)
-            self.tells_thread = sys.version_info < (3, 12) and hasattr(loop, "_thread_id")
+        if sys.version_info < (3, 12):
+            self.thread = get_ident()
         return self.lane, task
 
     def arm(self, passage: Passage, at: float, clock: Clock) -> None:

@@ -95,7 +95,7 @@ def key_reader(principal: Principal) -> Callable[[Incoming], str]:
 
 def _address_key(incoming: Incoming) -> str:
     try:  # for most: as `incoming.client` does
-        return "@" + incoming.trust.direct[incoming.scope["client"][0]]
+        return incoming.trust.direct_keys[incoming.scope["client"][0]]
     except (KeyError, TypeError):
         return "@" + incoming.client
 

@@ -35,9 +35,7 @@ class Incoming:
     address that may be trusted, never what a stranger wrote.
     """
 
-    # No slots: what most requests never have is written once, here, and not for each.
-    _client: str | None = None
-    _state: dict[str, Any] | None = None
+    __slots__ = ("_client", "_state", "headers", "named", "scope", "trust")
 
     def __init__(self, scope: MutableMapping[str, Any], trust: Trust) -> None:
         """See the request of `scope`, whose peer is trusted as far as `trust` says."""
@@ -46,6 +44,8 @@ class Incoming:
         self.named: dict[bytes, bytes] = dict(self.headers)
         """The headers by name; of several of one name, the last."""
         self.trust = trust
+        self._client: str | None = None
+        self._state: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         # Both are the caller's text: cut, and their control characters escaped.

@@ -54,19 +54,19 @@ class Own(NamedTuple):
 class Passage(Incoming):
     """One request on its way: what it holds, and what becomes of its response."""
 
-    # What most requests set, or never ask for, is written once, here.
-    began = 0.0
-    """When."""
-    sifted = False
-    """Whether shedding has been asked already, and let it pass."""
-    gates: tuple[tuple[Any, Any], ...] = ()
-    """What to leave when the response is complete, the last entered first, and the tickets."""
-    told: Callable[[], Headers] | None = None
-    """What to add to the headers of the response."""
-    status = 0
-    """That of the response, once it has started."""
-    cut: InLane | Expiry | None = None
-    """What cuts the app off, has done so, or still may: `was_cut` will tell. See `_edge_time`."""
+    __slots__ = (
+        "_clock",
+        "_first",
+        "_stats",
+        "began",
+        "cut",
+        "gates",
+        "left",
+        "sifted",
+        "status",
+        "to",
+        "told",
+    )
 
     def __init__(self, scope: MutableMapping[str, Any], to: Send, own: Own) -> None:
         """Hold nothing yet; hand the response `to` the server."""
@@ -76,9 +76,20 @@ class Passage(Incoming):
         self.named = dict(headers)
         self._clock, self._stats, self.trust = own
         self.to = to
-        self._first = 0.0
+        self._client = self._state = None
+        self._first = self.began = 0.0
+        self.status = 0
+        """That of the response, once it has started."""
+        self.sifted = False
+        """Whether shedding has been asked already, and let it pass."""
+        self.gates: tuple[tuple[Any, Any], ...] = ()
+        """What to leave when the response is complete, the last entered first, and the tickets."""
         self.left = False
         """Whether nothing is held any more."""
+        self.told: Callable[[], Headers] | None = None
+        """What to add to the headers of the response."""
+        self.cut: InLane | Expiry | None = None
+        """What cuts the app off, has done so, or still may: `was_cut` will tell."""
 
     # The time that the app has
 
@@ -167,6 +178,8 @@ class Passage(Incoming):
 
 class SocketPassage(Passage):
     """The handshake of a websocket: over when it is accepted or refused, whatever comes after."""
+
+    __slots__ = ("_keeps",)
 
     def __init__(self, scope: MutableMapping[str, Any], to: Send, own: Own) -> None:
         """Hold nothing yet."""

@@ -54,7 +54,7 @@ class Trust:
     was not written by them.
     """
 
-    __slots__ = ("_callers", "_header", "_known", "_proxies", "direct")
+    __slots__ = ("_callers", "_header", "_known", "_proxies", "direct", "direct_keys")
 
     def __init__(
         self,
@@ -72,6 +72,8 @@ class Trust:
         self._known: dict[str | None, _Known | None] = {}
         self.direct: dict[str, str] = {}
         """Of those known, peers that are no proxies, and what stands for them."""
+        self.direct_keys: dict[str, str] = {}
+        """The same as limits have it for a key: written once, so that it is found by what it is."""
 
     def __repr__(self) -> str:
         listed = [
@@ -111,10 +113,12 @@ class Trust:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
                 self.direct.clear()
+                self.direct_keys.clear()
             if address is None or len(address) <= _LONGEST_HOP:
                 self._known[address] = known
                 if address is not None and known is not None and not known.proxy:
                     self.direct[address] = known.key
+                    self.direct_keys[address] = f"@{known.key}"
             return known
 
     def _look_up(self, text: str | None) -> _Known | None:
