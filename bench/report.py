@@ -112,7 +112,7 @@ def of_calls(samples: Samples) -> Section:
 
 
 def of_web(measured: dict[str, Any]) -> Section:
-    """Return a table of pods under load for each kind of handler, and one for each loop's cost."""
+    """Return a table of pods under load for each kind of handler, and one of each server's cost."""
     verdicts: list[Verdict] = []
     tables = []
     columns = [
@@ -156,8 +156,8 @@ def of_web(measured: dict[str, Any]) -> Section:
             judged = _judge(name, line, value, verdicts)
             lines.append([line, "", "", "", "", f"{value:.2f}", "", "", judged])
         tables.append(Table(name, [*columns, "target"], lines))
-    for loop, cost in measured["costs"].items():
-        name = f"{WEB}, {loop}"
+    for server, cost in measured["costs"].items():
+        name = f"{WEB}, {server}"
         lines = [
             [
                 case,

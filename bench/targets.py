@@ -12,7 +12,7 @@ from typing import NamedTuple
 from bench.cases import OURS
 from bench.peers import ASYNC_DRAWER, ASYNC_DRAWER_OF_FIVE, HYX, PEERS, PYRESILIENCE
 from bench.shared import EXACT, LEASED, PURGATORY, PYBREAKER, SHARED_BREAKER, SHARED_LIMIT
-from bench.web import IN_LOOP, IN_THREAD, SEAWALL
+from bench.web import IN_LOOP, IN_THREAD, SEAWALL, SERVERS
 
 
 class Target(NamedTuple):
@@ -92,5 +92,5 @@ TARGETS: dict[tuple[str, str], Target] = {
         )
     },
     # The whole of the edge is felt by no one.
-    **{(f"{WEB}, hello, {loop}", SEAWALL): at_most(1.25) for loop in ("asyncio", "uvloop")},
+    **{(f"{WEB}, hello, {server}", SEAWALL): at_most(1.25) for server in SERVERS},
 }

@@ -33,6 +33,14 @@ TIMES = (1, 2, 5, 10)
 WIDTH = 8
 """Connections by which a request that costs nothing is asked for."""
 
+SERVERS = {
+    "uvicorn": ("asyncio", "h11"),
+    "with httptools": ("asyncio", "httptools"),
+    "with httptools and uvloop": ("uvloop", "httptools"),
+}
+"""The server as it is installed, and as `uvicorn[standard]` makes it: the less the server takes,
+the larger is the share of what is around the app."""
+
 OK, REFUSED = 200, 503
 BARE, SEAWALL = "bare", "seawall"
 IN_LOOP, IN_THREAD = "computes in the loop", "computes in a thread"
@@ -92,24 +100,24 @@ def protected(app: Any) -> Any:
     return app
 
 
-def run_server(edge: str, loop: str, descriptor: str) -> None:
+def run_server(edge: str, loop: str, http: str, descriptor: str) -> None:
     """Serve until the process is ended."""
     import uvicorn
 
     listener = socket.socket(fileno=int(descriptor))
     config = uvicorn.Config(
-        make_app(edge), loop=loop, http="httptools", access_log=False, log_level="warning"
+        make_app(edge), loop=loop, http=http, access_log=False, log_level="warning"
     )
     uvicorn.Server(config).run(sockets=[listener])
 
 
 @contextmanager
-def served(edge: str, loop: str = "asyncio") -> Iterator[int]:
+def served(edge: str, loop: str = "asyncio", http: str = "httptools") -> Iterator[int]:
     """Serve the app in a process of its own; gives the port."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     port = listener.getsockname()[1]
     listener.set_inheritable(True)
-    command = [sys.executable, "-m", "bench.web", edge, loop, str(listener.fileno())]
+    command = [sys.executable, "-m", "bench.web", edge, loop, http, str(listener.fileno())]
     process = subprocess.Popen(command, pass_fds=[listener.fileno()])  # noqa: S603 - ourselves
     listener.close()
     try:
@@ -406,11 +414,11 @@ def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]:
             progress(f"{handler}, {edge}")
             pods[f"{handler}, {edge}"] = overload(edge, path, plan)
     costs = {}
-    for loop in ("asyncio", "uvloop"):
-        progress(f"hello, {loop}")
-        with served(BARE, loop) as bare, served(SEAWALL, loop) as ours:
+    for name, server in SERVERS.items():
+        progress(f"hello, {name}")
+        with served(BARE, *server) as bare, served(SEAWALL, *server) as ours:
             ports = {BARE: bare, SEAWALL: ours}
-            costs[f"hello, {loop}"] = asyncio.run(hello_cost(ports, plan, WIDTH))
+            costs[f"hello, {name}"] = asyncio.run(hello_cost(ports, plan, WIDTH))
     return {"pods": pods, "costs": costs}
 
 

@@ -79,7 +79,9 @@ else:
     # On 3.11 current_task() asks the kernel for the process id each time, which costs more than
     # all the rest of a timeout. So the loop of each thread is remembered, and believed only while
     # it runs in this very thread.
-    from asyncio.tasks import _current_tasks as current_tasks  # type: ignore[attr-defined]
+    from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
+
+    current_tasks: dict[Any, asyncio.Task[Any]] = _current_tasks
 
     _loops: dict[int, Any] = {}
     _without_thread: set[type] = set()

@@ -32,7 +32,7 @@ Begin = Callable[[Passage], bool]
 _MOST_PATHS: Final = 1000
 
 
-def plain_entry(way: Way, probes: Container[str]) -> Begin | None:  # noqa: C901 - see above
+def plain_entry(way: Way, probes: Container[str]) -> Begin | None:  # noqa: C901, PLR0915 - see above
     """Return what lets plain requests into an edge; None if its parts are such that none is."""
     inbound, lifecycle, turns, limits = way._inbound, way._lifecycle, way._turns, None
     shed: Any = way._shed
@@ -64,7 +64,7 @@ def plain_entry(way: Way, probes: Container[str]) -> Begin | None:  # noqa: C901
         paths.add(path)
         return True
 
-    def begin(passage: Passage) -> bool:
+    def begin(passage: Passage) -> bool:  # noqa: C901, PLR0912 - one frame: see above
         scope = passage.scope
         path = scope["path"]
         if (
@@ -84,6 +84,7 @@ def plain_entry(way: Way, probes: Container[str]) -> Begin | None:  # noqa: C901
             passage.sifted = True
             if shed.sheds(now):
                 shed.shed_by(0)
+        us, taken = 0.0, None
         if take is not None:
             us = now * 1e6 + ROUND - ROUND
             taken = take(us, passage)
@@ -95,7 +96,7 @@ def plain_entry(way: Way, probes: Container[str]) -> Begin | None:  # noqa: C901
             try:
                 passage.gates = ((place, place_enter(now)),)
             except Wait:  # another thread was quicker
-                if limits is not None:
+                if limits is not None and taken is not None:
                     limits.give_back(us, taken)
                 passage.told = None
                 return False

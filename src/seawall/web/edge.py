@@ -185,7 +185,7 @@ class Edge(Way):
                 self._forget(passage)
 
     def _forget(self, passage: Passage) -> None:
-        """Leave scope, lifecycle and context as they were before a request came by the short way."""
+        """Leave scope, lifecycle and context as they were before such a request."""
         del passage.scope[INCOMING]
         if self._lifecycle is not None:
             self._lifecycle.end()

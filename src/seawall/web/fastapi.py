@@ -177,7 +177,8 @@ def _incoming_of(connection: HTTPConnection) -> Incoming:
 
 def _tell(incoming: Incoming, response: Response, granted: Granted) -> None:
     """Let the answer tell of a route's limits, whichever response the route returns or raises."""
-    if not isinstance(incoming, Passage):  # there is no edge: FastAPI adds what this response says to its own
+    # Without an edge, FastAPI adds what this response says to its own.
+    if not isinstance(incoming, Passage):
         for name, value in granted.headers():
             response.headers.append(name.decode(), value.decode())
         return

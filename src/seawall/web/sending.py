@@ -96,11 +96,10 @@ class Passage(Incoming):
     def _stop_time(self) -> None:
         """Let nothing cut the app off any more; if that has happened, `was_cut` will tell."""
         cut = self.cut
-        if type(cut) is tuple:
-            if cut[0].pop(cut[1], None) is not None:
-                self.cut = None
-        elif cut is not None:
+        if isinstance(cut, Expiry):
             cut.stop()
+        elif cut is not None and cut[0].pop(cut[1], None) is not None:
+            self.cut = None
 
     def was_cut(self, error: BaseException | None) -> bool:
         """Stop the time; tell whether `error` is the cancellation by which the app was cut off."""
@@ -108,7 +107,7 @@ class Passage(Incoming):
         cut, self.cut = self.cut, None
         if cut is None:
             return False
-        return take_back(*cut[1:], error) if type(cut) is tuple else cut.disarm(error)
+        return cut.disarm(error) if isinstance(cut, Expiry) else take_back(cut[1], cut[2], error)
 
     # The response
 
