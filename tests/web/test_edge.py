@@ -34,6 +34,8 @@ from seawall.web.trust import Trust
 from tests.support import let_pass, new_guard
 from tests.web.support import App, ask, http_scope, serve, text_app
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 TRUSTED = Trust(callers=["127.0.0.0/8"])
 
 

@@ -21,6 +21,8 @@ from seawall.web.edge import Edge
 from tests.support import let_pass
 from tests.web.support import ask, text_app
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 BURN = 0.01
 REFUSAL = 0.0002
 CAPACITY = 1 / BURN

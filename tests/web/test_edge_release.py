@@ -21,6 +21,8 @@ from seawall.web.inbound import Inbound
 from tests.support import falsified, let_pass
 from tests.web.support import ask
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 class Story(NamedTuple):
     """What becomes of one request."""

@@ -34,6 +34,8 @@ from seawall.web.fastapi import guarded, limited, protect
 from tests.support import let_pass
 from tests.web.support import Answer, ask, http_scope
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 def asked(app: Any, path: str = "/", **more: Any) -> Answer:
     """Make one request of `app`."""

@@ -62,9 +62,11 @@ class Shed(GatePolicy):
         changed = rules is not self.rules
         self.mode, self.rules, self.load = mode, rules, load
         self._reading.become(load or float)
-        for bound in self.bindings if changed else ():
+        for bound in self.bindings:
             if isinstance(bound, _ShedGate):
-                bound.start()
+                if changed:
+                    bound.start()
+                bound.choose()
 
 
 class _Reading:
@@ -146,8 +148,13 @@ class _ShedGate(GateBound):
             (rule.start(sources), rule.takes_arguments, number)
             for number, rule in enumerate(self.policy.rules)
         )
+        self.choose()
+
+    def choose(self) -> None:
+        """Know what to ask in a hurry; which is nobody, while the policy is off."""
         alone = len(self._rules) == 1 and not self.takes_arguments
-        self.sheds: Sheds | None = self._rules[0][0] if alone else None
+        rule = _nobody if self.policy.mode == "off" else self._rules[0][0]
+        self.sheds: Sheds | None = rule if alone else None
         """The rule, where it is the only one and asks for nothing but the instant."""
 
     def enter(self, now: float, *args: Any, **kwargs: Any) -> float:
@@ -196,6 +203,10 @@ class _ShedGate(GateBound):
             "load": None if self.policy.load is None else self.policy._reading.read(),
             "shed_by": shed_by,
         }
+
+
+def _nobody(_now: float) -> bool:
+    return False
 
 
 def _remaining() -> float | None:

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from seawall.web._edge_way import Way
 
 Begin = Callable[[Passage], bool]
-"""Lets a request in; or returns False, having taken nothing. What sheds it raises."""
+"""Lets a request in; or returns False, having taken nothing. What refuses it raises."""
 
 _MOST_PATHS: Final = 1000
+_LONGEST_PATH: Final = 200
+"""Longer ones are looked at each time: nobody fills the memory with them."""
 
 
 def plain_entry(way: Way, probes: Container[str]) -> Begin | None:  # noqa: C901, PLR0915 - see above
@@ -45,11 +47,12 @@ def plain_entry(way: Way, probes: Container[str]) -> Begin | None:  # noqa: C901
         return None
     if way._limits is not None:
         limits = way._limits.plain
-        if limits is None:
+        if limits is None or way._limits._clock is not way._clock:
             return None
     take, fields = (None, None) if limits is None else (limits.quick, limits.fields)
     place_enter, free = (None, None) if place is None else (place.enter, place.policy.slots.free)
-    set_deadline, unknown, clean = deadline_var.set, KNOWN.isdisjoint, CLEAN.isdisjoint
+    set_deadline, unset_deadline = deadline_var.set, deadline_var.reset
+    unknown, clean = KNOWN.isdisjoint, CLEAN.isdisjoint
     clock_now, clock, cutting, usual = way._now, way._clock, way._cutting, inbound.usual
     find_task = current_tasks.get
     of_no_route = None if way._routes is None else way._routes.of_none
@@ -59,10 +62,15 @@ def plain_entry(way: Way, probes: Container[str]) -> Begin | None:  # noqa: C901
     def is_plain(path: str) -> bool:
         if path in probes or not (of_no_route is None or of_no_route(path)):
             return False
-        if len(paths) >= _MOST_PATHS:  # callers make them up
-            paths.clear()
-        paths.add(path)
+        if len(path) <= _LONGEST_PATH:
+            if len(paths) >= _MOST_PATHS:  # callers make them up
+                paths.clear()
+            paths.add(path)
         return True
+
+    def forget(passage: Passage) -> None:
+        unset_deadline(passage.token)  # type: ignore[arg-type]
+        passage.told = passage.token = None
 
     def begin(passage: Passage) -> bool:  # noqa: C901, PLR0912 - one frame: see above
         scope = passage.scope
@@ -80,36 +88,43 @@ def plain_entry(way: Way, probes: Container[str]) -> Begin | None:  # noqa: C901
         passage.began = now = clock_now()
         if turns is not None and now >= turns.unwatched:
             return False
+        thread, lane = cutting.known
+        task = find_task(lane.loop) if thread == get_ident() else None
+        if task is None:
+            try:
+                lane, task = cutting.find()
+            except RuntimeError:  # there is none: the long way says so
+                return False
+        at = now + usual
+        passage.token = set_deadline((at, clock))
         if shed is not None:
             passage.sifted = True
             if shed.sheds(now):
                 shed.shed_by(0)
-        us, taken = 0.0, None
         if take is not None:
             us = now * 1e6 + ROUND - ROUND
             taken = take(us, passage)
             if taken is None:
+                forget(passage)
                 return False
             if fields is not None:
                 passage.told = partial(fields, us, taken[1])
         if place_enter is not None:
             try:
                 passage.gates = ((place, place_enter(now)),)
-            except Wait:  # another thread was quicker
-                if limits is not None and taken is not None:
-                    limits.give_back(us, taken)
-                passage.told = None
-                return False
+            except BaseException as error:  # another thread was quicker
+                if limits is not None:
+                    limits.give_back(us, taken)  # type: ignore[arg-type]
+                if isinstance(error, Wait):
+                    forget(passage)
+                    return False
+                raise
+        # From here on nothing can fail.
         if turns is not None:
             turns.served += 1
         if lifecycle is not None:
             lifecycle.in_flight += 1
-        cutting.last = at = now + usual  # in the order of arrival, so of expiry
-        set_deadline((at, clock))
-        lane = cutting.lane
-        task = find_task(lane.loop) if cutting.thread == get_ident() else None
-        if task is None:
-            lane, task = cutting.find()
+        cutting.last = at  # in the order of arrival, so of expiry
         pending = lane.pending
         pending[task] = at
         if lane.timer is None:

@@ -30,9 +30,11 @@ class Cutting:
         survives_fork(self)
 
     def _begin_afresh(self) -> None:
-        self.lane: Any = None
-        self.thread = -1
-        """That in which the lane's loop was seen to run; -1 where it is not worth to know.
+        self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
+        """Those of all loops that serve: each has a timer, however they take turns."""
+        self.known: tuple[int, Any] = (-1, None)
+        """The lane used last, and the thread in which its loop was seen to run; -1 where that is
+        not worth to know. A pair: threads that take turns must not mix them up.
 
         On 3.11 to ask for the current task takes two calls of the kernel's: see `_expiry`.
         """
@@ -42,13 +44,22 @@ class Cutting:
         """Return the lane of the loop that runs, and the task to cut off."""
         task = current_task() or running_task()
         loop = task.get_loop()
-        if self.lane is None or self.lane.loop is not loop:
-            from seawall.policies._async_timeout import Lane
+        thread = get_ident() if sys.version_info < (3, 12) else -1
+        known, lane = self.known
+        if lane is None or lane.loop is not loop:
+            lane = self._lanes.get(loop) or self._new_lane(loop)
+            self.known = thread, lane
+        elif known != thread:
+            self.known = thread, lane
+        return lane, task
 
-            self.lane = Lane(loop, self._clock, 0.0)
-        if sys.version_info < (3, 12):
-            self.thread = get_ident()
-        return self.lane, task
+    def _new_lane(self, loop: asyncio.AbstractEventLoop) -> Lane:
+        from seawall.policies._async_timeout import Lane
+
+        for other in [known for known in list(self._lanes) if known.is_closed()]:
+            self._lanes.pop(other, None)
+        lane = self._lanes[loop] = Lane(loop, self._clock, 0.0)
+        return lane
 
     def arm(self, passage: Passage, at: float, clock: Clock) -> None:
         """Cut `passage` off at the instant `at` of `clock`."""

@@ -1,7 +1,7 @@
 """The way of a request through the edge, whatever it brings and whatever happens to it.
 
-The parts are looked at in the order that `seawall.web.edge` tells. `Plain` is the short way of
-those about which there is nothing unusual.
+The parts are looked at in the order that `seawall.web.edge` tells. `_edge_plain` is the short way
+of those about which there is nothing unusual.
 """
 
 from __future__ import annotations

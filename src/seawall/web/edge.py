@@ -19,7 +19,7 @@ from typing import Any
 
 from seawall import _checks as check
 from seawall.clock import Clock
-from seawall.context import deadline_var
+from seawall.context import deadline_var, reset
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
@@ -153,18 +153,25 @@ class Edge(Way):
                 app = self.app  # called from a variable: see `Passage.send`
                 await app(scope, receive, passage.send)
         except BaseException as error:  # noqa: BLE001 - raised again, unless it is answered
-            await self._end_plainly(passage, error, send, entered)
+            failure = error
+        else:
+            if not entered:
+                await self._serve_request(scope, receive, passage, send)
+            elif not passage.left or passage.cut is not None:
+                await self._end_plainly(passage, None, send, entered)
+            else:  # as `_forget` does, without its frame
+                if INCOMING in scope:
+                    del scope[INCOMING]
+                if self._lifecycle is not None:
+                    self._lifecycle.end()
+                passage.token = None  # it leads to the context, and that may lead to the request
+                if deadline_var.get() is not None:
+                    deadline_var.set(None)
             return
-        if not entered:
-            await self._serve_request(scope, receive, passage, send)
-        elif not passage.left or passage.cut is not None:
-            await self._end_plainly(passage, None, send, entered)
-        else:  # as `_forget` does, without its frame
-            del scope[INCOMING]
-            if self._lifecycle is not None:
-                self._lifecycle.end()
-            if deadline_var.get() is not None:
-                deadline_var.set(None)
+        try:  # not while it is handled: what goes wrong from here on has nothing to do with it
+            await self._end_plainly(passage, failure, send, entered)
+        finally:
+            del failure  # or it would lead to itself
 
     async def _end_plainly(
         self,
@@ -174,6 +181,8 @@ class Edge(Way):
         entered: bool,  # noqa: FBT001 - as the request was
     ) -> None:
         """End a request that came by the short way, and of which something is left."""
+        if not entered and self._lifecycle is not None:
+            self._lifecycle.in_flight += 1  # it counts until its refusal is sent
         try:
             if error is None and not passage.left:
                 passage.end(None)
@@ -181,16 +190,16 @@ class Edge(Way):
                 await self._fail(passage, error, send, None, entered)
         finally:
             del error  # or it would lead to itself
-            if entered:
-                self._forget(passage)
+            self._forget(passage)
 
     def _forget(self, passage: Passage) -> None:
-        """Leave scope, lifecycle and context as they were before such a request."""
-        del passage.scope[INCOMING]
+        """Leave scope, lifecycle and context as they were before a request came the short way."""
+        passage.scope.pop(INCOMING, None)
         if self._lifecycle is not None:
             self._lifecycle.end()
-        if deadline_var.get() is not None:
-            deadline_var.set(None)
+        token, passage.token = passage.token, None
+        if token is not None:
+            reset(deadline_var, token)
 
     async def _serve_request(
         self, scope: Scope, receive: Receive, passage: Passage, send: Send

@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextvars import Token
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall._expiry import Expiry, take_back
@@ -65,6 +66,7 @@ class Passage(Incoming):
         "sifted",
         "status",
         "to",
+        "token",
         "told",
     )
 
@@ -90,6 +92,8 @@ class Passage(Incoming):
         """What to add to the headers of the response."""
         self.cut: InLane | Expiry | None = None
         """What cuts the app off, has done so, or still may: `was_cut` will tell."""
+        self.token: Token[Any] | None = None
+        """What takes the deadline out of the context again, where the short way has set it."""
 
     # The time that the app has
 

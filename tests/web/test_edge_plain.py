@@ -1,0 +1,1049 @@
+"""The short way through the edge: who takes it, and that it has the same effect as the long one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import Context, ContextVar
+from inspect import getclosurevars
+from itertools import count
+from typing import Any, NamedTuple
+from weakref import ref
+
+import pytest
+from fastapi import FastAPI
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seawall import (
+    AdaptiveLimit,
+    Bulkhead,
+    CircuitOpen,
+    RateLimited,
+    Shed,
+    by_cost,
+    by_criticality,
+    by_deadline,
+    by_latency,
+    by_tier,
+    deadline,
+)
+from seawall.clock import VirtualClock
+from seawall.context import (
+    Criticality,
+    criticality_var,
+    current_deadline,
+    deadline_var,
+    tenant_var,
+    tier_var,
+)
+from seawall.models.rates import whole_microseconds
+from seawall.policies import _async_timeout
+from seawall.runtime.slots import live_slots
+from seawall.testing import run_virtual, virtual_time
+from seawall.web import _edge_plain, _edge_time, _limit_plain, sending
+from seawall.web._edge_way import Way
+from seawall.web.admission import Turns
+from seawall.web.edge import Edge
+from seawall.web.fastapi import protect
+from seawall.web.health import Health
+from seawall.web.inbound import CLEAN, KNOWN, Inbound
+from seawall.web.lifecycle import Lifecycle
+from seawall.web.limits import RequestLimits, limit
+from seawall.web.principals import user
+from seawall.web.request import INCOMING, Incoming
+from seawall.web.trust import Trust
+from tests.support import falsified, let_pass
+from tests.web.support import App, answer_of, ask, http_scope, text_app
+
+_serial = count()
+TIME = 4.0
+"""Seconds that a request has."""
+ALONE = limit("1000/min", by="address")
+
+
+def plain_edge(app: App | None = None, **parts: Any) -> Edge:
+    """Return an edge with all parts, through which plain requests go the short way."""
+    given_parts = {
+        "inbound": Inbound(timeout=TIME),
+        "health": Health(),
+        "lifecycle": Lifecycle(signals=False, delay=1.0),
+        "shed": Shed(by_criticality(), load=lambda: 0.0),
+        "limits": RequestLimits(ALONE),
+        "routes": {"/route": Bulkhead(5)},
+        "turns": Turns(),
+        "concurrency": Bulkhead(5),
+        **parts,
+    }
+    edge = Edge(app or text_app(), name=f"plain-{next(_serial)}", **given_parts)
+    if edge._turns is not None:
+        edge._turns.unwatched = float("inf")
+    return edge
+
+
+async def apart(edge: App, path: str = "/", **more: Any) -> Any:
+    """Ask in a task of its own, as a server does."""
+    return await asyncio.create_task(ask(edge, path, **more))
+
+
+class Ways:
+    """How many requests did not go the short way."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.served = 0
+
+    async def of(self, edge: App, path: str = "/", **more: Any) -> int:
+        """Return 1 for the long way, 0 for the short one."""
+        before = self.asked
+        await apart(edge, path, **more)
+        return self.asked - before
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> Ways:
+    """Count who goes the long way."""
+    seen = Ways()
+    begin, serve = Edge._serve_request, Way._serve
+
+    async def beginning(self: Edge, *args: Any) -> None:
+        seen.asked += 1
+        await begin(self, *args)
+
+    async def serving(self: Way, *args: Any) -> None:
+        seen.served += 1
+        await serve(self, *args)
+
+    monkeypatch.setattr(Edge, "_serve_request", beginning)
+    monkeypatch.setattr(Way, "_serve", serving)
+    return seen
+
+
+# Who goes which way
+
+
+def test_plain_requests_go_the_short_way(ways: Ways) -> None:
+    """But for the first of each caller, and of the service's life."""
+
+    async def main() -> None:
+        edge = plain_edge()
+        assert await ways.of(edge) == 1  # nothing had begun to live
+        assert [await ways.of(edge) for _ in range(5)] == [0] * 5
+        assert [await ways.of(edge, client=("10.0.0.7", 1)) for _ in range(2)] == [1, 0]
+        assert ways.served == 2
+        assert edge.snapshot()["succeeded"] == 8
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("parts", [{}, {"limits": None}, {"shed": None}, {"concurrency": None}])
+def test_each_part_may_be_left_out(parts: dict[str, Any], ways: Ways) -> None:
+    """All that the short way needs is a time that requests have."""
+    none = dict.fromkeys(("health", "lifecycle", "routes", "turns", *parts), None)
+
+    async def main() -> None:
+        edge = plain_edge(**none)
+        await ways.of(edge)
+        assert await ways.of(edge) == 0
+
+    run_virtual(main())
+
+
+def test_a_protected_app_is_served_by_the_short_way(ways: Ways) -> None:
+    """With all the parts that `protect` puts around it, and a limit."""
+    app = FastAPI()
+
+    @app.get("/")
+    async def greet() -> str:
+        return "hello"
+
+    async def main() -> None:
+        edge = protect(app, limits=ALONE, lifecycle=Lifecycle(signals=False))
+        edge._turns.unwatched = float("inf")  # type: ignore[union-attr]
+        assert [await ways.of(app) for _ in range(3)] == [1, 0, 0]
+        assert (await apart(app)).json() == "hello"
+        edge.close()
+
+    run_virtual(main())
+
+
+Unusual = Callable[[Edge], dict[str, Any]]
+"""Makes something unusual of an edge, or of a request."""
+
+
+def _draining(edge: Edge) -> dict[str, Any]:
+    edge.draining = asyncio.ensure_future(edge._lifecycle.drain())  # type: ignore[attr-defined, union-attr]
+    return {"pause": True}
+
+
+def _full(edge: Edge) -> dict[str, Any]:
+    slots = edge._concurrency.policy.slots  # type: ignore[union-attr]
+    while slots.take():
+        asyncio.get_running_loop().call_later(0.1, slots.give_back)
+    return {}
+
+
+def _watched(edge: Edge) -> dict[str, Any]:
+    edge._turns.unwatched = float("-inf")  # type: ignore[union-attr]
+    return {}
+
+
+UNUSUAL: dict[str, Unusual] = {
+    **{
+        name.decode(): lambda _, name=name: {"headers": [(name.decode(), "1")]}  # type: ignore[misc]
+        for name in sorted(KNOWN)
+    },
+    "root_path": lambda _: {"root_path": "/api"},
+    "another edge": lambda _: {INCOMING: Incoming(http_scope(), Trust())},
+    "probe": lambda _: {"path": "/health/live"},
+    "route": lambda _: {"path": "/route"},
+    "draining": _draining,
+    "no place": _full,
+    "new caller": lambda _: {"client": ("10.0.0.8", 1)},
+    "turn": _watched,
+}
+
+
+@pytest.mark.parametrize("what", UNUSUAL)
+def test_what_is_unusual_goes_the_long_way(what: str, ways: Ways) -> None:
+    """And all is as before once it has passed."""
+
+    async def main() -> None:
+        edge = plain_edge(concurrency=Bulkhead(5, max_wait=1.0))
+        await ways.of(edge)
+        assert await ways.of(edge) == 0
+        asked = UNUSUAL[what](edge)
+        if asked.pop("pause", False):
+            await let_pass(0.01)
+        assert await ways.of(edge, **asked) == 1
+        if what == "draining":
+            await edge.draining  # type: ignore[attr-defined]
+        elif what == "turn":
+            edge._turns.unwatched = float("inf")  # type: ignore[union-attr]
+        assert await ways.of(edge) == (what == "draining")
+        assert edge._concurrency.policy.in_flight == 0  # type: ignore[union-attr]
+
+    run_virtual(main())
+
+
+POLLUTION: dict[ContextVar[Any], Any] = {
+    criticality_var: Criticality.SHEDDABLE,
+    tenant_var: "somebody",
+    tier_var: "free",
+    deadline_var: None,
+}
+
+
+@pytest.mark.parametrize("var", sorted(CLEAN, key=lambda var: var.name), ids=lambda var: var.name)
+def test_a_context_that_is_not_clean_is_a_matter_of_the_long_way(
+    var: ContextVar[Any], ways: Ways
+) -> None:
+    """Whatever an earlier request left, even if it is nothing."""
+
+    async def main() -> None:
+        edge = plain_edge()
+        await ways.of(edge)
+        polluted = Context()
+        polluted.run(var.set, POLLUTION.get(var))
+        before = ways.served
+        await asyncio.create_task(ask(edge), context=polluted)
+        assert ways.served == before + 1
+
+    run_virtual(main())
+
+
+NEVER: dict[str, Callable[[], dict[str, Any]]] = {
+    "no inbound": lambda: {"inbound": None},
+    "no time": lambda: {"inbound": Inbound(timeout=None)},
+    "criticality": lambda: {"inbound": Inbound(max_criticality=Criticality.SHEDDABLE)},
+    "tiers": lambda: {"limits": RequestLimits(ALONE, tier=lambda _: None)},
+    "soft": lambda: {"limits": RequestLimits(ALONE, limit("9/s", by=None, soft=True))},
+    "window": lambda: {"limits": RequestLimits(limit("9/s", by=None, algorithm="sliding_log"))},
+    "cost": lambda: {"limits": RequestLimits(limit("9/s", by=None, cost=lambda _: 1))},
+    "clock": lambda: {"limits": RequestLimits(ALONE, clock=VirtualClock())},
+    "partitions": lambda: {"concurrency": AdaptiveLimit(partitions={"live": 0.5})},
+    "drops": lambda: {"concurrency": AdaptiveLimit(is_drop=lambda *_: False)},
+    "arguments": lambda: {"shed": Shed(by_cost(lambda _: 1.0, most=2.0), load=lambda: 0.0)},
+    "latency": lambda: {"shed": Shed(by_latency(1.0))},
+    "two rules": lambda: {"shed": Shed(by_criticality(), by_tier(), load=lambda: 0.0)},
+}
+
+
+@pytest.mark.parametrize("part", NEVER)
+def test_with_some_parts_all_go_the_long_way(part: str, ways: Ways) -> None:
+    """Where more is asked than the short way can answer."""
+
+    async def main() -> None:
+        edge = plain_edge(**NEVER[part]())
+        assert [await ways.of(edge) for _ in range(3)] == [1, 1, 1]
+        assert edge._begin is None
+        assert edge.snapshot()["succeeded"] == 3
+
+    run_virtual(main())
+
+
+def test_with_shared_limits_all_go_the_long_way(store: Any) -> None:
+    """A store has to be asked, and waited for."""
+    edge = plain_edge(limits=RequestLimits(ALONE, shared=store, name="plain"))
+    assert edge._begin is None
+
+
+# Both have the same effect
+
+
+class Story(NamedTuple):
+    """One request, and what becomes of it."""
+
+    after: int
+    """Quarter seconds since the one before."""
+    caller: int
+    path: str
+    header: tuple[str, str] | None
+    polluted: int
+    """Which variable an earlier request left in the context; beyond the last, none."""
+    load: float
+    raced: bool
+    """Whether another thread takes all places just after it was seen that one is free."""
+    acts: str
+
+
+CALLERS = [(f"10.0.0.{number}", 1) for number in range(3)]
+HEADERS = [("x-server-timeout", "0.5"), ("baggage", "seawall.tenant=a"), ("seawall-attempt", "2")]
+ACTS = [
+    *("answers", "fails", "raises", "refuses", "streams", "nothing", "hangs", "hangs-late"),
+    *("cancelled", "background", "background-raises", "half", "gone", "gone-refused", "outlives"),
+    *("removes", "cancelled-refused"),
+]
+STORIES = st.lists(
+    st.builds(
+        Story,
+        st.integers(0, 6),
+        st.integers(0, 2),
+        st.sampled_from(["/", "/", "/a", "/b", "/route", "/health/live"]),
+        st.one_of(st.none(), st.none(), st.sampled_from(HEADERS)),
+        st.integers(0, 12),
+        st.sampled_from([0.0, 0.0, 0.0, 0.0, 1.0]),
+        st.integers(0, 4).map(lambda n: n == 0),
+        st.sampled_from(ACTS),
+    ),
+    min_size=1,
+    max_size=8,
+)
+CASES = st.tuples(
+    STORIES, st.sampled_from([0.0, 1.0]), st.sampled_from(["enforce", "enforce", "shadow", "off"])
+)
+"""What happens, for how long a place may be waited for, and the mode of it and of shedding."""
+START = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]}
+PART = {"type": "http.response.body", "body": b"part", "more_body": True}
+LAST = {"type": "http.response.body", "body": b"last"}
+
+
+def context_now() -> tuple[Any, ...]:
+    """Return what a handler sees."""
+    held = current_deadline()
+    left = None if held is None else held.remaining()
+    return left, criticality_var.get(), tenant_var.get(), tier_var.get()
+
+
+async def act(scope: Any, _receive: Any, send: Any) -> None:  # noqa: C901 - a list of acts
+    """Be the app: do what the request says."""
+    acts, seen = scope["story"].acts, scope["seen"]
+    seen.append((context_now(), scope[INCOMING].client))
+    if acts in ("raises", "gone-refused", "cancelled-refused", "refuses"):
+        if acts == "raises":
+            raise ValueError("as the story goes")
+        raise CircuitOpen("as the story goes", retry_after=7.0)
+    if acts == "nothing":
+        return
+    if acts in ("hangs", "cancelled", "outlives"):
+        try:
+            await let_pass(60.0)
+        except asyncio.CancelledError:
+            seen.append("cut")
+            if acts != "outlives":
+                raise
+    if acts == "removes":
+        scope.pop(INCOMING)
+    await send({**START, "status": 500 if acts == "fails" else 200})
+    seen.append(context_now())
+    if acts in ("streams", "half", "hangs-late"):
+        await send(PART)
+        await let_pass(6.0 if acts == "hangs-late" else 0.3)
+        if acts == "half":
+            return
+    await send(LAST)
+    if acts.startswith("background"):
+        await let_pass(6.0)
+        seen.append(context_now())
+        if acts == "background-raises":
+            raise ValueError("after the answer")
+
+
+class World:
+    """One edge, and what is seen of it."""
+
+    def __init__(self, wait: float, mode: Any) -> None:
+        self.load = 0.0
+        self.reads = 0
+        self.races = False
+        self.places = Bulkhead(4, max_wait=wait, mode=mode)
+        self.lifecycle = Lifecycle(signals=False)
+        self.limits = RequestLimits(
+            limit("6/min", by=user(self.caller), burst=5), limit("100/min", by=None)
+        )
+        self.seen: list[list[Any]] = []
+        self.edge = plain_edge(
+            act,
+            lifecycle=self.lifecycle,
+            shed=Shed(by_criticality(), load=self.read, mode=mode),
+            limits=self.limits,
+            concurrency=self.places,
+        )
+
+    def read(self) -> float:
+        self.reads += 1
+        return self.load
+
+    def caller(self, incoming: Incoming) -> str:
+        if self.races:
+            self.races = False
+            while self.places.slots.take():
+                asyncio.get_running_loop().call_later(0.125, self.places.slots.give_back)
+        return incoming.client
+
+    async def happen(self, story: Story) -> None:
+        """Make the request; note all that is seen."""
+        seen: list[Any] = []
+        self.seen.append(seen)
+        messages: list[Any] = []
+
+        async def send(message: Any) -> None:
+            messages.append(message)
+            if story.acts.startswith("gone"):
+                raise OSError("the client is gone")
+            if story.acts == "cancelled-refused":
+                await let_pass(9.0)
+
+        headers = [] if story.header is None else [story.header]
+        client = CALLERS[story.caller]
+        scope = http_scope(story.path, headers=headers, client=client, story=story, seen=seen)
+        if story.polluted < len(POLLUTION):
+            var = list(POLLUTION)[story.polluted]
+            var.set(POLLUTION[var])
+        before = deadline_var.get(), criticality_var.get(), tenant_var.get(), tier_var.get()
+        self.load, self.races = story.load, story.raced
+        try:
+            await self.edge(scope, None, send)  # type: ignore[arg-type]
+        except BaseException as error:  # noqa: BLE001 - whatever it is
+            causes = type(error.__context__), type(error.__cause__)
+            seen.append((type(error), str(error), causes))
+        self.races = False
+        after = deadline_var.get(), criticality_var.get(), tenant_var.get(), tier_var.get()
+        assert after == before
+        assert INCOMING not in scope
+        answer = answer_of(messages)
+        told = {name: v for name, v in answer.headers.items() if name != "retry-after"}  # by chance
+        seen.append((answer.status, told, answer.body))
+
+    async def live(self, stories: list[Story]) -> Any:
+        """Let all of it happen; return what there was to see."""
+        known = [Story(0, n, "/", None, 99, 0.0, False, "answers") for n in range(3)]  # noqa: FBT003
+        tasks = []
+        counts = []
+        for story in [*known, *stories]:
+            await let_pass(story.after / 4)
+            tasks.append(task := asyncio.create_task(self.happen(story)))
+            if story.acts.startswith("cancelled"):
+                asyncio.get_running_loop().call_later(0.2, task.cancel)
+            await let_pass(0.01)
+            counts.append((self.lifecycle.in_flight, self.places.in_flight))
+        await asyncio.gather(*tasks)
+        await let_pass(1.0)  # until other threads have given back what they took
+        self.edge.close()
+        live_slots.discard(self.places.slots)
+        assert self.lifecycle.in_flight == self.places.in_flight == 0
+        assert len(self.places.slots.free) == 4
+        lane = self.edge._cutting.known[1]
+        assert not lane.pending
+        states = [dict(meter.states) or meter.tat for meter in self.local._meters.all]
+        told = {**self.edge.snapshot(), "name": None, "guard": None}
+        return self.seen, counts, states, told, self.reads
+
+    @property
+    def local(self) -> Any:
+        return self.limits._local.policy  # type: ignore[union-attr]
+
+
+Case = tuple[list[Story], float, str]
+
+
+def lived(case: Case, *, plain: bool) -> Any:
+    """Let the stories happen on virtual time, by the short way where it is one, or without it."""
+
+    async def main() -> Any:
+        stories, wait, mode = case
+        return await World(wait, mode).live(stories)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not plain:
+            patch.setattr("seawall.web.edge.plain_entry", lambda *_: None)
+        return run_virtual(main())
+
+
+def check_alike(case: Case) -> None:
+    """Both ways show the same, and leave nothing behind."""
+    short, long = lived(case, plain=True), lived(case, plain=False)
+    for one, other in zip(short, long, strict=True):
+        assert one == other
+
+
+@settings(max_examples=150)
+@given(CASES)
+def test_both_ways_have_the_same_effect(case: Case) -> None:
+    """Statuses, headers, counts, limits, the deadline: whatever the app does and whoever asks."""
+    check_alike(case)
+
+
+@pytest.mark.parametrize("acts", ACTS)
+def test_each_story_is_the_same_both_ways(acts: str, ways: Ways) -> None:
+    """Also alone, where chance does not have to find it; and it does go the short way."""
+    story = Story(1, 0, "/", None, 99, 0.0, False, acts)  # noqa: FBT003
+    lived(([story], 0.0, "enforce"), plain=True)
+    assert ways.asked == 3  # those that made the callers known
+    for wait in (0.0, 1.0):
+        shed = story._replace(load=1.0)
+        check_alike(([story, story._replace(raced=True), shed, story], wait, "enforce"))
+
+
+class _Unsifted(sending.Passage):
+    __slots__ = ()
+    sifted = property(lambda _: False, lambda _, __: None)  # type: ignore[assignment]
+
+
+def _nothing(*_args: Any) -> None:
+    """Stand for a safeguard that is not there."""
+
+
+ABLATIONS: dict[str, tuple[str, Any]] = {
+    "limits are given back": ("seawall.web._limit_plain.PlainLimits.give_back", _nothing),
+    "shed once": ("seawall.web.edge.Passage", _Unsifted),
+    "clean context": ("seawall.web._edge_plain.CLEAN", frozenset()),
+    "known headers": ("seawall.web._edge_plain.KNOWN", frozenset()),
+    "incoming is taken out": ("seawall.web.edge.INCOMING", "something else"),
+    "lifecycle is told": ("seawall.web.lifecycle.Lifecycle.end", _nothing),
+    "what is left is forgotten": ("seawall.web.edge.Edge._forget", _nothing),
+    "deadline is taken out": ("seawall.web.edge.reset", _nothing),
+    "time is stopped": ("seawall.web.sending.Passage._stop_time", _nothing),
+    "gates are left": ("seawall.web.sending.Passage.end", _nothing),
+}
+
+
+@pytest.mark.parametrize("missing", ABLATIONS)
+def test_without_a_safeguard_the_ways_differ(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is what the property needs."""
+    name, instead = ABLATIONS[missing]
+    monkeypatch.setattr(name, instead)
+    assert falsified(check_alike, CASES)
+
+
+# Others are quicker
+
+
+def _takes_all(places: Any) -> Callable[[Incoming], str]:
+    """Return a key function in the middle of which another thread takes all places, once."""
+    todo = [True, False]
+
+    def read(incoming: Incoming) -> str:
+        if incoming.path == "/raced" and todo.pop(0):
+            while places.slots.take():
+                pass
+            todo.append(False)
+        return incoming.client
+
+    return read
+
+
+@pytest.mark.parametrize("wait", [0.0, 1.0])
+@pytest.mark.parametrize("kind", [Bulkhead, AdaptiveLimit])
+def test_another_thread_was_quicker(kind: Any, wait: float, ways: Ways) -> None:
+    """What was taken from limits is given back; who may wait is served by the long way."""
+
+    async def main() -> None:
+        places = Bulkhead(2, max_wait=wait) if kind is Bulkhead else AdaptiveLimit(max_wait=wait)
+        free = len(places.slots.free)
+        limits = RequestLimits(limit("5/h", by=user(_takes_all(places))))
+        edge = plain_edge(concurrency=places, limits=limits)
+        await ways.of(edge)
+        before = ways.asked
+        raced = asyncio.create_task(ask(edge, "/raced"))
+        await let_pass(0.1)
+        assert edge.snapshot()["lifecycle"]["in_flight"] == (1 if wait else 0)
+        for _ in range(free):
+            places.slots.give_back()
+        answer = await raced
+        assert (answer.status, ways.asked - before) == ((200, 1) if wait else (503, 0))
+        assert ("ratelimit" in answer.headers) == bool(wait)
+        left = (await apart(edge)).headers["ratelimit"]
+        assert left.startswith('"user";r=2' if wait else '"user";r=3')
+        assert places.in_flight == edge.snapshot()["lifecycle"]["in_flight"] == 0
+
+    run_virtual(main())
+
+
+# Modes, changes at run time
+
+
+@pytest.mark.parametrize("mode", ["enforce", "shadow", "off"])
+@pytest.mark.parametrize("plain", [True, False], ids=["short way", "long way"])
+def test_a_shed_is_asked_as_its_mode_says(
+    mode: Any, ways: Ways, monkeypatch: pytest.MonkeyPatch, *, plain: bool
+) -> None:
+    """It refuses, only counts, or does not even look at the load; also when that is changed."""
+    if not plain:
+        monkeypatch.setattr("seawall.web.edge.plain_entry", lambda *_: None)
+    reads: list[int] = []
+
+    async def main() -> None:
+        shed = Shed(by_criticality(), load=lambda: reads.append(1) or 0.0)  # type: ignore[func-returns-value]
+        edge = plain_edge(shed=shed)
+        await ways.of(edge)
+        assert len(reads) == 1
+        shed.update(mode=mode, load=lambda: reads.append(1) or 2.0)  # type: ignore[func-returns-value]
+        before = ways.asked
+        assert (await apart(edge)).status == (503 if mode == "enforce" else 200)
+        assert len(reads) == (1 if mode == "off" else 2)
+        assert ways.asked - before == (not plain)
+        told = edge.snapshot()["policies"][0]
+        assert told["rejected"] == (mode == "enforce")
+        assert told["would_reject"] == (mode == "shadow")
+        assert told["shed_by"] == {"criticality": int(mode != "off")}
+        shed.update(mode="enforce", rules=(by_criticality(start=0.1),), load=lambda: 0.6)
+        assert (await apart(edge)).json()["reason"] == "shed_by_criticality"
+        shed.update(rules=(by_criticality(),))
+        assert (await apart(edge)).status == 200
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["short way", "long way"])
+def test_who_has_too_little_time_is_shed(
+    monkeypatch: pytest.MonkeyPatch, ways: Ways, *, plain: bool
+) -> None:
+    """By its deadline, which a rule sees on both ways; nothing of it is left in the context."""
+    if not plain:
+        monkeypatch.setattr("seawall.web.edge.plain_entry", lambda *_: None)
+
+    async def main() -> None:
+        shed = Shed(by_deadline(reserve=TIME / 2))
+        edge = plain_edge(shed=shed)
+        await ways.of(edge)
+        assert (await apart(edge)).status == 200
+        shed.update(rules=(by_deadline(reserve=TIME * 2),))
+
+        async def refused() -> None:
+            assert (await ask(edge)).status == 504
+            assert current_deadline() is None
+
+        before = ways.asked
+        await asyncio.create_task(refused())
+        assert ways.asked - before == (not plain)
+        assert edge.snapshot()["lifecycle"]["in_flight"] == 0
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("mode", ["shadow", "off"])
+def test_turns_and_limits_that_are_not_enforced_refuse_nobody(mode: Any, ways: Ways) -> None:
+    """Both ways: who finds no place free, and who finds one."""
+
+    async def main() -> None:
+        places = AdaptiveLimit(mode=mode)
+        edge = plain_edge(turns=Turns(mode=mode), concurrency=places)
+        await ways.of(edge)
+        assert await ways.of(edge) == 0
+        taken = 0
+        while places.slots.take():
+            taken += 1
+        assert (await apart(edge)).status == 200
+        assert await ways.of(edge) == 1
+        told = edge.snapshot()["policies"][-1]
+        assert told["would_reject"] == (2 if mode == "shadow" else 0)
+        for _ in range(taken):
+            places.slots.give_back()
+        assert await ways.of(edge) == 0
+        assert places.in_flight == 0
+
+    run_virtual(main())
+
+
+# What is remembered
+
+
+RATES = st.sampled_from(["1/s", "7/s", "60/min", "100/h", "3/700ms"])
+
+
+@given(
+    st.lists(st.tuples(RATES, st.integers(1, 20)), min_size=1, max_size=3),
+    st.lists(st.floats(0, 20).map(lambda gap: gap**3 / 100), max_size=25),
+)
+def test_remembered_fields_are_right(rates: list[tuple[str, int]], gaps: list[float]) -> None:
+    """They are those of equal limits that are asked by the long way."""
+    names = ("address", None, "tenant")
+    written = [
+        limit(rate, by=names[n], burst=burst, name=f"n{n}")  # type: ignore[arg-type]
+        for n, (rate, burst) in enumerate(rates)
+    ]
+    incoming = Incoming(http_scope(), Trust())
+    with virtual_time() as clock:
+        one, other = RequestLimits(*written), RequestLimits(*written)
+        assert one.plain is not None
+        for gap in gaps:
+            clock.advance(gap)
+            us = whole_microseconds(clock.now())
+            taken = one.plain.quick(us, incoming)
+            try:
+                told = other.admit(incoming).headers()
+            except RateLimited:
+                assert taken is None
+                continue
+            if taken is None:
+                assert one.admit(incoming).headers() == told
+            else:
+                assert one.plain.fields is not None
+                assert one.plain.fields(us, taken[1]) == told
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields that were written, and paths, which callers make up; and no long ones."""
+    monkeypatch.setattr(_limit_plain, "_MOST_WRITTEN", 10)
+    monkeypatch.setattr(_edge_plain, "_MOST_PATHS", 10)
+
+    async def main() -> None:
+        edge = plain_edge()
+        for number in range(100):
+            await apart(edge, f"/{number}")
+            await apart(edge, f"/{number}" * 200)
+        begin: Any = edge._begin
+        paths = getclosurevars(begin).nonlocals["paths"]
+        assert 0 < len(paths) <= 10
+        assert max(map(len, paths)) <= _edge_plain._LONGEST_PATH
+        fields: Any = edge._limits.plain.fields  # type: ignore[union-attr]
+        assert 0 < len(getclosurevars(fields).nonlocals["written"]) <= 10
+
+    run_virtual(main())
+
+
+# What is left behind
+
+
+def test_limits_with_a_time_of_their_own_count_by_it() -> None:
+    """An edge whose clock is another does not fill their buckets."""
+
+    async def main() -> None:
+        limits = RequestLimits(limit("2/h", by="address"), clock=VirtualClock())
+        edge = plain_edge(limits=limits)
+        statuses = []
+        for _ in range(4):
+            await let_pass(7200.0)
+            statuses.append((await apart(edge)).status)
+        assert statuses == [200, 200, 429, 429]
+
+    run_virtual(main())
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_without_a_task_nothing_is_held() -> None:
+    """A request that cannot be cut off is an error, and leaves all as it was."""
+
+    async def main() -> None:
+        edge = plain_edge()
+        await apart(edge)
+        failed: list[BaseException] = []
+
+        def step() -> None:
+            try:
+                edge(http_scope(), None, None).send(None)  # type: ignore[arg-type]
+            except RuntimeError as error:
+                failed.append(error)
+
+        asyncio.get_running_loop().call_soon(step)
+        await let_pass(0.1)
+        assert "a task to cancel" in str(failed[0])
+        told = edge.snapshot()
+        assert told["lifecycle"]["in_flight"] == told["policies"][-1]["in_flight"] == 0
+        assert (told["succeeded"], told["failed"]) == (1, 1)
+
+    run_virtual(main())
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_a_request_that_is_closed_elsewhere_leaves_that_context_alone() -> None:
+    """The collector closes forgotten coroutines in the middle of anything, such as a request."""
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send(START)
+        await asyncio.get_running_loop().create_future()
+
+    async def main() -> None:
+        edge = plain_edge(app)
+
+        async def send(_message: Any) -> None: ...
+
+        for _ in range(2):
+            request: Any = edge(http_scope(), None, send)  # type: ignore[arg-type]
+            Context().run(request.send, None)
+            with deadline(9.0):
+                request.close()
+                held = current_deadline()
+                assert held is not None
+                assert held.remaining() == 9.0
+        told = edge.snapshot()
+        assert told["lifecycle"]["in_flight"] == told["policies"][-1]["in_flight"] == 0
+        assert told["cancelled"] == 2
+
+    run_virtual(main())
+
+
+@pytest.mark.usefixtures("both_ways")
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_error_is_freed_and_explains_no_other(gone: bool) -> None:  # noqa: FBT001 - a case
+    """What the app raised is in no circle; what goes wrong in answering it has no part in it."""
+
+    class Bug(CircuitOpen if gone else ValueError):  # type: ignore[misc]
+        """What the app raises."""
+
+    bugs: list[ref[Bug]] = []
+    seen: list[Any] = []
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        bug = Bug("a bug")
+        bugs.append(ref(bug))
+        try:
+            raise bug
+        finally:
+            del bug
+
+    async def send(_message: Any) -> None:
+        raise OSError("the client is gone")
+
+    async def main() -> None:
+        edge = plain_edge(app)
+
+        async def request() -> None:
+            try:
+                await edge(http_scope(), None, send)  # type: ignore[arg-type]
+            except (OSError, ValueError) as error:
+                seen.append((type(error), error.__context__))
+
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(2):
+                await asyncio.create_task(request())
+            assert [bug() for bug in bugs] == [None, None]
+            assert seen == [(OSError if gone else Bug, None)] * 2
+        finally:
+            gc.enable()
+
+    run_virtual(main())
+
+
+class _Mark:
+    """Something whose end can be seen."""
+
+
+@pytest.mark.usefixtures("both_ways")
+@pytest.mark.parametrize("acts", ["answers", "raises"])
+def test_a_request_that_is_over_is_freed_with_its_context(acts: str) -> None:
+    """Also where a variable of its context leads to a copy of its scope, which leads to it."""
+    var: ContextVar[Any] = ContextVar("request")
+    marks: list[ref[_Mark]] = []
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        mark = _Mark()
+        marks.append(ref(mark))
+        var.set({**scope, "mark": mark})
+        if acts == "raises":
+            raise CircuitOpen("as the story goes")
+        await text_app()(scope, None, send)
+
+    async def main() -> None:
+        edge = plain_edge(app)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                await apart(edge)
+            await let_pass(0.1)
+            assert [mark() for mark in marks] == [None] * 3
+        finally:
+            gc.enable()
+
+    run_virtual(main())
+
+
+# Several loops
+
+
+async def _hang(_scope: Any, _receive: Any, _send: Any) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.fixture
+def real_edge() -> Iterator[Edge]:
+    """Give an edge on real time, that soon cuts off."""
+    edge = plain_edge(_hang, inbound=Inbound(timeout=0.05), lifecycle=None)
+    yield edge
+    edge.close()
+
+
+async def _statuses(edge: Edge, callers: int = 3) -> list[int]:
+    tasks = [asyncio.create_task(ask(edge)) for _ in range(callers)]
+    return [(await task).status for task in tasks]
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_one_loop_after_the_other(real_edge: Edge) -> None:
+    """In each of them the right tasks are cut off."""
+    for _ in range(3):
+        assert asyncio.run(_statuses(real_edge)) == [504, 504, 504]
+    (lane,) = real_edge._cutting._lanes.values()  # those of loops that are closed are forgotten
+    assert not lane.pending
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_two_loops_in_two_threads(real_edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request is cut off in its own loop, however they take turns."""
+    lane, made = _async_timeout.Lane, []
+
+    def make(*args: Any) -> Any:
+        made.append(1)
+        return lane(*args)
+
+    monkeypatch.setattr(_async_timeout, "Lane", make)
+    seen: list[list[int]] = []
+    ready = threading.Barrier(2)
+
+    async def main() -> None:
+        ready.wait(5)
+        seen.extend([await _statuses(real_edge, 2) for _ in range(4)])
+
+    threads = [threading.Thread(target=lambda: asyncio.run(main())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert seen == [[504, 504]] * 8
+    assert len(made) == 2  # one timer for each loop, though they take turns
+    assert real_edge._concurrency.policy.in_flight == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("wait", [0.0, 1.0])
+def test_threads_lose_nothing(wait: float) -> None:
+    """Places are all there in the end, and limits counted just those that were served."""
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        await let_pass(0.0)
+        await text_app()(scope, None, send)
+
+    places = Bulkhead(2, max_wait=wait)
+    limits = RequestLimits(limit("1000/day", by="address"))
+    edge = plain_edge(app, concurrency=places, limits=limits, lifecycle=None)
+    statuses: list[int] = []
+
+    async def main() -> None:
+        for _ in range(40):
+            statuses.extend(await _statuses(edge, 3))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=lambda: asyncio.run(main())) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    finally:
+        sys.setswitchinterval(interval)
+    left = asyncio.run(ask(edge)).headers["ratelimit"]
+    edge.close()
+    assert set(statuses) <= {200, 503}
+    assert left.startswith(f'"address";r={999 - statuses.count(200)};')
+    assert places.in_flight == 0
+    assert len(places.slots.free) == 2
+
+
+def test_threads_that_interrupt_each_other_cut_their_own_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where one is between finding its loop and saying in which thread that is."""
+    tasks: dict[str, Any] = {}
+
+    async def note(scope: Any, _receive: Any, send: Any) -> None:
+        tasks[scope["path"]] = scope[INCOMING].cut[1], asyncio.current_task()
+        await text_app()(scope, None, send)
+
+    edge = plain_edge(note, inbound=Inbound(timeout=5.0), lifecycle=None)
+    between, gone_on = threading.Event(), threading.Event()
+    real = _edge_time.get_ident
+
+    def slow() -> int:
+        if threading.current_thread().name == "other":
+            between.set()
+            gone_on.wait(5)
+        return real()
+
+    monkeypatch.setattr(_edge_time, "get_ident", slow)
+    other = threading.Thread(target=lambda: asyncio.run(ask(edge, "/other")), name="other")
+
+    async def main() -> None:
+        await apart(edge)
+        other.start()
+        await asyncio.to_thread(between.wait, 0.2)  # from 3.12 on nobody asks
+        await apart(edge, "/own")
+        gone_on.set()
+        await asyncio.to_thread(other.join, 5)
+        await apart(edge, "/after")
+
+    asyncio.run(main())
+    edge.close()
+    assert set(tasks) == {"/", "/own", "/other", "/after"}
+    for cut, own in tasks.values():
+        assert cut is own
+
+
+def test_a_loop_that_is_found_meanwhile_is_not_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who finds a loop for the first time gets its own lane, though another thread does so, too."""
+    edge = plain_edge(inbound=Inbound(timeout=5.0), lifecycle=None)
+    loops: list[Any] = []
+    interrupted: set[str] = set()
+
+    async def find() -> None:
+        lane, task = edge._cutting.find()
+        loops.append((lane.loop, task.get_loop()))
+
+    def interrupting(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the same function, but another thread comes between its end and what follows."""
+
+        def slow(*args: Any) -> Any:
+            done = real(*args)
+            main = threading.current_thread() is threading.main_thread()
+            if main and real.__name__ not in interrupted:
+                interrupted.add(real.__name__)
+                thread = threading.Thread(target=lambda: asyncio.run(find()))
+                thread.start()
+                thread.join(5)
+            return done
+
+        return slow
+
+    for module, name in ((_async_timeout, "Lane"), (_edge_time, "get_ident")):
+        monkeypatch.setattr(module, name, interrupting(getattr(module, name)))
+    asyncio.run(find())
+    edge.close()
+    assert len(loops) == 1 + len(interrupted)
+    for lane_loop, own_loop in loops:
+        assert lane_loop is own_loop
