@@ -45,8 +45,7 @@ class Gate(SlotGate):
         self._slots = policy.slots
         self._free = policy.slots.free
         self._windows = windows = policy.windows
-        self._plain = policy.is_drop is None
-        if self._plain:
+        if policy.is_drop is None:
             self.inline = Inline(
                 names={
                     "free": self._free,
@@ -89,11 +88,8 @@ class Gate(SlotGate):
         """Give the slot back, and learn from what the call took."""
         if ticket is _BEYOND:
             return
-        slots = self._slots
-        slots.free.append(None)
-        if slots.attention:  # in this order: see `Slots.give_back`
-            slots.attend()
-        if outcome is OK and self._plain:
+        self._slots.give_back()
+        if outcome is OK and self.policy.is_drop is None:
             windows = self._windows
             windows.samples.append(now - ticket)
             if now >= windows.due:
