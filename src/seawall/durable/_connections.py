@@ -1,0 +1,175 @@
+"""Connections of the user's, whatever library they are of, asked in one way.
+
+Known are asyncpg, psycopg (3), SQLAlchemy (2: sessions and connections, sync and async), sqlite3
+and aiosqlite. They are told apart by their class, so none of these libraries is imported here. We
+never commit, roll back or change settings of a connection that we are given: it may be in the
+middle of a transaction, and behind a pooler that gives it to somebody else after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
+
+from seawall.durable._sql import Arguments, Dialect, Names, Style, Text, rendered, statement
+from seawall.runtime.stepping import Steps, adrive, drive
+
+T = TypeVar("T")
+Rows = list[tuple[Any, ...]]
+
+
+class Ask(NamedTuple):
+    """What an operation wants to know: the rows of a statement, "file.name"."""
+
+    which: str
+    arguments: Arguments
+
+
+class AskText(NamedTuple):
+    """The same for a text that was made up for the purpose, as in `sql/`."""
+
+    text: str
+    arguments: Arguments
+
+
+class Connection:
+    """One connection, seen as its kind is asked."""
+
+    def __init__(
+        self, raw: Any, kind: Kind, dialect: Dialect, names: Names, now: str | None = None
+    ) -> None:
+        """Ask `raw`, about the tables of `names`."""
+        self.raw = raw
+        self.kind = kind
+        self.dialect: Dialect = dialect
+        self.names = names
+        self._now = now
+
+    def __repr__(self) -> str:
+        return f"<Connection of {self.kind.name}>"
+
+    def _text(self, asked: Ask | AskText) -> Text:
+        style = self.kind.style
+        if isinstance(asked, Ask):
+            return statement(self.dialect, style, self.names, asked.which, self._now)
+        return rendered(asked.text, self.dialect, style, self.names, self._now)
+
+    def run(self, steps: Steps[T]) -> T:
+        """Carry an operation out, blocking."""
+        ask = self.kind.ask
+        return drive(steps, lambda asked: ask(self.raw, self._text(asked), asked.arguments))
+
+    async def arun(self, steps: Steps[T]) -> T:
+        """Carry an operation out, awaiting."""
+        ask = self.kind.ask
+
+        async def answer(asked: Ask | AskText) -> Any:
+            return await ask(self.raw, self._text(asked), asked.arguments)
+
+        return await adrive(steps, answer)
+
+
+class Kind(NamedTuple):
+    """A kind of connection: how it is asked, and which database is behind it."""
+
+    name: str
+    style: Style
+    ask: Callable[[Any, Text, Arguments], Any]
+    dialect: Callable[[Any], str]
+    is_async: bool = True
+
+
+def connection_of(raw: Any, names: Names, now: str | None = None) -> Connection:
+    """Return `raw` as we ask it; or raise, and say what is known."""
+    for owner in type(raw).__mro__:
+        kind = _KINDS.get(f"{owner.__module__.partition('.')[0]}.{owner.__name__}")
+        if kind is not None:
+            return Connection(raw, kind, _dialect(kind.dialect(raw)), names, now)
+    raise TypeError(
+        f"{raw!r} is no connection that is known: pass one of asyncpg, psycopg, SQLAlchemy (a"
+        " session or a connection), sqlite3 or aiosqlite, with a transaction begun"
+    )
+
+
+def _dialect(name: str) -> Dialect:
+    if name in {"postgresql", "postgres"}:
+        return "postgres"
+    if name == "sqlite":
+        return "sqlite"
+    raise TypeError(f"a connection to {name}: known are PostgreSQL and SQLite")
+
+
+# How each is asked
+
+
+async def _ask_asyncpg(raw: Any, text: Text, arguments: Arguments) -> Rows:
+    return [tuple(row) for row in await raw.fetch(text.sql, *text.positional(arguments))]
+
+
+async def _ask_psycopg_async(raw: Any, text: Text, arguments: Arguments) -> Rows:
+    cursor = await raw.execute(text.sql, arguments)
+    return [tuple(row) for row in await cursor.fetchall()] if cursor.description else []
+
+
+def _ask_psycopg(raw: Any, text: Text, arguments: Arguments) -> Rows:
+    cursor = raw.execute(text.sql, arguments)
+    return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+
+
+async def _ask_sqlalchemy_async(raw: Any, text: Text, arguments: Arguments) -> Rows:
+    from sqlalchemy import text as clause
+
+    result = await raw.execute(clause(text.sql), arguments)
+    return [tuple(row) for row in result.all()] if result.returns_rows else []
+
+
+def _ask_sqlalchemy(raw: Any, text: Text, arguments: Arguments) -> Rows:
+    from sqlalchemy import text as clause
+
+    result = raw.execute(clause(text.sql), arguments)
+    return [tuple(row) for row in result.all()] if result.returns_rows else []
+
+
+def _ask_sqlite(raw: Any, text: Text, arguments: Arguments) -> Rows:
+    return [tuple(row) for row in raw.execute(text.sql, arguments).fetchall()]
+
+
+async def _ask_aiosqlite(raw: Any, text: Text, arguments: Arguments) -> Rows:
+    async with raw.execute(text.sql, arguments) as cursor:
+        return [tuple(row) for row in await cursor.fetchall()]
+
+
+def _postgres(_raw: Any) -> str:
+    return "postgres"
+
+
+def _sqlite(_raw: Any) -> str:
+    return "sqlite"
+
+
+def _of_session(raw: Any) -> str:
+    name: str = raw.get_bind().dialect.name
+    return name
+
+
+def _of_connection(raw: Any) -> str:
+    name: str = raw.dialect.name
+    return name
+
+
+_KINDS: Final[dict[str, Kind]] = {
+    "asyncpg.Connection": Kind("asyncpg", "dollar", _ask_asyncpg, _postgres),
+    "asyncpg.PoolConnectionProxy": Kind("asyncpg", "dollar", _ask_asyncpg, _postgres),
+    "psycopg.AsyncConnection": Kind("psycopg", "pyformat", _ask_psycopg_async, _postgres),
+    "psycopg.Connection": Kind("psycopg", "pyformat", _ask_psycopg, _postgres, is_async=False),
+    "sqlalchemy.AsyncSession": Kind("SQLAlchemy", "named", _ask_sqlalchemy_async, _of_session),
+    "sqlalchemy.AsyncConnection": Kind(
+        "SQLAlchemy", "named", _ask_sqlalchemy_async, _of_connection
+    ),
+    "sqlalchemy.Session": Kind("SQLAlchemy", "named", _ask_sqlalchemy, _of_session, is_async=False),
+    "sqlalchemy.Connection": Kind(
+        "SQLAlchemy", "named", _ask_sqlalchemy, _of_connection, is_async=False
+    ),
+    "sqlite3.Connection": Kind("sqlite3", "named", _ask_sqlite, _sqlite, is_async=False),
+    "aiosqlite.Connection": Kind("aiosqlite", "named", _ask_aiosqlite, _sqlite),
+}

@@ -1,0 +1,155 @@
+"""The statements of `sql/`, as each database and driver wants them.
+
+A file is a list of statements, each below a line `-- name: its_name`. In the text `{table}` stands
+for one of our tables, quoted and with its schema; `{now}` for the database's own time in whole
+microseconds; `:value` for a parameter. Nothing of a user's becomes part of the text but the names
+of schema and tables, and these are quoted.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final, Literal, NamedTuple
+
+Dialect = Literal["postgres", "sqlite"]
+Style = Literal["dollar", "pyformat", "named"]
+"""How a driver wants parameters: $1, %(name)s or :name."""
+
+Arguments = dict[str, Any]
+
+NOW: Final[dict[Dialect, str]] = {
+    "postgres": "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)",
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)",
+}
+
+LONGEST_NAME: Final = 63
+"""So many bytes of a name count in PostgreSQL."""
+
+_PARAMETER: Final = re.compile(r"(?<![:\w]):([a-z]\w*)")
+_NAME_LINE: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_LONGEST_TABLE: Final = 24
+
+
+class Names:
+    """Where the tables are: in which schema, and how their names begin."""
+
+    def __init__(self, schema: str | None = None, prefix: str = "seawall_") -> None:
+        """Begin each table's name with `prefix`; without a schema, the database's usual one is."""
+        for name, given in (("schema", schema), ("prefix", prefix)):
+            if given is not None and not isinstance(given, str):
+                raise TypeError(f"{name}={given!r}: write a name, such as {name}='seawall_'")
+            if given is not None and ("\0" in given or not given.isprintable()):
+                raise ValueError(f"{name}={given!r}: write letters, digits and underscores")
+            if given is not None and len(given.encode()) > LONGEST_NAME - _LONGEST_TABLE:
+                raise ValueError(
+                    f"{name}={given!r}: write at most {LONGEST_NAME - _LONGEST_TABLE} bytes"
+                )
+        if schema == "":
+            raise ValueError("schema='': write a name, or None for the database's usual schema")
+        self.schema = schema
+        self.prefix = prefix
+
+    def __repr__(self) -> str:
+        return f"Names(schema={self.schema!r}, prefix={self.prefix!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Names) and (self.schema, self.prefix) == (
+            other.schema,
+            other.prefix,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.schema, self.prefix))
+
+    def table(self, name: str) -> str:
+        """Return a table's name for a statement: quoted, with its schema."""
+        own = quoted(self.prefix + name)
+        return own if self.schema is None else f"{quoted(self.schema)}.{own}"
+
+    def index(self, name: str) -> str:
+        """Return the name of an index: it lives where its table does."""
+        return quoted(self.prefix + name)
+
+    def channel(self, name: str) -> str:
+        """Return the name under which the processes of these tables tell each other of changes."""
+        return f"{self.schema or ''}.{self.prefix}{name}"
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL has it, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+class Text(NamedTuple):
+    """A statement for one driver: its text, and the parameters in their order there."""
+
+    sql: str
+    order: tuple[str, ...]
+
+    def positional(self, arguments: Arguments) -> list[Any]:
+        """Return the arguments as $1, $2... want them."""
+        return [arguments[name] for name in self.order]
+
+
+class _Filling(dict[str, str]):
+    """What stands for the words in braces."""
+
+    def __init__(self, dialect: Dialect, names: Names, now: str | None) -> None:
+        super().__init__(now=now or NOW[dialect], schema=quoted(names.schema or "public"))
+        self._names = names
+
+    def __missing__(self, word: str) -> str:
+        if word.startswith("index_"):
+            return self._names.index(word.removeprefix("index_"))
+        return self._names.table(word)
+
+
+@cache
+def _read(dialect: Dialect, file: str) -> dict[str, str]:
+    """Return the statements of a file by name."""
+    text = files("seawall.durable").joinpath("sql", dialect, f"{file}.sql").read_text("utf-8")
+    parts = _NAME_LINE.split(text)[1:]
+    return {
+        name: body.strip().rstrip(";") for name, body in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def statement_names(dialect: Dialect, file: str) -> list[str]:
+    """Return the names of the statements of a file, in their order."""
+    return list(_read(dialect, file))
+
+
+@cache
+def statement(
+    dialect: Dialect, style: Style, names: Names, which: str, now: str | None = None
+) -> Text:
+    """Return a statement, written as "file.name", for one database and driver.
+
+    `now` is an expression that stands for the time, where a test has one.
+    """
+    file, _, name = which.partition(".")
+    return rendered(_read(dialect, file)[name], dialect, style, names, now)
+
+
+def rendered(
+    text: str, dialect: Dialect, style: Style, names: Names, now: str | None = None
+) -> Text:
+    """Return `text` with tables and time filled in, and its parameters in the driver's style."""
+    text = text.format_map(_Filling(dialect, names, now))
+    order: list[str] = []
+
+    def written(match: re.Match[str]) -> str:
+        name = match[1]
+        if style == "named":
+            return f":{name}"
+        if style == "pyformat":
+            return f"%({name})s"
+        if name not in order:
+            order.append(name)
+        return f"${order.index(name) + 1}"
+
+    if style == "pyformat":
+        text = text.replace("%", "%%")
+    return Text(_PARAMETER.sub(written, text), tuple(order))

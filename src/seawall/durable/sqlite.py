@@ -1,0 +1,178 @@
+"""A SQLite file with one writer: operations that come together are committed together.
+
+Promises: who gets a result has it on disk (WAL, synchronous=FULL). An operation that fails leaves
+nothing, and harms none of those that are committed with it: each has a savepoint. A file has one
+writer in this process; other processes may write too, and are waited for.
+
+Why: to bring a commit to disk takes as long for a hundred operations as for one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Condition, Thread
+from typing import Any, Final, TypeVar
+
+from seawall import _checks as check
+from seawall.runtime.mutex import survives_fork
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+MOST_TOGETHER: Final = 256
+"""Operations of one commit."""
+
+
+class Sqlite:
+    """A database file, for `Database`."""
+
+    def __init__(self, path: str | Path, *, busy_timeout: float = 10.0) -> None:
+        """Use the file at `path`; wait for other processes' writing for up to `busy_timeout`."""
+        if not isinstance(path, (str, Path)) or not str(path):
+            raise TypeError(f"path={path!r}: write where the file is, such as 'orders.db'")
+        if str(path) == ":memory:":
+            raise ValueError("path=':memory:': what is kept there is gone with the process")
+        self.path = Path(path)
+        self._busy = check.seconds("busy_timeout", busy_timeout)
+        self._begin_afresh()
+        survives_fork(self)
+
+    def __repr__(self) -> str:
+        return f"Sqlite({str(self.path)!r})"
+
+    def _begin_afresh(self) -> None:
+        self._todo: deque[tuple[Work[Any], Future[Any]]] = deque()
+        self._changed = Condition()
+        self._thread: Thread | None = None
+        self._closed = False
+        self.commits = 0
+        """How often was brought to disk."""
+        self.operations = 0
+        """How many operations that were."""
+
+    def _after_fork(self) -> None:
+        """Have no thread and no connection of the parent's."""
+        self._begin_afresh()
+
+    def connect(self) -> sqlite3.Connection:
+        """Return a connection of one's own, set up as the writer's is; without a transaction."""
+        connection = sqlite3.connect(
+            self.path, timeout=self._busy, isolation_level=None, check_same_thread=False
+        )
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA foreign_keys=ON")
+        return connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Give a connection of one's own with a writing transaction begun; commit at the end."""
+        connection = self.connect()
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+
+    # Operations, each in a savepoint of a common transaction
+
+    def run(self, work: Work[T]) -> T:
+        """Have `work(connection)` done and committed, and return its result."""
+        return self._submit(work).result()
+
+    async def arun(self, work: Work[T]) -> T:
+        """Do the same, awaiting. Who gives up does not undo what is under way."""
+        from asyncio import wrap_future
+
+        return await wrap_future(self._submit(work))
+
+    def _submit(self, work: Work[T]) -> Future[T]:
+        done: Future[T] = Future()
+        with self._changed:
+            if self._closed:
+                raise RuntimeError(f"{self!r} is closed")
+            self._todo.append((work, done))
+            if self._thread is None:
+                name = f"sqlite {self.path.name}"
+                self._thread = Thread(target=self._write, name=name, daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return done
+
+    def close(self) -> None:
+        """Do what is still to be done, and end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _write(self) -> None:
+        connection: sqlite3.Connection | None = None
+        try:
+            while batch := self._next():
+                try:
+                    if connection is None:
+                        connection = self.connect()
+                    self._commit(connection, batch)
+                except BaseException as error:  # noqa: BLE001 - told to who waits for it
+                    _fail(batch, error)
+                    if connection is not None:
+                        connection.close()
+                        connection = None
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _next(self) -> list[tuple[Work[Any], Future[Any]]]:
+        with self._changed:
+            while not self._todo and not self._closed:
+                self._changed.wait()
+            together = min(len(self._todo), MOST_TOGETHER)
+            return [self._todo.popleft() for _ in range(together)]
+
+    def _commit(
+        self, connection: sqlite3.Connection, batch: list[tuple[Work[Any], Future[Any]]]
+    ) -> None:
+        results: list[tuple[Future[Any], Any, BaseException | None]] = []
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for work, done in batch:
+                if not done.set_running_or_notify_cancel():
+                    continue
+                connection.execute("SAVEPOINT one")
+                try:
+                    results.append((done, work(connection), None))
+                except BaseException as error:  # noqa: BLE001 - its own alone
+                    connection.execute("ROLLBACK TO one")
+                    results.append((done, None, error))
+                connection.execute("RELEASE one")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        self.commits += 1
+        self.operations += len(results)
+        for done, value, failure in results:
+            if failure is None:
+                done.set_result(value)
+            else:
+                done.set_exception(failure)
+
+
+def _fail(batch: list[tuple[Work[Any], Future[Any]]], error: BaseException) -> None:
+    for _, done in batch:
+        if not done.done():
+            done.set_exception(error)
