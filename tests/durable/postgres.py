@@ -24,7 +24,7 @@ SETTINGS = {
 
 def binaries() -> Path:
     """Return the folder of the server's programs, or raise and say how to get them."""
-    for known in ("/usr/lib/postgresql", "/usr/pgsql", "/opt/homebrew/opt/postgresql"):
+    for known in ("/usr/lib/postgresql",):
         found = sorted(Path(known).glob("*/bin/postgres")) if Path(known).exists() else []
         if found:
             return found[-1].parent
