@@ -9,7 +9,7 @@ of schema and tables, and these are quoted.
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, Final, Literal, NamedTuple
 
@@ -29,6 +29,8 @@ LONGEST_NAME: Final = 63
 
 _PARAMETER: Final = re.compile(r"(?<![:\w]):([a-z]\w*)")
 _NAME_LINE: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
+"""Lines that tell a reader something; a word in them may look like a parameter."""
 _LONGEST_TABLE: Final = 24
 
 
@@ -133,6 +135,7 @@ def statement(
     return rendered(_read(dialect, file)[name], dialect, style, names, now)
 
 
+@lru_cache(maxsize=512)
 def rendered(
     text: str, dialect: Dialect, style: Style, names: Names, now: str | None = None
 ) -> Text:

@@ -4,15 +4,18 @@ CREATE TABLE {idempotency} (
     key_hash bytea NOT NULL,
     fingerprint bytea NOT NULL,
     state smallint NOT NULL,
-    owner text,
+    owner text NOT NULL,
     epoch bigint NOT NULL,
-    lease_until bigint,
+    takeovers integer NOT NULL,
+    lease_until bigint NOT NULL,
+    form smallint,
     status integer,
     headers text,
     body bytea,
+    kept smallint,
     created_at bigint NOT NULL,
     expires_at bigint NOT NULL,
-    PRIMARY KEY (scope, operation, key_hash)
+    CONSTRAINT {index_idempotency_key} PRIMARY KEY (scope, operation, key_hash)
 );
 
 CREATE INDEX {index_idempotency_expiry} ON {idempotency} (expires_at);

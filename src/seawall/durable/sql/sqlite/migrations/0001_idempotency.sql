@@ -4,15 +4,18 @@ CREATE TABLE {idempotency} (
     key_hash blob NOT NULL,
     fingerprint blob NOT NULL,
     state integer NOT NULL,
-    owner text,
+    owner text NOT NULL,
     epoch integer NOT NULL,
-    lease_until integer,
+    takeovers integer NOT NULL,
+    lease_until integer NOT NULL,
+    form integer,
     status integer,
     headers text,
     body blob,
+    kept integer,
     created_at integer NOT NULL,
     expires_at integer NOT NULL,
-    PRIMARY KEY (scope, operation, key_hash)
-) WITHOUT ROWID;
+    CONSTRAINT {index_idempotency_key} PRIMARY KEY (scope, operation, key_hash)
+);
 
 CREATE INDEX {index_idempotency_expiry} ON {idempotency} (expires_at);

@@ -1,0 +1,71 @@
+"""What is asked for, checked; and how long who finds another at work still waits."""
+
+from __future__ import annotations
+
+from secrets import token_hex
+from typing import Final
+
+from seawall import _checks as check
+from seawall.durable._idempotency_records import Wanted
+from seawall.models.idempotency import (
+    Pending,
+    Reservation,
+    check_key,
+    check_name,
+    fingerprint_of,
+    key_hash,
+)
+
+FIRST_PAUSE: Final = 0.02
+LONGEST_PAUSE: Final = 0.5
+"""Seconds between two looks of who waits."""
+
+
+def wanted_of(
+    scope: str | None,
+    operation: str,
+    key: str,
+    fingerprint: bytes | str | None,
+    *,
+    unscoped: bool,
+) -> Wanted:
+    """Check what names a record, and return it with a new owner."""
+    if scope is None and unscoped:
+        scope = ""
+    elif scope is None:
+        raise TypeError(
+            "scope=None: write whose key it is (tenant and principal); or, where everybody may"
+            " have everybody's answers, Idempotency(..., unscoped=True)"
+        )
+    else:
+        check_name("scope", scope)
+    check_name("operation", operation)
+    hashed = key_hash(scope, operation, check_key(key))
+    return Wanted(scope, operation, hashed, _payload(fingerprint), token_hex(16))
+
+
+def _payload(fingerprint: object) -> bytes:
+    if fingerprint is None:
+        return b""
+    if isinstance(fingerprint, (bytes, bytearray, memoryview, str)):
+        return fingerprint_of(fingerprint)
+    raise TypeError(
+        f"fingerprint={fingerprint!r}: write bytes or text that stand for the payload, such as"
+        " fingerprint_of(body, query); or None, to compare nothing"
+    )
+
+
+class Waiting:
+    """How long to wait, look by look."""
+
+    def __init__(self, wait: float, now: float) -> None:
+        """Wait for up to `wait` seconds from now."""
+        self._until = now + check.seconds("wait", wait, zero=True)
+        self._pause = FIRST_PAUSE
+
+    def pause(self, found: Reservation, now: float) -> float | None:
+        """Return after how many seconds to look again; None: not at all."""
+        if not isinstance(found, Pending) or now >= self._until:
+            return None
+        pause, self._pause = self._pause, min(self._pause * 2, LONGEST_PAUSE)
+        return min(pause, self._until - now)

@@ -1,0 +1,221 @@
+"""What is done to records, as steps: for a transaction of our own, or inside the user's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, Literal, NamedTuple
+
+from seawall.durable._connections import Ask, AskText
+from seawall.durable._idempotency_errors import RecordGarbled
+from seawall.durable._sql import Arguments, _read
+from seawall.errors import Contended
+from seawall.models.idempotency import (
+    Answer,
+    Claim,
+    Form,
+    Fresh,
+    Garbled,
+    Record,
+    Replay,
+    Reservation,
+    State,
+    decide,
+    headers_fit,
+    headers_text,
+    storable,
+)
+from seawall.runtime.stepping import Steps
+
+LOOKS: Final = 8
+"""How often a record may change under who looks at it, within one asking."""
+
+
+class Terms(NamedTuple):
+    """How long a record is held and kept (microseconds), and how much of an answer."""
+
+    lease: int
+    ttl: int
+    max_body: int
+
+
+class Wanted(NamedTuple):
+    """The record that is asked for, by whom."""
+
+    scope: str
+    operation: str
+    key_hash: bytes
+    fingerprint: bytes
+    owner: str
+
+    @property
+    def name(self) -> dict[str, Any]:
+        """Return the arguments that name it."""
+        return {"scope": self.scope, "operation": self.operation, "key_hash": self.key_hash}
+
+
+def reserve(wanted: Wanted, terms: Terms, state: State = State.PENDING) -> Steps[Reservation]:
+    """Take the record, or tell why not.
+
+    `state` SUCCEEDED is for a transaction that commits the record with the effect: nobody sees it
+    before that.
+    """
+    for _ in range(LOOKS):
+        rows = yield Ask("idempotency.take", _taking(wanted, terms, state))
+        if rows:
+            epoch, takeovers, rest = rows[0]
+            claim = Claim(*wanted[:3], wanted.owner, epoch, takeovers > 0)
+            if state is State.PENDING and rest < terms.lease // 2:
+                # It waited for another transaction, and its lease began before that.
+                yield from renew(claim, terms)
+            return Fresh(claim)
+        rows = yield Ask("idempotency.read", wanted.name)
+        found: Reservation | Literal["free"] = decision(rows, wanted.fingerprint)
+        if found != "free":
+            return found
+    raise Contended(f"the record of {wanted.operation!r} changed {LOOKS} times while looked at")
+
+
+def _taking(wanted: Wanted, terms: Terms, state: State) -> dict[str, Any]:
+    return {
+        **wanted._asdict(),
+        "state": int(state),
+        "lease": terms.lease,
+        "ttl": terms.ttl,
+    }
+
+
+def decision(rows: list[tuple[Any, ...]], fingerprint: bytes) -> Reservation | Literal["free"]:
+    """Return what is to be done with what was read; "free" where it may be taken."""
+    try:
+        return decide(Record(*rows[0]) if rows else None, fingerprint)
+    except Garbled as error:
+        raise RecordGarbled(f"the stored record makes no sense: {error}") from None
+
+
+def value_of(found: Replay) -> Any:
+    """Return what was stored, or raise where it makes no sense."""
+    try:
+        return found.value
+    except Garbled as error:
+        raise RecordGarbled(f"the stored record makes no sense: {error}") from None
+
+
+def complete(claim: Claim, answer: object, terms: Terms, *, failed: bool) -> Steps[bool]:
+    """Store the answer, if the claim is still good; tell whether it is what is stored."""
+    said = {**_held(claim), **stored(answer, terms, failed=failed), "ttl": terms.ttl}
+    rows = yield Ask("idempotency.complete", said)
+    if rows:
+        return True
+    # The same claim may have completed it: then the word of that was lost, and it is said again.
+    rows = yield Ask("idempotency.completed", _held(claim))
+    return bool(rows)
+
+
+def set_answer(
+    claim: Claim,
+    answer: object,
+    terms: Terms,
+    members: str = "",
+    arguments: Arguments | None = None,
+) -> Steps[bool]:
+    """Store the answer of a record that this same transaction has made.
+
+    `members` of a WITH clause (PostgreSQL's, with their `arguments`) are done with it.
+    """
+    said = {**_held(claim), **stored(answer, terms, failed=False), **(arguments or {})}
+    if members:
+        own = _read("postgres", "idempotency")["answer"]
+        rows = yield AskText(f"WITH {members}\n{own}", said)
+    else:
+        rows = yield Ask("idempotency.answer", said)
+    return bool(rows)
+
+
+def renew(claim: Claim, terms: Terms) -> Steps[bool]:
+    """Let the lease begin anew, if the claim is still good."""
+    said = {**_held(claim), "lease": terms.lease, "ttl": terms.ttl}
+    rows = yield Ask("idempotency.renew", said)
+    return bool(rows)
+
+
+def forget(claim: Claim, state: State = State.PENDING) -> Steps[bool]:
+    """Remove the record, if the claim is still good: the next one runs."""
+    rows = yield Ask("idempotency.forget", {**_held(claim), "state": int(state)})
+    return bool(rows)
+
+
+def withdraw(wanted: Wanted) -> Steps[bool]:
+    """Remove the record if it was taken by this very asking."""
+    rows = yield Ask("idempotency.withdraw", {**wanted.name, "owner": wanted.owner})
+    return bool(rows)
+
+
+def clear(wanted: Wanted) -> Steps[bool]:
+    """Remove a record that may be taken."""
+    said = {**wanted.name, "fingerprint": wanted.fingerprint}
+    rows = yield Ask("idempotency.clear", said)
+    return bool(rows)
+
+
+def read(wanted: Wanted) -> Steps[Any]:
+    """Tell what asking would give, without taking anything."""
+    rows = yield Ask("idempotency.read", wanted.name)
+    return decision(rows, wanted.fingerprint)
+
+
+def clean(batch: int) -> Steps[int]:
+    """Remove so many records whose time is over; return how many there were."""
+    rows = yield Ask("idempotency.clean", {"batch": batch})
+    return len(rows)
+
+
+def _held(claim: Claim) -> dict[str, Any]:
+    said = claim._asdict()
+    del said["taken_over"]
+    return said
+
+
+def stored(answer: object, terms: Terms, *, failed: bool) -> dict[str, Any]:
+    """Return an answer as the columns have it; of one that is too large only the status."""
+    status: int | None = None
+    headers: str | None = None
+    kept = True
+    match answer:
+        case None:
+            form, body = Form.NOTHING, None
+        case Answer():
+            form, status, body = Form.HTTP, answer.status, bytes(answer.body)
+            keep = storable(answer.headers)
+            kept = answer.kept and headers_fit(keep)
+            headers = headers_text(keep) if kept else None
+        case bytes() | bytearray() | memoryview():
+            form, body = Form.BYTES, bytes(answer)
+        case _:
+            form, body = Form.JSON, json_bytes(answer)
+    if not kept or (body is not None and len(body) > terms.max_body):
+        kept, headers, body = False, None, None
+    return {
+        "state": int(State.FAILED if failed else State.SUCCEEDED),
+        "form": int(form),
+        "status": status,
+        "headers": headers,
+        "body": body,
+        "kept": int(kept),
+    }
+
+
+def check_storable(answer: object) -> None:
+    """Raise if `answer` is nothing that can be stored."""
+    if answer is not None and not isinstance(answer, (Answer, bytes, bytearray, memoryview)):
+        json_bytes(answer)
+
+
+def json_bytes(value: object) -> bytes:
+    """Return a value as JSON, or raise and say what can be stored."""
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"{type(value).__name__} cannot be stored ({error}): give what JSON has, bytes or an"
+            " Answer"
+        ) from error

@@ -1,0 +1,392 @@
+"""Effects that happen once: a request that is repeated gets the answer of the first.
+
+Promises, for each (scope, operation, key): one runs at a time, and one is completed. A repeat gets
+the stored answer byte for byte; another payload is told apart (`Mismatch`, `KeyReused`); while the
+first is at work the others learn how long to wait, or wait. Who does not end within its lease may
+be taken over, and is then refused whatever it says later. All times are the database's.
+
+Three ways in: `reserve` and `complete` (the ASGI middleware is built on them, and the decorator
+`idempotent`); `once` inside a transaction of the user's, where key and effect are committed
+together; and `asingle`, one statement for the hot path on PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from typing import Any, Final, Literal, TypeVar
+
+from seawall import _checks as check
+from seawall.clock import Clock, check_clock, current_clock
+from seawall.durable import _idempotency_records as records
+from seawall.durable._idempotency_asking import Waiting, wanted_of
+from seawall.durable._idempotency_errors import (
+    AnswerNotKept,
+    KeyInFlight,
+    KeyMissing,
+    KeyReused,
+    RecordedFailure,
+    RecordGarbled,
+)
+from seawall.durable._idempotency_function import Codec, Function, idempotent_function
+from seawall.durable._idempotency_keeping import akeeping, keeping
+from seawall.durable._idempotency_once import Once, Outbox
+from seawall.durable._idempotency_records import Terms, Wanted
+from seawall.durable._idempotency_single import Single, asingle, single
+from seawall.durable.database import Database
+from seawall.models.idempotency import (
+    Answer,
+    Claim,
+    Fresh,
+    Mismatch,
+    Pending,
+    Replay,
+    Reservation,
+    fingerprint_of,
+)
+from seawall.runtime.mutex import Mutex, survives_fork
+
+__all__ = [
+    "Answer",
+    "AnswerNotKept",
+    "Claim",
+    "Fresh",
+    "Idempotency",
+    "KeyInFlight",
+    "KeyMissing",
+    "KeyReused",
+    "Mismatch",
+    "Once",
+    "Pending",
+    "RecordGarbled",
+    "RecordedFailure",
+    "Replay",
+    "Reservation",
+    "Single",
+    "fingerprint_of",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RENEWALS: Final = 3
+"""How often a lease is renewed before it would be over."""
+
+_SECOND: Final = 1_000_000
+_COUNTED: Final = (
+    "fresh",
+    "taken_over",
+    "replays",
+    "in_flight",
+    "reused",
+    "completed",
+    "failed",
+    "abandoned",
+    "refused_late",
+    "cleaned",
+)
+
+
+class Idempotency:
+    """Keys and their answers, in a database."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        lease: float = 30.0,
+        ttl: float = 86400.0,
+        max_body: int = 1024 * 1024,
+        unscoped: bool = False,
+        name: str = "idempotency",
+        clock: Clock | None = None,
+    ) -> None:
+        """Keep answers for `ttl` seconds, with bodies of up to `max_body` bytes.
+
+        Who has not completed (or renewed) after `lease` seconds may be taken over. `unscoped=True`
+        allows `scope=None`: then whoever knows a key gets its answer. `clock` is for who waits.
+        """
+        if not isinstance(database, Database):
+            raise TypeError(f"database={database!r}: pass a Database, such as Database(pool)")
+        self.database = database
+        self.lease = check.seconds("lease", lease)
+        self.ttl = check.seconds("ttl", ttl)
+        if self.ttl <= self.lease:
+            raise ValueError(f"ttl={ttl!r}: write more than the lease of {lease!r} seconds")
+        self.max_body = check.count("max_body", max_body, minimum=0)
+        self.unscoped = check.flag("unscoped", unscoped)
+        self.name = name
+        self.terms = Terms(int(lease * _SECOND), int(ttl * _SECOND), max_body)
+        self._clock = None if clock is None else check_clock(clock)
+        self._counts = dict.fromkeys(_COUNTED, 0)
+        self._mutex = Mutex()
+        survives_fork(self)
+
+    def __repr__(self) -> str:
+        return f"<Idempotency {self.name!r}: lease={self.lease:g}, ttl={self.ttl:g}>"
+
+    def snapshot(self) -> dict[str, int]:
+        """Return what this process has seen, in numbers."""
+        with self._mutex:
+            return dict(self._counts)
+
+    def _after_fork(self) -> None:
+        self._mutex = Mutex()
+
+    def count(self, what: str, by: int = 1) -> None:
+        """Count something that happened."""
+        with self._mutex:
+            self._counts[what] += by
+
+    # Reserving
+
+    def reserve(
+        self,
+        scope: str | None,
+        operation: str,
+        key: str,
+        fingerprint: bytes | str | None,
+        *,
+        wait: float = 0.0,
+    ) -> Reservation:
+        """Take the record of a key, or tell why not: what was answered, or who is at it.
+
+        `scope` is whose key it is: tenant and principal. `fingerprint` stands for the payload
+        (`fingerprint_of(body, query)`); None is for not comparing. Who finds another at work waits
+        for up to `wait` seconds, without a connection.
+        """
+        wanted = self.wanted(scope, operation, key, fingerprint)
+        clock = self._clock or current_clock()
+        waiting = Waiting(wait, clock.now())
+        while True:
+            found = self.database.run(lambda: records.reserve(wanted, self.terms))
+            pause = waiting.pause(found, clock.now())
+            if pause is None:
+                return self._counted(found)
+            clock.sleep(pause)
+
+    async def areserve(
+        self,
+        scope: str | None,
+        operation: str,
+        key: str,
+        fingerprint: bytes | str | None,
+        *,
+        wait: float = 0.0,
+    ) -> Reservation:
+        """Do the same, awaiting. Who is cancelled meanwhile has taken nothing."""
+        wanted = self.wanted(scope, operation, key, fingerprint)
+        loop = asyncio.get_running_loop()
+        waiting = Waiting(wait, loop.time())
+        while True:
+            try:
+                found = await self.database.arun(lambda: records.reserve(wanted, self.terms))
+            except asyncio.CancelledError:
+                # It may have been committed by now, and nobody would complete it.
+                with suppress(Exception):
+                    await self.database.arun(lambda: records.withdraw(wanted))
+                raise
+            pause = waiting.pause(found, loop.time())
+            if pause is None:
+                return self._counted(found)
+            await asyncio.sleep(pause)  # noqa: TID251 - the loop's own time, virtual or not
+
+    def wanted(
+        self, scope: str | None, operation: str, key: str, fingerprint: bytes | str | None
+    ) -> Wanted:
+        """Check what names a record, and return it with a new owner."""
+        return wanted_of(scope, operation, key, fingerprint, unscoped=self.unscoped)
+
+    def _counted(self, found: Reservation) -> Reservation:
+        match found:
+            case Fresh(claim):
+                self.count("taken_over" if claim.taken_over else "fresh")
+            case Replay():
+                self.count("replays")
+            case Pending():
+                self.count("in_flight")
+            case Mismatch():
+                self.count("reused")
+        return found
+
+    # What becomes of a claim
+
+    def complete(self, claim: Claim, answer: object, *, failed: bool = False) -> bool:
+        """Store the answer (an `Answer`, bytes, or what JSON has) for all who come again.
+
+        False: somebody took over, and this answer is refused. A body over `max_body` is not kept,
+        but that it was done is: nobody does it again.
+        """
+        self._check_claim(claim)
+        done = self.database.run(lambda: records.complete(claim, answer, self.terms, failed=failed))
+        return self._told("failed" if failed else "completed", done=done)
+
+    async def acomplete(self, claim: Claim, answer: object, *, failed: bool = False) -> bool:
+        """Do the same, awaiting."""
+        self._check_claim(claim)
+        done = await self.database.arun(
+            lambda: records.complete(claim, answer, self.terms, failed=failed)
+        )
+        return self._told("failed" if failed else "completed", done=done)
+
+    def abandon(self, claim: Claim) -> bool:
+        """Keep nothing: the next one runs. False: somebody took over."""
+        self._check_claim(claim)
+        return self._told("abandoned", done=self.database.run(lambda: records.forget(claim)))
+
+    async def aabandon(self, claim: Claim) -> bool:
+        """Do the same, awaiting."""
+        self._check_claim(claim)
+        return self._told("abandoned", done=await self.database.arun(lambda: records.forget(claim)))
+
+    def renew(self, claim: Claim) -> bool:
+        """Let the lease begin anew. False: somebody took over, so stop."""
+        self._check_claim(claim)
+        done = self.database.run(lambda: records.renew(claim, self.terms))
+        return self._told(None, done=done)
+
+    async def arenew(self, claim: Claim) -> bool:
+        """Do the same, awaiting."""
+        self._check_claim(claim)
+        done = await self.database.arun(lambda: records.renew(claim, self.terms))
+        return self._told(None, done=done)
+
+    def keeping(self, claim: Claim) -> AbstractContextManager[None]:
+        """Renew the lease of `claim` while the block runs, in a thread."""
+        self._check_claim(claim)
+        return keeping(lambda: self.renew(claim), self.lease / RENEWALS)
+
+    def akeeping(self, claim: Claim) -> AbstractAsyncContextManager[None]:
+        """Do the same in a task."""
+        self._check_claim(claim)
+        return akeeping(lambda: self.arenew(claim), self.lease / RENEWALS)
+
+    def _told(self, what: str | None, *, done: bool) -> bool:
+        if not done:
+            self.count("refused_late")
+        elif what is not None:
+            self.count(what)
+        return done
+
+    def _check_claim(self, claim: Claim) -> None:
+        if not isinstance(claim, Claim):
+            raise TypeError(f"claim={claim!r}: pass the claim of a Fresh reservation")
+
+    # Inside the user's own transaction, and in one statement
+
+    def once(
+        self,
+        conn: Any,
+        *,
+        scope: str | None,
+        operation: str,
+        key: str,
+        fingerprint: bytes | str | None,
+    ) -> Once:
+        """Commit the key with the user's own rows: `async with idempotency.once(conn, ...)`.
+
+        `conn` is the user's connection or session, with a transaction begun. Of two with one key
+        the second waits until the first has ended, and then has its answer; or is itself the
+        first, if that was rolled back. Raises `KeyReused`, or `KeyInFlight` where the key was
+        reserved otherwise.
+        """
+        wanted = self.wanted(scope, operation, key, fingerprint)
+        return Once(self.database.connection(conn), wanted, self.terms, self.count)
+
+    async def asingle(
+        self,
+        sql: str,
+        arguments: dict[str, Any],
+        *,
+        scope: str | None,
+        operation: str,
+        key: str,
+        fingerprint: bytes | str | None,
+        outbox: Outbox | None = None,
+        events: Iterable[Any] = (),
+        conn: Any = None,
+    ) -> Single:
+        """Do the user's own statement with its key, and events, as one: in one round trip.
+
+        `sql` is an INSERT, UPDATE or DELETE that ends with RETURNING what a repeat is to be told,
+        with parameters as `:name`. The statement is a transaction of its own (PostgreSQL only), on
+        a connection of the database's, or on `conn`, which is in no transaction.
+        Where it returns no row nothing was done, and the key stays free. `events` (each a
+        `NewEvent`) are added to `outbox`; they may have columns of the row (`FromRow`). Raises as
+        `once` does.
+        """
+        wanted = self.wanted(scope, operation, key, fingerprint)
+        return await asingle(self, sql, arguments, wanted, outbox, events, conn)
+
+    def single(
+        self,
+        sql: str,
+        arguments: dict[str, Any],
+        *,
+        scope: str | None,
+        operation: str,
+        key: str,
+        fingerprint: bytes | str | None,
+        outbox: Outbox | None = None,
+        events: Iterable[Any] = (),
+        conn: Any = None,
+    ) -> Single:
+        """Do the same, blocking."""
+        wanted = self.wanted(scope, operation, key, fingerprint)
+        return single(self, sql, arguments, wanted, outbox, events, conn)
+
+    # For any function
+
+    def idempotent(
+        self,
+        *,
+        operation: str | None = None,
+        key: str | Function | None = None,
+        scope: str | Function | None = None,
+        fingerprint: Literal["arguments"] | Function | None = "arguments",
+        wait: float = 0.0,
+        keep: type[Exception] | Sequence[type[Exception]] = (),
+        codec: Codec | None = None,
+    ) -> Callable[[F], F]:
+        """Make a function one that is done once for each key: what it returned is returned again.
+
+        `key` and `scope` name arguments of the function, or are functions of its arguments; unless
+        given they are `current_idempotency_key()` and `current_tenant()`. The `operation` is the
+        function's name. The payload that is compared is all arguments, as JSON; or what the
+        function `fingerprint` makes of them; None is for not comparing.
+
+        What it raises is not kept, and the next one runs; errors of the classes in `keep` are, and
+        raised again as `RecordedFailure`. Results are JSON, unless `codec` (with `dumps` to bytes
+        and `loads`) says otherwise. While the function runs its lease is renewed.
+        """
+        return idempotent_function(
+            self, operation, key, scope, fingerprint, wait=wait, keep=keep, codec=codec
+        )
+
+    # Cleaning up
+
+    def cleanup(self, *, batch: int = 1000, seconds: float = 10.0) -> int:
+        """Remove what is over, batch by batch, for up to `seconds`; return how many that were."""
+        check.count("batch", batch)
+        clock = self._clock or current_clock()
+        until = clock.now() + check.seconds("seconds", seconds)
+        total = 0
+        while True:
+            gone = self.database.run(lambda: records.clean(batch))
+            total += gone
+            self.count("cleaned", gone)
+            if gone < batch or clock.now() >= until:
+                return total
+
+    async def acleanup(self, *, batch: int = 1000, seconds: float = 10.0) -> int:
+        """Do the same, awaiting."""
+        check.count("batch", batch)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + check.seconds("seconds", seconds)
+        total = 0
+        while True:
+            gone = await self.database.arun(lambda: records.clean(batch))
+            total += gone
+            self.count("cleaned", gone)
+            if gone < batch or loop.time() >= until:
+                return total

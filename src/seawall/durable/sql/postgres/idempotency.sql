@@ -1,0 +1,118 @@
+-- An epoch is at least the database's time: it grows also where a record was deleted in between.
+-- A record's life never ends before its lease, so who looks at expires_at need not look at both.
+
+-- name: take
+INSERT INTO {idempotency} AS had (
+    scope, operation, key_hash, fingerprint, state, owner, epoch, takeovers, lease_until,
+    created_at, expires_at
+) VALUES (
+    CAST(:scope AS text), CAST(:operation AS text), CAST(:key_hash AS bytea),
+    CAST(:fingerprint AS bytea), CAST(:state AS smallint), CAST(:owner AS text), {now}, 0,
+    {now} + CAST(:lease AS bigint), {now}, {now} + CAST(:ttl AS bigint)
+)
+ON CONFLICT (scope, operation, key_hash) DO UPDATE SET
+    fingerprint = excluded.fingerprint,
+    state = excluded.state,
+    owner = excluded.owner,
+    epoch = greatest(had.epoch + 1, {now}),
+    takeovers = CASE WHEN had.expires_at <= {now} THEN 0 ELSE had.takeovers + 1 END,
+    lease_until = {now} + CAST(:lease AS bigint),
+    form = NULL, status = NULL, headers = NULL, body = NULL, kept = NULL,
+    created_at = {now},
+    expires_at = {now} + CAST(:ttl AS bigint)
+WHERE had.expires_at <= {now} OR (
+    had.state = 0 AND had.lease_until <= {now} AND (
+        had.fingerprint = excluded.fingerprint
+        OR length(had.fingerprint) = 0 OR length(excluded.fingerprint) = 0
+    )
+)
+RETURNING epoch, takeovers, lease_until - {now};
+
+-- name: read
+SELECT state, fingerprint, form, status, headers, body, kept, lease_until, expires_at, {now}
+FROM {idempotency}
+WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
+    AND key_hash = CAST(:key_hash AS bytea);
+
+-- name: complete
+UPDATE {idempotency} SET
+    state = CAST(:state AS smallint), form = CAST(:form AS smallint),
+    status = CAST(:status AS integer), headers = CAST(:headers AS text),
+    body = CAST(:body AS bytea), kept = CAST(:kept AS smallint),
+    expires_at = {now} + CAST(:ttl AS bigint)
+WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
+    AND key_hash = CAST(:key_hash AS bytea)
+    AND owner = CAST(:owner AS text) AND epoch = CAST(:epoch AS bigint) AND state = 0
+RETURNING 1;
+
+-- name: completed
+SELECT 1 FROM {idempotency}
+WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
+    AND key_hash = CAST(:key_hash AS bytea)
+    AND owner = CAST(:owner AS text) AND epoch = CAST(:epoch AS bigint) AND state <> 0;
+
+-- name: answer
+UPDATE {idempotency} SET
+    state = CAST(:state AS smallint), form = CAST(:form AS smallint),
+    status = CAST(:status AS integer), headers = CAST(:headers AS text),
+    body = CAST(:body AS bytea), kept = CAST(:kept AS smallint)
+WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
+    AND key_hash = CAST(:key_hash AS bytea)
+    AND owner = CAST(:owner AS text) AND epoch = CAST(:epoch AS bigint)
+RETURNING 1;
+
+-- name: renew
+UPDATE {idempotency} SET
+    lease_until = {now} + CAST(:lease AS bigint), expires_at = {now} + CAST(:ttl AS bigint)
+WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
+    AND key_hash = CAST(:key_hash AS bytea)
+    AND owner = CAST(:owner AS text) AND epoch = CAST(:epoch AS bigint) AND state = 0
+RETURNING 1;
+
+-- name: forget
+DELETE FROM {idempotency}
+WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
+    AND key_hash = CAST(:key_hash AS bytea)
+    AND owner = CAST(:owner AS text) AND epoch = CAST(:epoch AS bigint)
+    AND state = CAST(:state AS smallint)
+RETURNING 1;
+
+-- name: clear
+DELETE FROM {idempotency}
+WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
+    AND key_hash = CAST(:key_hash AS bytea)
+    AND (expires_at <= {now} OR (
+        state = 0 AND lease_until <= {now} AND (
+            fingerprint = CAST(:fingerprint AS bytea)
+            OR length(fingerprint) = 0 OR length(CAST(:fingerprint AS bytea)) = 0
+        )
+    ))
+RETURNING 1;
+
+-- name: clean
+DELETE FROM {idempotency}
+WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM {idempotency} WHERE expires_at <= {now}
+    ORDER BY expires_at LIMIT CAST(:batch AS bigint) FOR UPDATE SKIP LOCKED
+))
+RETURNING 1;
+
+-- name: withdraw
+DELETE FROM {idempotency}
+WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
+    AND key_hash = CAST(:key_hash AS bytea) AND owner = CAST(:owner AS text)
+RETURNING 1;
+
+-- name: single
+INSERT INTO {idempotency} (
+    scope, operation, key_hash, fingerprint, state, owner, epoch, takeovers, lease_until,
+    form, body, kept, created_at, expires_at
+)
+SELECT
+    CAST(:seawall_scope AS text), CAST(:seawall_operation AS text),
+    CAST(:seawall_key_hash AS bytea), CAST(:seawall_fingerprint AS bytea), 1,
+    CAST(:seawall_owner AS text), at, 0, at, 2,
+    CASE WHEN octet_length(body) <= CAST(:seawall_max_body AS bigint) THEN body END,
+    CASE WHEN octet_length(body) <= CAST(:seawall_max_body AS bigint) THEN 1 ELSE 0 END,
+    at, at + CAST(:seawall_ttl AS bigint)
+FROM seawall_made WHERE body IS NOT NULL;

@@ -1,0 +1,321 @@
+"""The rules of effects that happen once: what names one, and what a second asking for it gets.
+
+A record is named by scope (whose), operation (what) and key (which). Who comes first runs; who
+comes again gets the stored answer, byte for byte; who comes with another payload is told so. While
+the first is at work the others are told how long its lease still is; when that is over they may
+take the record over, and the epoch tells the old owner from the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from enum import IntEnum
+from hashlib import blake2b
+from typing import Any, Final, Literal, NamedTuple
+
+LONGEST_NAME: Final = 512
+"""Bytes of a scope or an operation."""
+MOST_HEADERS: Final = 256
+MOST_HEADER_BYTES: Final = 64 * 1024
+STATUSES: Final = range(100, 600)
+SHORTEST_PAUSE: Final = 0.1
+"""Seconds after which to ask again, at least."""
+
+Headers = list[tuple[bytes, bytes]]
+
+NEVER_STORED: Final = frozenset(
+    {
+        b"authorization",
+        b"authentication-info",
+        b"connection",
+        b"cookie",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authentication-info",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"set-cookie",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"www-authenticate",
+    }
+)
+"""Headers that are of one connection or one login, never of an effect."""
+
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
+_SECOND: Final = 1_000_000
+
+
+class State(IntEnum):
+    """How far a record has come."""
+
+    PENDING = 0
+    SUCCEEDED = 1
+    FAILED = 2
+
+
+class Form(IntEnum):
+    """What kind of value an answer was."""
+
+    NOTHING = 0
+    BYTES = 1
+    JSON = 2
+    HTTP = 3
+
+
+class Garbled(ValueError):
+    """What a record says cannot have been written by us."""
+
+
+class Answer(NamedTuple):
+    """What a first request was answered with; `kept` is False where the body was too large."""
+
+    status: int
+    headers: Headers
+    body: bytes
+    kept: bool = True
+
+
+class Claim(NamedTuple):
+    """The right to complete a record: good for as long as nobody has taken it over."""
+
+    scope: str
+    operation: str
+    key_hash: bytes
+    owner: str
+    epoch: int
+    taken_over: bool = False
+    """Whether somebody else had begun, and did not end in time."""
+
+
+class Fresh(NamedTuple):
+    """Nobody has done it: do it, and then complete the claim (or abandon it)."""
+
+    claim: Claim
+
+
+class Replay(NamedTuple):
+    """It was done before: this was the answer."""
+
+    answer: Answer
+    failed: bool = False
+    form: Form = Form.HTTP
+
+    @property
+    def value(self) -> Any:
+        """Return what was stored, as it was given: JSON values, bytes, an Answer or None."""
+        if self.form is Form.JSON and self.answer.kept:
+            return json_of(self.answer.body)
+        if self.form is Form.BYTES and self.answer.kept:
+            return self.answer.body
+        return None if self.form is not Form.HTTP else self.answer
+
+
+class Pending(NamedTuple):
+    """Somebody is at it; its lease is over in `retry_after` seconds, if it ends without a word."""
+
+    retry_after: float
+
+
+class Mismatch(NamedTuple):
+    """The key was used before, with another payload."""
+
+
+Reservation = Fresh | Replay | Pending | Mismatch
+
+
+class Record(NamedTuple):
+    """A stored row, and the database's time when it was read; times in whole microseconds."""
+
+    state: Any
+    fingerprint: Any
+    form: Any
+    status: Any
+    headers: Any
+    body: Any
+    kept: Any
+    lease_until: Any
+    expires_at: Any
+    now: Any
+
+
+# What names a record
+
+
+def check_key(key: object) -> str:
+    """Return `key` if it can be one, or raise."""
+    if not isinstance(key, str):
+        raise TypeError(f"key={key!r}: write text, 1 to 255 visible ASCII characters")
+    if not _KEY.fullmatch(key):
+        raise ValueError("key: write 1 to 255 visible ASCII characters, such as a UUID")
+    return key
+
+
+def check_name(what: str, name: object) -> str:
+    """Return a scope or an operation, or raise."""
+    if not isinstance(name, str):
+        raise TypeError(f"{what}={name!r}: write text, such as {what}='{_EXAMPLES[what]}'")
+    if not name:
+        raise ValueError(f"{what}='': write whose it is, such as {what}='{_EXAMPLES[what]}'")
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"{what}={name!r}: write text without lone surrogates") from None
+    if "\0" in name or length > LONGEST_NAME:
+        raise ValueError(f"{what}: write at most {LONGEST_NAME} bytes, without NUL")
+    return name
+
+
+_EXAMPLES: Final = {"scope": "tenant 7", "operation": "POST /orders"}
+
+
+def key_hash(scope: str, operation: str, key: str) -> bytes:
+    """Return what stands for a key in the table: of no use to who reads it there."""
+    return _digest(b"seawall key", [scope.encode(), operation.encode(), key.encode()])
+
+
+def fingerprint_of(*parts: bytes | bytearray | memoryview | str) -> bytes:
+    """Return what stands for a payload; ("a", "b") and ("ab", "") are different ones."""
+    given = [
+        part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in parts
+    ]
+    return _digest(b"seawall payload", given)
+
+
+def _digest(person: bytes, parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
+    made = blake2b(digest_size=32, person=person)
+    for part in parts:
+        data = memoryview(part)
+        made.update(data.nbytes.to_bytes(8, "big"))
+        made.update(data)
+    return made.digest()
+
+
+# What who asks gets
+
+
+def decide(record: Record | None, fingerprint: bytes) -> Reservation | Literal["free"]:
+    """Return what asking for `record` gives; "free" where it may be taken.
+
+    Empty fingerprints are not compared. A record that is over counts as none, whatever is in it.
+    """
+    if record is None:
+        return "free"
+    state, now = _state(record.state), _whole(record.now)
+    if _whole(record.expires_at) <= now:
+        return "free"
+    if not same_payload(record.fingerprint, fingerprint):
+        return Mismatch()
+    if state is not State.PENDING:
+        return replay_of(record)
+    rest = _whole(record.lease_until) - now
+    return Pending(max(rest / _SECOND, SHORTEST_PAUSE)) if rest > 0 else "free"
+
+
+def same_payload(stored: object, given: bytes) -> bool:
+    """Tell whether two payloads pass as one: also where one of them is not to be compared."""
+    if not isinstance(stored, bytes):
+        raise Garbled("a fingerprint that is no bytes")
+    return not stored or not given or stored == given
+
+
+def replay_of(record: Record) -> Replay:
+    """Return what a record says was answered; raise `Garbled` where it makes no sense."""
+    try:
+        form = Form(record.form if record.form is not None else 0)
+    except ValueError:
+        raise Garbled(f"a form that is not known: {record.form!r}") from None
+    status = 0 if record.status is None else _whole(record.status)
+    if form is Form.HTTP and status not in STATUSES:
+        raise Garbled(f"a status that is none: {status}")
+    body = b"" if record.body is None else record.body
+    if not isinstance(body, bytes):
+        raise Garbled("a body that is no bytes")
+    kept = record.kept is None or bool(record.kept)
+    answer = Answer(status, headers_of(record.headers), body, kept)
+    return Replay(answer, _state(record.state) is State.FAILED, form)
+
+
+def _state(said: object) -> State:
+    try:
+        return State(said)  # type: ignore[arg-type]
+    except ValueError:
+        raise Garbled(f"a state that is not known: {said!r}") from None
+
+
+def _whole(said: object) -> int:
+    if isinstance(said, bool) or not isinstance(said, int):
+        raise Garbled(f"no whole number: {said!r}")
+    return said
+
+
+# What is kept of an answer
+
+
+def storable(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Return the headers that may be kept: none of a login, none of a connection."""
+    given = [(bytes(name), bytes(value)) for name, value in headers]
+    named = {
+        word.strip().lower()
+        for name, value in given
+        if name.lower() == b"connection"
+        for word in value.split(b",")
+    }
+    return [pair for pair in given if pair[0].lower() not in NEVER_STORED | named]
+
+
+def headers_text(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return headers as they are stored: their bytes as Latin-1, in JSON."""
+    return json.dumps(
+        [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers],
+        separators=(",", ":"),
+    )
+
+
+def headers_of(text: object) -> Headers:
+    """Return stored headers, or raise `Garbled`."""
+    if text is None:
+        return []
+    if not isinstance(text, str) or len(text) > 6 * MOST_HEADER_BYTES:
+        raise Garbled("headers that are no text, or too long a one")
+    said = json_of(text)
+    if not isinstance(said, list) or len(said) > MOST_HEADERS:
+        raise Garbled("headers that are no list, or too long a one")
+    headers = []
+    for pair in said:
+        match pair:
+            case [str(name), str(value)]:
+                headers.append((_latin(name), _latin(value)))
+            case _:
+                raise Garbled("a header that is no pair of texts")
+    return headers
+
+
+def _latin(text: str) -> bytes:
+    try:
+        data = text.encode("latin-1")
+    except UnicodeEncodeError:
+        raise Garbled("a header with letters that none has") from None
+    if any(byte in data for byte in b"\r\n\0"):
+        raise Garbled("a header with a line's end in it")
+    return data
+
+
+def json_of(text: str | bytes) -> Any:
+    """Return what JSON says, or raise `Garbled`."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Garbled("no JSON") from None
+
+
+def headers_fit(headers: Headers) -> bool:
+    """Tell whether so many headers are kept."""
+    return (
+        len(headers) <= MOST_HEADERS
+        and sum(len(name) + len(value) for name, value in headers) <= MOST_HEADER_BYTES
+    )

@@ -1,0 +1,279 @@
+"""The user's statement, its key and its events as one: on PostgreSQL, by every driver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seawall.durable import Database, migrate
+from seawall.durable._connections import AskText
+from seawall.durable._idempotency_single import text_of
+from seawall.durable._sql import Names
+from seawall.durable.idempotency import (
+    AnswerNotKept,
+    Fresh,
+    Idempotency,
+    KeyInFlight,
+    KeyReused,
+    Single,
+)
+from seawall.durable.outbox import FromRow, NewEvent, Outbox
+from tests.durable.conftest import opening_by
+from tests.durable.postgres import Postgres
+
+DRIVERS = ["asyncpg", "psycopg", "sqlalchemy"]
+
+
+def told(text: str, **arguments: Any) -> Any:
+    """Ask one thing."""
+
+    def steps() -> Any:
+        rows = yield AskText(text, arguments)
+        return rows
+
+    return steps
+
+
+class Shop:
+    """A table of orders, and an idempotency."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.idempotency = Idempotency(database)
+        self.outbox = Outbox(database, "shop")
+        self.table = database.names.table("orders")
+        self.insert = (
+            f"INSERT INTO {self.table} (customer, note)"  # noqa: S608 - names of our own
+            " VALUES (:customer, '{\"a\": 1}'::text)"
+            " RETURNING id, customer;"
+        )
+
+    async def begin(self) -> None:
+        """Make the table."""
+        text = (
+            "CREATE TABLE IF NOT EXISTS {orders} (id bigint GENERATED ALWAYS AS IDENTITY,"
+            " customer text NOT NULL, note text)"
+        )
+        await self.database.arun(told(text))
+
+    async def order(self, customer: str = "c", key: str = "k", **options: Any) -> Single:
+        """Place an order."""
+        options = {"fingerprint": customer, **options}
+        sql = options.pop("sql", self.insert)
+        return await self.idempotency.asingle(
+            sql, {"customer": customer}, scope="t", operation="order", key=key, **options
+        )
+
+    async def count(self, table: str = "orders") -> int:
+        """Count rows."""
+        rows = await self.database.arun(told("SELECT count(*) FROM {%s}" % table))  # noqa: S608, UP031 - our own
+        number: int = rows[0][0]
+        return number
+
+
+@pytest.fixture(params=DRIVERS)
+def shop(request: pytest.FixtureRequest, postgres: Postgres, tmp_path: Path) -> Any:
+    """Return what gives a shop by each driver."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Shop]:
+        async with opening_by(request.param, postgres, tmp_path)() as database:
+            made = Shop(database)
+            await made.begin()
+            yield made
+
+    return opened
+
+
+def test_a_repeat_has_the_rows_of_the_first(shop: Any):
+    """One order, one key; the rows are told again."""
+
+    async def main() -> None:
+        async with shop() as s:
+            first = await s.order("c%d")
+            assert first.first
+            assert first.value[0]["customer"] == "c%d"
+            again = await s.order("c%d")
+            assert again == Single(first=False, value=first.value)
+            with pytest.raises(KeyReused):
+                await s.order("other")
+            assert await s.count() == 1
+            assert await s.count("idempotency") == 1
+
+    asyncio.run(main())
+
+
+def test_many_at_once_place_one_order(shop: Any):
+    """64 callers with one key."""
+
+    async def main() -> None:
+        async with shop() as s:
+            done = await asyncio.gather(*(s.order() for _ in range(64)))
+            assert sum(one.first for one in done) == 1
+            assert len({one.value[0]["id"] for one in done}) == 1
+            assert await s.count() == 1
+
+    asyncio.run(main())
+
+
+def test_a_conflict_of_the_users_own_is_the_users(shop: Any):
+    """Another key for a customer who has an order: that error passes, and no key is kept."""
+
+    async def main() -> None:
+        async with shop() as s:
+            await s.database.arun(told("CREATE UNIQUE INDEX ON {orders} (customer)"))
+            first = await s.order("c", "k1")
+            assert await s.order("c", "k1") == Single(first=False, value=first.value)
+            with pytest.raises(Exception, match="duplicate key"):
+                await s.order("c", "k2")
+            assert await s.count("idempotency") == 1
+
+    asyncio.run(main())
+
+
+def test_an_update_that_finds_nothing_to_do(shop: Any):
+    """Without a row nothing is kept; and a repeat whose row is as the first left it is a repeat."""
+
+    async def main() -> None:
+        async with shop() as s:
+            update = (
+                f"UPDATE {s.table} SET note = 'paid' WHERE customer = :customer"  # noqa: S608 - our own
+                " AND note <> 'paid' RETURNING id"
+            )
+            events = {"outbox": s.outbox, "events": [NewEvent("order", FromRow("id"), "paid", {})]}
+            none = await s.order("c", "pay", sql=update, **events)
+            assert none == Single(first=True, value=[])
+            assert await s.count("idempotency") == await s.count("outbox") == 0
+            await s.order("c", "place")
+            first = await s.order("c", "pay", sql=update, **events)
+            again = await s.order("c", "pay", sql=update, **events)
+            assert (first.first, again.first) == (True, False)
+            assert first.value == again.value != []
+            assert await s.count("outbox") == 1
+
+    asyncio.run(main())
+
+
+def test_events_come_with_the_row(shop: Any):
+    """Of 16 at once, one order and one event of it are there."""
+
+    async def main() -> None:
+        async with shop() as s:
+            placed = NewEvent("order", FromRow("id"), "placed", {"by": "c"})
+            done = await asyncio.gather(
+                *(s.order(outbox=s.outbox, events=[placed]) for _ in range(16))
+            )
+            rows = await s.database.arun(told("SELECT aggregate_id FROM {outbox}"))
+            assert rows == [(str(done[0].value[0]["id"]),)]
+            with pytest.raises(TypeError, match="outbox="):
+                await s.order(events=[placed])
+
+    asyncio.run(main())
+
+
+def test_what_is_over_is_taken(shop: Any):
+    """An expired key, and one whose owner is dead, are in nobody's way; one at work is."""
+
+    async def main() -> None:
+        async with shop() as s:
+            await s.order("c1", "old")
+            over = "UPDATE {idempotency} SET expires_at = 0, lease_until = 0"
+            await s.database.arun(told(over))
+            assert (await s.order("c2", "old")).first
+            found = await s.idempotency.areserve("t", "order", "dead", "c3")
+            assert isinstance(found, Fresh)
+            with pytest.raises(KeyInFlight):
+                await s.order("c3", "dead")
+            await s.database.arun(told("UPDATE {idempotency} SET lease_until = 0"))
+            assert (await s.order("c3", "dead")).first
+            assert not await s.idempotency.acomplete(found.claim, 1)
+
+    asyncio.run(main())
+
+
+def test_a_connection_of_ones_own(shop: Any):
+    """It may be given where it is in no transaction; else the key would break that."""
+
+    async def main() -> None:
+        async with shop() as s, s.database.atransaction() as conn:
+            with pytest.raises(RuntimeError, match="in none"):
+                await s.order(conn=conn)
+        async with shop() as s:
+            if not hasattr(s.database.source, "acquire"):
+                return
+            async with s.database.source.acquire() as conn:
+                assert (await s.order(key="own", conn=conn)).first
+                again = await s.order(key="own", conn=conn)
+                assert not again.first
+                await s.database.arun(told("UPDATE {idempotency} SET expires_at = 0"))
+                assert (await s.order(key="own", conn=conn)).first
+
+    asyncio.run(main())
+
+
+def test_rows_that_are_too_large_are_done_and_not_kept(shop: Any):
+    """The first has them; a repeat is told so, and does nothing."""
+
+    async def main() -> None:
+        async with shop() as s:
+            s.idempotency = Idempotency(s.database, max_body=10)
+            assert (await s.order()).value[0]["customer"] == "c"
+            with pytest.raises(AnswerNotKept):
+                await s.order()
+            assert await s.count() == 1
+
+    asyncio.run(main())
+
+
+def test_without_the_key_each_places_an_order(shop: Any, monkeypatch: pytest.MonkeyPatch):
+    """Ablation: the key's row is what makes it one."""
+    from seawall.durable import _idempotency_single as module
+
+    def keyless(style: Any, names: Names, now: Any, sql: str, events: str) -> Any:
+        whole = text_of(style, names, now, sql, events)
+        before, found, after = whole.sql.rpartition("WHERE body IS NOT NULL")
+        assert found
+        return whole._replace(sql=f"{before}WHERE 1 = 0{after}")
+
+    monkeypatch.setattr(module, "text_of", keyless)
+
+    async def main() -> None:
+        async with shop() as s:
+            done = await asyncio.gather(*(s.order() for _ in range(4)))
+            assert [one.first for one in done] == [True] * 4
+            assert await s.count() == 4
+
+    asyncio.run(main())
+
+
+def test_blocking_and_refusals(postgres: Postgres, tmp_path: Path):
+    """It is there without an event loop, too; SQLite and names of our own are refused."""
+    from psycopg_pool import ConnectionPool
+
+    named: dict[str, Any] = {"scope": "t", "operation": "o", "key": "k", "fingerprint": None}
+    with ConnectionPool(postgres.url, min_size=1, max_size=2, open=True) as pool:
+        database = Database(pool, schema=f"single {tmp_path.name}"[:38], name="single blocking")
+        migrate(database)
+        database.run(told("CREATE TABLE {orders} (n bigint)"))
+        table = database.names.table("orders")
+        insert = f"INSERT INTO {table} VALUES (:n) RETURNING n"  # noqa: S608 - names of our own
+        idempotency = Idempotency(database)
+        assert idempotency.single(insert, {"n": 2}, **named) == Single(first=True, value=[{"n": 2}])
+        assert not idempotency.single(insert, {"n": 3}, **named).first
+        with pytest.raises(ValueError, match="our own"):
+            idempotency.single(insert, {"seawall_ttl": 2}, **named)
+        with pytest.raises(TypeError, match="RETURNING"):
+            idempotency.single("", {}, **named)
+        database.close()
+
+    async def main() -> None:
+        async with opening_by("sqlite", postgres, tmp_path)() as database:
+            with pytest.raises(TypeError, match="PostgreSQL"):
+                await Idempotency(database).asingle("INSERT", {}, **named)
+
+    asyncio.run(main())
