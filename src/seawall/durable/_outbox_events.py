@@ -1,0 +1,152 @@
+"""What goes into an outbox and what comes out, checked on both ways."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+from uuid import uuid4
+
+LONGEST_TEXT: Final = 255
+"""Characters of an aggregate's or a type's name."""
+LARGEST_HEADERS: Final = 16_384
+"""Bytes of an event's headers, as they are stored."""
+LARGEST_ERROR: Final = 1_000
+"""Characters of an error that are stored."""
+
+
+class Event(NamedTuple):
+    """An event as a sink is given it."""
+
+    id: str
+    """Stays the same however often it is delivered: what a consumer tells duplicates by."""
+    aggregate: str
+    aggregate_id: str
+    sequence: int
+    """Its number in its aggregate."""
+    type: str
+    payload: bytes
+    headers: dict[str, str]
+    created_at: float
+    """When it was added: seconds since 1970, by the database's clock."""
+
+    def json(self) -> Any:
+        """Return the payload, where it was given as what JSON can say."""
+        return json.loads(self.payload)
+
+
+class Dead(NamedTuple):
+    """An event that was put aside."""
+
+    event: Event
+    attempts: int
+    error: str
+    died_at: float
+
+
+class Blocked(NamedTuple):
+    """An aggregate that waits for somebody to look into it."""
+
+    aggregate: str
+    aggregate_id: str
+    attempts: int
+    error: str
+
+
+class FromRow(NamedTuple):
+    """A column of the business row that the same statement writes (see `Outbox.rows_cte`)."""
+
+    column: str
+
+
+class NewEvent(NamedTuple):
+    """An event to be added."""
+
+    aggregate: str
+    aggregate_id: str | FromRow
+    type: str
+    payload: Any
+    """Bytes, text, or what JSON can say; a `FromRow` in a single statement."""
+    headers: Mapping[str, str] | None = None
+
+
+def new_id() -> str:
+    """Return an id that no other event has: visible ASCII, fit for a header."""
+    return uuid4().hex
+
+
+def text(name: str, value: object) -> str:
+    """Return a name as it is stored, or raise."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r}: write a text, such as {name}='order'")
+    if not value or len(value) > LONGEST_TEXT or "\0" in value:
+        raise ValueError(f"{name}: write 1 to {LONGEST_TEXT} characters, without NUL")
+    return value
+
+
+def payload_bytes(payload: object, largest: int) -> bytes:
+    """Return a payload as it is stored, or raise."""
+    if isinstance(payload, (bytes, bytearray, memoryview)):
+        data = bytes(payload)
+    elif isinstance(payload, str):
+        data = payload.encode()
+    else:
+        try:
+            data = json.dumps(payload, separators=(",", ":"), allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"payload: write bytes, text, or what JSON can say ({error})") from None
+    if len(data) > largest:
+        raise ValueError(
+            f"payload of {len(data)} bytes: at most {largest}; store it elsewhere and send where"
+        )
+    return data
+
+
+def headers_text(headers: Mapping[str, str] | None) -> str | None:
+    """Return headers as they are stored, or raise."""
+    if not headers:
+        return None
+    if not isinstance(headers, Mapping) or not all(
+        isinstance(part, str) and part.isprintable() for item in headers.items() for part in item
+    ):
+        raise TypeError("headers: write a dict of printable texts, such as {'tenant': 'acme'}")
+    data = json.dumps(dict(headers), separators=(",", ":"))
+    if len(data) > LARGEST_HEADERS:
+        raise ValueError(f"headers of {len(data)} bytes: at most {LARGEST_HEADERS}")
+    return data
+
+
+def event_of(row: tuple[Any, ...]) -> Event:
+    """Return a row (id, aggregate, aggregate_id, sequence, type, payload, headers, created_at)."""
+    number, aggregate, aggregate_id, sequence, kind, payload, headers, created_at = row
+    return Event(
+        number,
+        aggregate,
+        aggregate_id,
+        sequence,
+        kind,
+        payload if type(payload) is bytes else bytes(payload),
+        _headers(headers) if headers is not None else {},
+        created_at / 1e6,
+    )
+
+
+def _headers(stored: object) -> dict[str, str]:
+    """Return stored headers; what somebody else has put there may be anything."""
+    if not isinstance(stored, str) or len(stored) > LARGEST_HEADERS:
+        return {}
+    try:
+        found = json.loads(stored)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
+
+
+def error_text(error: object) -> str:
+    """Return an error as it is stored: short, printable."""
+    said = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
+    return "".join(c if c.isprintable() else " " for c in said[:LARGEST_ERROR])

@@ -1,0 +1,278 @@
+"""What an outbox asks a database: adding in the user's transaction, and the dispatcher's own.
+
+A dispatcher's claim of an aggregate has an owner, an epoch and a lease. Whatever it writes later is
+bound to owner and epoch: who was taken over writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from seawall.durable._connections import Ask
+from seawall.durable._outbox_events import Event, error_text, event_of
+from seawall.durable._sql import Dialect
+from seawall.runtime.stepping import Steps
+
+
+class Lane(NamedTuple):
+    """An aggregate that was claimed, and its next events."""
+
+    lane: int
+    epoch: int
+    attempts: int
+    """How often the first of them has failed."""
+    events: list[Event]
+
+
+class Taken(NamedTuple):
+    """A claim; its next events have the numbers from `head` to `tail`."""
+
+    lane: int
+    epoch: int
+    attempts: int
+    head: int
+    tail: int
+
+
+class Claimed(NamedTuple):
+    """What a claim brought, and where the next one goes on looking."""
+
+    lanes: list[Lane]
+    after: int
+    ended: bool
+    """Whether there was nothing more behind where it began."""
+
+
+class Settled(NamedTuple):
+    """How it went for one aggregate: the first `delivered` of its events were delivered."""
+
+    lane: Lane
+    delivered: int
+    action: str
+    """"done" (freed), "again" or "block" (troubled), "skip" (the next event is put aside)."""
+    attempts: int = 0
+    delay: int = 0
+    error: object = ""
+
+    @property
+    def upto(self) -> int:
+        """The number of the last that was delivered; 0 if none."""
+        return self.lane.events[self.delivered - 1].sequence if self.delivered else 0
+
+
+# Adding
+
+
+def adding(dialect: Dialect, arguments: dict[str, Any]) -> Steps[int]:
+    """Add one event; return its number in its aggregate."""
+    if dialect == "postgres":
+        rows = yield Ask("outbox.add", arguments)
+        number: int = rows[0][0]
+        return number
+    where = {name: arguments[name] for name in ("outbox", "aggregate", "aggregate_id")}
+    rows = yield Ask("outbox.place", where)
+    lane, number = rows[0]
+    yield Ask("outbox.put", {**arguments, "lane": lane, "sequence": number})
+    return number
+
+
+# Claiming
+
+
+def claiming(
+    dialect: Dialect,
+    outbox: str,
+    *,
+    after: int,
+    far: bool,
+    batch: int,
+    largest: int,
+    owner: str,
+    lease: int,
+) -> Steps[Claimed]:
+    """Claim aggregates behind `after`, and fetch a batch of their events.
+
+    These are the aggregates of the next `batch` events; or, with `far`, the next `batch` ones
+    however many events they have: for when the nearest are not to be had.
+    """
+    given = {
+        "outbox": outbox,
+        "after": after,
+        "near": 0 if far else batch,
+        "far": batch if far else 0,
+    }
+    if dialect == "postgres":
+        yield Ask("outbox.by_index", {"hashing": "on"})
+        rows = yield Ask("outbox.claim", {**given, "owner": owner, "lease": lease})
+        looked, furthest = rows[0][:2]
+        taken = [Taken(*row[2:]) for row in rows if row[2] is not None]
+    else:
+        rows = yield Ask("outbox.look", given)
+        looked, furthest = sum(row[4] for row in rows), rows[-1][0] if rows else None
+        ends = {row[0]: row[2:4] for row in rows if row[1]}
+        taken = []
+        if ends:
+            free = ",".join(map(str, ends))
+            got = yield Ask("outbox.claim", {"lanes": free, "owner": owner, "lease": lease})
+            taken = [Taken(*row, *ends[row[0]]) for row in got]
+    if far and taken:
+        more = batch // len(taken)
+        taken = [one._replace(tail=one.head + max(1, more) - 1) for one in taken]
+    found = yield from fetching(dialect, outbox, taken, largest)
+    used = [lane.lane for lane in found if lane.events]
+    if used and len(used) < len(found):
+        # The batch was full before all had their turn: they are the next.
+        return Claimed(found, used[-1], ended=False)
+    ended = (looked or 0) < batch
+    return Claimed(found, 0 if ended else furthest, ended=ended)
+
+
+def fetching(dialect: Dialect, outbox: str, taken: list[Taken], largest: int) -> Steps[list[Lane]]:
+    """Return what was claimed with its events, up to `largest` bytes of payload in all."""
+    if not taken:
+        return []
+    taken.sort()
+    if dialect == "postgres":
+        arguments = {
+            "lanes": ",".join(str(one.lane) for one in taken),
+            "tails": ",".join(str(one.tail) for one in taken),
+            "bytes": largest,
+        }
+    else:
+        arguments = {"marks": ",".join(f"[{one.lane},{one.tail}]" for one in taken)}
+    rows = yield Ask("outbox.fetch", {"outbox": outbox, **arguments})
+    lanes = {one.lane: Lane(one.lane, one.epoch, one.attempts, []) for one in taken}
+    for lane, sequence, number, aggregate, aggregate_id, *rest in rows:
+        if dialect == "sqlite" and rest.pop() > largest:
+            break
+        event = event_of((number, aggregate, aggregate_id, sequence, *rest))
+        lanes[lane].events.append(event)
+    return list(lanes.values())
+
+
+def renewing(dialect: Dialect, owner: str, lanes: list[Lane], lease: int) -> Steps[set[int]]:
+    """Hold these for longer; return the ones that are still held."""
+    if dialect == "postgres":
+        rows = yield Ask(
+            "outbox.renew",
+            {
+                "lanes": ",".join(str(lane.lane) for lane in lanes),
+                "epochs": ",".join(str(lane.epoch) for lane in lanes),
+                "owner": owner,
+                "lease": lease,
+            },
+        )
+        return {row[0] for row in rows}
+    held = yield from _held(owner, lanes)
+    listed = ",".join(map(str, held))
+    yield Ask("outbox.renew", {"lanes": listed, "owner": owner, "lease": lease})
+    return held
+
+
+# Telling how it went
+
+
+def settling(
+    dialect: Dialect, outbox: str, owner: str, settled: list[Settled], *, keep: bool
+) -> Steps[int]:
+    """Write down how it went for each; return how many were refused.
+
+    Refused is what was taken over meanwhile: nothing is written for it.
+    """
+    if not settled:
+        return 0
+    steps = _settling_postgres if dialect == "postgres" else _settling_sqlite
+    refused = yield from steps(outbox, owner, settled, keep=keep)
+    return refused
+
+
+def _settling_postgres(
+    outbox: str, owner: str, settled: list[Settled], *, keep: bool
+) -> Steps[int]:
+    yield Ask("outbox.by_index", {"hashing": "off"})
+    ours = {"outbox": outbox, "owner": owner}
+    accepted = 0
+    progressed = [one for one in settled if one.delivered]
+    if keep and progressed:
+        yield Ask("outbox.keep", {**ours, **_listed(progressed)})
+    if done := [one for one in settled if one.action == "done"]:
+        rows = yield Ask("outbox.done", {**ours, **_listed(done)})
+        accepted += rows[0][0]
+    if troubled := [one for one in settled if one.action in {"again", "block"}]:
+        marks = [
+            {
+                "lane": one.lane.lane,
+                "epoch": one.lane.epoch,
+                "upto": one.upto,
+                "attempts": one.attempts,
+                "delay": one.delay,
+                "blocked": one.action == "block",
+                "error": error_text(one.error),
+            }
+            for one in troubled
+        ]
+        rows = yield Ask("outbox.failed", {**ours, "marks": json.dumps(marks)})
+        accepted += rows[0][0]
+    if poison := [one for one in settled if one.action == "skip"]:
+        marks = [
+            {
+                "lane": one.lane.lane,
+                "epoch": one.lane.epoch,
+                "upto": one.upto,
+                "dead": one.lane.events[one.delivered].sequence,
+                "attempts": one.attempts,
+                "error": error_text(one.error),
+            }
+            for one in poison
+        ]
+        rows = yield Ask("outbox.bury", {**ours, "marks": json.dumps(marks)})
+        accepted += rows[0][0]
+    return len(settled) - accepted
+
+
+def _listed(settled: list[Settled]) -> dict[str, str]:
+    return {
+        "lanes": ",".join(str(one.lane.lane) for one in settled),
+        "epochs": ",".join(str(one.lane.epoch) for one in settled),
+        "uptos": ",".join(str(one.upto) for one in settled),
+    }
+
+
+def _settling_sqlite(outbox: str, owner: str, settled: list[Settled], *, keep: bool) -> Steps[int]:
+    held = yield from _held(owner, [one.lane for one in settled])
+    ours = [one for one in settled if one.lane.lane in held]
+    if progressed := [one for one in ours if one.delivered]:
+        marks = ",".join(f"[{one.lane.lane},{one.upto}]" for one in progressed)
+        if keep:
+            yield Ask("outbox.keep", {"outbox": outbox, "marks": marks})
+        yield Ask("outbox.gone", {"outbox": outbox, "marks": marks})
+    for one in ours:
+        if one.action in {"again", "block"}:
+            yield Ask(
+                "outbox.trouble",
+                {
+                    "lane": one.lane.lane,
+                    "owner": owner,
+                    "attempts": one.attempts,
+                    "delay": one.delay,
+                    "blocked": one.action == "block",
+                    "error": error_text(one.error),
+                },
+            )
+        elif one.action == "skip":
+            dead = one.lane.events[one.delivered].sequence
+            where = {"outbox": outbox, "lane": one.lane.lane, "dead": dead}
+            said = {"attempts": one.attempts, "error": error_text(one.error)}
+            yield Ask("outbox.bury", {**where, **said})
+            marks = f"[{one.lane.lane},{dead}]"
+            yield Ask("outbox.gone", {"outbox": outbox, "marks": marks})
+    freed = ",".join(str(one.lane.lane) for one in ours if one.action in {"done", "skip"})
+    yield Ask("outbox.free", {"owner": owner, "lanes": freed})
+    return len(settled) - len(ours)
+
+
+def _held(owner: str, lanes: list[Lane]) -> Steps[set[int]]:
+    marks = ",".join(f"[{lane.lane},{lane.epoch}]" for lane in lanes)
+    rows = yield Ask("outbox.held", {"marks": marks, "owner": owner})
+    return {row[0] for row in rows}

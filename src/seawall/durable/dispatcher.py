@@ -1,0 +1,389 @@
+"""Delivers the events of an outbox: at least once, in order within each aggregate.
+
+Promises: what was committed is delivered; what was rolled back never is. Of one aggregate, an event
+is given to the sink only when those before it were taken. An event that fails holds up its own
+aggregate and no other. Any number of dispatchers share the work: an aggregate is one's own for a
+lease, which is prolonged while it is at work; who is killed is replaced when the lease is over, and
+who comes back late writes nothing any more. There is no cursor that a late commit could be behind:
+pending is what is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from random import Random
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from seawall import _checks as check
+from seawall.durable._outbox_delivery import Delivery, Progress, Sink
+from seawall.durable._outbox_listening import Listening
+from seawall.durable._outbox_steps import Lane, Settled, claiming, renewing, settling
+from seawall.durable.outbox import Outbox
+from seawall.models.backoff import Backoff, as_backoff, full_jitter
+from seawall.models.outbox import (
+    MOST_ATTEMPTS,
+    Poison,
+    Settings,
+    after_failure,
+    next_pause,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["Dispatcher"]
+
+SHORTEST_PAUSE: Final = 0.05
+"""Seconds between two looks while something has happened lately."""
+LARGEST_BATCH: Final = 16 * 2**20
+"""Bytes of payload that are fetched at once."""
+SURVEY_EVERY: Final = 15.0
+LONGEST_PAUSE: Final = 300.0
+"""Seconds that a refusal may ask to wait."""
+TELLING: Final = 5.0
+"""Seconds after the grace for writing down how it went; then the leases do it."""
+OUTAGE: Final = full_jitter(0.1, cap=5.0)
+"""Between tries to reach the database."""
+
+
+class Dispatcher:
+    """Give the events of `outbox` to `sink`: a function of an event, or of a list of them."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        sink: Sink,
+        *,
+        batched: bool | None = None,
+        batch: int = 1000,
+        concurrency: int = 16,
+        lease: float = 30.0,
+        attempts: int = 10,
+        backoff: Backoff | float | Iterable[float] | Callable[[int], float] | None = None,
+        poison: Poison = "block",
+        poll: float = 1.0,
+        keep: float = 0.0,
+        listen: Callable[[], Awaitable[Any]] | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """Deliver up to `batch` events in a round, of up to `concurrency` aggregates at once.
+
+        With `batched`, the sink is given a list, and returns None or the ids that failed. An event
+        is tried up to `attempts` times, with pauses of `backoff` (full jitter from 1 s up to 5
+        minutes, unless given); then its aggregate waits for `Outbox.unblock` (`poison="block"`), or
+        goes on without it (`"skip"`). Looks every `poll` seconds at the latest. What was delivered
+        is kept for `keep` seconds. `listen` opens a connection of its own for NOTIFY.
+        """
+        if not isinstance(outbox, Outbox):
+            raise TypeError(f"Dispatcher({outbox!r}, ...): pass an Outbox")
+        check.function("sink", sink)
+        if batched is None:
+            batched = bool(getattr(sink, "batched", False))
+        self.outbox = outbox
+        self.batch = check.count("batch", batch, maximum=10_000)
+        self.lease = check.seconds("lease", lease)
+        self.poll = max(SHORTEST_PAUSE, check.seconds("poll", poll))
+        self.keep = check.seconds("keep", keep, zero=True)
+        self._settings = Settings(
+            check.count("attempts", attempts, maximum=MOST_ATTEMPTS),
+            full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff),
+            check.choice("poison", poison, ("block", "skip")),
+        )
+        concurrency = check.count("concurrency", concurrency, maximum=1_000)
+        self._delivery = Delivery(
+            sink, batched=check.flag("batched", batched), concurrency=concurrency
+        )
+        self._listening = None if listen is None else Listening(outbox.channel, listen, self.wake)
+        self._rng = Random() if rng is None else rng  # noqa: S311 - jitter is no secret
+        self._clock = outbox.clock
+        self._token = token_hex(8)
+        self._round = 0
+        self._after = 0
+        self._resume_at = float("-inf")
+        self._cleaned_at = self._surveyed_at = float("-inf")
+        self._stopped = self._cut = self._woken = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news: asyncio.Event | None = None
+        self._delivering: asyncio.Task[None] | None = None
+        self._survey: dict[str, Any] = {}
+        words = ("rounds", "delivered", "failed", "dead", "blocked", "refused", "refused_late")
+        self._counts = dict.fromkeys((*words, "lost", "errors"), 0)
+        outbox.has_dispatcher(self)
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher of {self.outbox!r}: {self._counts['delivered']} delivered>"
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what it has done, and how the outbox stood when it looked last."""
+        return {
+            "outbox": self.outbox.name,
+            "running": self._loop is not None,
+            "paused": self._clock.now() < self._resume_at,
+            "listening": self._listening is not None and self._listening.is_listening,
+            **self._counts,
+            "survey": dict(self._survey),
+        }
+
+    # Running
+
+    async def run(self) -> None:
+        """Deliver until `stop` is called, or until cancelled; then let go of what is claimed."""
+        await self._alone(self._forever)
+
+    async def run_once(self) -> int:
+        """Deliver one batch; return how many events that were, 0 if there was nothing to do."""
+        return int((await self._alone(self._one_round)).delivered)
+
+    async def drain(self) -> int:
+        """Deliver until nothing is due; return how many events that were."""
+        total = 0
+        while (ended := await self._alone(self._one_round)).goes_on:
+            total += ended.delivered
+        return total + int(ended.delivered)
+
+    def run_sync(self) -> None:
+        """Deliver until `stop` is called, in this thread; for programs without an event loop."""
+        import asyncio
+
+        asyncio.run(self.run())
+
+    def stop(self, grace: float = 10.0) -> None:
+        """Begin nothing new; what is being delivered has `grace` seconds. From any thread."""
+        seconds = check.seconds("grace", grace, zero=True)
+        self._stopped = True
+        loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: it has stopped
+                loop.call_soon_threadsafe(self._halt, seconds)
+
+    def wake(self) -> None:
+        """Look at once, not only after the pause. From any thread."""
+        self._woken = True
+        loop, news = self._loop, self._news
+        if loop is not None and news is not None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(news.set)
+
+    def _halt(self, grace: float) -> None:
+        if self._news is not None:
+            self._news.set()
+        if self._loop is not None:
+            self._loop.call_later(grace, self._cut_short)
+
+    def _cut_short(self) -> None:
+        self._cut = True
+        if self._delivering is not None:
+            self._delivering.cancel()
+
+    async def _alone(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Do `work` in a task of its own, so that who is cancelled still lets go of its claims."""
+        import asyncio
+
+        if self._loop is not None:
+            raise RuntimeError(f"{self!r} runs already: make another Dispatcher")
+        self._loop, self._news = asyncio.get_running_loop(), asyncio.Event()
+        task = asyncio.ensure_future(work())
+        try:
+            return await asyncio.shield(task)
+        finally:
+            try:
+                if not task.done():
+                    stopped, self._stopped = self._stopped, True
+                    self._news.set()
+                    self._cut_short()
+                    await asyncio.wait([task], timeout=TELLING)
+                    self._stopped = stopped
+            finally:
+                if not task.done():
+                    task.cancel()
+                    await asyncio.wait([task])
+                self._loop = self._news = None
+                self._cut = False
+
+    async def _forever(self) -> None:
+        pause = SHORTEST_PAUSE
+        delays = OUTAGE.delays(self._rng.random)
+        listening = None if self._listening is None else self._listening.start(self._rng)
+        try:
+            while not self._stopped:
+                self._woken = False
+                try:
+                    ended = await self._one_round()
+                    await self._keep_house()
+                except Exception:
+                    self._counts["errors"] += 1
+                    logging.getLogger("seawall").exception("outbox %r", self.outbox.name)
+                    await self._nap(next(delays))
+                    continue
+                delays = OUTAGE.delays(self._rng.random)
+                if ended.goes_on:
+                    pause = SHORTEST_PAUSE
+                    continue
+                paused = self._resume_at - self._clock.now()
+                if paused > 0 or not self._woken:
+                    await self._nap(max(pause, paused))
+                pause = next_pause(
+                    pause, found=self._woken, shortest=SHORTEST_PAUSE, longest=self.poll
+                )
+        finally:
+            if listening is not None:
+                await listening.stop()
+
+    async def _nap(self, seconds: float) -> None:
+        import asyncio
+
+        news = self._news
+        if self._stopped or news is None:
+            return
+        if not self._woken:
+            news.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await news.wait()
+        except TimeoutError:
+            pass
+
+    async def _keep_house(self) -> None:
+        now = self._clock.now()
+        if now - self._surveyed_at >= SURVEY_EVERY:
+            self._surveyed_at = now
+            self._survey = await self.outbox.asurvey()
+            await self.outbox.aclean(keep=self.keep)
+
+    # One round: claim, deliver, write down
+
+    async def _one_round(self) -> _Ended:
+        outbox, database = self.outbox, self.outbox.database
+        self._round += 1
+        self._counts["rounds"] += 1
+        owner = f"{self._token}.{self._round}"
+        far, ends = False, 0
+        while True:
+            began = self._after
+            asked_at = self._clock.now()
+            claim = partial(
+                claiming,
+                database.dialect,
+                outbox.name,
+                after=began,
+                far=far,
+                batch=self.batch,
+                largest=LARGEST_BATCH,
+                owner=owner,
+                lease=round(self.lease * 1e6),
+            )
+            claimed = await database.arun(claim)
+            self._after = claimed.after
+            if claimed.lanes or self._stopped:
+                break
+            # Behind the end it begins anew; at the second end all has been looked at.
+            ends += claimed.ended + (claimed.ended and began == 0)
+            if ends > 1:
+                break
+            far = not claimed.ended  # the nearest are not to be had: look further
+        if not claimed.lanes:
+            return _Ended(0, goes_on=False)
+        progress = [Progress(lane) for lane in claimed.lanes]
+        try:
+            await self._deliver(progress, owner, asked_at + self.lease)
+        finally:
+            await self._settle(progress, owner)
+        # Also after failures there may be others to deliver at once; not after a refusal.
+        refused = any(one.refused is not None for one in progress)
+        delivered = sum(one.delivered for one in progress)
+        return _Ended(delivered, goes_on=not refused and not self._stopped)
+
+    async def _deliver(self, progress: list[Progress], owner: str, until: float) -> None:
+        import asyncio
+
+        lanes = [one.lane for one in progress]
+        holding = _Holding(lanes, until)
+
+        def goes_on(lane: int) -> bool:
+            return not self._stopped and lane in holding.held and self._clock.now() < holding.until
+
+        self._delivering = asyncio.ensure_future(self._delivery.deliver(progress, goes_on))
+        renewing_task = asyncio.ensure_future(self._renew(holding, lanes, owner))
+        if self._cut:
+            self._delivering.cancel()
+        try:
+            await asyncio.wait([self._delivering])
+            if not self._delivering.cancelled():
+                self._delivering.result()
+        finally:
+            for task in (self._delivering, renewing_task):
+                task.cancel()
+            await asyncio.wait([self._delivering, renewing_task])
+            self._delivering = None
+
+    async def _renew(self, holding: _Holding, lanes: list[Lane], owner: str) -> None:
+        """Prolong the lease while the sink is at work; note what was lost."""
+        database, lease = self.outbox.database, round(self.lease * 1e6)
+        while True:
+            await _sleep(self.lease / 3)
+            asked_at = self._clock.now()
+            try:
+                held = await database.arun(lambda: renewing(database.dialect, owner, lanes, lease))
+            except Exception:  # noqa: BLE001 - the lease may still be long enough
+                self._counts["errors"] += 1
+                continue
+            self._counts["lost"] += len(holding.held - held)
+            holding.held &= held
+            holding.until = asked_at + self.lease
+
+    async def _settle(self, progress: list[Progress], owner: str) -> None:
+        outbox, counts = self.outbox, self._counts
+        settled = [self._judged(one) for one in progress]
+        database, keep = outbox.database, self.keep > 0
+        late = await database.arun(
+            lambda: settling(database.dialect, outbox.name, owner, settled, keep=keep)
+        )
+        counts["delivered"] += sum(one.delivered for one in progress)
+        counts["refused_late"] += late
+        counts["failed"] += sum(one.error is not None for one in progress)
+        counts["blocked"] += sum(one.action == "block" for one in settled)
+        counts["dead"] += sum(one.action == "skip" for one in settled)
+        refusals = [one.refused for one in progress if one.refused is not None]
+        if refusals:
+            counts["refused"] += len(refusals)
+            waits = [refusal.retry_after or SHORTEST_PAUSE for refusal in refusals]
+            self._resume_at = self._clock.now() + min(max(waits), LONGEST_PAUSE)
+
+    def _judged(self, progress: Progress) -> Settled:
+        lane, delivered = progress.lane, progress.delivered
+        if progress.error is None:
+            if delivered or not lane.attempts:
+                return Settled(lane, delivered, "done")
+            return Settled(lane, 0, "again", lane.attempts)  # nothing was tried: as it was
+        verdict = after_failure(
+            self._settings, lane.attempts, progressed=delivered > 0, rng=self._rng.random
+        )
+        said = progress.error
+        return Settled(lane, delivered, verdict.action, verdict.attempts, verdict.delay, said)
+
+
+class _Ended(NamedTuple):
+    """What a round brought, and whether there may be more to do at once."""
+
+    delivered: int
+    goes_on: bool
+
+
+class _Holding:
+    """Which aggregates are still ours, and until when for sure."""
+
+    __slots__ = ("held", "until")
+
+    def __init__(self, lanes: list[Lane], until: float) -> None:
+        self.held = {lane.lane for lane in lanes}
+        self.until = until
+
+
+async def _sleep(seconds: float) -> None:
+    from seawall.runtime.runners import sleep_async
+
+    await sleep_async(seconds)

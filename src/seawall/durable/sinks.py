@@ -1,0 +1,284 @@
+"""Where a dispatcher delivers to: a webhook, a Redis stream, NATS JetStream; or any function.
+
+Promises: each carries the event's id as what a receiver tells duplicates by: a webhook as
+Idempotency-Key, a stream as a field, JetStream as Nats-Msg-Id. A webhook's body is signed, with the
+time of sending, so that a receiver can tell who sent it and that it is not an old one replayed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from hmac import compare_digest
+from hmac import new as hmac
+from time import time  # noqa: TID251 - receivers compare it with a clock of their own
+from typing import Any, Final
+
+from seawall import _checks as check
+from seawall.durable._outbox_events import Event
+from seawall.errors import Overloaded, SeawallError
+from seawall.guard import Guard
+from seawall.wire.retry_after import read_retry_after
+
+__all__ = [
+    "SIGNATURE_HEADER",
+    "BadSignature",
+    "JetStream",
+    "NotDelivered",
+    "RedisStream",
+    "Webhook",
+    "sign",
+    "verify",
+]
+
+SIGNATURE_HEADER: Final = "Seawall-Signature"
+LONGEST_SIGNATURE: Final = 1_024
+LONGEST_PAUSE: Final = 300.0
+_NUMBER: Final = re.compile(r"[0-9]{1,12}")
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_OWN: Final = frozenset(
+    {
+        "content-type",
+        "content-length",
+        "host",
+        "idempotency-key",
+        "connection",
+        "transfer-encoding",
+        "authorization",
+        "cookie",
+        "seawall-signature",
+    }
+)
+_WAIT: Final = frozenset({429, 503})
+
+
+class NotDelivered(SeawallError):
+    """The receiver answered, and did not take the event."""
+
+    reason = "not_delivered"
+
+
+class BadSignature(SeawallError, ValueError):
+    """What was received is not signed by who knows the secret, or too long ago."""
+
+    reason = "bad_signature"
+
+
+# Signatures
+
+
+def sign(secret: bytes, body: bytes, *, now: int) -> str:
+    """Return the value of the header: the time in seconds, and an HMAC of time and body."""
+    made = hmac(_secret(secret), b"%d." % now + body, sha256).hexdigest()
+    return f"t={now},v1={made}"
+
+
+def verify(
+    secrets: bytes | Sequence[bytes],
+    header: str,
+    body: bytes,
+    *,
+    tolerance: float = 300.0,
+    now: float | None = None,
+) -> None:
+    """Raise `BadSignature` unless `header` signs `body` by one of `secrets`, not long ago.
+
+    Several secrets are for changing them: the new one and the old one. Compared in constant time.
+    """
+    allowed = check.seconds("tolerance", tolerance)
+    known = [secrets] if isinstance(secrets, bytes) else list(secrets)
+    if not isinstance(header, str) or len(header) > LONGEST_SIGNATURE:
+        raise BadSignature("no signature that can be read")
+    parts = [part.strip().partition("=") for part in header.split(",")]
+    times = [value for name, _, value in parts if name == "t"]
+    given = [value for name, _, value in parts if name == "v1"][:4]
+    if len(times) != 1 or not _NUMBER.fullmatch(times[0]) or not given:
+        raise BadSignature("no signature that can be read")
+    sent = int(times[0])
+    good = False
+    for secret in known:
+        wanted = sign(secret, body, now=sent).partition("v1=")[2].encode()
+        for value in given:
+            good |= compare_digest(wanted, value.encode("utf-8", "replace"))
+    if not good:
+        raise BadSignature("signed by somebody else, or changed on its way")
+    if abs((time() if now is None else now) - sent) > allowed:
+        raise BadSignature(f"signed more than {allowed:g} s ago, or in the future")
+
+
+def _secret(secret: object) -> bytes:
+    if not isinstance(secret, bytes) or len(secret) < 16:  # noqa: PLR2004 - 128 bits
+        raise ValueError(
+            "secret: write at least 16 bytes, such as those of secrets.token_bytes(32)"
+        )
+    return secret
+
+
+# Sinks
+
+
+class Webhook:
+    """Post each event to a URL, signed, through a guard."""
+
+    batched = False
+
+    def __init__(
+        self, url: str, *, client: Any, secret: bytes | None, guard: Guard | None = None
+    ) -> None:
+        """Post to `url` by `client`, an httpx.AsyncClient; `secret=None` does not sign.
+
+        `guard` is around each post: a standard one with a breaker and 10 seconds, unless given.
+        What it refuses costs an event no attempt, and pauses the dispatcher.
+        """
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+            raise ValueError(f"url={url!r}: write an address, such as 'https://example.com/events'")
+        if not hasattr(client, "stream"):
+            raise TypeError(f"client={client!r}: pass an httpx.AsyncClient")
+        if guard is not None and not isinstance(guard, Guard):
+            raise TypeError(f"guard={guard!r}: pass a Guard")
+        self.url = url
+        self._client = client
+        self._secret = None if secret is None else _secret(secret)
+        where = f"webhook {url.partition('?')[0]}"
+        self._own_guard = guard is None
+        self.guard = guard or Guard.standard(where, on=Exception, timeout=10.0, attempts=1)
+
+    def __repr__(self) -> str:
+        return f"<Webhook {self.url.partition('?')[0]!r}>"
+
+    def close(self) -> None:
+        """Free the name of the standard guard; client and other guards stay as they are."""
+        if self._own_guard:
+            self.guard.close()
+
+    async def __call__(self, event: Event) -> None:
+        """Post one event, or raise."""
+        await self.guard.acall(self._post, event)
+
+    async def _post(self, event: Event) -> None:
+        headers = self._headers(event)
+        # The answer's body is not read: it may be of any size.
+        async with self._client.stream(
+            "POST", self.url, content=event.payload, headers=headers, follow_redirects=False
+        ) as response:
+            status, told = response.status_code, response.headers.get("retry-after")
+        if 200 <= status < 300:  # noqa: PLR2004
+            return
+        pause = None if told is None else read_retry_after(told, time())
+        if status in _WAIT and pause is not None:
+            raise Overloaded(
+                f"the receiver answered {status}", retry_after=min(pause, LONGEST_PAUSE)
+            )
+        raise NotDelivered(f"the receiver answered {status}")
+
+    def _headers(self, event: Event) -> dict[str, str]:
+        own = {
+            "Content-Type": "application/json" if _is_json(event.payload) else _BYTES,
+            "Idempotency-Key": f'"{event.id}"',
+            "Seawall-Event": _ascii(event.type),
+            "Seawall-Aggregate": _ascii(f"{event.aggregate}/{event.aggregate_id}"),
+            "Seawall-Sequence": str(event.sequence),
+        }
+        if self._secret is not None:
+            own[SIGNATURE_HEADER] = sign(self._secret, event.payload, now=int(time()))
+        return {**_passed_on(event.headers), **own}
+
+
+class RedisStream:
+    """Append events to a Redis or Valkey stream, one pipeline for a batch."""
+
+    batched = True
+
+    def __init__(self, client: Any, stream: str, *, max_length: int = 1_000_000) -> None:
+        """Append to `stream` by `client`, a redis.asyncio.Redis; keep about `max_length`."""
+        if not hasattr(client, "pipeline"):
+            raise TypeError(f"client={client!r}: pass a redis.asyncio.Redis")
+        if not isinstance(stream, str) or not stream:
+            raise ValueError(f"stream={stream!r}: write the stream's key, such as 'orders'")
+        self._client = client
+        self.stream = stream
+        self.max_length = check.count("max_length", max_length)
+
+    def __repr__(self) -> str:
+        return f"<RedisStream {self.stream!r}>"
+
+    async def __call__(self, events: list[Event]) -> list[str]:
+        """Append them; return the ids of those that were not taken."""
+        async with self._client.pipeline(transaction=False) as pipe:
+            for event in events:
+                pipe.xadd(self.stream, _fields(event), maxlen=self.max_length, approximate=True)
+            said = await pipe.execute(raise_on_error=False)
+        return [
+            event.id
+            for event, answer in zip(events, said, strict=True)
+            if isinstance(answer, Exception)
+        ]
+
+
+class JetStream:
+    """Publish each event to NATS JetStream, which drops what it has seen by its Nats-Msg-Id."""
+
+    batched = False
+
+    def __init__(self, context: Any, subject: str = "{aggregate}.{type}") -> None:
+        """Publish by `context`, what `await nats.connect(...)` gives by `.jetstream()`.
+
+        In `subject`, {aggregate}, {aggregate_id} and {type} are the event's; whatever has a meaning
+        in a subject is replaced in them by an underscore.
+        """
+        if not hasattr(context, "publish"):
+            raise TypeError(f"context={context!r}: pass a JetStream context of nats-py")
+        if not isinstance(subject, str) or not subject or re.search(r"[\s*>]", subject):
+            raise ValueError(f"subject={subject!r}: write a subject, such as 'orders.{{type}}'")
+        self._context = context
+        self.subject = subject
+
+    def __repr__(self) -> str:
+        return f"<JetStream {self.subject!r}>"
+
+    async def __call__(self, event: Event) -> None:
+        """Publish one event, and wait until it is stored."""
+        names = {"aggregate": event.aggregate, "aggregate_id": event.aggregate_id}
+        names["type"] = event.type
+        subject = self.subject
+        for name, value in names.items():
+            subject = subject.replace(f"{{{name}}}", re.sub(r"[^\w-]", "_", value))
+        headers = {**_passed_on(event.headers), "Nats-Msg-Id": event.id}
+        headers["Seawall-Sequence"] = str(event.sequence)
+        await self._context.publish(subject, event.payload, headers=headers)
+
+
+_BYTES: Final = "application/octet-stream"
+
+
+def _fields(event: Event) -> dict[str, str | bytes | int]:
+    return {
+        "id": event.id,
+        "aggregate": event.aggregate,
+        "aggregate_id": event.aggregate_id,
+        "sequence": event.sequence,
+        "type": event.type,
+        "payload": event.payload,
+        "headers": json.dumps(event.headers),
+    }
+
+
+def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return an event's headers that can be sent as such, without those that are ours to set."""
+    return {
+        name: _ascii(value)
+        for name, value in headers.items()
+        if _HEADER_NAME.fullmatch(name)
+        and name.lower() not in _OWN
+        and not name.lower().startswith(("seawall-", "nats-"))
+    }
+
+
+def _ascii(value: str) -> str:
+    return "".join(c if " " <= c <= "~" else "?" for c in value).strip()
+
+
+def _is_json(payload: bytes) -> bool:
+    return payload[:1] in b'{["' and payload[:1] != b""

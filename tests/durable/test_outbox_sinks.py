@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+import redis.asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seawall import Breaker, Guard
+from seawall.durable import sinks
+from seawall.durable.outbox import Event
+from seawall.durable.sinks import (
+    BadSignature,
+    JetStream,
+    NotDelivered,
+    RedisStream,
+    Webhook,
+    sign,
+    verify,
+)
+from seawall.errors import CircuitOpen, Overloaded
+from tests.shared.conftest import redis_url
+
+__all__ = ["redis_url"]
+
+SECRET, OTHER = b"s" * 32, b"o" * 32
+EVENT = Event(
+    "abc123",
+    "order",
+    "7 ü",
+    3,
+    "order.made",
+    b'{"a":1}',
+    {"tenant": "acme", "Authorization": "x", "bad name": "y", "seawall-signature": "z"},
+    1.0,
+)
+
+# Signatures
+
+
+@given(st.binary(max_size=200), st.integers(0, 10**10), st.integers(0, 300))
+def test_what_is_signed_is_verified(body: bytes, now: int, age: int):
+    """Whoever has the secret finds a fresh signature good, with an old secret beside it too."""
+    header = sign(SECRET, body, now=now)
+    verify(SECRET, header, body, now=now + age)
+    verify([OTHER, SECRET], header, body, now=now + age)
+
+
+@given(st.binary(max_size=50), st.binary(min_size=1, max_size=5), st.integers(301, 10**6))
+def test_anything_else_is_refused(body: bytes, more: bytes, age: int):
+    """Another secret, another body, another time or an old one: refused."""
+    header = sign(SECRET, body, now=10**6)
+    for secret, said, data, now in (
+        (OTHER, header, body, 10**6),
+        (SECRET, header, body + more, 10**6),
+        (SECRET, header.replace("t=1000000", "t=1000001"), body, 10**6),
+        (SECRET, header, body, 10**6 + age),
+        (SECRET, header, body, 10**6 - age),
+    ):
+        with pytest.raises(BadSignature):
+            verify(secret, said, data, now=now)
+
+
+@given(st.text(max_size=60) | st.just("t=1,t=1,v1=a") | st.just("t=1") | st.just("v1=a" * 400))
+def test_no_header_is_too_strange(header: str):
+    """Whatever is sent as a signature is refused in the same way."""
+    with pytest.raises(BadSignature):
+        verify(SECRET, header, b"body", now=1.0)
+
+
+def test_age_and_comparison_are_what_refuses(monkeypatch: pytest.MonkeyPatch):
+    """Ablation: without the comparison anybody's signature is good."""
+    header = sign(OTHER, b"body", now=5)
+    with pytest.raises(BadSignature):
+        verify(SECRET, header, b"body", now=5.0)
+    monkeypatch.setattr(sinks, "compare_digest", lambda _one, _other: True)
+    verify(SECRET, header, b"body", now=5.0)
+
+
+def test_a_short_secret_is_refused():
+    """Less than 128 bits are no secret."""
+    with pytest.raises(ValueError, match="16 bytes"):
+        sign(b"short", b"", now=1)
+
+
+# Webhooks
+
+
+def posting(
+    *answers: httpx.Response, guard: Guard | None = None
+) -> tuple[Any, list[httpx.Request]]:
+    """Return a webhook to a receiver that gives these answers, and what that receives."""
+    got: list[httpx.Request] = []
+    said = iter(answers)
+
+    def receive(request: httpx.Request) -> httpx.Response:
+        got.append(request)
+        return next(said)
+
+    async def post() -> None:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(receive)) as client:
+            hook = Webhook(
+                "http://receiver/events?token=1", client=client, secret=SECRET, guard=guard
+            )
+            try:
+                await hook(EVENT)
+            finally:
+                hook.close()
+            assert "token" not in repr(hook)
+
+    return post, got
+
+
+def test_a_webhook_is_signed_and_has_the_id_as_its_key():
+    """The receiver can tell who sent it, that it is whole, and whether it has had it."""
+    post, got = posting(httpx.Response(204))
+    asyncio.run(post())
+    (request,) = got
+    assert request.content == EVENT.payload
+    assert request.headers["idempotency-key"] == '"abc123"'
+    assert request.headers["content-type"] == "application/json"
+    assert request.headers["seawall-aggregate"] == "order/7 ?"
+    assert request.headers["seawall-sequence"] == "3"
+    assert request.headers["tenant"] == "acme"
+    assert "authorization" not in request.headers
+    assert "bad name" not in request.headers
+    verify(SECRET, request.headers[sinks.SIGNATURE_HEADER], request.content)
+
+
+@pytest.mark.parametrize("status", [301, 400, 404, 410, 500, 503])
+def test_whatever_is_no_success_is_a_failure(status: int):
+    """Also a redirection: a signed event is not sent to where somebody else says."""
+    post, got = posting(httpx.Response(status, headers={"location": "http://elsewhere/"}))
+    with pytest.raises(NotDelivered):
+        asyncio.run(post())
+    assert len(got) == 1
+
+
+def test_a_receiver_that_asks_to_wait_is_waited_for():
+    """429 or 503 with Retry-After costs no attempt; the pause is bounded."""
+    for asked, waited in (("7", 7.0), ("999999", sinks.LONGEST_PAUSE)):
+        post, _ = posting(httpx.Response(429, headers={"retry-after": asked}))
+        with pytest.raises(Overloaded) as raised:
+            asyncio.run(post())
+        assert raised.value.retry_after == waited
+
+
+def test_a_webhook_goes_through_its_guard():
+    """When the guard's breaker is open nothing is posted."""
+    breaker = Breaker(failure_ratio=0.5, window=30, min_calls=1, break_for=15)
+    guard = Guard("test webhook", breaker)
+    try:
+        post, got = posting(httpx.Response(500), guard=guard)
+        with pytest.raises(NotDelivered):
+            asyncio.run(post())
+        with pytest.raises(CircuitOpen):
+            asyncio.run(post())
+        assert len(got) == 1
+    finally:
+        guard.close()
+
+
+# Streams
+
+
+def test_a_redis_stream_has_all_of_an_event(redis_url: str):
+    """Events are appended in order with their id; the stream stays about as long as it may."""
+
+    async def main() -> None:
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+            await client.delete("test outbox", "test wrong")
+            sink = RedisStream(client, "test outbox", max_length=100)
+            events = [EVENT._replace(id=str(n), sequence=n) for n in range(1_000)]
+            assert await sink(events) == []
+            rows = await client.xrange("test outbox")
+            assert 100 <= len(rows) < 500
+            last = rows[-1][1]
+            assert last[b"id"] == b"999"
+            assert last[b"payload"] == EVENT.payload
+            assert last[b"type"] == b"order.made"
+            assert [row[1][b"id"] for row in rows] == [
+                str(n).encode() for n in range(1000 - len(rows), 1000)
+            ]
+            await client.set("test wrong", "no stream")
+            assert await RedisStream(client, "test wrong")(events[:2]) == ["0", "1"]
+            await client.delete("test outbox", "test wrong")
+
+    asyncio.run(main())
+
+
+class FakeContext:
+    """The publishing of a JetStream context; no server of it can be had here."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, bytes, dict[str, str]]] = []
+
+    async def publish(self, subject: str, payload: bytes, *, headers: dict[str, str]) -> None:
+        self.published.append((subject, payload, headers))
+
+
+def test_jetstream_is_told_the_id():
+    """The event's id is the Nats-Msg-Id; what an event is called cannot choose another subject."""
+    context = FakeContext()
+    asyncio.run(JetStream(context, "shop.{aggregate}.{type}")(EVENT._replace(aggregate="a.>*")))
+    ((subject, payload, headers),) = context.published
+    assert subject == "shop.a___.order_made"
+    assert payload == EVENT.payload
+    assert headers == {"tenant": "acme", "Nats-Msg-Id": "abc123", "Seawall-Sequence": "3"}
+
+
+def test_wrong_sinks_are_refused_at_once():
+    """What cannot work raises when it is made."""
+    with pytest.raises(TypeError):
+        JetStream(object())
+    with pytest.raises(ValueError, match="subject"):
+        JetStream(FakeContext(), "orders.>")
+    with pytest.raises(TypeError):
+        RedisStream(object(), "x")
+    with pytest.raises(TypeError):
+        Webhook("http://x/", client=object(), secret=None)
+    with pytest.raises(ValueError, match="url"):
+        Webhook("x", client=httpx, secret=None)
