@@ -1,0 +1,121 @@
+"""Blocks inside a transaction of the user's: `with` or `async with`, as the connection is.
+
+Promises: what a block has to do at its end is done before the block is left; left by an error (also
+by a cancellation), it takes back what it did at its beginning, and the error goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from seawall.durable._connections import Connection
+from seawall.durable._idempotency_once import in_transaction
+from seawall.runtime.stepping import Steps
+
+T = TypeVar("T")
+
+
+class Block(Generic[T]):
+    """A block; its parts are steps on the connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Be a block of that connection's transaction."""
+        self._connection = connection
+        self._entered = False
+
+    def _begin(self) -> Steps[T]:
+        """Do what comes first; its end is what `as` gives."""
+        raise NotImplementedError
+
+    def _end(self) -> Steps[None]:
+        """Do what comes last."""
+        raise NotImplementedError
+
+    def _undo(self) -> Steps[None]:
+        """Take back what `_begin` did: the user may catch the error, and commit."""
+        return
+        yield  # pragma: no cover - a generator without steps
+
+    def _check(self, *, awaited: bool) -> None:
+        if self._connection.kind.is_async is not awaited:
+            write = "with" if awaited else "async with"
+            raise TypeError(f"{self._connection!r}: write `{write} ...` here")
+        if self._entered:
+            raise RuntimeError("a block is entered once: make another")
+        if not in_transaction(self._connection):
+            raise RuntimeError(
+                f"{self._connection!r} has no transaction: begin one, so that what is noted is"
+                " committed with its effect"
+            )
+        self._entered = True
+
+    def _check_end(self) -> None:
+        if not still_open(self._connection):
+            raise RuntimeError(
+                f"{self._connection!r}: the transaction was ended inside the block: commit after it"
+            )
+
+    def __enter__(self) -> T:
+        self._check(awaited=False)
+        try:
+            return self._connection.run(self._begin())
+        except BaseException:
+            self._take_back_now()
+            raise
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self._take_back_now()
+            return
+        self._check_end()
+        self._connection.run(self._end())
+
+    def _take_back_now(self) -> None:
+        try:
+            self._connection.run(self._undo())
+        except Exception:  # noqa: BLE001, S110 - a transaction that cannot do that cannot commit
+            pass
+
+    async def __aenter__(self) -> T:
+        self._check(awaited=True)
+        try:
+            return await self._connection.arun(self._begin())
+        except BaseException:
+            # Who gives up may have begun all the same: a thread of the driver's went on.
+            await self._take_back()
+            raise
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            await self._take_back()
+            return
+        self._check_end()
+        await self._connection.arun(self._end())
+
+    async def _take_back(self) -> None:
+        try:
+            await self._connection.arun(self._undo())
+        except Exception:  # noqa: BLE001, S110 - a transaction that cannot do that cannot commit
+            pass
+
+
+def still_open(connection: Connection) -> bool:
+    """Tell whether the transaction in which something was asked before is still there."""
+    raw = connection.raw
+    match connection.kind.name:
+        case "asyncpg":
+            return bool(raw.is_in_transaction())
+        case "psycopg":
+            return bool(raw.info.transaction_status != 0)
+        case "sqlite3" | "aiosqlite":
+            return bool(raw.in_transaction)
+    return bool(raw.in_transaction())
+
+
+def named(what: str, value: Any, longest: int = 200) -> str:
+    """Return `value` if it is a name that every database can hold, or raise."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what}={value!r}: write a name, such as {what}='billing'")
+    if not value or len(value) > longest or not value.isprintable():
+        raise ValueError(f"{what}: write 1 to {longest} printable characters, not {value[:50]!r}")
+    return value

@@ -1,0 +1,276 @@
+"""The calls that are stored: a level for `Fallback`.
+
+Promises: a call that was answered by `Stored` is on disk. It is done at least once, or ends as a
+dead letter, which is told; with an idempotency key it is stored once, and done with that same key.
+Only so many calls wait, and none for longer than `ttl`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextvars import ContextVar
+from hashlib import blake2b
+from typing import Any, Final, Literal, NamedTuple
+from uuid import uuid4
+
+from seawall import _checks as check
+from seawall.context import current_idempotency_key, current_tenant
+from seawall.durable._blocks import named
+from seawall.durable._connections import Ask
+from seawall.durable.database import Database
+from seawall.errors import Rejected
+from seawall.runtime.stepping import Steps
+
+WAITING, DONE, DEAD = 0, 1, 2
+STATES: Final = ("waiting", "done", "dead")
+LONGEST_KEY: Final = 1024
+
+redoing: Final[ContextVar[tuple[Later, ...]]] = ContextVar("seawall_redoing", default=())
+"""Whose calls are being done here: what fails then is not stored again, it is still there."""
+
+
+class LaterFull(Rejected):
+    """As many calls as may are waiting; this one was not stored."""
+
+    reason = "later_full"
+
+
+class Stored(NamedTuple):
+    """The answer to a call that will be done later. It is no real answer: `degraded` says so."""
+
+    id: str
+    queue: str
+    state: Literal["waiting", "done", "dead"] = "waiting"
+    """What became of it so far: a repeat of a key may find it done, or dead."""
+    again: bool = False
+    """Whether the same key had been stored before."""
+
+    @property
+    def degraded(self) -> bool:
+        """Always True."""
+        return True
+
+
+class DeadLetter(NamedTuple):
+    """A call that was given up, and why."""
+
+    id: str
+    attempts: int
+    args: list[Any]
+    kwargs: dict[str, Any]
+    error: str
+
+
+class Later:
+    """A queue of calls of one function; a level for `Fallback`."""
+
+    def __init__(
+        self,
+        database: Database,
+        name: str,
+        *,
+        ttl: float = 86_400.0,
+        delay: float = 1.0,
+        max_waiting: int = 10_000,
+        max_size: int = 64 * 1024,
+        keep_dead: float = 30 * 86_400.0,
+        key: Callable[..., str | None] | None = None,
+    ) -> None:
+        """Store calls under `name`, which are done within `ttl` seconds or given up.
+
+        A call is first tried `delay` seconds after it was stored. With `max_waiting` of them, more
+        are refused (`LaterFull`); about so many, where several store at once. The arguments have to
+        be JSON, of at most `max_size` bytes. Dead letters are kept for `keep_dead` seconds after
+        the ttl. `key(*args, **kwargs)` names the effect; else the context's idempotency key does.
+        """
+        if not isinstance(database, Database):
+            raise TypeError(f"Later({database!r}, ...): pass a Database")
+        self.database = database
+        self.name = named("name", name)
+        self.ttl = check.seconds("ttl", ttl)
+        self.delay = check.seconds("delay", delay, zero=True)
+        self.max_waiting = check.count("max_waiting", max_waiting, maximum=1_000_000)
+        self.max_size = check.count("max_size", max_size)
+        self.keep_dead = check.seconds("keep_dead", keep_dead, zero=True)
+        self._key = None if key is None else check.function("key", key)
+        self._counts = dict.fromkeys(("stored", "again", "refused"), 0)
+
+    def __repr__(self) -> str:
+        return f"Later({self.name!r})"
+
+    # Storing
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Store a call: at once, or as something to be awaited where an event loop runs."""
+        from asyncio import get_running_loop
+
+        try:
+            get_running_loop()
+        except RuntimeError:
+            return self.store(*args, **kwargs)
+        return self.astore(*args, **kwargs)
+
+    async def astore(self, *args: Any, **kwargs: Any) -> Stored:
+        """Store a call with these arguments."""
+        storing = self._prepared(args, kwargs)
+        return self._counted(await self.database.arun(lambda: self._storing(storing)))
+
+    def store(self, *args: Any, **kwargs: Any) -> Stored:
+        """Do the same, blocking."""
+        storing = self._prepared(args, kwargs)
+        return self._counted(self.database.run(lambda: self._storing(storing)))
+
+    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if self in redoing.get():
+            raise RuntimeError(f"{self!r}: this is a stored call, which is not stored again")
+        try:
+            call = json.dumps([args, kwargs], allow_nan=False, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{self!r}: only a call whose arguments are JSON can be stored: {error}"
+            ) from None
+        if len(call) > self.max_size:
+            raise ValueError(f"{self!r}: the arguments take more than {self.max_size} bytes")
+        key = current_idempotency_key() if self._key is None else self._key(*args, **kwargs)
+        if key is not None and (not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY):
+            raise ValueError(f"key: write 1 to {LONGEST_KEY} characters, not {str(key)[:50]!r}")
+        if key is not None and not key.isprintable():
+            raise ValueError(f"key: write printable characters, not {key[:50]!r}")
+        tenant = current_tenant()
+        return {
+            "queue": self.name,
+            "id": uuid4().hex,
+            "key_hash": None if key is None else _key_hash(tenant, key),
+            "call": call,
+            "key": key,
+            "tenant": tenant,
+            "delay": _us(self.delay),
+            "ttl": _us(self.ttl),
+            "most": self.max_waiting,
+        }
+
+    def _storing(self, storing: dict[str, Any]) -> Steps[Stored]:
+        for _ in range(2):
+            rows = yield Ask("later.store", storing)
+            if rows:
+                return Stored(storing["id"], self.name)
+            if storing["key_hash"] is None:
+                break
+            asked = {"queue": self.name, "key_hash": storing["key_hash"]}
+            rows = yield Ask("later.of_key", asked)
+            if not rows:
+                continue
+            found, state, expired = rows[0]
+            if state != DONE or not expired:
+                word: Any = STATES[state]
+                return Stored(found, self.name, word, again=True)
+            yield Ask("later.drop_done", {"id": found})
+        self._counts["refused"] += 1
+        raise LaterFull(f"{self!r}: {self.max_waiting} calls are waiting", policy=self.name)
+
+    def _counted(self, stored: Stored) -> Stored:
+        self._counts["again" if stored.again else "stored"] += 1
+        return stored
+
+    # Doing
+
+    async def run(self, function: Callable[..., Any], **options: Any) -> None:
+        """Do the stored calls by `function`, until cancelled; options as of `LaterWorker`."""
+        from seawall.durable._later_worker import LaterWorker
+
+        await LaterWorker(self, function, **options).run()
+
+    # Dead letters, and what else there is to see
+
+    async def adead(self, limit: int = 100) -> list[DeadLetter]:
+        """Return the calls that were given up, in the order in which they were stored."""
+        return await self.database.arun(lambda: self._dead(limit))
+
+    def dead(self, limit: int = 100) -> list[DeadLetter]:
+        """Do the same, blocking."""
+        return self.database.run(lambda: self._dead(limit))
+
+    def _dead(self, limit: int) -> Steps[list[DeadLetter]]:
+        most = check.count("limit", limit, maximum=10_000)
+        rows = yield Ask("later.dead_letters", {"queue": self.name, "most": most})
+        letters = []
+        for found, attempts, call, error in rows:
+            args, kwargs = decoded(call) or ([], {})
+            letters.append(DeadLetter(found, attempts, args, kwargs, error or ""))
+        return letters
+
+    async def aretry(self, dead: str) -> bool:
+        """Let a dead letter wait again, as if it were stored now; False if there is no such."""
+        return await self.database.arun(lambda: self._did("revive", dead, ttl=_us(self.ttl)))
+
+    def retry(self, dead: str) -> bool:
+        """Do the same, blocking."""
+        return self.database.run(lambda: self._did("revive", dead, ttl=_us(self.ttl)))
+
+    async def adiscard(self, stored: str) -> bool:
+        """Remove a call that waits or is dead; False if there is none, or it is being done."""
+        return await self.database.arun(lambda: self._did("discard", stored))
+
+    def discard(self, stored: str) -> bool:
+        """Do the same, blocking."""
+        return self.database.run(lambda: self._did("discard", stored))
+
+    def _did(self, what: str, which: str, **more: Any) -> Steps[bool]:
+        asked = {"queue": self.name, "id": named("id", which), **more}
+        return bool((yield Ask(f"later.{what}", asked)))
+
+    async def acounts(self) -> dict[str, Any]:
+        """Return how many wait, are done and are dead, and for how long the oldest waits."""
+        return await self.database.arun(self._counting)
+
+    def counts(self) -> dict[str, Any]:
+        """Do the same, blocking."""
+        return self.database.run(self._counting)
+
+    def _counting(self) -> Steps[dict[str, Any]]:
+        rows = yield Ask("later.counts", {"queue": self.name})
+        found = {state: (number, age) for state, number, age in rows}
+        counts: dict[str, Any] = {
+            word: found.get(state, (0, 0))[0] for state, word in enumerate(STATES)
+        }
+        counts["oldest"] = max(0, found.get(WAITING, (0, 0))[1]) / 1_000_000
+        return counts
+
+    async def acleanup(self, *, batch: int = 1000) -> int:
+        """Remove up to `batch` calls that are over and past their time; return how many."""
+        return await self.database.arun(lambda: self._cleaning(batch))
+
+    def cleanup(self, *, batch: int = 1000) -> int:
+        """Do the same, blocking."""
+        return self.database.run(lambda: self._cleaning(batch))
+
+    def _cleaning(self, batch: int) -> Steps[int]:
+        size = check.count("batch", batch, maximum=100_000)
+        asked = {"queue": self.name, "keep_dead": _us(self.keep_dead), "batch": size}
+        return len((yield Ask("later.cleanup", asked)))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what this process has stored, found stored, and refused; see `acounts` too."""
+        return {"queue": self.name, "max_waiting": self.max_waiting, **self._counts}
+
+
+def decoded(call: Any) -> tuple[list[Any], dict[str, Any]] | None:
+    """Return the arguments of a stored call; None if that is not what was stored."""
+    try:
+        args, kwargs = json.loads(call)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        return None
+    return args, kwargs
+
+
+def _key_hash(tenant: str | None, key: str) -> bytes:
+    """Return what a key is found by: one of another tenant's is another."""
+    hashed = blake2b(b"" if tenant is None else b"t" + tenant.encode("utf-8", "surrogatepass"))
+    return blake2b(key.encode(), key=hashed.digest(), digest_size=32).digest()
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * 1_000_000)

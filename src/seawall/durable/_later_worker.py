@@ -1,0 +1,366 @@
+"""Does the calls that were stored, once their dependency is back.
+
+Promises: a call is claimed for a lease, which is prolonged while it runs; a worker that is gone
+loses its claims, and what it says too late is refused. A refusal (of an open breaker, say) costs a
+call no attempt, and pauses the worker. A failure is tried again after a pause, `attempts` times in
+all; then the call is a dead letter.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from itertools import islice
+from random import Random
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from seawall import _checks as check
+from seawall.context import idempotency_key, reset, tenant
+from seawall.durable._connections import Ask
+from seawall.durable._later_calls import Later, decoded, redoing
+from seawall.errors import Rejected, matches
+from seawall.guard import Guard
+from seawall.models.backoff import Backoff, as_backoff, full_jitter
+from seawall.runtime.events import JobDied, emit
+from seawall.runtime.functions import kind_of
+from seawall.runtime.mutex import survives_fork
+from seawall.runtime.plan import Plan
+from seawall.runtime.runners import sleep_async
+from seawall.runtime.stepping import Steps
+
+if TYPE_CHECKING:
+    import asyncio
+
+LONGEST_ERROR: Final = 500
+LONGEST_PAUSE: Final = 60.0
+"""Seconds after a refusal; then the guard is asked again, whatever it said."""
+TELLINGS: Final = 5
+"""How often it is tried to tell the database how a call went."""
+
+
+INSTEAD: Final = frozenset({"cache", "fallback"})
+"""Policies that may answer for the call: to the worker that would look as if it were done."""
+
+
+class Claim(NamedTuple):
+    """A call that this worker may do."""
+
+    position: int
+    id: str
+    epoch: int
+    attempts: int
+    call: str
+    key: str | None
+    tenant: str | None
+    expired: int
+
+
+class LaterWorker:
+    """Do the calls of a `Later` by its function: an async one, or a plain one in threads."""
+
+    def __init__(
+        self,
+        later: Later,
+        function: Callable[..., Any],
+        *,
+        guard: Guard | None = None,
+        concurrency: int = 4,
+        attempts: int = 20,
+        lease: float = 30.0,
+        backoff: Backoff | float | Iterable[float] | Callable[[int], float] | None = None,
+        poll: float = 1.0,
+        ordered: bool = False,
+        fatal: type[Exception] | tuple[type[Exception], ...] = (),
+        rng: Random | None = None,
+    ) -> None:
+        """Do up to `concurrency` calls at once, each under `guard` without its fallbacks.
+
+        A function that a guard has decorated needs no `guard`. Between attempts, `attempts` in all,
+        there are pauses of `backoff`: full jitter from 1 s up to 5 minutes, unless given. An error
+        of `fatal` is final at once. `ordered` does one call at a time, the oldest: what fails holds
+        up all behind it. Where nothing is to be done, it looks each `poll` seconds.
+        """
+        if not isinstance(later, Later):
+            raise TypeError(f"LaterWorker({later!r}, ...): pass a Later")
+        check.function("function", function)
+        if guard is not None and not isinstance(guard, Guard):
+            raise TypeError(f"guard={guard!r}: pass a Guard")
+        self.later = later
+        self.concurrency = (
+            1
+            if check.flag("ordered", ordered)
+            else check.count("concurrency", concurrency, maximum=500)
+        )
+        self.ordered = ordered
+        self.attempts = check.count("attempts", attempts)
+        self.lease = check.seconds("lease", lease)
+        self.poll = check.seconds("poll", poll)
+        self._fatal = fatal if isinstance(fatal, tuple) else (fatal,)
+        self._backoff = full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff)
+        self._rng = Random() if rng is None else rng  # noqa: S311 - jitter is no secret
+        mark = getattr(function, "__seawall__", None)
+        if guard is None and mark is not None:
+            guard = mark[0]
+        # Under its fallbacks a failure would look like an answer, and be stored once more.
+        self._function = function if guard is None else guard._plan_for(function)[1]  # noqa: SLF001
+        self._guard = None if guard is None else _WithoutFallbacks(guard)
+        kind = kind_of(self._function)
+        if kind not in ("sync", "async"):
+            raise TypeError(f"{function!r}: pass a function that returns its result whole")
+        self._awaited = kind == "async"
+        self._owner = token_hex(8)
+        self._clock = later.database.guard.clock
+        self._resume_at = float("-inf")
+        self._stopped = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news: asyncio.Event | None = None
+        words = ("done", "failed", "refused", "dead", "lost", "returned")
+        self._counts = dict.fromkeys(words, 0)
+
+    def __repr__(self) -> str:
+        return f"<LaterWorker of {self.later!r}>"
+
+    # Working
+
+    async def run(self) -> None:
+        """Do calls until `stop` is called; cancelled, it gives back what it has begun."""
+        import asyncio
+
+        if self._loop is not None:
+            raise RuntimeError(f"{self!r} runs already: make another")
+        self._loop, self._news = asyncio.get_running_loop(), asyncio.Event()
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            while not self._stopped:
+                self._news.clear()
+                for claim in await self._claims(self.concurrency - len(tasks)):
+                    task = asyncio.create_task(self._do(claim))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+                    task.add_done_callback(lambda _: self._ring())
+                pause = self._resume_at - self._clock.now()
+                await self._wait(max(self.poll, pause))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            raise
+        finally:
+            if tasks:
+                await asyncio.wait(tasks)
+            self._loop = self._news = None
+
+    async def run_once(self) -> int:
+        """Do what is due now, up to `concurrency` calls; return how many were begun."""
+        import asyncio
+
+        claims = await self._claims(self.concurrency)
+        await asyncio.gather(*(self._do(claim) for claim in claims))
+        return len(claims)
+
+    def run_sync(self) -> None:
+        """Do calls until `stop` is called, in this thread; for programs without an event loop."""
+        import asyncio
+
+        asyncio.run(self.run())
+
+    def stop(self) -> None:
+        """Begin no more calls; `run` returns when those at work have ended. From any thread."""
+        self._stopped = True
+        loop = self._loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(self._ring)
+            except RuntimeError:
+                pass  # the loop is closed: it has stopped
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return how many calls were done, failed, refused, given up, lost and given back."""
+        paused = self._clock.now() < self._resume_at
+        running = self._loop is not None
+        return {"queue": self.later.name, "running": running, "paused": paused, **self._counts}
+
+    def _ring(self) -> None:
+        if self._news is not None:
+            self._news.set()
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait until a call has ended, or the worker is stopped; at most so long."""
+        import asyncio
+
+        assert self._news is not None  # noqa: S101 - made before
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+
+    async def _claims(self, most: int) -> list[Claim]:
+        """Claim what is due; nothing where the database does not answer: it is asked again."""
+        if most < 1 or self._clock.now() < self._resume_at:
+            return []
+        lease = int(self.lease * 1_000_000)
+        asked = {"queue": self.later.name, "owner": self._owner, "lease": lease, "most": most}
+
+        def steps() -> Steps[list[Any]]:
+            which = "later.claim_first" if self.ordered else "later.claim"
+            return list((yield Ask(which, asked)))
+
+        try:
+            rows = await self.later.database.arun(steps)
+        except Exception:
+            logging.getLogger("seawall").exception("%r: nothing could be claimed", self)
+            return []
+        return sorted(Claim(*row) for row in rows)
+
+    async def _do(self, claim: Claim) -> None:
+        """Do one call, and tell the database how it went."""
+        import asyncio
+
+        arguments = decoded(claim.call)
+        if claim.expired:
+            return await self._bury(claim, "expired", "its ttl was over")
+        if claim.attempts > self.attempts:
+            return await self._bury(claim, "lost", "nobody told how its last attempt went")
+        if arguments is None:
+            return await self._bury(claim, "garbled", "what is stored is no call")
+        task = asyncio.create_task(self._call(claim, *arguments))
+        try:
+            kept = await self._keep(claim, task)
+        except BaseException:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled() and task.exception() is None:
+                await self._report(claim, None)
+            elif self._awaited:  # a thread cannot be stopped: its call is free after the lease
+                self._counts["returned"] += 1
+                await self._tell(claim, "again", delay=0, refund=1, error=None)
+            raise
+        if not kept:
+            self._counts["lost"] += 1
+            return None
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        return await self._report(claim, error)
+
+    async def _call(self, claim: Claim, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """Do it in the context in which it was stored."""
+        from asyncio import to_thread
+
+        token = redoing.set((*redoing.get(), self.later))
+        try:
+            with _Given(tenant, claim.tenant), _Given(idempotency_key, claim.key):
+                if self._awaited:
+                    await self._under_guard("acall")(*args, **kwargs)
+                else:
+                    await to_thread(self._under_guard("call"), *args, **kwargs)
+        finally:
+            reset(redoing, token)
+
+    def _under_guard(self, how: str) -> Callable[..., Any]:
+        if self._guard is None:
+            return self._function
+        call = getattr(self._guard, how)
+        return lambda *args, **kwargs: call(self._function, *args, **kwargs)
+
+    async def _keep(self, claim: Claim, task: asyncio.Task[None]) -> bool:
+        """Prolong the claim until `task` is over; False, and it is cancelled, if that is lost."""
+        import asyncio
+
+        until = self._clock.now() + self.lease
+        while True:
+            done, _ = await asyncio.wait([task], timeout=self.lease / 3)
+            if done:
+                return True
+            asked = self._clock.now()
+            try:
+                renewed = await self._change(claim, "renew", lease=int(self.lease * 1_000_000))
+            except Exception:  # noqa: BLE001 - the database is away: the claim holds until its end
+                renewed = asked < until
+            else:
+                until = asked + self.lease
+            if not renewed:
+                task.cancel()
+                await asyncio.wait([task])
+                return False
+
+    # How it went
+
+    async def _report(self, claim: Claim, error: BaseException | None) -> None:
+        if error is None:
+            how = "done_without_key" if claim.key is None else "done"
+            self._counts["done"] += await self._tell(claim, how)
+            return
+        words = f"{type(error).__name__}: {error}".replace("\0", "")[:LONGEST_ERROR]
+        words = words.encode("utf-8", "replace").decode()
+        if isinstance(error, Rejected):
+            pause = self._pause(claim.attempts) if error.retry_after is None else error.retry_after
+            pause = min(max(pause, 0.0), LONGEST_PAUSE)
+            self._resume_at = self._clock.now() + pause
+            self._counts["refused"] += 1
+            delay = int(pause * 1_000_000)
+            await self._tell(claim, "again", delay=delay, refund=1, error=words)
+        elif claim.attempts >= self.attempts or matches(error, self._fatal):
+            await self._bury(claim, type(error).__name__, words)
+        else:
+            self._counts["failed"] += 1
+            delay = int(self._pause(claim.attempts) * 1_000_000)
+            await self._tell(claim, "again", delay=delay, refund=0, error=words)
+
+    def _pause(self, attempts: int) -> float:
+        number = min(attempts, 100) - 1
+        return next(islice(self._backoff.delays(self._rng.random), max(0, number), None))
+
+    async def _bury(self, claim: Claim, cause: str, words: str) -> None:
+        if await self._tell(claim, "dead", error=words):
+            self._counts["dead"] += 1
+            attempts = min(claim.attempts, self.attempts)
+            emit(JobDied, self.later.name, job=claim.id, attempts=attempts, cause=cause)
+
+    async def _tell(self, claim: Claim, what: str, **more: Any) -> bool:
+        """Tell the database; if it does not hear, the call is done again after the lease."""
+        for number in range(TELLINGS):
+            try:
+                told = await self._change(claim, what, **more)
+            except Exception:
+                if number + 1 < TELLINGS:
+                    await sleep_async(0.1 * 2**number)
+                    continue
+                logging.getLogger("seawall").exception("%r: %r was not told", self, what)
+                return False
+            if not told:
+                self._counts["lost"] += 1  # somebody else has it: what we say is refused
+            return told
+        return False
+
+    async def _change(self, claim: Claim, what: str, **more: Any) -> bool:
+        asked = {"id": claim.id, "owner": self._owner, "epoch": claim.epoch, **more}
+
+        def steps() -> Steps[bool]:
+            return bool((yield Ask(f"later.{what}", asked)))
+
+        return await self.later.database.arun(steps)
+
+
+class _WithoutFallbacks(Guard):
+    """The same guard with all its state, where a failure is a failure."""
+
+    def __init__(self, guard: Guard) -> None:
+        vars(self).update(vars(guard))
+        self.bounds = [b for b in guard.bounds if b.policy.kind not in INSTEAD]
+        self._plan = Plan(self, self.bounds)
+        survives_fork(self)
+
+
+class _Given:
+    """A scope with a value; none without."""
+
+    def __init__(self, scope: Callable[[str], Any], value: str | None) -> None:
+        self._scope = None if value is None else scope(value)
+
+    def __enter__(self) -> None:
+        if self._scope is not None:
+            self._scope.__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        if self._scope is not None:
+            self._scope.__exit__(*exc)

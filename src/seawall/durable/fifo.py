@@ -1,0 +1,31 @@
+"""Messages in order, each once, over a network that loses, repeats and reorders them.
+
+A `FifoSender` numbers messages in the transaction that sends them, and keeps them until a
+`FifoReceiver` says that they took effect. How they travel is the user's own matter: HTTP, a queue,
+a file; a message is four values (`FifoMessage`), an acknowledgement five (`FifoAck`).
+"""
+
+from seawall.durable._fifo_receiver import FifoReceiver, Received
+from seawall.durable._fifo_sender import FifoSender
+from seawall.durable._fifo_wire import (
+    FifoAck,
+    FifoFull,
+    FifoGap,
+    FifoMessage,
+    FifoStateLost,
+    Gap,
+    Skipped,
+)
+
+__all__ = [
+    "FifoAck",
+    "FifoFull",
+    "FifoGap",
+    "FifoMessage",
+    "FifoReceiver",
+    "FifoSender",
+    "FifoStateLost",
+    "Gap",
+    "Received",
+    "Skipped",
+]

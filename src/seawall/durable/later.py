@@ -1,0 +1,10 @@
+"""A call that cannot be done now is stored, and done when its dependency is back.
+
+`Later` is a level of a `Fallback`: it stores the arguments and answers with `Stored`. A
+`LaterWorker` does the calls, through the same guard without its fallbacks.
+"""
+
+from seawall.durable._later_calls import DeadLetter, Later, LaterFull, Stored
+from seawall.durable._later_worker import LaterWorker
+
+__all__ = ["DeadLetter", "Later", "LaterFull", "LaterWorker", "Stored"]

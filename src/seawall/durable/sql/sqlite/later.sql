@@ -1,0 +1,104 @@
+-- Calls that are done later. state: 0 it waits (or is being done until not_before), 1 done, 2 dead.
+-- A claim is an owner and an epoch: what somebody else has claimed since, nobody else can change.
+
+-- name: store
+-- No row: there is one of that key, or as many as may are waiting.
+INSERT INTO {later} (queue, id, key_hash, call, idempotency_key, tenant, state, epoch, attempts,
+    not_before, created_at, expires_at)
+SELECT CAST(:queue AS text), CAST(:id AS text), CAST(:key_hash AS blob), CAST(:call AS text),
+    CAST(:key AS text), CAST(:tenant AS text), 0, 0, 0,
+    {now} + CAST(:delay AS integer), {now}, {now} + CAST(:ttl AS integer)
+WHERE (SELECT count(*) FROM (
+    SELECT 1 FROM {later} WHERE queue = CAST(:queue AS text) AND state = 0
+    LIMIT CAST(:most AS integer)
+) AS waiting) < CAST(:most AS integer)
+ON CONFLICT (queue, key_hash) DO NOTHING
+RETURNING id;
+
+-- name: of_key
+SELECT id, state, CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END FROM {later}
+WHERE queue = :queue AND key_hash = :key_hash;
+
+-- name: drop_done
+DELETE FROM {later} WHERE id = :id AND state = 1 AND expires_at <= {now};
+
+-- name: claim
+-- queue, owner, lease, most. The calls that are due, for as long as the lease.
+UPDATE {later}
+SET owner = :owner, epoch = epoch + 1, attempts = attempts + 1, not_before = {now} + :lease
+WHERE position IN (
+    SELECT position FROM {later}
+    WHERE queue = :queue AND state = 0 AND not_before <= {now}
+    ORDER BY not_before, position LIMIT :most
+)
+RETURNING position, id, epoch, attempts, call, idempotency_key, tenant,
+    CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END;
+
+-- name: claim_first
+-- The same for the oldest alone, if it is due.
+UPDATE {later}
+SET owner = :owner, epoch = epoch + 1, attempts = attempts + 1, not_before = {now} + :lease
+WHERE position IN (
+    SELECT min(position) FROM {later} WHERE queue = :queue AND state = 0 LIMIT :most
+) AND not_before <= {now}
+RETURNING position, id, epoch, attempts, call, idempotency_key, tenant,
+    CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END;
+
+-- name: renew
+UPDATE {later} SET not_before = {now} + CAST(:lease AS integer)
+WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
+RETURNING 1;
+
+-- name: done
+-- One that has a key stays until it expires: so the same key is not stored again. Nothing else does.
+UPDATE {later}
+SET state = 1, call = '', idempotency_key = NULL, tenant = NULL, owner = NULL, error = NULL
+WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
+RETURNING 1;
+
+-- name: done_without_key
+DELETE FROM {later}
+WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
+RETURNING 1;
+
+-- name: again
+-- refund is 1 where the attempt does not count.
+UPDATE {later} SET owner = NULL, not_before = {now} + CAST(:delay AS integer),
+    attempts = attempts - CAST(:refund AS integer), error = :error
+WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
+RETURNING 1;
+
+-- name: dead
+UPDATE {later} SET state = 2, owner = NULL, error = :error
+WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
+RETURNING 1;
+
+-- name: dead_letters
+SELECT id, attempts, call, error FROM {later}
+WHERE queue = :queue AND state = 2 ORDER BY position LIMIT CAST(:most AS integer);
+
+-- name: revive
+UPDATE {later} SET state = 0, attempts = 0, not_before = {now},
+    expires_at = {now} + CAST(:ttl AS integer)
+WHERE queue = :queue AND id = :id AND state = 2
+RETURNING 1;
+
+-- name: discard
+DELETE FROM {later} WHERE queue = :queue AND id = :id AND (state = 2 OR (state = 0 AND owner IS NULL))
+RETURNING 1;
+
+-- name: counts
+SELECT state, count(*), {now} - min(created_at) FROM {later}
+WHERE queue = :queue GROUP BY state;
+
+-- name: cleanup
+-- queue, keep_dead, batch. What was done, and is over; what is dead for longer than that after.
+DELETE FROM {later} WHERE position IN (
+    SELECT position FROM {later}
+    WHERE queue = :queue AND (
+        (state = 1 AND expires_at <= {now})
+        OR (state = 2 AND expires_at <= {now} - CAST(:keep_dead AS integer))
+    )
+    LIMIT CAST(:batch AS integer)
+)
+RETURNING 1;

@@ -1,0 +1,104 @@
+"""The receiver of messages that are numbered from 1: in order, each once.
+
+    arrives                                    becomes of it
+    the expected number                        delivered, with those that wait behind it
+    a later one, within the window             buffered
+    a later one, beyond the window             refused: its sender has to send it again
+    an earlier one, or one that is buffered    dropped: a duplicate
+    one of an older epoch                      dropped: its sender has begun anew since
+
+A sender that lost count begins a new epoch at 1, and what is buffered of the epoch before is
+dropped. A gap is the number that is expected while later ones are buffered; it is as old as the
+first of these. It is waited for, or, once it is too old, skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from typing import Final, Literal, NamedTuple
+
+Verdict = Literal["delivered", "buffered", "duplicate", "beyond", "stale"]
+VERDICTS: Final[tuple[Verdict, ...]] = ("delivered", "buffered", "duplicate", "beyond", "stale")
+
+
+class Position(NamedTuple):
+    """Where a receiver is with one sender."""
+
+    epoch: int
+    expected: int
+
+
+def judge(
+    position: Position, held: Container[int], window: int, epoch: int, sequence: int
+) -> tuple[Position, Verdict]:
+    """Return what becomes of a message, and from which position it is looked at.
+
+    `held` are the numbers that are buffered, of the position's own epoch.
+    """
+    if epoch < position.epoch:
+        return position, "stale"
+    if epoch > position.epoch:
+        position, held = Position(epoch, 1), ()
+    if sequence < position.expected or sequence in held:
+        return position, "duplicate"
+    if sequence >= position.expected + window:
+        return position, "beyond"
+    return position, "delivered" if sequence == position.expected else "buffered"
+
+
+def run_length(expected: int, present: Iterable[int], most: int) -> int:
+    """Return how many numbers from `expected` on are present, one after the other; up to `most`."""
+    there = set(present)
+    length = 0
+    while length < most and expected + length in there:
+        length += 1
+    return length
+
+
+def gap_since(position: Position, held: Mapping[int, int]) -> int | None:
+    """Return since when a number is missing; None if none is. `held`: number to time of arrival."""
+    if position.expected in held:
+        return None
+    return min(held.values(), default=None)
+
+
+def skip_to(position: Position, held: Mapping[int, int], now: int, timeout: int) -> Position:
+    """Return the position behind a gap that is older than `timeout`; else the same."""
+    since = gap_since(position, held)
+    if since is None or now - since < timeout:
+        return position
+    return Position(position.epoch, min(held))
+
+
+class Receiver:
+    """The whole of it in memory, for one sender: what a database's receiver has to agree with."""
+
+    def __init__(self, window: int, *, timeout: int | None = None) -> None:
+        """Begin with nothing; gaps older than `timeout` are skipped, if given."""
+        self.window = window
+        self.timeout = timeout
+        self.position: Position | None = None
+        self.held: dict[int, int] = {}
+
+    def arrive(self, now: int, epoch: int, sequence: int) -> tuple[Verdict, list[int]]:
+        """Take a message; return what becomes of it, and the numbers that are delivered now."""
+        before = self.position or Position(epoch, 1)
+        self.position, verdict = judge(before, self.held, self.window, epoch, sequence)
+        if self.position.epoch != before.epoch:
+            self.held = {}
+        if verdict in ("delivered", "buffered"):
+            self.held[sequence] = now
+        return verdict, self.drain(now)
+
+    def drain(self, now: int) -> list[int]:
+        """Deliver what can be; return the numbers."""
+        if self.position is None:
+            return []
+        if self.timeout is not None:
+            self.position = skip_to(self.position, self.held, now, self.timeout)
+        epoch, expected = self.position
+        length = run_length(expected, self.held, len(self.held))
+        ready = list(range(expected, expected + length))
+        self.position = Position(epoch, expected + length)
+        self.held = {number: at for number, at in self.held.items() if number >= expected + length}
+        return ready
