@@ -1,0 +1,211 @@
+"""One request that has a key: what its record says, and what becomes of its claim."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final, NamedTuple, Protocol
+
+from seawall.durable import _asgi_answers as answers
+from seawall.durable._asgi_exchange import UNSEEN, Exchange
+from seawall.durable._asgi_uncut import Renewal, uncut
+from seawall.durable._idempotency_errors import RecordGarbled
+from seawall.durable.idempotency import Idempotency
+from seawall.models.idempotency import (
+    Answer,
+    Claim,
+    Fresh,
+    Garbled,
+    Mismatch,
+    Pending,
+    Replay,
+    Reservation,
+)
+from seawall.runtime.runners import sleep_async
+from seawall.web._edge_answers import send_problem
+from seawall.web.sending import Send
+
+Scope = MutableMapping[str, Any]
+
+KEYED: Final = "seawall.idempotency"
+"""Where in the scope the app finds how its request is keyed."""
+
+PAUSES: Final = (0.1, 0.4, 1.6)
+"""Seconds between tries to record an answer while the database is away."""
+
+_log: Final = logging.getLogger("seawall")
+
+
+class Keyed(NamedTuple):
+    """How a request is keyed: whose it is, what it does, which one it is."""
+
+    scope: str | None
+    operation: str
+    key: str
+    fingerprint: bytes
+
+    def part(self, name: str) -> dict[str, Any]:
+        """Return what names one effect of several: the arguments of `Idempotency.once(conn, ...)`.
+
+        It is never the request's own name, which the middleware's record has.
+        """
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name={name!r}: write what this part does, such as 'charge'")
+        return {**self._asdict(), "operation": f"{self.operation} > {name}"}
+
+
+class Owner(Protocol):
+    """What is the same for all requests: the middleware."""
+
+    app: Callable[..., Awaitable[None]]
+    idempotency: Idempotency
+    wait: float
+    retry_after: float
+    never: frozenset[bytes]
+
+    def count(self, what: str) -> None:
+        """Count something that happened."""
+        ...
+
+
+class Request:
+    """One request that has a key: what its record says, and what becomes of its claim."""
+
+    def __init__(self, owner: Owner, name: Keyed, send: Send) -> None:
+        self._owner = owner
+        self._idempotency = owner.idempotency
+        self._name = name
+        self._send = send
+        self._claim: Claim | None = None
+        self._renewal: Renewal | None = None
+
+    async def serve(self, scope: Scope, body: bytes) -> None:
+        """Find out what there is to do, and do it."""
+        try:
+            found = await self._reserve(self._owner.wait)
+        except RecordGarbled:
+            await self._tell_unreadable()
+        except Exception:  # noqa: BLE001 - whatever it is, nothing is done without a record
+            self._owner.count("store_away")
+            _log.exception("%s", self._name.operation)
+            await send_problem(self._send, answers.store_away(1.0), [])
+        else:
+            if isinstance(found, Fresh):
+                await self._execute(found.claim, scope, body)
+            else:
+                await self._tell(found)
+
+    async def _reserve(self, wait: float = 0.0) -> Reservation:
+        """Ask; who is cancelled meanwhile has taken nothing."""
+        scope, operation, key, fingerprint = self._name
+        return await self._idempotency.areserve(scope, operation, key, fingerprint, wait=wait)
+
+    async def _tell(self, found: Replay | Pending | Mismatch) -> None:
+        """Answer without carrying anything out."""
+        if isinstance(found, Replay):
+            await self._replay(found.answer)
+        elif isinstance(found, Mismatch):
+            self._owner.count("reused")
+            await send_problem(self._send, answers.REUSED, [])
+        else:
+            self._owner.count("in_flight")
+            wait = min(found.retry_after, self._owner.retry_after)
+            await send_problem(self._send, answers.in_flight(wait), [])
+
+    async def _replay(self, answer: Answer) -> None:
+        """Answer as before; or, where that cannot be sent, say so and do nothing."""
+        try:
+            await answers.send_replay(self._send, answer, self._owner.never)
+        except Garbled:
+            await self._tell_unreadable()
+        else:
+            self._owner.count("replays")
+
+    async def _tell_unreadable(self) -> None:
+        self._owner.count("unreadable")
+        _log.exception("%s: the stored answer cannot be read", self._name.operation)
+        await send_problem(self._send, answers.UNREADABLE, [])
+
+    # Carrying it out
+
+    async def _execute(self, claim: Claim, scope: Scope, body: bytes) -> None:
+        owner, idempotency = self._owner, self._idempotency
+        self._claim = claim
+        owner.count("executed")
+        if claim.taken_over:
+            owner.count("taken_over")
+        exchange = Exchange(body, self._send, self, idempotency.max_body, owner.never)
+        self._renewal = renewal = Renewal(idempotency.lease, lambda: idempotency.arenew(claim))
+        offered = scope.get("extensions")
+        outer = scope.get(KEYED)
+        scope[KEYED] = self._name
+        if offered:
+            scope["extensions"] = {name: offered[name] for name in offered if name not in UNSEEN}
+        try:
+            await exchange.run(owner.app, scope)
+        finally:
+            # The scope may be looked at by those outside, so it is not a copy that was changed.
+            if outer is None:
+                scope.pop(KEYED, None)
+            else:
+                scope[KEYED] = outer
+            if offered:
+                scope["extensions"] = offered
+            await renewal.stop()
+
+    async def complete(
+        self, answer: Answer, *, failed: bool
+    ) -> Callable[[], Awaitable[None]] | None:
+        """Record `answer`; return what is to be sent instead, if that was refused."""
+        if failed:
+            self._owner.count("failed")
+        if not answer.kept:
+            self._owner.count("dropped_bodies")
+        assert self._claim is not None  # noqa: S101 - only who has one is completed
+        for pause in (*PAUSES, None):
+            try:
+                done = self._idempotency.acomplete(self._claim, answer, failed=failed)
+                if await uncut(done):
+                    await self._stop_renewing()
+                    return None
+            except Exception:  # noqa: BLE001 - of any driver's; tried again, and told
+                _log.exception("%s", self._name.operation)
+                if pause is None:
+                    self._owner.count("store_away")
+                    return lambda: send_problem(
+                        self._send, answers.store_away(self._idempotency.lease), []
+                    )
+                await sleep_async(pause)
+            else:
+                break
+        self._owner.count("refused_late")
+        return self._tell_the_truth
+
+    async def _stop_renewing(self) -> None:
+        """Hold no lease any more: what the app does after its answer is its own business."""
+        if self._renewal is not None:
+            await self._renewal.stop()
+
+    async def _tell_the_truth(self) -> None:
+        """Answer by the record of who took over, as if asked just now."""
+        try:
+            found = await self._reserve()
+        except Exception:  # noqa: BLE001 - of any driver's; told
+            _log.exception("%s", self._name.operation)
+            await send_problem(self._send, answers.store_away(1.0), [])
+            return
+        if isinstance(found, Fresh):  # whoever took over has abandoned it
+            await uncut(self._idempotency.aabandon(found.claim))
+            found = Pending(1.0)
+        await self._tell(found)
+
+    async def abandon(self) -> None:
+        """Keep nothing: the next one runs."""
+        self._owner.count("abandoned")
+        assert self._claim is not None  # noqa: S101 - only who has one is abandoned
+        try:
+            await uncut(self._idempotency.aabandon(self._claim))
+        except Exception:  # noqa: BLE001 - of any driver's
+            # The refusal is true all the same; the next one has to wait for the lease's end.
+            _log.exception("%s", self._name.operation)
+        await self._stop_renewing()

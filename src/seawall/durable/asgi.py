@@ -1,0 +1,276 @@
+"""Requests that happen once: an ASGI middleware for the header Idempotency-Key.
+
+Promises: of all requests with one key (of one caller, method and route) one is carried out. Who
+asks again gets the same status, headers and body, byte for byte, and `Idempotent-Replayed: true`;
+with another payload 422; while the first is at work 409 and when to come again. Without a key that
+is required, or with one that is none, 400. Nothing is carried out that could not be recorded, and
+no answer is complete at the client before its record is on disk.
+
+What is kept is every answer once the work began, a 500 too; not kept are statuses which say that
+nothing was done (400, 401, 403, 404, 409, 422, 429..., a 503 with Retry-After): then the next one
+runs. A worker that dies leaves its record until the lease is over; then another takes over, and
+what the first may still say is refused. Whoever writes into a database does it within `once(...)`,
+so that a crash between the effect and its record does no harm either: see `keyed`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+from seawall import _checks as check
+from seawall.durable import _asgi_answers as answers
+from seawall.durable._asgi_request import KEYED, Keyed, Request, Scope
+from seawall.durable.idempotency import Idempotency
+from seawall.models.idempotency import fingerprint_of
+from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.web._edge_answers import send_problem
+from seawall.web._limit_routes import OTHER, Routes
+from seawall.web.principals import plain_function
+from seawall.web.problems import Problem
+from seawall.web.request import INCOMING, Incoming, path_below_root
+from seawall.web.sending import Message, Send
+from seawall.web.trust import Trust
+from seawall.wire.idempotency import IDEMPOTENCY_HEADER
+
+__all__ = ["IdempotentRequests", "Keyed", "keyed"]
+
+Receive = Callable[[], Awaitable[Message]]
+Who = Callable[[Incoming], str | tuple[str, ...] | None]
+
+MOST_REQUEST: Final = 1024 * 1024
+"""Bytes of a request's body, unless told otherwise."""
+
+_HEADER: Final = IDEMPOTENCY_HEADER.lower().encode()
+_LONGEST_SCOPE: Final = 200
+_LONGEST_ROUTE: Final = 200
+_COUNTS: Final = (
+    "executed",
+    "replays",
+    "in_flight",
+    "reused",
+    "missing",
+    "malformed",
+    "unknown",
+    "too_large",
+    "taken_over",
+    "refused_late",
+    "abandoned",
+    "failed",
+    "dropped_bodies",
+    "unreadable",
+    "store_away",
+)
+
+
+def keyed(request: Any) -> Keyed | None:
+    """Return how a request is keyed (a Starlette request, or an ASGI scope); None if it is not."""
+    scope = getattr(request, "scope", request)
+    found = scope.get(KEYED)
+    return found if isinstance(found, Keyed) else None
+
+
+class IdempotentRequests:
+    """Carry out requests to some routes of an ASGI app once for each Idempotency-Key."""
+
+    def __init__(
+        self,
+        app: Callable[..., Awaitable[None]],
+        idempotency: Idempotency,
+        *,
+        routes: Iterable[str],
+        scope: Who | None = None,
+        unscoped: bool = False,
+        methods: Sequence[str] = ("POST", "PATCH"),
+        require: bool = True,
+        wait: float = 0.0,
+        retry_after: float = 2.0,
+        max_request_body: int = MOST_REQUEST,
+        never_store: Iterable[str] = (),
+        trust: Trust | None = None,
+    ) -> None:
+        """Stand around `app`; keep records by `idempotency`, for these `routes` and `methods`.
+
+        `routes` are templates such as "/orders" or "/orders/{id}/pay". `scope(incoming)` says whose
+        a request is: a proven identity, as text or as a tuple such as (tenant, user). It must be
+        given, for what one caller is answered is no other's business; None from it is refused with
+        403. Only an app whose callers are all one may say `unscoped=True` instead.
+
+        With `require=False` requests without a key pass as they are. Who asks for what is under way
+        waits up to `wait` seconds for its answer, and is then told to come again after
+        `retry_after` (or when the lease of the first is over, if that is sooner). A body of more
+        than `max_request_body` bytes is refused with 413. `never_store` names headers that are not
+        kept, beside those that never are. `trust` is for `Incoming.client` where there is no edge
+        outside.
+        """
+        self.app = check.function("app", app)
+        if not isinstance(idempotency, Idempotency):
+            raise TypeError(
+                f"idempotency={idempotency!r}: pass an Idempotency, such as Idempotency(database)"
+            )
+        self.idempotency = idempotency
+        self._who = _checked_scope(scope, check.flag("unscoped", unscoped))
+        if unscoped and not idempotency.unscoped:
+            raise ValueError("unscoped=True: say so to Idempotency(..., unscoped=True), too")
+        if isinstance(routes, str):
+            raise TypeError(f"routes={routes!r}: write a list, such as routes=[{routes!r}]")
+        self._routes = Routes(routes)
+        if not self._routes.templates:
+            raise ValueError("routes=[]: write which, such as routes=['/orders']")
+        if any(len(route.encode()) > _LONGEST_ROUTE for route in self._routes.templates):
+            raise ValueError(f"routes: write at most {_LONGEST_ROUTE} bytes for each")
+        self._methods = _checked_methods(methods)
+        self.require = check.flag("require", require)
+        self.wait = check.seconds("wait", wait, zero=True)
+        self.retry_after = check.seconds("retry_after", retry_after)
+        self.max_request_body = check.count("max_request_body", max_request_body)
+        self.never = _checked_names(never_store)
+        self._trust = trust or Trust()
+        self._counts = dict.fromkeys(_COUNTS, 0)
+        self._mutex = Mutex()
+        survives_fork(self)
+
+    def __repr__(self) -> str:
+        listed = ", ".join(self._routes.templates)
+        return f"<IdempotentRequests {'|'.join(sorted(self._methods))} {listed}>"
+
+    def snapshot(self) -> dict[str, int]:
+        """Return how many requests were carried out, answered again, refused and so on."""
+        with self._mutex:
+            return dict(self._counts)
+
+    def _after_fork(self) -> None:
+        self._mutex = Mutex()
+
+    def count(self, what: str) -> None:
+        """Count something that happened."""
+        with self._mutex:
+            self._counts[what] += 1
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve what there is to serve."""
+        if scope["type"] != "http" or scope["method"] not in self._methods:
+            await self.app(scope, receive, send)
+            return
+        path = path_below_root(scope)
+        template = self._routes.of(path)
+        if template == OTHER:
+            await self.app(scope, receive, send)
+            return
+        incoming = self._incoming(scope)
+        if _HEADER not in incoming.named and not self.require:
+            await self.app(scope, receive, send)
+            return
+        name = self._name(incoming, f"{scope['method']} {template}")
+        if isinstance(name, Problem):
+            await send_problem(send, name, [])
+            return
+        body = await self._read(incoming, receive)
+        if body is None:  # the client went away before it had asked
+            return
+        if isinstance(body, Problem):
+            await send_problem(send, body, [])
+            return
+        root, query = scope.get("root_path") or "", scope.get("query_string") or b""
+        name = name._replace(fingerprint=fingerprint_of(root, path, query, body))
+        await Request(self, name, send).serve(scope, body)
+
+    def _incoming(self, scope: Scope) -> Incoming:
+        """Return the request as the edge outside saw it, with what was found out since."""
+        seen = scope.get(INCOMING)
+        if not isinstance(seen, Incoming):
+            return Incoming(scope, self._trust)
+        # A login between the edge and here may have made a scope of its own.
+        return seen if seen.scope is scope else Incoming(scope, seen.trust)
+
+    def _name(self, incoming: Incoming, operation: str) -> Keyed | Problem:
+        """Return how the request is keyed, or why it is not."""
+        if _HEADER not in incoming.named:
+            self.count("missing")
+            return answers.KEY_MISSING
+        key = incoming.idempotency_key
+        if key is None:
+            self.count("malformed")
+            return answers.KEY_MALFORMED
+        whose = None
+        if self._who is not None:
+            whose = scope_text(self._who(incoming))
+            if whose is None:
+                self.count("unknown")
+                return answers.NOBODY
+        return Keyed(whose, operation, key, b"")
+
+    async def _read(self, incoming: Incoming, receive: Receive) -> bytes | Problem | None:
+        """Read the body whole; None if it does not come."""
+        declared = incoming.header(b"content-length") or ""
+        size = int(declared) if declared.isdecimal() and len(declared) < 20 else 0  # noqa: PLR2004 - digits of 2**63
+        parts: list[bytes] = []
+        more = size <= self.max_request_body
+        size = 0 if more else size
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            part = message.get("body", b"")
+            parts.append(part)
+            size += len(part)
+            more = message.get("more_body", False) and size <= self.max_request_body
+        if size > self.max_request_body:
+            self.count("too_large")
+            return answers.TOO_LARGE
+        return b"".join(parts)
+
+
+def scope_text(said: object) -> str | None:
+    """Return what a scope function said as one text: different ones for different callers.
+
+    None where a part of it is missing: that is somebody unknown.
+    """
+    parts = said if isinstance(said, tuple) else (said,)
+    if not all(part is None or isinstance(part, str) for part in parts):
+        raise TypeError(
+            f"scope: the function returned {type(said).__name__}; return text, a tuple of texts"
+            " such as (tenant, user), or None for somebody unknown"
+        )
+    if not parts or not all(parts):
+        return None
+    first: str = parts[0]
+    plain = len(parts) == 1 and first[0] not in "[#" and first.isprintable()
+    text = first if plain else json.dumps(parts)
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) <= _LONGEST_SCOPE:
+        return text
+    return "#" + blake2b(data, digest_size=32, person=b"seawall scope").hexdigest()
+
+
+def _checked_scope(scope: Who | None, unscoped: bool) -> Who | None:  # noqa: FBT001 - as given
+    if unscoped:
+        if scope is not None:
+            raise ValueError("unscoped=True: leave it out, or leave out scope=")
+        return None
+    if scope is None:
+        raise TypeError(
+            "scope=None: pass a function that says whose a request is, such as"
+            " scope=lambda incoming: incoming.scope['user'].id; else one caller would be answered"
+            " with what another was told. Only where all callers are one, write unscoped=True"
+        )
+    return plain_function("scope", scope)
+
+
+def _checked_methods(methods: Sequence[str]) -> frozenset[str]:
+    if isinstance(methods, str) or not methods:
+        raise TypeError(f"methods={methods!r}: write a list, such as methods=['POST']")
+    for method in methods:
+        if not isinstance(method, str) or not method.isalpha() or not method.isupper():
+            raise ValueError(f"methods={methods!r}: write them as 'POST' or 'PATCH'")
+        if method in {"GET", "HEAD", "OPTIONS", "TRACE"}:
+            raise ValueError(f"methods={methods!r}: {method} has no effect that could happen twice")
+    return frozenset(methods)
+
+
+def _checked_names(names: Iterable[str]) -> frozenset[bytes]:
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+        raise TypeError(f"never_store={names!r}: write a list of headers, such as ['x-session']")
+    return frozenset(name.lower().encode("latin-1") for name in names)
