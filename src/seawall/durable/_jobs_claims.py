@@ -1,0 +1,185 @@
+"""What workers say and ask of the jobs of a database; `JobWorker` does all of this by itself.
+
+Promises: who holds a claim is the only one whose word counts; a claim that was taken over is
+refused, and the refusal is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from seawall import _checks as check
+from seawall.clock import Clock
+from seawall.durable import _jobs_steps as steps
+from seawall.durable._jobs_records import JobClaim, is_id, name_of, result_of, shown
+from seawall.durable._jobs_steps import MICRO, Beat, Taken
+from seawall.durable.database import Database, Operation
+from seawall.jobs._bells import READY, Bells
+from seawall.models.durable_jobs import LOST
+from seawall.runtime.events import JobDied, emit
+from seawall.runtime.mutex import Mutex
+
+CANCELLED: Final = "cancelled"
+"""The topic of those who work, and have to hear that a job is to be cancelled."""
+
+
+class ClaimedJobs:
+    """The side of the jobs that workers see."""
+
+    name: str
+    database: Database
+    clock: Clock
+    lease: float
+    result_ttl: float
+    max_result: int
+    bells: Bells
+    """Who waits in this process for a job to do, or for the end of one."""
+    _mutex: Mutex
+    _counts: dict[str, int]
+
+    def claim(self, kinds: Iterable[str], count: int = 1, *, owner: str) -> list[JobClaim]:
+        """Take the next jobs of these kinds, up to `count`; they are `owner`'s for the lease."""
+        begun = self.clock.now()
+        return self._claimed(self.database.run(self._claiming(kinds, count, owner)), owner, begun)
+
+    async def aclaim(self, kinds: Iterable[str], count: int = 1, *, owner: str) -> list[JobClaim]:
+        """Take the next jobs, as `claim` does."""
+        begun = self.clock.now()
+        taken = await self.database.arun(self._claiming(kinds, count, owner))
+        return self._claimed(taken, owner, begun)
+
+    async def aclaim_one(self, id: str, *, owner: str) -> JobClaim | None:  # noqa: A002
+        """Take one job, or return None: it has ended, is at work, is not due, or is not there."""
+        if not is_id(id):
+            return None
+        begun = self.clock.now()
+        lease, ttl = self._lease, self._ttl
+        taken = await self.database.arun(lambda: steps.claiming_one(id, owner, lease, ttl))
+        claims = self._claimed([] if taken is None else [taken], owner, begun)
+        return claims[0] if claims else None
+
+    def succeed(self, claim: JobClaim, result: Any = None, message: str = "") -> bool:
+        """End a job with its result; False: refused, it is somebody else's by now."""
+        return self._told(claim, self._run(self._succeeding(claim, result, message))) is not None
+
+    async def asucceed(self, claim: JobClaim, result: Any = None, message: str = "") -> bool:
+        """End a job with its result, as `succeed` does."""
+        told = await self.database.arun(self._succeeding(claim, result, message))
+        return self._told(claim, told) is not None
+
+    async def afail(
+        self,
+        claim: JobClaim,
+        error: str,
+        *,
+        delay: float = 0.0,
+        retry: bool = True,
+        progress: float = 0.0,
+        message: str = "",
+    ) -> str | None:
+        """Say that an attempt failed; return the new state, or None: refused.
+
+        The job is tried again after `delay` seconds if it may be, else it has failed; one that is
+        to be cancelled is cancelled.
+        """
+        told = {
+            **self._holding(claim),
+            "error": shown(error),
+            "delay": round(check.seconds("delay", delay, zero=True) * MICRO),
+            "retry": int(retry),
+            "ttl": self._ttl,
+            "progress": progress,
+            "message": shown(message),
+        }
+        state = self._told(claim, await self.database.arun(lambda: steps.telling("fail", told)))
+        if state == "failed":
+            self._died(claim.id, claim.attempt, told["error"])
+        return state
+
+    async def agive_back(self, claim: JobClaim, *, delay: float = 0.0) -> str | None:
+        """Give a job back as if it had not been begun; return the new state, or None: refused."""
+        told = {**self._holding(claim), "ttl": self._ttl}
+        told["delay"] = round(check.seconds("delay", delay, zero=True) * MICRO)
+        return self._told(claim, await self.database.arun(lambda: steps.telling("give_back", told)))
+
+    async def abeat(
+        self, owner: str, beats: list[Beat], looks: list[str]
+    ) -> dict[tuple[str, int], bool]:
+        """Prolong some claims, and look after others; return those held, and who is to stop."""
+        lease = self._lease
+        return await self.database.arun(lambda: steps.beating(owner, lease, beats, looks))
+
+    async def astate(self, id: str) -> str | None:  # noqa: A002
+        """Return the state of a job of whatever scope, or None if there is none."""
+        return await self.database.arun(lambda: steps.telling("state", {"id": id}))
+
+    async def awaiting(self, kinds: Iterable[str], limit: int = 500) -> list[tuple[str, int]]:
+        """Return ids and priorities of what could be claimed now: for a queue that lost them."""
+        named = _kinds(kinds)
+        most = check.count("limit", limit, maximum=10_000)
+        return await self.database.arun(lambda: steps.listing(named, most))
+
+    # How it is done
+
+    @property
+    def _lease(self) -> int:
+        return round(self.lease * MICRO)
+
+    @property
+    def _ttl(self) -> int:
+        return round(self.result_ttl * MICRO)
+
+    def _run(self, operation: Operation[Any]) -> Any:
+        return self.database.run(operation)
+
+    def _count(self, word: str, more: int = 1) -> None:
+        with self._mutex:
+            self._counts[word] += more
+
+    def _claiming(self, kinds: Iterable[str], count: int, owner: str) -> Operation[list[Taken]]:
+        named = _kinds(kinds)
+        most = check.count("count", count, maximum=1_000)
+        return lambda: steps.claiming(named, most, owner, self._lease, self._ttl)
+
+    def _claimed(self, taken: list[Taken], owner: str, begun: float) -> list[JobClaim]:
+        """Return those that are ours; the others have ended instead of being tried again."""
+        claims = []
+        for one in taken:
+            if one.state != "running":
+                self._count("given_up")
+                if one.state == "failed":
+                    self._died(one.id, one.attempt, LOST)
+                self.bells.ring(one.id)
+                continue
+            ours = (one.id, one.scope, one.kind, one.epoch, one.attempt, one.max_attempts)
+            until = begun + self.lease
+            claims.append(JobClaim(*ours, one.payload, owner, one.progress, one.message, until))
+        self._count("claimed", len(claims))
+        return claims
+
+    def _died(self, id_: str, attempts: int, cause: str) -> None:
+        emit(JobDied, self.name, job=id_, attempts=attempts, cause=cause)
+
+    def _holding(self, claim: JobClaim) -> dict[str, Any]:
+        return {"id": claim.id, "owner": claim.owner, "epoch": claim.epoch}
+
+    def _succeeding(self, claim: JobClaim, result: Any, message: str) -> Operation[str | None]:
+        stored = result_of(result, self.max_result)
+        told = {**self._holding(claim), "result": stored.body, "result_type": stored.content_type}
+        told |= {"ttl": self._ttl, "message": shown(message)}
+        return lambda: steps.telling("succeed", told)
+
+    def _told(self, claim: JobClaim, state: str | None) -> str | None:
+        if state is None:
+            self._count("refused_late")
+        else:
+            self.bells.ring(READY if state == "queued" else claim.id)
+        return state
+
+
+def _kinds(kinds: Iterable[str]) -> list[str]:
+    named = [kinds] if isinstance(kinds, str) else list(kinds)
+    if not named:
+        raise ValueError("kinds=[]: name the kinds of jobs, such as ['report']")
+    return [name_of("kind", kind) for kind in named]

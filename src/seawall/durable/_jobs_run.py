@@ -1,0 +1,330 @@
+"""One job at work: what its function is given, how it is stopped, and how its end is told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, Literal
+from uuid import uuid4
+
+from seawall import _checks as check
+from seawall.durable._idempotency_errors import RecordGarbled
+from seawall.durable._jobs_records import (
+    JobClaim,
+    described,
+    name_of,
+    result_of,
+    shown,
+)
+from seawall.durable._jobs_steps import Beat
+from seawall.durable.jobs import Jobs
+from seawall.errors import Rejected, SeawallError, matches
+from seawall.executors import IoPool
+from seawall.models.backoff import Backoff, as_backoff, full_jitter
+from seawall.runtime.functions import kind_of
+from seawall.runtime.runners import sleep_async
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["JobCancelled", "JobFunction", "JobHandle"]
+
+OUTAGE: Final = full_jitter(0.05, cap=2.0)
+"""The pauses while the database does not answer."""
+PAUSE: Final = 1.0
+"""Seconds where there is no thread for a job, or where a backoff of the user's fails."""
+LONGEST_PAUSE: Final = 86_400.0
+
+log: Final = logging.getLogger("seawall")
+
+
+class JobCancelled(SeawallError):
+    """Somebody cancelled the job, and its function stops here."""
+
+    reason = "job_cancelled"
+
+
+class JobHandle:
+    """What a job's function is given. Of any thread."""
+
+    __slots__ = (
+        "attempt",
+        "cancelled",
+        "id",
+        "kind",
+        "max_attempts",
+        "payload",
+        "scope",
+        "told",
+    )
+
+    def __init__(self, claim: JobClaim) -> None:
+        """Tell of the job that is claimed."""
+        self.id = claim.id
+        self.scope = claim.scope
+        self.kind = claim.kind
+        self.payload = claim.payload
+        self.attempt = claim.attempt
+        """1 for the first."""
+        self.max_attempts = claim.max_attempts
+        self.cancelled = False
+        """Whether to stop: it was cancelled, or is another worker's. A coroutine is cancelled."""
+        self.told = (claim.progress, claim.message)
+        """How far it is, as it said last."""
+
+    def __repr__(self) -> str:
+        return f"<JobHandle {self.id}: {self.kind}, attempt {self.attempt}>"
+
+    def progress(self, share: float, message: str = "") -> None:
+        """Say how far it is, from 0 to 1. Cheap: what was said last is stored each second or so."""
+        self.told = (check.ratio("share", share, zero=True), shown(message))
+
+    def raise_if_cancelled(self) -> None:
+        """Stop here if the job was cancelled: for plain functions, which nobody can interrupt."""
+        if self.cancelled:
+            raise JobCancelled(f"job {self.id} was cancelled")
+
+
+JobFunction = Callable[[JobHandle], Any]
+
+
+class Running:
+    """A claim at work."""
+
+    def __init__(self, claim: JobClaim, *, in_thread: bool, renewed: float) -> None:
+        """Begin; `renewed` is when the lease began, by the clock here."""
+        self.claim = claim
+        self.handle = JobHandle(claim)
+        self.in_thread = in_thread
+        self.task: asyncio.Task[Any] | None = None
+        self.wanted: Literal["nothing", "to cancel", "to return", "to stop"] = "nothing"
+        self.begun = False
+        self.settling = False
+        """Whether the work is over, and only the database is still to be told."""
+        self.error: BaseException | None = None
+        self.renewed = renewed
+        self.until = claim.until
+        self.said = self.handle.told
+
+    def __repr__(self) -> str:
+        return f"<Running {self.claim!r}>"
+
+    def beat(self) -> Beat:
+        """Return what there is to be told."""
+        self.said = self.handle.told
+        return Beat(self.claim.id, self.claim.epoch, *self.said)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something was said that is not stored."""
+        return self.handle.told != self.said
+
+    def cancel(self) -> None:
+        """Stop: somebody cancelled the job."""
+        if self.wanted == "nothing":
+            self.wanted = "to cancel"
+            self.handle.cancelled = True
+            if not self.in_thread:
+                self._interrupt()
+
+    def give_back(self) -> None:
+        """Stop, and give the job back; a thread goes on, and its job is free after the lease."""
+        if self.wanted in ("nothing", "to cancel"):
+            self.wanted = "to return"
+            self.handle.cancelled = True
+            self._interrupt()
+
+    def lose(self) -> None:
+        """Stop: the job is somebody else's."""
+        already, self.wanted = self.wanted, "to stop"
+        self.handle.cancelled = True
+        if already != "to stop":
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        # What is done is done: telling of it takes as long as there is time for.
+        if self.task is not None and not self.settling:
+            self.task.cancel()
+
+
+class JobDoing:
+    """Does claimed jobs by their functions."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        functions: Mapping[str, JobFunction],
+        *,
+        concurrency: int,
+        backoff: Backoff | float | Iterable[float] | Callable[[int], float] | None,
+        give_up_on: tuple[type[Exception], ...],
+        rng: Random | None,
+    ) -> None:
+        """Do the jobs of each kind by its function."""
+        if not isinstance(jobs, Jobs):
+            raise TypeError(f"{type(self).__name__}({jobs!r}, ...): pass Jobs(database)")
+        if not isinstance(functions, Mapping) or not functions:
+            raise TypeError(
+                f"functions={functions!r}: write a function for each kind, such as"
+                " {'report': make_report}"
+            )
+        for kind, function in functions.items():
+            name_of("kind", kind)
+            if kind_of(function) not in ("sync", "async"):
+                raise TypeError(f"{kind!r}: {function!r}: pass a function that returns its result")
+        if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
+            raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
+        self.jobs = jobs
+        self.functions = dict(functions)
+        self.concurrency = check.count("concurrency", concurrency, maximum=500)
+        self.owner = uuid4().hex
+        self._backoff = full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff)
+        self._give_up_on = tuple(give_up_on)
+        self._rng = Random() if rng is None else rng  # noqa: S311 - jitter is no secret
+        self._clock = jobs.clock
+        self._pool: IoPool | None = None
+        self._runs: set[Running] = set()
+        words = ("succeeded", "retried", "failed", "cancelled", "returned", "lost")
+        self._counts = dict.fromkeys(words, 0)
+
+    def _running(self, claim: JobClaim) -> Running:
+        in_thread = kind_of(self.functions[claim.kind]) == "sync"
+        return Running(claim, in_thread=in_thread, renewed=claim.until - self.jobs.lease)
+
+    async def _outcome(self, run: Running) -> str:
+        """Do a job and tell how it went; return the word for it."""
+        import asyncio
+
+        if run.wanted == "to return":
+            return await self._give_back(run)
+        if isinstance(run.claim.payload, RecordGarbled):
+            return await self._failed(run, run.claim.payload, retry=False)
+        try:
+            result = await self._call(run)
+        except asyncio.CancelledError as error:
+            run.settling = True
+            return await self._interrupted(run, error)
+        except Exception as error:  # noqa: BLE001 - it is the job's, and is stored
+            run.settling = True
+            if isinstance(error, Rejected) and not run.begun:  # no thread for it: no attempt
+                return await self._give_back(run, PAUSE)
+            return await self._failed(run, error, retry=not matches(error, self._give_up_on))
+        run.settling = True
+        return await self._succeeded(run, result)
+
+    async def _interrupted(self, run: Running, error: BaseException) -> str:
+        ours = run.wanted != "nothing"
+        if run.task is not None and run.task.cancelling():
+            if not ours:
+                raise error  # by whoever ends the loop: no time is left
+            while run.task.cancelling():
+                run.task.uncancel()
+        if run.wanted == "to return":
+            return await self._give_back(run)
+        return await self._failed(run, error)
+
+    async def _call(self, run: Running) -> Any:
+        function = self.functions[run.claim.kind]
+        if not run.in_thread:
+            run.begun = True
+            return await function(run.handle)
+        if self._pool is None:
+            name = f"{self.jobs.name}-worker"
+            self._pool = IoPool(name, workers=self.concurrency, clock=self._clock)
+
+        def begin(handle: JobHandle) -> Any:
+            run.begun = True
+            return function(handle)
+
+        return await self._pool.arun(begin, run.handle)
+
+    async def _succeeded(self, run: Running, result: Any) -> str:
+        try:
+            stored = result_of(result, self.jobs.max_result)
+        except Exception as error:  # noqa: BLE001 - the function would only return the same again
+            return await self._failed(run, error, retry=False)
+        message = run.handle.told[1]
+        told = await self._tell(run, lambda: self.jobs.asucceed(run.claim, stored, message))
+        return "succeeded" if told else "lost"
+
+    async def _failed(self, run: Running, error: BaseException, *, retry: bool = True) -> str:
+        run.error = error
+        share, message = run.handle.told
+        how: dict[str, Any] = {"delay": self._pause_after(run.claim.attempt, error)}
+        how |= {"retry": retry, "progress": share, "message": message}
+        said = described(error)
+        state = await self._tell(run, lambda: self.jobs.afail(run.claim, said, **how))
+        return "retried" if state == "queued" else state or "lost"
+
+    async def _give_back(self, run: Running, delay: float = 0.0) -> str:
+        if run.in_thread and run.begun:
+            return "lost"  # its thread is still at it: not before the lease is over
+        told = await self._tell(run, lambda: self.jobs.agive_back(run.claim, delay=delay))
+        return "lost" if told is None else "returned"
+
+    def _pause_after(self, attempt: int, error: BaseException) -> float:
+        least = getattr(error, "retry_after", None) if isinstance(error, Rejected) else None
+        try:
+            schedule = self._backoff.delays(self._rng.random)
+            # Of a schedule that grows without end, the hundredth pause is as good as the last.
+            delay = next(islice(schedule, min(attempt, 100) - 1, None))
+            delay = check.seconds("backoff", max(delay, least or 0.0), zero=True)
+        except Exception:  # the job must not be lost for that
+            log.exception("jobs %r: backoff failed", self.jobs.name)
+            delay = PAUSE
+        return min(delay, LONGEST_PAUSE)
+
+    async def _tell(self, run: Running, verb: Callable[[], Any]) -> Any:
+        """Say how a job went, again and again until the lease is over; None: not heard."""
+        delays = OUTAGE.delays(self._rng.random)
+        while run.wanted != "to stop":
+            try:
+                told = await verb()
+            except Exception:
+                left = run.until - self._clock.now()
+                if left <= 0:
+                    log.exception("jobs %r: %r could not be told", self.jobs.name, run.claim)
+                    return None
+                await sleep_async(min(next(delays), left))
+            else:
+                return told
+        return None
+
+    # Heartbeats
+
+    async def _beat_once(self, runs: Iterable[Running]) -> bool:
+        """Prolong what is due for it, and look after the rest; False if nobody answered."""
+        import asyncio
+
+        now, third = self._clock.now(), self.jobs.lease / 3
+        looked = [run for run in runs if not run.settling and run.wanted != "to stop"]
+        due = [run for run in looked if run.has_news or now >= run.renewed + third]
+        beats = [run.beat() for run in due]
+        looks = [run.claim.id for run in looked if run not in due]
+        if not looked:
+            return True
+        try:
+            async with asyncio.timeout(third):  # a database may just not answer
+                held = await self.jobs.abeat(self.owner, beats, looks)
+        except Exception:  # noqa: BLE001 - whatever it is, it is tried again while there is time
+            for run in due:
+                run.said = (-1.0, "")  # it was not stored
+            for run in looked:
+                if self._clock.now() >= run.until:
+                    run.lose()
+            return False
+        for run in due:
+            run.renewed, run.until = now, now + self.jobs.lease
+        for run in looked:
+            self._heed(run, held.get((run.claim.id, run.claim.epoch)))
+        return True
+
+    def _heed(self, run: Running, to_cancel: bool | None) -> None:  # noqa: FBT001 - None: not held
+        if run.settling:
+            return  # it ended meanwhile, and that is told by itself
+        if to_cancel is None:
+            run.lose()
+        elif to_cancel:
+            run.cancel()

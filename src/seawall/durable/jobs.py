@@ -1,0 +1,306 @@
+"""Jobs that are kept in a database: submitted with the user's own rows, done later, asked after.
+
+Promises: a job that was committed is done, or ends as failed or cancelled, also if workers die;
+one that was rolled back never was. The same key of the same scope and kind is the same job. At each
+instant one worker's word counts: who was taken for dead and comes back is refused. Who may not see
+a job cannot tell it from one that never was. What came out of it is kept for `result_ttl`.
+
+A worker that died in the middle has done something already: jobs are done at least once, and so
+their functions are written to be repeated (`Idempotency.once` with the job's id, say).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from uuid import uuid4
+
+from seawall import _checks as check
+from seawall.clock import Clock, check_clock, current_clock
+from seawall.durable import _jobs_steps as steps
+from seawall.durable._jobs_claims import CANCELLED, ClaimedJobs
+from seawall.durable._jobs_records import (
+    Job,
+    JobClaim,
+    JobExpired,
+    is_id,
+    key_hash,
+    name_of,
+    payload_of,
+)
+from seawall.durable._jobs_steps import MICRO
+from seawall.durable.database import Database, Operation
+from seawall.errors import TimedOut, UnknownJob
+from seawall.jobs._bells import READY, Bell, Bells
+from seawall.models.durable_jobs import HEAD_START, LOWEST
+from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.runners import wait_async, wait_sync
+from seawall.runtime.stepping import Steps, adrive, drive
+
+__all__ = ["Job", "JobClaim", "JobExpired", "Jobs"]
+
+BATCH: Final = 500
+"""Jobs that are cleaned up in one transaction."""
+FIRST_LOOK: Final = 0.05
+LAST_LOOK: Final = 1.0
+"""Seconds between two looks at a job that is waited for: at first, and in the end."""
+
+
+class Jobs(ClaimedJobs):
+    """The jobs of a database."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        name: str = "jobs",
+        lease: float = 30.0,
+        max_attempts: int = 5,
+        result_ttl: float = 86_400.0,
+        gone_for: float = 7 * 86_400.0,
+        max_payload: int = 262_144,
+        max_result: int = 1_048_576,
+        clock: Clock | None = None,
+    ) -> None:
+        """Keep jobs in `database`.
+
+        A worker holds a job for `lease` seconds and prolongs that; if it dies, another takes the
+        job after that. A job is tried `max_attempts` times. What came out of it is kept for
+        `result_ttl`, and that it was for `gone_for` after that. Payload and result have at most so
+        many bytes as JSON.
+        """
+        if not isinstance(database, Database):
+            raise TypeError(f"Jobs({database!r}): pass a Database")
+        self.database = database
+        self.name = name_of("name", name)
+        self.lease = check.seconds("lease", lease)
+        self.max_attempts = check.count("max_attempts", max_attempts, maximum=1_000_000)
+        self.result_ttl = check.seconds("result_ttl", result_ttl)
+        self.gone_for = check.seconds("gone_for", gone_for, zero=True)
+        self.max_payload = check.count("max_payload", max_payload)
+        self.max_result = check.count("max_result", max_result)
+        self.clock = current_clock() if clock is None else check_clock(clock)
+        self.bells = Bells()
+        self._mutex = Mutex()
+        survives_fork(self)
+        words = ("submitted", "repeated", "cancelled", "claimed", "given_up", "refused_late")
+        self._counts = dict.fromkeys(words, 0)
+
+    def __repr__(self) -> str:
+        return f"<Jobs {self.name!r} of {self.database!r}>"
+
+    def _after_fork(self) -> None:
+        self._mutex = Mutex()  # another thread may have held it
+
+    # For those who have work to be done
+
+    def submit(
+        self,
+        connection: Any,
+        kind: str,
+        payload: Any = None,
+        *,
+        scope: str,
+        key: str | None = None,
+        priority: int = 5,
+        delay: float = 0.0,
+        max_attempts: int | None = None,
+    ) -> Job:
+        """Add a job, and return it; the one of the same `key`, scope and kind, if there is one.
+
+        With a connection it is part of the transaction that is begun there: nobody sees it before
+        that is committed, and if it is rolled back there is no job. With None it is committed here.
+        `scope` is whose it is: the tenant, or the user. `priority` is 0 (first) to 9. It is not
+        begun before `delay` seconds. Raises `KeyReused` if the key came with another payload.
+        """
+        made = self._new(kind, payload, scope, key, priority, delay, max_attempts)
+        if connection is None:
+            return self._submitted(self.database.run(lambda: steps.submitting(made)))
+        own = self.database.connection(connection)
+        if own.kind.is_async:
+            raise TypeError(f"{own!r} is awaited: write `await jobs.asubmit(...)`")
+        return self._submitted(own.run(steps.submitting(made)))
+
+    async def asubmit(
+        self,
+        connection: Any,
+        kind: str,
+        payload: Any = None,
+        *,
+        scope: str,
+        key: str | None = None,
+        priority: int = 5,
+        delay: float = 0.0,
+        max_attempts: int | None = None,
+    ) -> Job:
+        """Add a job, as `submit` does."""
+        made = self._new(kind, payload, scope, key, priority, delay, max_attempts)
+        if connection is None:
+            return self._submitted(await self.database.arun(lambda: steps.submitting(made)))
+        own = self.database.connection(connection)
+        if not own.kind.is_async:  # such a connection belongs to the thread that calls
+            return self._submitted(own.run(steps.submitting(made)))
+        return self._submitted(await own.arun(steps.submitting(made)))
+
+    def get(self, id: str, *, scope: str) -> Job:  # noqa: A002 - it is one
+        """Return what is known of a job.
+
+        `UnknownJob` if there is none, or one of another scope; `JobExpired` if it was forgotten.
+        """
+        return self.database.run(self._viewing(id, scope))
+
+    async def aget(self, id: str, *, scope: str) -> Job:  # noqa: A002
+        """Return what is known of a job, as `get` does."""
+        return await self.database.arun(self._viewing(id, scope))
+
+    def cancel(self, id: str, *, scope: str) -> Job:  # noqa: A002
+        """Cancel a job, and return what is known of it then.
+
+        One that waits is over at once. One at work is `cancelling`: its worker hears of it within
+        a second or so, and what it does then decides: a function that ends well all the same makes
+        it succeed. One that has ended stays as it is.
+        """
+        return self._cancelled(self.database.run(self._cancelling(id, scope)))
+
+    async def acancel(self, id: str, *, scope: str) -> Job:  # noqa: A002
+        """Cancel a job, as `cancel` does."""
+        return self._cancelled(await self.database.arun(self._cancelling(id, scope)))
+
+    def wait(self, id: str, *, scope: str, timeout: float | None = None) -> Job:  # noqa: A002
+        """Wait until a job has ended, and return it; `TimedOut` after `timeout` seconds.
+
+        It is asked for again and again, without holding a connection meanwhile.
+        """
+
+        def answer(asked: Any) -> Any:
+            return wait_sync(asked, self.clock) if isinstance(asked, Bell) else self._run(asked)
+
+        return drive(self._waiting(id, scope, timeout), answer)
+
+    async def await_(
+        self,
+        id: str,  # noqa: A002
+        *,
+        scope: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - the job goes on
+    ) -> Job:
+        """Wait until a job has ended, as `wait` does."""
+
+        async def answer(asked: Any) -> Any:
+            if isinstance(asked, Bell):
+                return await wait_async(asked, self.clock)
+            return await self.database.arun(asked)
+
+        return await adrive(self._waiting(id, scope, timeout), answer)
+
+    def nudge(self) -> None:
+        """Let the workers of this process look at once: call it after your own commit, or not."""
+        self.bells.ring(READY)
+
+    # For those who look after it
+
+    def cleanup(self, limit: int = 100_000) -> int:
+        """Drop what came out of jobs whose time is over, in batches; return how many that were."""
+        return drive(self._cleaning(limit), self._run)
+
+    async def acleanup(self, limit: int = 100_000) -> int:
+        """Clean up, as `cleanup` does."""
+        return await adrive(self._cleaning(limit), self.database.arun)
+
+    def snapshot(self) -> dict[str, int]:
+        """Return what happened here so far, by this object: plain counters."""
+        with self._mutex:
+            return dict(self._counts)
+
+    async def acounts(self) -> dict[str, tuple[int, float]]:
+        """Return how many jobs are in each state, and how old the oldest is; reads the table."""
+        return await self.database.arun(steps.counting)
+
+    # How it is done
+
+    def _new(
+        self,
+        kind: str,
+        payload: Any,
+        scope: str,
+        key: str | None,
+        priority: int,
+        delay: float,
+        max_attempts: int | None,
+    ) -> dict[str, Any]:
+        text, fingerprint = payload_of(payload, self.max_payload)
+        check.count("priority", priority, minimum=0, maximum=LOWEST)
+        most = self.max_attempts if max_attempts is None else max_attempts
+        return {
+            "id": str(uuid4()),  # of the system's randomness: nobody guesses it
+            "scope": name_of("scope", scope),
+            "kind": name_of("kind", kind),
+            "key_hash": None if key is None else key_hash(key),
+            "fingerprint": fingerprint,
+            "priority": priority,
+            "ahead": priority * HEAD_START,
+            "delay": round(check.seconds("delay", delay, zero=True) * MICRO),
+            "max_attempts": check.count("max_attempts", most, maximum=1_000_000),
+            "payload": text,
+        }
+
+    def _submitted(self, job: Job) -> Job:
+        self._count("submitted" if job.is_new else "repeated")
+        self.bells.ring(READY)
+        return job
+
+    def _viewing(self, id_: str, scope: str) -> Operation[Job]:
+        name_of("scope", scope)
+        if not is_id(id_):
+            raise UnknownJob("there is no such job")
+        return lambda: steps.viewing(id_, scope)
+
+    def _cancelling(self, id_: str, scope: str) -> Operation[tuple[Job, bool]]:
+        name_of("scope", scope)
+        if not is_id(id_):
+            raise UnknownJob("there is no such job")
+        return lambda: steps.cancelling(id_, scope, self._ttl)
+
+    def _cancelled(self, told: tuple[Job, bool]) -> Job:
+        job, effect = told
+        if effect:
+            self._count("cancelled")
+            self.bells.ring(CANCELLED)  # its worker may be here
+            self.bells.ring(job.id)
+        return job
+
+    def _waiting(self, id_: str, scope: str, timeout: float | None) -> Steps[Job]:
+        """Yield operations and, between them, the bell to wait for."""
+        left = None if timeout is None else check.seconds("timeout", timeout, zero=True)
+        end = None if left is None else self.clock.now() + left
+        look = FIRST_LOOK
+        with Bell(self.bells, id_) as bell:
+            while True:
+                bell.reset()
+                job: Job = yield self._viewing(id_, scope)
+                now = self.clock.now()
+                if job.ended:
+                    return job
+                if end is not None and now >= end:
+                    raise TimedOut(f"job {id_} is {job.state}: it goes on", seconds=timeout)
+                bell.until = now + look if end is None else min(now + look, end)
+                look = min(look * 1.5, LAST_LOOK)
+                yield bell
+
+    def _cleaning(self, limit: int) -> Steps[int]:
+        """Yield operations, each a transaction of its own."""
+        left = check.count("limit", limit)
+        cleaned = 0
+        gone_for = round(self.gone_for * MICRO)
+        sweeps: tuple[tuple[str, dict[str, int]], ...] = (
+            ("expire", {"gone_for": gone_for}),
+            ("forget", {}),
+        )
+        for which, arguments in sweeps:
+            while left:
+                told = {**arguments, "most": min(left, BATCH)}
+                done: int = yield lambda which=which, told=told: steps.sweeping(which, told)
+                cleaned += done
+                left -= done
+                if done < told["most"]:
+                    break
+        return cleaned

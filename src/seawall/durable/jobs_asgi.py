@@ -1,0 +1,281 @@
+"""Jobs over HTTP: 202 Accepted, a place to ask, and what came out in the end.
+
+    POST   (your own route)   202, `Location`, `status_url`; 200 if it ended within `Prefer: wait`
+    GET    /jobs/{id}         200 with the state; `Retry-After` until it has ended
+    GET    /jobs/{id}/result  200 with the result itself, once there is one
+    DELETE /jobs/{id}         202: it is being cancelled; 200: it is; 409: it had ended before
+    POST   /jobs/{id}/cancel  the same
+
+Promises: who may not see a job is told what is told of one that never was: 404, to the last byte.
+A job whose time is over is 410 for as long as that is remembered. Nobody is kept waiting longer
+than `max_wait`, nor are more than `max_waiting` at once. What an exception said is told to nobody,
+unless `show_errors` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any, Final
+
+from seawall import _checks as check
+from seawall.durable._idempotency_errors import KeyReused
+from seawall.durable._jobs_http import (
+    Headers,
+    Prefer,
+    Reply,
+    Send,
+    document,
+    json_reply,
+    not_found,
+    problem,
+    read_prefer,
+    retry_header,
+)
+from seawall.durable._jobs_records import Job, JobExpired
+from seawall.durable.jobs import Jobs
+from seawall.errors import TimedOut, UnknownJob
+from seawall.models.durable_jobs import POLL_LEAST, POLL_MOST, poll_after
+from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.web.request import INCOMING, Incoming, path_below_root
+from seawall.web.trust import Trust
+from seawall.wire.idempotency import IDEMPOTENCY_HEADER
+
+__all__ = ["JobsApi", "Reply"]
+
+_KEY_HEADER: Final = IDEMPOTENCY_HEADER.lower().encode()
+_ALLOWED: Final = {"": "GET, HEAD, DELETE", "result": "GET, HEAD", "cancel": "POST"}
+
+
+class JobsApi:
+    """The status of jobs as an ASGI app, and the answers of the routes that submit them."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        *,
+        scope: Callable[[Incoming], str | None],
+        base: str = "/jobs",
+        max_wait: float = 10.0,
+        max_waiting: int = 100,
+        poll: tuple[float, float] = (POLL_LEAST, POLL_MOST),
+        inline_result: int = 65_536,
+        show_errors: bool = False,
+        trust: Trust | None = None,
+    ) -> None:
+        """Tell of `jobs` under the path `base`: `app.mount("/jobs", api)`.
+
+        `scope(incoming)` says whose jobs a request may see, and must know for sure: the tenant or
+        user that was authenticated. None is nobody. A client that prefers to wait waits `max_wait`
+        seconds at most, and `max_waiting` of them at once; others are told when to ask again: after
+        a quarter of the job's age, within the bounds of `poll`. JSON of up to `inline_result` bytes
+        is part of the status, what is larger has a link.
+        """
+        if not isinstance(jobs, Jobs):
+            raise TypeError(f"JobsApi({jobs!r}): pass Jobs(database)")
+        if not isinstance(base, str) or not base.startswith("/") or base.endswith("/"):
+            raise ValueError(f"base={base!r}: write a path without a / at its end, such as '/jobs'")
+        self.jobs = jobs
+        self.base = base
+        self._scope = check.function("scope", scope)
+        self.max_wait = check.seconds("max_wait", max_wait, zero=True)
+        self.max_waiting = check.count("max_waiting", max_waiting, minimum=0)
+        self.poll = tuple(check.seconds("poll", seconds) for seconds in poll)
+        self.inline_result = check.count("inline_result", inline_result, minimum=0)
+        self.show_errors = check.flag("show_errors", show_errors)
+        self._trust = Trust() if trust is None else trust
+        self._mutex = Mutex()
+        survives_fork(self)
+        self._waiting = 0
+        words = ("accepted", "in_time", "asked", "cancelled", "not_found", "gone", "not_waited")
+        self._counts = dict.fromkeys(words, 0)
+
+    def __repr__(self) -> str:
+        return f"<JobsApi of {self.jobs!r} at {self.base!r}>"
+
+    def _after_fork(self) -> None:
+        self._mutex = Mutex()  # another thread may have held it
+        self._waiting = 0
+
+    def snapshot(self) -> dict[str, int]:
+        """Return how many wait now, and what was answered so far."""
+        with self._mutex:
+            return {"waiting": self._waiting, **self._counts}
+
+    # For the routes that submit jobs
+
+    def scope_of(self, request: Any) -> str | None:
+        """Return whose jobs a request may see; None: nobody's."""
+        return self._scope(self._incoming(request))
+
+    def accepted(self, job: Job, request: Any = None) -> Reply:
+        """Return 202 for a job, or 200 if it has ended: when the transaction is committed."""
+        root = "" if request is None else _scope_of(request).get("root_path") or ""
+        return self._reply(job, self._url(job, root), [])
+
+    async def answer(self, request: Any, job: Job) -> Reply:
+        """Return the same, after waiting for as long as the request prefers, within `max_wait`.
+
+        Only when the transaction is committed: before that nobody can do the job.
+        """
+        incoming = self._incoming(request)
+        url = self._url(job, incoming.scope.get("root_path") or "")
+        job, applied = await self._waited(job, read_prefer(incoming.headers))
+        return self._reply(job, url, applied)
+
+    async def submitted(
+        self, request: Any, kind: str, payload: Any = None, **options: Any
+    ) -> Reply:
+        """Submit a job in a transaction of its own, and answer.
+
+        The request's `Idempotency-Key`, if it has one, is the job's: who repeats the request gets
+        the same job; with another payload, 422. Takes the options of `Jobs.asubmit`.
+        """
+        incoming = self._incoming(request)
+        scope = self._scope(incoming)
+        if scope is None:
+            return problem(403, "Forbidden", "Nobody may submit jobs without saying who it is.")
+        key = incoming.idempotency_key
+        if key is None and _KEY_HEADER in incoming.named:
+            detail = "The Idempotency-Key is to be one, of 1 to 255 visible ASCII characters."
+            return problem(400, "Bad request", detail)
+        try:
+            job = await self.jobs.asubmit(None, kind, payload, scope=scope, key=key, **options)
+        except KeyReused:
+            detail = "The Idempotency-Key was used before, with another payload."
+            return problem(422, "Unprocessable content", detail)
+        return await self.answer(incoming, job)
+
+    # The app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
+        """Serve what is asked about jobs."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            raise RuntimeError(f"JobsApi serves no {scope['type']}")
+        await (await self._served(scope))(scope, receive, send)
+
+    async def _served(self, scope: MutableMapping[str, Any]) -> Reply:
+        incoming = self._incoming(scope)
+        below = path_below_root(scope)
+        below = below.removeprefix(self.base) if below.startswith(f"{self.base}/") else below
+        id_, _, verb = below.removeprefix("/").partition("/")
+        allowed = _ALLOWED.get(verb)
+        owner = self._scope(incoming)
+        try:
+            if allowed is None or owner is None:
+                raise UnknownJob("there is nothing here, or nobody asks")  # noqa: TRY301 - as below
+            if incoming.method not in allowed.split(", "):
+                told = problem(405, "Method not allowed", f"Allowed here: {allowed}.")
+                return told._replace(headers=[*told.headers, (b"allow", allowed.encode())])
+            if incoming.method in ("DELETE", "POST"):
+                return await self._cancel(incoming, id_, owner)
+            return await self._asked(incoming, id_, owner, verb)
+        except JobExpired:
+            self._count("gone")
+            return problem(410, "Gone", "What came out of this job is not kept any more.")
+        except UnknownJob:
+            self._count("not_found")
+            return not_found()
+
+    async def _asked(self, incoming: Incoming, id_: str, owner: str, verb: str) -> Reply:
+        job = await self.jobs.aget(id_, scope=owner)
+        if verb == "result":
+            return self._result(job)
+        self._count("asked")
+        url = self._url(job, incoming.scope.get("root_path") or "")
+        job, applied = await self._waited(job, read_prefer(incoming.headers))
+        return self._status(job, url, 200, applied)
+
+    async def _cancel(self, incoming: Incoming, id_: str, owner: str) -> Reply:
+        job = await self.jobs.acancel(id_, scope=owner)
+        url = self._url(job, incoming.scope.get("root_path") or "")
+        if job.state in ("succeeded", "failed"):
+            return problem(409, "Conflict", f"The job has {job.state} already.")
+        self._count("cancelled")
+        return self._status(job, url, 200 if job.ended else 202, [])
+
+    def _result(self, job: Job) -> Reply:
+        if not job.ended:
+            wait = self._poll_after(job)
+            return problem(409, "Conflict", f"The job is {job.state}: no result yet.", wait)
+        if job.state != "succeeded":
+            return problem(409, "Conflict", f"The job is {job.state}: there is no result.")
+        # What a job made is data, whatever a browser takes it for.
+        safe = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+        if job.body is None:
+            return Reply(204, safe, b"")
+        kind = (job.content_type or "application/octet-stream").encode()
+        return Reply(200, [(b"content-type", kind), *safe], job.body)
+
+    # How it is done
+
+    def _incoming(self, request: Any) -> Incoming:
+        if isinstance(request, Incoming):
+            return request
+        scope = _scope_of(request)
+        known: Incoming | None = scope.get(INCOMING)
+        return Incoming(scope, self._trust) if known is None else known
+
+    def _url(self, job: Job, root: str) -> str:
+        root = root.rstrip("/")
+        return f"{root if root.endswith(self.base) else root + self.base}/{job.id}"
+
+    def _poll_after(self, job: Job) -> float:
+        return poll_after(job.age, *self.poll)
+
+    def _reply(self, job: Job, url: str, applied: Headers) -> Reply:
+        """Answer who has submitted a job."""
+        if job.ended:
+            self._count("in_time")
+            return self._status(job, url, 200, [(b"content-location", url.encode()), *applied])
+        self._count("accepted")
+        more = [(b"location", url.encode()), retry_header(self._poll_after(job)), *applied]
+        return json_reply(202, {"id": job.id, "state": job.state, "status_url": url}, more)
+
+    def _status(self, job: Job, url: str, status: int, more: Headers) -> Reply:
+        told = document(job, url, inline=self.inline_result, show_errors=self.show_errors)
+        if not job.ended:
+            more = [retry_header(self._poll_after(job)), *more]
+        return json_reply(status, told, more)
+
+    async def _waited(self, job: Job, prefer: Prefer) -> tuple[Job, Headers]:
+        """Wait for a job as long as is preferred and allowed; say what of that was done."""
+        asynchronous = [(b"preference-applied", b"respond-async")] if prefer.respond_async else []
+        wait = int(min(prefer.wait or 0, self.max_wait))
+        if job.ended or wait <= 0:
+            return job, [] if job.ended else asynchronous
+        with self._mutex:
+            room = self._waiting < self.max_waiting
+            self._counts["not_waited"] += not room
+            self._waiting += room
+        if not room:
+            return job, asynchronous
+        try:
+            job = await self.jobs.await_(job.id, scope=job.scope, timeout=float(wait))
+        except TimedOut:
+            job = await self.jobs.aget(job.id, scope=job.scope)
+        finally:
+            with self._mutex:
+                self._waiting -= 1
+        return job, [(b"preference-applied", f"wait={wait}".encode())]
+
+    def _count(self, word: str) -> None:
+        with self._mutex:
+            self._counts[word] += 1
+
+
+def _scope_of(request: Any) -> MutableMapping[str, Any]:
+    scope = getattr(request, "scope", request)
+    if not isinstance(scope, MutableMapping):
+        raise TypeError(f"request={request!r}: pass the request, or its ASGI scope")
+    return scope
+
+
+async def _lifespan(receive: Any, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

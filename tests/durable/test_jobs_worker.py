@@ -1,0 +1,643 @@
+"""Workers on the database alone: they do jobs, stop, die, and are succeeded by others."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from seawall import Rejected, UnknownJob, subscribe
+from seawall.durable import _jobs_steps, _jobs_worker, _sql
+from seawall.durable._jobs_queue import QueuedJobs
+from seawall.durable._jobs_run import JobHandle
+from seawall.durable._jobs_worker import JobWorker
+from seawall.durable.jobs import Job, Jobs
+from seawall.executors import IoPool
+from seawall.jobs import LocalQueue, Worker
+from seawall.runtime.events import JobDied
+from tests.durable.conftest import Opening, opening_by
+from tests.durable.postgres import Postgres
+from tests.durable.test_jobs import ask, world_of
+
+
+@asynccontextmanager
+async def at_work(worker: JobWorker) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(worker.run())
+    try:
+        yield task
+    finally:
+        worker.stop(0.0)
+        await task
+
+
+async def ended(jobs: Jobs, job: Job) -> Job:
+    return await jobs.await_(job.id, scope="acme", timeout=20)
+
+
+def test_jobs_are_done(opening: Opening):
+    """Async and plain functions do their kinds; results, progress and errors are kept."""
+
+    async def double(job: JobHandle) -> Any:
+        job.progress(0.5, "half")
+        return {"double": job.payload * 2}
+
+    def plain(_job: JobHandle) -> bytes:
+        assert threading.current_thread() is not threading.main_thread()
+        return b"plain"
+
+    async def broken(_job: JobHandle) -> None:
+        raise LookupError("no such thing")
+
+    async def unwritable(_job: JobHandle) -> Any:
+        return object()
+
+    async def main() -> None:
+        async with opening() as database:
+            jobs = Jobs(database, max_attempts=2)
+            functions = {"double": double, "plain": plain, "broken": broken, "odd": unwritable}
+            worker = JobWorker(jobs, functions, backoff=[0.0], rng=Random(1))
+            async with at_work(worker):
+                made = [await jobs.asubmit(None, "double", n, scope="acme") for n in range(5)]
+                assert [(await ended(jobs, job)).result for job in made] == [
+                    {"double": n * 2} for n in range(5)
+                ]
+                job = await ended(jobs, await jobs.asubmit(None, "plain", scope="acme"))
+                assert job.result == b"plain"
+                job = await ended(jobs, await jobs.asubmit(None, "broken", scope="acme"))
+                assert (job.state, job.attempts) == ("failed", 2)
+                assert job.error == "LookupError: no such thing"
+                job = await ended(jobs, await jobs.asubmit(None, "odd", scope="acme"))
+                assert (job.state, job.attempts) == ("failed", 1)
+                assert worker.snapshot()["running"]
+            told = worker.snapshot()
+            assert (told["succeeded"], told["retried"], told["failed"]) == (6, 1, 2)
+            assert not told["running"]
+            assert repr(worker).endswith("0 of 10 at work>")
+
+    asyncio.run(main())
+
+
+def test_a_running_job_is_cancelled(opening: Opening):
+    """A coroutine is cancelled, a plain function sees the flag; a waiting job never begins."""
+    begun = asyncio.Event()
+    stopped: list[str] = []
+
+    async def endless(_job: JobHandle) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append("async")
+
+    def plain(job: JobHandle) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        for _ in range(10_000):
+            if job.cancelled:
+                break
+            threading.Event().wait(0.005)
+        stopped.append("plain")
+        job.raise_if_cancelled()
+
+    async def main() -> None:
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        async with opening() as database:
+            jobs = Jobs(database)
+            worker = JobWorker(jobs, {"endless": endless, "plain": plain}, concurrency=1)
+            async with at_work(worker):
+                for kind in ("endless", "plain"):
+                    job = await jobs.asubmit(None, kind, scope="acme")
+                    waiting = await jobs.asubmit(None, kind, scope="acme", priority=9)
+                    await begun.wait()
+                    begun.clear()
+                    assert (await jobs.acancel(waiting.id, scope="acme")).state == "cancelled"
+                    seen = await jobs.acancel(job.id, scope="acme")
+                    assert (seen.state, seen.cancelling) == ("running", True)
+                    assert (await ended(jobs, job)).state == "cancelled"
+            assert stopped == ["async", "plain"]
+            assert worker.snapshot()["cancelled"] == 2
+
+    loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]
+    asyncio.run(main())
+
+
+def test_a_killed_workers_job_is_taken_over_once(opening: Opening):
+    """One that vanishes in the middle is succeeded after its lease; its late word is refused."""
+    runs: list[int] = []
+
+    async def count(job: JobHandle) -> int:
+        runs.append(job.attempt)
+        return job.attempt
+
+    async def main() -> None:
+        async with world_of(opening) as world:
+            jobs = Jobs(world.database, lease=10.0)
+            job = await jobs.asubmit(None, "count", scope="acme")
+            (claim,) = await jobs.aclaim(["count"], owner="killed")
+            workers = [JobWorker(jobs, {"count": count}) for _ in range(4)]
+            assert sum(await asyncio.gather(*(w.run_once() for w in workers))) == 0
+            await world.pass_(10)
+            assert sum(await asyncio.gather(*(w.run_once() for w in workers))) == 1
+            assert runs == [2]
+            assert not await jobs.asucceed(claim, "zombie")
+            assert (await ended(jobs, job)).result == 2
+
+    asyncio.run(main())
+
+
+VICTIM = """
+import asyncio, sys
+from seawall.durable import Database, Sqlite
+from seawall.durable._jobs_worker import JobWorker
+from seawall.durable.jobs import Jobs
+
+place, schema, now = sys.argv[1:]
+
+async def endless(job):
+    print("begun", flush=True)
+    await asyncio.Event().wait()
+
+async def main():
+    if schema:
+        import asyncpg
+        source = await asyncpg.create_pool(place, min_size=1)
+    else:
+        source = Sqlite(place)
+    database = Database(source, schema=schema or None)
+    database._now = now
+    await JobWorker(Jobs(database, lease=10.0), {"report": endless}).run()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "sqlite"])
+def test_a_process_that_is_killed_is_succeeded(driver: str, postgres: Postgres, tmp_path: Path):
+    """The kernel ends a worker in the middle of a job: another does it, after the lease."""
+
+    async def report(job: JobHandle) -> int:
+        return job.attempt
+
+    async def main() -> None:
+        async with world_of(opening_by(driver, postgres, tmp_path)) as world:
+            jobs = Jobs(world.database, lease=10.0)
+            job = await jobs.asubmit(None, "report", scope="acme")
+            place = postgres.url if driver == "asyncpg" else str(tmp_path / "test.db")
+            victim = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                VICTIM,
+                place,
+                world.database.names.schema or "",
+                world.database._now or "",
+                stdout=asyncio.subprocess.PIPE,
+            )
+            assert victim.stdout is not None
+            assert await victim.stdout.readline() == b"begun\n"
+            victim.kill()
+            await victim.communicate()
+            assert (await jobs.aget(job.id, scope="acme")).state == "running"
+            worker = JobWorker(jobs, {"report": report})
+            assert await worker.run_once() == 0
+            await world.pass_(10)
+            assert await worker.run_once() == 1
+            assert (await ended(jobs, job)).result == 2
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_lost_its_lease_is_stopped(opening: Opening, monkeypatch: pytest.MonkeyPatch):
+    """Who was paused for too long, and whose job is another's, is stopped and has no say."""
+    monkeypatch.setattr(_jobs_worker, "LOOK", 0.1)
+    begun, cut = asyncio.Event(), asyncio.Event()
+
+    async def endless(_job: JobHandle) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cut.set()
+
+    async def main() -> None:
+        async with world_of(opening) as world:
+            jobs, other = Jobs(world.database, lease=10.0), Jobs(world.database, lease=10.0)
+            worker = JobWorker(jobs, {"endless": endless}, concurrency=1)
+            async with at_work(worker):
+                job = await jobs.asubmit(None, "endless", scope="acme")
+                await begun.wait()
+                await world.pass_(10)
+                (claim,) = await other.aclaim(["endless"], owner="other")
+                await cut.wait()
+                assert await other.asucceed(claim, "other")
+            assert (await ended(jobs, job)).result == "other"
+            assert worker.snapshot()["lost"] == 1
+
+    asyncio.run(main())
+
+
+def test_stopping_gives_back(opening: Opening):
+    """What is not done within the grace is free at once, has lost no attempt, and keeps its key."""
+    begun = asyncio.Event()
+
+    async def endless(_job: JobHandle) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with opening() as database:
+            jobs = Jobs(database)
+            job = await jobs.asubmit(None, "endless", scope="acme", key="k")
+            for stop in ("stop", "cancel"):
+                begun.clear()
+                worker = JobWorker(jobs, {"endless": endless})
+                task = asyncio.create_task(worker.run())
+                await begun.wait()
+                if stop == "stop":
+                    worker.stop(0.0)
+                    await task
+                else:
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                seen = await jobs.aget(job.id, scope="acme")
+                assert (seen.state, seen.attempts) == ("queued", 0)
+                assert worker.snapshot()["returned"] == 1
+            await worker.run()  # what is stopped stays so
+
+    asyncio.run(main())
+
+
+def test_finishing_within_the_grace(opening: Opening):
+    """A stopped worker lets what is at work end, and claims nothing more."""
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def patient(_job: JobHandle) -> str:
+        begun.set()
+        await go.wait()
+        return "done"
+
+    async def main() -> None:
+        async with opening() as database:
+            jobs = Jobs(database)
+            first = await jobs.asubmit(None, "patient", scope="acme")
+            worker = JobWorker(jobs, {"patient": patient}, concurrency=1)
+            task = asyncio.create_task(worker.run())
+            await begun.wait()
+            second = await jobs.asubmit(None, "patient", scope="acme")
+            worker.stop(30.0)
+            go.set()
+            await task
+            assert (await jobs.aget(first.id, scope="acme")).result == "done"
+            assert (await jobs.aget(second.id, scope="acme")).state == "queued"
+
+    asyncio.run(main())
+
+
+def test_failures_back_off_and_are_bounded(opening: Opening):
+    """A failed job is due after its pause, not before; errors of `give_up_on` end it at once."""
+
+    async def fail(job: JobHandle) -> None:
+        if job.payload == "refused":
+            raise Rejected("later", retry_after=50.0)
+        raise ValueError(job.payload) if job.payload == "bad" else OSError("down")
+
+    async def main() -> None:
+        async with world_of(opening) as world:
+            jobs = Jobs(world.database, max_attempts=3)
+            died: list[tuple[str, int, str]] = []
+            end = subscribe(lambda e: died.append((e.job, e.attempts, e.cause)), JobDied)
+            worker = JobWorker(jobs, {"fail": fail}, backoff=[5.0, 20.0], give_up_on=(ValueError,))
+            job = await jobs.asubmit(None, "fail", "down", scope="acme")
+            bad = await jobs.asubmit(None, "fail", "bad", scope="acme")
+            assert await worker.run_once() == 2
+            assert (await ended(jobs, bad)).error == "ValueError: bad"
+            for pause in (5, 20):
+                await world.pass_(pause - 0.001)
+                assert await worker.run_once() == 0
+                seen = await jobs.aget(job.id, scope="acme")
+                assert (seen.state, seen.error) == ("queued", "OSError: down")
+                await world.pass_(0.001)
+                assert await worker.run_once() == 1
+            assert (await ended(jobs, job)).attempts == 3
+            assert died == [(bad.id, 1, "ValueError: bad"), (job.id, 3, "OSError: down")]
+            end()
+            await jobs.asubmit(None, "fail", "refused", scope="acme")
+            assert await worker.run_once() == 1
+            await world.pass_(49)
+            assert await worker.run_once() == 0
+
+    asyncio.run(main())
+
+
+def test_a_database_that_is_away_loses_nothing(opening: Opening, monkeypatch: pytest.MonkeyPatch):
+    """While nothing can be asked the worker goes on trying, and what it did is told in the end."""
+    asked = {"claim": 0, "succeed": 0}
+    claiming, telling = _jobs_steps.claiming, _jobs_steps.telling
+
+    def claiming_badly(*args: Any) -> Any:
+        asked["claim"] += 1
+        if asked["claim"] < 3:
+            raise OSError("away")
+        return claiming(*args)
+
+    def telling_badly(*args: Any) -> Any:
+        asked["succeed"] += 1
+        if asked["succeed"] < 3:
+            raise OSError("away")
+        return telling(*args)
+
+    async def once(job: JobHandle) -> int:
+        return job.attempt
+
+    async def main() -> None:
+        async with opening() as database:
+            jobs = Jobs(database)
+            job = await jobs.asubmit(None, "once", scope="acme")
+            monkeypatch.setattr(_jobs_steps, "claiming", claiming_badly)
+            monkeypatch.setattr(_jobs_steps, "telling", telling_badly)
+            async with at_work(JobWorker(jobs, {"once": once}, rng=Random(3))):
+                assert (await ended(jobs, job)).result == 1
+            assert asked["succeed"] == 3
+
+    asyncio.run(main())
+
+
+def test_a_server_that_crashes_loses_nothing(postgres: Postgres, tmp_path: Path):
+    """The server dies while a job is at work: what came out is told when it is back."""
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def patient(job: JobHandle) -> int:
+        begun.set()
+        await go.wait()
+        return job.attempt
+
+    async def main() -> None:
+        async with opening_by("asyncpg", postgres, tmp_path)() as database:
+            jobs = Jobs(database)
+            worker = JobWorker(jobs, {"patient": patient})
+            async with at_work(worker) as task:
+                job = await jobs.asubmit(None, "patient", scope="acme")
+                await begun.wait()
+                await asyncio.to_thread(postgres.stop, "immediate")
+                go.set()
+                await asyncio.wait([task], timeout=0.1)  # it cannot tell anybody
+                await asyncio.to_thread(postgres.start)
+                while not worker.snapshot()["succeeded"]:
+                    await asyncio.wait([task], timeout=0.05)
+            assert (await ended(jobs, job)).result == 1
+
+    asyncio.run(main())
+
+
+def test_without_a_thread_a_job_is_given_back(opening: Opening, monkeypatch: pytest.MonkeyPatch):
+    """A plain function that no thread is free for was not tried: it is due again after a pause."""
+
+    async def refusing(_pool: Any, *_args: Any) -> None:
+        raise Rejected("no thread")
+
+    async def main() -> None:
+        async with world_of(opening) as world:
+            jobs = Jobs(world.database)
+            job = await jobs.asubmit(None, "plain", scope="acme")
+            worker = JobWorker(jobs, {"plain": lambda _job: 7})
+            with monkeypatch.context() as patch:
+                patch.setattr(IoPool, "arun", refusing)
+                assert await worker.run_once() == 1
+            assert await worker.run_once() == 0
+            seen = await jobs.aget(job.id, scope="acme")
+            assert (seen.state, seen.attempts) == ("queued", 0)
+            await world.pass_(1)
+            assert await worker.run_once() == 1
+            assert (await ended(jobs, job)).result == 7
+
+    asyncio.run(main())
+
+
+def test_progress_is_stored_while_it_runs(opening: Opening):
+    """What the function says is seen by who asks, before the end."""
+    go = asyncio.Event()
+
+    async def slow(job: JobHandle) -> None:
+        job.progress(0.25, "a quarter")
+        await go.wait()
+
+    async def main() -> None:
+        async with opening() as database:
+            jobs = Jobs(database, lease=0.4)  # so often are heartbeats, too
+            job = await jobs.asubmit(None, "slow", scope="acme")
+            async with at_work(JobWorker(jobs, {"slow": slow})):
+                while (await jobs.aget(job.id, scope="acme")).progress != 0.25:
+                    pass
+                seen = await jobs.aget(job.id, scope="acme")
+                assert (seen.state, seen.message) == ("running", "a quarter")
+                go.set()
+                seen = await ended(jobs, job)
+                assert (seen.progress, seen.message) == (1.0, "a quarter")
+
+    asyncio.run(main())
+
+
+def test_handles_check_what_they_are_told():
+    """A share outside of 0 to 1 is refused where it is said."""
+    handle = JobHandle.__new__(JobHandle)
+    for share in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="share"):
+            handle.progress(share)
+
+
+# On a queue
+
+
+def test_jobs_go_by_a_queue(opening: Opening):
+    """A queue's worker does jobs by their ids; the record in the database is what counts."""
+    runs: list[str] = []
+
+    async def report(job: JobHandle) -> Any:
+        runs.append(job.id)
+        if job.payload == "once more" and job.attempt == 1:
+            raise OSError("down")
+        return job.attempt
+
+    async def main() -> None:
+        async with opening() as database:
+            jobs, queue = Jobs(database), LocalQueue(f"jobs {id(database)}")
+            queued = QueuedJobs(jobs, queue, {"report": report})
+            worker = Worker(queue, queued.handle, backoff=[0.0])
+            task = asyncio.create_task(worker.run())
+            first = await jobs.asubmit(None, "report", "a", scope="acme")
+            await queued.apush(first)
+            assert (await ended(jobs, first)).result == 1
+            again = await jobs.asubmit(None, "report", "once more", scope="acme")
+            await queued.apush(again)
+            assert (await ended(jobs, again)).result == 2
+            # A push that was lost, a push of what was done, and one of what never was.
+            lost = await jobs.asubmit(None, "report", "b", scope="acme")
+            assert await queued.asweep() == 1
+            assert (await ended(jobs, lost)).result == 1
+            assert await queued.asweep() == 0
+            await queue.await_(await queue.apush({"job": first.id}), timeout=10)
+            await queue.await_(await queue.apush("nonsense"), timeout=10)
+            worker.stop(5.0)
+            await task
+            queued.close()
+            assert len(runs) == 4
+
+    asyncio.run(main())
+
+
+# Without the safeguards
+
+
+def zombies_are_refused(opening: Opening) -> bool:
+    async def main() -> bool:
+        async with world_of(opening) as world:
+            jobs = Jobs(world.database, lease=10.0)
+            job = await jobs.asubmit(None, "report", scope="acme")
+            (zombie,) = await jobs.aclaim(["report"], owner="w")
+            await world.pass_(10)
+            (claim,) = await jobs.aclaim(["report"], owner="w")
+            await jobs.asucceed(zombie, "zombie")
+            await jobs.asucceed(claim, "right")
+            return (await jobs.aget(job.id, scope="acme")).result == "right"
+
+    return asyncio.run(main())
+
+
+def is_claimed_twice(opening: Opening) -> bool:
+    async def main() -> bool:
+        async with opening() as database:
+            jobs = Jobs(database)
+            await jobs.asubmit(None, "report", scope="acme")
+            async with database.atransaction() as raw:
+                taking = _jobs_steps.claiming(["report"], 1, "a", 30_000_000, 1)
+                assert len(await database.connection(raw).arun(taking)) == 1
+                second = asyncio.create_task(jobs.aclaim(["report"], owner="b"))
+                await asyncio.wait([second], timeout=0.5)  # it waits for the first, or passes by
+            return bool(await second)
+
+    return asyncio.run(main())
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what changes the text of a statement, for this test alone."""
+    real = _sql._read
+    changes: dict[str, tuple[str, str]] = {}
+
+    def read(dialect: Any, file: str) -> dict[str, str]:
+        texts = dict(real(dialect, file))
+        if file == "jobs":
+            for name, (old, new) in changes.items():
+                assert old in texts[name]
+                texts[name] = texts[name].replace(old, new)
+        return texts
+
+    def change(name: str, old: str, new: str) -> None:
+        changes[name] = (old, new)
+        _sql.statement.cache_clear()
+
+    monkeypatch.setattr(_sql, "_read", read)
+    yield change
+    monkeypatch.undo()
+    _sql.statement.cache_clear()
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "sqlite"])
+def test_without_the_epoch_a_zombie_is_heard(
+    driver: str, postgres: Postgres, tmp_path: Path, changed: Any
+):
+    """The epoch is what refuses a late worker; without it its result would stand."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert zombies_are_refused(opening_by(driver, postgres, tmp_path / "a"))
+    changed("succeed", "AND epoch = :epoch", "AND epoch >= :epoch")
+    assert not zombies_are_refused(opening_by(driver, postgres, tmp_path / "b"))
+
+
+def test_without_the_lock_a_job_is_claimed_twice(postgres: Postgres, tmp_path: Path, changed: Any):
+    """Rows are locked as they are chosen; else two would choose the same."""
+    assert not is_claimed_twice(opening_by("asyncpg", postgres, tmp_path))
+    changed("claim", "FOR UPDATE SKIP LOCKED", "")
+    assert is_claimed_twice(opening_by("asyncpg", postgres, tmp_path))
+
+
+def jobs_of_one_key(opening: Opening, *, index: bool = True) -> int:
+    async def main() -> int:
+        async with opening() as database:
+            if not index:
+                name = database.names.index("jobs_key")
+                schema = database.names.schema
+                dropped = name if schema is None else f'"{schema}".{name}'
+                await database.arun(ask(f"DROP INDEX {dropped}"))
+            jobs = Jobs(database)
+            made = await asyncio.gather(
+                *(jobs.asubmit(None, "report", scope="acme", key="k") for _ in range(16))
+            )
+            return len({job.id for job in made})
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "sqlite"])
+def test_without_the_unique_key_there_are_several_jobs(
+    driver: str, postgres: Postgres, tmp_path: Path, changed: Any
+):
+    """The index is what makes one key one job, however many submit at once."""
+    opening = opening_by(driver, postgres, tmp_path)
+    assert jobs_of_one_key(opening) == 1
+    (tmp_path / "b").mkdir()
+    opening = opening_by(driver, postgres, tmp_path / "b")
+    taken = "ON CONFLICT (scope, kind, key_hash) WHERE key_hash IS NOT NULL DO NOTHING"
+    changed("submit", taken, "")
+    assert jobs_of_one_key(opening, index=False) > 1
+
+
+def seen_by_strangers(opening: Opening) -> bool:
+    async def main() -> bool:
+        async with opening() as database:
+            jobs = Jobs(database)
+            job = await jobs.asubmit(None, "report", scope="acme")
+            try:
+                await jobs.aget(job.id, scope="evil")
+            except UnknownJob:
+                return False
+            return True
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "sqlite"])
+def test_without_the_scope_strangers_see_jobs(
+    driver: str, postgres: Postgres, tmp_path: Path, changed: Any
+):
+    """That the scope is asked for in the statement is what keeps others out."""
+    opening = opening_by(driver, postgres, tmp_path)
+    assert not seen_by_strangers(opening)
+    changed("view", "AND scope = :scope", "AND :scope <> ''")
+    assert seen_by_strangers(opening)
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "sqlite"])
+def test_without_the_lease_a_job_is_taken_from_the_living(
+    driver: str, postgres: Postgres, tmp_path: Path, changed: Any
+):
+    """A claim is good until its lease is over; else the next one would take the job at once."""
+    opening = opening_by(driver, postgres, tmp_path)
+
+    async def main() -> bool:
+        async with opening() as database:
+            jobs = Jobs(database)
+            await jobs.asubmit(None, "report", scope="acme")
+            assert await jobs.aclaim(["report"], owner="a")
+            return bool(await jobs.aclaim(["report"], owner="b"))
+
+    assert not asyncio.run(main())
+    changed("claim", "due_at <= (SELECT now FROM clock)", "due_at > 0")
+    assert asyncio.run(main())
