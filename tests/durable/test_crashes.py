@@ -1,0 +1,311 @@
+"""Processes are killed, servers crash, acknowledgements get lost: each effect happens once.
+
+Clients place orders and retry until they know; each order has one event; a consumer with an inbox
+handles it. Children are killed with SIGKILL after a random number of steps, wherever they are then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from seawall.clock import SYSTEM
+from seawall.durable import Database, Sqlite, migrate
+from tests.durable.crash.shop import SCHEMA, TABLES
+from tests.durable.postgres import Postgres
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 60.0
+
+
+class Nursery:
+    """Children that can be killed, and the steps that they take."""
+
+    def __init__(self) -> None:
+        self._steps, own = os.pipe()
+        self._own = own
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.durable.crash.nursery"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[own], cwd=ROOT, text=True,
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        )  # fmt: skip
+        self.children: dict[int, dict[str, Any]] = {}
+
+    def start(self, told: dict[str, Any]) -> int:
+        """Start a child; return its process id."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({**told, "steps": self._own}) + "\n")
+        self._process.stdin.flush()
+        pid = int(self._process.stdout.readline())
+        self.children[pid] = told
+        return pid
+
+    def wait_for_steps(self, number: int) -> int:
+        """Wait until so many steps have been taken, by any of them; return how many were."""
+        seen = 0
+        while seen < number:
+            ready, _, _ = select.select([self._steps], [], [], PATIENCE)
+            assert ready, "nobody does anything any more"
+            seen += len(os.read(self._steps, number - seen))
+        return seen
+
+    def kill(self, pid: int) -> dict[str, Any]:
+        """Kill a child where it stands; return what it had been told."""
+        told = self.children.pop(pid)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it had done all there was to do
+        return told
+
+    def close(self) -> None:
+        """Kill all of them."""
+        for pid in list(self.children):
+            self.kill(pid)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._process.stdout.close()
+        os.close(self._steps)
+        os.close(self._own)
+
+
+@pytest.fixture
+def nursery() -> Iterator[Nursery]:
+    """Return a nursery; nothing of it is left after the test."""
+    made = Nursery()
+    yield made
+    made.close()
+
+
+class Shop:
+    """A database with orders and handled events, as an onlooker sees it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        if not url.startswith("postgresql:"):
+            file = Sqlite(url)
+            migrate(Database(file, name="onlooker's"))
+            for text in TABLES:
+                file.run(lambda c, t=text: c.execute(t.format(identity="PRIMARY KEY")) and None)
+            file.close()
+            return
+        from psycopg_pool import ConnectionPool
+
+        with ConnectionPool(url, min_size=1, open=True) as pool:
+            with pool.connection() as connection:
+                connection.execute(f'DROP SCHEMA IF EXISTS "{SCHEMA}" CASCADE')
+            migrate(Database(pool, schema=SCHEMA, name="onlooker's"))
+            with pool.connection() as connection:
+                connection.execute(f'SET LOCAL search_path TO "{SCHEMA}"')
+                for text in TABLES:
+                    connection.execute(
+                        text.format(identity="GENERATED ALWAYS AS IDENTITY PRIMARY KEY")
+                    )
+
+    def counts(self, table: str) -> Counter[str]:
+        """Return how many rows of a table there are for each key."""
+        if self.url.startswith("postgresql:"):
+            import psycopg
+
+            with psycopg.connect(self.url) as connection:
+                rows = connection.execute(f'SELECT key FROM "{SCHEMA}".{table}').fetchall()  # noqa: S608
+        else:
+            own = sqlite3.connect(self.url, timeout=30)
+            rows = own.execute(f"SELECT key FROM {table}").fetchall()  # noqa: S608
+            own.close()
+        return Counter(key for (key,) in rows)
+
+
+def check_that_each_happened_once(
+    shop: Shop, nursery: Nursery, orders: dict[str, Any], events: dict[str, Any]
+) -> None:
+    """Let the clients end, and demand one order and one handled event for each key."""
+    nursery.start(orders)
+    nursery.start(events)
+    keys = orders["keys"]
+    over = SYSTEM.now() + PATIENCE + 0.1 * len(keys)
+    acks = Path(orders["acks"])
+    while True:
+        known = set(acks.read_text().split()) if acks.exists() else set()
+        if known >= set(keys) and set(shop.counts("handled")) >= set(keys):
+            break
+        assert SYSTEM.now() < over, "something is stuck"
+        nursery.wait_for_steps(1)
+    assert shop.counts("orders") == Counter(keys)
+    assert shop.counts("handled") == Counter(keys)
+
+
+def kill_now_and_then(
+    nursery: Nursery, told: list[dict[str, Any]], kills: int, rng: Random
+) -> None:
+    """Have these children at work, and kill one of them after random numbers of steps."""
+    for each in told:
+        nursery.start(each)
+    for number in range(kills):
+        nursery.wait_for_steps(rng.randint(1, 40))
+        restarted = nursery.kill(rng.choice(sorted(nursery.children)))
+        if "seed" in restarted:
+            restarted = {**restarted, "seed": number}
+        nursery.start(restarted)
+
+
+@pytest.mark.parametrize(
+    ("kills", "where"),
+    [
+        (30, "postgres"),
+        (20, "sqlite"),
+        pytest.param(600, "postgres", marks=pytest.mark.slow),
+        pytest.param(400, "sqlite", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_processes_double_nothing_and_lose_nothing(
+    kills: int, where: str, nursery: Nursery, postgres: Postgres, tmp_path: Path, seed: int
+):
+    """However often and wherever they are killed: one order and one handled event for each key."""
+    shop = Shop(postgres.url if where == "postgres" else str(tmp_path / "shop.db"))
+    keys = [f"key-{number}" for number in range(4 * kills)]
+    orders = {"role": "take_orders", "url": shop.url, "keys": keys, "seed": 0}
+    orders["acks"] = str(tmp_path / "acks")
+    events = {"role": "handle_events", "url": shop.url}
+    kill_now_and_then(nursery, [orders, {**orders, "seed": 1}, events], kills, Random(seed))
+    check_that_each_happened_once(shop, nursery, orders, events)
+
+
+@pytest.mark.parametrize("careless", ["keys", "inbox"])
+def test_without_keys_or_inbox_something_is_doubled(
+    careless: str, nursery: Nursery, postgres: Postgres, tmp_path: Path, seed: int
+):
+    """The same run notices that each of them is missing."""
+    shop = Shop(postgres.url)
+    keys = [f"key-{number}" for number in range(120)]
+    orders = {"role": "take_orders", "url": shop.url, "keys": keys, "seed": 0}
+    orders.update(acks=str(tmp_path / "acks"), careless=careless)
+    events = {"role": "handle_events", "url": shop.url, "careless": careless}
+    kill_now_and_then(nursery, [orders, {**orders, "seed": 1}, events], 30, Random(seed))
+    with pytest.raises(AssertionError, match="Counter"):
+        check_that_each_happened_once(shop, nursery, orders, events)
+
+
+def test_a_server_that_crashes_doubles_nothing_and_loses_nothing(
+    nursery: Nursery, tmp_path: Path, seed: int
+):
+    """PostgreSQL is stopped in immediate mode, under clients that retry."""
+    server = Postgres()
+    try:
+        shop, rng = Shop(server.url), Random(seed)
+        keys = [f"key-{number}" for number in range(150)]
+        orders = {"role": "take_orders", "url": shop.url, "keys": keys, "seed": 0}
+        orders["acks"] = str(tmp_path / "acks")
+        events = {"role": "handle_events", "url": shop.url}
+        for told in (orders, {**orders, "seed": 1}, events):
+            nursery.start(told)
+        for _ in range(3):
+            nursery.wait_for_steps(rng.randint(50, 300))
+            server.crash_and_restart()
+        check_that_each_happened_once(shop, nursery, orders, events)
+        for pid in list(nursery.children):
+            nursery.kill(pid)
+    finally:
+        server.close()
+
+
+class Proxy:
+    """Stands before a server, and keeps some answers to COMMIT for itself: the connection ends."""
+
+    def __init__(self, port: int, share: float, rng: Random) -> None:
+        self._target, self._share, self._rng = port, share, rng
+        self.lost = 0
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = listener.getsockname()[1]
+        self._began = Event()
+        self._thread = Thread(target=lambda: asyncio.run(self._serve(listener)))
+        self._thread.start()
+        assert self._began.wait(PATIENCE)
+
+    async def _serve(self, listener: socket.socket) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._pass, sock=listener)
+        self._began.set()
+        await self._end.wait()
+        server.close()
+        passing = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in passing:
+            task.cancel()
+        await asyncio.gather(*passing, return_exceptions=True)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends, cutting = [writer], asyncio.Event()
+        try:
+            inner, outer = await asyncio.open_connection("127.0.0.1", self._target)
+            ends.append(outer)
+
+            async def forth() -> None:
+                while data := await reader.read(65536):
+                    if b"COMMIT" in data and self._rng.random() < self._share:
+                        cutting.set()
+                    outer.write(data)
+                    await outer.drain()
+
+            async def back() -> None:
+                while data := await inner.read(65536):
+                    if cutting.is_set():  # the server has committed, and nobody is told
+                        self.lost += 1
+                        return
+                    writer.write(data)
+                    await writer.drain()
+
+            ways = [asyncio.ensure_future(forth()), asyncio.ensure_future(back())]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+        finally:
+            for end in ends:
+                end.transport.abort()
+            for end in ends:
+                with suppress(OSError):
+                    await end.wait_closed()
+
+    def close(self) -> None:
+        """End all connections."""
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+
+def test_lost_acknowledgements_of_commits_double_nothing(
+    nursery: Nursery, postgres: Postgres, tmp_path: Path, seed: int
+):
+    """The transaction is committed, the client is told nothing and tries again: a repeat."""
+    shop = Shop(postgres.url)
+    proxy = Proxy(postgres.port, 0.3, Random(seed))
+    through = postgres.url.replace(f":{postgres.port}/", f":{proxy.port}/")
+    keys = [f"key-{number}" for number in range(100)]
+    orders = {"role": "take_orders", "url": through, "keys": keys, "seed": 0}
+    orders["acks"] = str(tmp_path / "acks")
+    events = {"role": "handle_events", "url": through}
+    check_that_each_happened_once(shop, nursery, orders, events)
+    assert proxy.lost > 20
+    for pid in list(nursery.children):
+        nursery.kill(pid)
+    proxy.close()
