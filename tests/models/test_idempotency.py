@@ -22,7 +22,7 @@ from seawall.models.idempotency import (
     fingerprint_of,
     headers_of,
     headers_text,
-    key_hash,
+    key_digest,
     storable,
 )
 from tests.support import falsified
@@ -43,7 +43,7 @@ JUNK = st.one_of(
 def distinct(pair: tuple[tuple[str, str, str], tuple[str, str, str]]) -> None:
     """Different names have different hashes."""
     one, other = pair
-    assert (one == other) == (key_hash(*one) == key_hash(*other))
+    assert (one == other) == (key_digest(*one) == key_digest(*other))
 
 
 @given(st.tuples(TRIPLES, TRIPLES))
@@ -51,7 +51,7 @@ def test_records_of_different_names_never_meet(pair: tuple[tuple[str, str, str],
     """Scope, operation and key are told apart, wherever one ends and the next begins."""
     distinct(pair)  # type: ignore[arg-type]
     scope, operation, key = pair[0]
-    assert key_hash(scope + operation, "x", key) != key_hash(scope, operation + "x", key)
+    assert key_digest(scope + operation, "x", key) != key_digest(scope, operation + "x", key)
 
 
 def test_without_lengths_they_would_meet(monkeypatch: pytest.MonkeyPatch):
@@ -68,10 +68,10 @@ def test_without_lengths_they_would_meet(monkeypatch: pytest.MonkeyPatch):
 
 def test_keys_and_payloads_have_hashes_of_their_own():
     """A key's hash is not that of a payload with the same bytes, and does not hold the key."""
-    assert key_hash("a", "b", "c") != fingerprint_of("a", "b", "c")
+    assert key_digest("a", "b", "c") != fingerprint_of("a", "b", "c")
     assert fingerprint_of("ab", "") != fingerprint_of("a", "b")
     assert fingerprint_of("a") == fingerprint_of(b"a") == fingerprint_of(bytearray(b"a"))
-    assert len(key_hash("a", "b", "c")) == 32
+    assert len(key_digest("a", "b", "c")) == 32
 
 
 @given(st.text(max_size=300))

@@ -13,7 +13,7 @@ from seawall.models.idempotency import (
     check_key,
     check_name,
     fingerprint_of,
-    key_hash,
+    key_digest,
 )
 
 FIRST_PAUSE: Final = 0.02
@@ -40,7 +40,7 @@ def wanted_of(
     else:
         check_name("scope", scope)
     check_name("operation", operation)
-    hashed = key_hash(scope, operation, check_key(key))
+    hashed = key_digest(scope, operation, check_key(key))
     return Wanted(scope, operation, hashed, _payload(fingerprint), token_hex(16))
 
 

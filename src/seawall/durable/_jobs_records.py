@@ -161,7 +161,7 @@ def name_of(what: str, value: object) -> str:
     return value
 
 
-def key_hash(key: str) -> bytes:
+def key_digest(key: str) -> bytes:
     """Return what is stored of a key: nobody reads the key itself there."""
     if not isinstance(key, str) or _KEY.fullmatch(key) is None:
         raise ValueError("key: write 1 to 255 visible ASCII characters, such as a UUID")

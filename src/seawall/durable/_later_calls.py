@@ -141,7 +141,7 @@ class Later:
         return {
             "queue": self.name,
             "id": uuid4().hex,
-            "key_hash": None if key is None else _key_hash(tenant, key),
+            "key_hash": None if key is None else _key_digest(tenant, key),
             "call": call,
             "key": key,
             "tenant": tenant,
@@ -266,7 +266,7 @@ def decoded(call: Any) -> tuple[list[Any], dict[str, Any]] | None:
     return args, kwargs
 
 
-def _key_hash(tenant: str | None, key: str) -> bytes:
+def _key_digest(tenant: str | None, key: str) -> bytes:
     """Return what a key is found by: one of another tenant's is another."""
     hashed = blake2b(b"" if tenant is None else b"t" + tenant.encode("utf-8", "surrogatepass"))
     return blake2b(key.encode(), key=hashed.digest(), digest_size=32).digest()

@@ -56,14 +56,14 @@ class Names:
     def __repr__(self) -> str:
         return f"Names(schema={self.schema!r}, prefix={self.prefix!r})"
 
+    def _identity(self) -> tuple[str | None, str]:
+        return self.schema, self.prefix
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Names) and (self.schema, self.prefix) == (
-            other.schema,
-            other.prefix,
-        )
+        return isinstance(other, Names) and self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash((self.schema, self.prefix))
+        return hash(self._identity())
 
     def table(self, name: str) -> str:
         """Return a table's name for a statement: quoted, with its schema."""

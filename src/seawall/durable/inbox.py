@@ -55,7 +55,7 @@ class Inbox:
         """
         noting: dict[str, Any] = {
             "consumer": named("consumer", consumer),
-            "message": _hash(message_id),
+            "message": _digest(message_id),
         }
         noting["token"] = token_bytes(16)
         return _Once(self, self.database.connection(connection), noting)
@@ -69,7 +69,7 @@ class Inbox:
         return self.database.run(lambda: self._seeing(consumer, message_id))
 
     def _seeing(self, consumer: str, message_id: str) -> Steps[bool]:
-        asked = {"consumer": named("consumer", consumer), "message": _hash(message_id)}
+        asked = {"consumer": named("consumer", consumer), "message": _digest(message_id)}
         return bool((yield Ask("inbox.seen", asked)))
 
     async def acleanup(self, *, batch: int = BATCH, within: float = 60.0) -> int:
@@ -150,7 +150,7 @@ class _Until:
         return removed >= self._batch and self._clock.now() < self._over_at
 
 
-def _hash(message_id: str) -> bytes:
+def _digest(message_id: str) -> bytes:
     if not isinstance(message_id, str):
         raise TypeError(f"message_id={message_id!r}: write text, such as the event's id")
     if not 0 < len(message_id) <= LONGEST_ID:

@@ -23,7 +23,7 @@ from seawall.durable._jobs_records import (
     JobClaim,
     JobExpired,
     is_id,
-    key_hash,
+    key_digest,
     name_of,
     payload_of,
 )
@@ -234,7 +234,7 @@ class Jobs(ClaimedJobs):
             "id": str(uuid4()),  # of the system's randomness: nobody guesses it
             "scope": name_of("scope", scope),
             "kind": name_of("kind", kind),
-            "key_hash": None if key is None else key_hash(key),
+            "key_hash": None if key is None else key_digest(key),
             "fingerprint": fingerprint,
             "priority": priority,
             "ahead": priority * HEAD_START,

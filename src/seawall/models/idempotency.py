@@ -173,7 +173,7 @@ def check_name(what: str, name: object) -> str:
 _EXAMPLES: Final = {"scope": "tenant 7", "operation": "POST /orders"}
 
 
-def key_hash(scope: str, operation: str, key: str) -> bytes:
+def key_digest(scope: str, operation: str, key: str) -> bytes:
     """Return what stands for a key in the table: of no use to who reads it there."""
     return _digest(b"seawall key", [scope.encode(), operation.encode(), key.encode()])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -114,10 +115,11 @@ async def place_in_file(
         step()
 
 
-async def handle_events(*, url: str, step: Step, careless: str = "") -> None:
+async def handle_events(*, url: str, step: Step, careless: str = "", dies_after: int = 0) -> None:
     """Hand each event to a consumer that has an inbox, for ever."""
     async with opened(url) as database:
         outbox, inbox = Outbox(database), Inbox(database)
+        handled = 0
         if careless == "inbox":
             inbox.once = lambda *_args: Careless()  # type: ignore[method-assign,assignment,return-value]
 
@@ -128,6 +130,10 @@ async def handle_events(*, url: str, step: Step, careless: str = "") -> None:
                         step()
                         await connection.execute(HANDLE, event.aggregate_id)
                 step()
+            nonlocal handled
+            handled += 1
+            if handled == dies_after:
+                os.kill(os.getpid(), signal.SIGKILL)
 
         def handle_in_file(event: Event) -> None:
             with database.transaction() as connection:
