@@ -320,7 +320,8 @@ def test_time_never_grows_on_its_way(seconds: float) -> None:
 def test_grpc_alone_lets_it_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A timeout is rounded up by gRPC: without the headers the server would have more time."""
     monkeypatch.setattr(_grpc_calls, "headers_for", lambda *_arguments: {})
-    assert falsified(_never_grows, SECONDS)
+    # By most of a second: a whole number of them may arrive as it was, or not.
+    assert falsified(_never_grows, st.integers(101, 998).map(lambda seconds: seconds + 0.3))
 
 
 def test_expired_work_is_not_sent(edge: Sync) -> None:

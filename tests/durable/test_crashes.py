@@ -249,7 +249,7 @@ class Proxy:
 
     async def _serve(self, listener: socket.socket) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._pass, sock=listener)
+        server = await asyncio.start_server(self._accept, sock=listener)
         self._began.set()
         await self._end.wait()
         server.close()
@@ -257,6 +257,11 @@ class Proxy:
         for task in passing:
             task.cancel()
         await asyncio.gather(*passing, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        passing = self._loop.create_task(self._pass(reader, writer))
+        # A task that is cancelled before it began closes nothing.
+        passing.add_done_callback(lambda _: writer.transport.abort())
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ends, cutting = [writer], asyncio.Event()

@@ -99,12 +99,19 @@ class Proxy:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._writers.add(writer)
         task = self._loop.create_task(self._serve(reader, writer))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def end(task: asyncio.Task[None]) -> None:
+            """Close it here: a task that is cancelled before it began closes nothing."""
+            self._tasks.discard(task)
+            self._writers.discard(writer)
+            writer.transport.abort()
+
+        task.add_done_callback(end)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
         back: asyncio.StreamWriter | None = None
         try:
             source, back = await asyncio.open_connection("127.0.0.1", self._target)
