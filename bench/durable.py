@@ -30,7 +30,6 @@ BARE, SINGLE, ONCE = "bare", "single statement", "inside the transaction"
 DRAIN, GROUPED, EACH = "drain", "committed together", "one commit each"
 INSERT = "INSERT INTO orders (customer, total) VALUES ({one}, {two}) RETURNING id"
 STOCK = "UPDATE stock SET n = n - 1 WHERE id = $1"
-Write = "Callable[[Any], Awaitable[None]]"
 
 
 class Plan(NamedTuple):

@@ -11,7 +11,7 @@ import pytest
 
 from seawall.durable import Database
 from seawall.durable._connections import AskText
-from seawall.durable._sql import _read, statement
+from seawall.durable._sql import statement, statements
 from seawall.durable.dispatcher import Dispatcher
 from seawall.durable.outbox import Event, Outbox
 
@@ -118,7 +118,7 @@ def without(
     found = False
     with monkeypatch.context() as patch:
         for dialect in ("postgres", "sqlite"):
-            texts = _read(dialect, "outbox")
+            texts = statements(dialect, "outbox")
             if safeguard in texts.get(name, ""):
                 found = True
                 patch.setitem(texts, name, texts[name].replace(safeguard, instead))

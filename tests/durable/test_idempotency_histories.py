@@ -234,7 +234,7 @@ def test_without_a_safeguard_some_history_goes_wrong(
     beginning: list[tuple[str, Any]],
 ):
     """Ablation: each condition of the statements is needed."""
-    texts = _sql._read("sqlite", "idempotency")
+    texts = _sql.statements("sqlite", "idempotency")
     assert safeguard in texts[statement]
     monkeypatch.setitem(texts, statement, texts[statement].replace(safeguard, instead))
     _sql.statement.cache_clear()

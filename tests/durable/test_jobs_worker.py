@@ -528,7 +528,7 @@ def is_claimed_twice(opening: Opening) -> bool:
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what changes the text of a statement, for this test alone."""
-    real = _sql._read
+    real = _sql.statements
     changes: dict[str, tuple[str, str]] = {}
 
     def read(dialect: Any, file: str) -> dict[str, str]:
@@ -543,7 +543,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Any:
         changes[name] = (old, new)
         _sql.statement.cache_clear()
 
-    monkeypatch.setattr(_sql, "_read", read)
+    monkeypatch.setattr(_sql, "statements", read)
     yield change
     monkeypatch.undo()
     _sql.statement.cache_clear()

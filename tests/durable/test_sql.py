@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 from string import printable
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.durable._sql import Names, Text, quoted, rendered
+from seawall import durable
+from seawall.durable._sql import Names, Text, quoted, rendered, statements
 from seawall.durable.migrations import migrations
 
 NAMES = Names("own", "x_")
@@ -72,3 +74,18 @@ def test_both_databases_have_the_same_steps():
     ]
     assert [step.version for step in postgres] == list(range(1, len(postgres) + 1))
     assert all(set(text) <= set(printable) for step in postgres for text in step.statements)
+
+
+FILES = ("fifo", "idempotency", "inbox", "jobs", "later", "outbox")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_comments_are_no_part_of_a_statement(file: str):
+    """A word of theirs may look like a parameter; what both databases share is in one place."""
+    postgres, sqlite = statements("postgres", file), statements("sqlite", file)
+    assert not any("--" in text for text in (*postgres.values(), *sqlite.values()))
+    folder = Path(durable.__file__).parent / "sql"
+    own = [(folder / name / f"{file}.sql").read_text() for name in ("postgres", "sqlite")]
+    for name in postgres.keys() & sqlite.keys():
+        apart = [f"-- name: {name}\n" in text for text in own]
+        assert all(apart) == (postgres[name] != sqlite[name]), name

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from seawall.durable._connections import Connection
-from seawall.durable._idempotency_once import in_transaction
+from seawall.durable._connections import Connection, in_transaction, still_open
 from seawall.runtime.stepping import Steps
 
 T = TypeVar("T")
@@ -97,19 +96,6 @@ class Block(Generic[T]):
             await self._connection.arun(self._undo())
         except Exception:  # noqa: BLE001, S110 - a transaction that cannot do that cannot commit
             pass
-
-
-def still_open(connection: Connection) -> bool:
-    """Tell whether the transaction in which something was asked before is still there."""
-    raw = connection.raw
-    match connection.kind.name:
-        case "asyncpg":
-            return bool(raw.is_in_transaction())
-        case "psycopg":
-            return bool(raw.info.transaction_status != 0)
-        case "sqlite3" | "aiosqlite":
-            return bool(raw.in_transaction)
-    return bool(raw.in_transaction())
 
 
 def named(what: str, value: Any, longest: int = 200) -> str:

@@ -99,6 +99,35 @@ def _dialect(name: str) -> Dialect:
     raise TypeError(f"a connection to {name}: known are PostgreSQL and SQLite")
 
 
+def in_transaction(connection: Connection) -> bool:
+    """Tell whether what is done now is committed later; True where a library does not say."""
+    raw = connection.raw
+    match connection.kind.name:
+        case "asyncpg":
+            return bool(raw.is_in_transaction())
+        case "psycopg":
+            return not raw.autocommit or raw.info.transaction_status != 0
+        case "sqlite3" | "aiosqlite":
+            if raw.in_transaction:
+                return True
+            # Only the older way begins one by itself, before the first change.
+            return getattr(raw, "autocommit", -1) is not True and raw.isolation_level is not None
+    return True
+
+
+def still_open(connection: Connection) -> bool:
+    """Tell whether the transaction in which something was asked before is still there."""
+    raw = connection.raw
+    match connection.kind.name:
+        case "asyncpg":
+            return bool(raw.is_in_transaction())
+        case "psycopg":
+            return bool(raw.info.transaction_status != 0)
+        case "sqlite3" | "aiosqlite":
+            return bool(raw.in_transaction)
+    return bool(raw.in_transaction())
+
+
 # How each is asked
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, Protocol, Self
 
 from seawall.durable import _idempotency_records as records
-from seawall.durable._connections import Connection
+from seawall.durable._connections import Connection, in_transaction
 from seawall.durable._idempotency_errors import KeyInFlight, KeyReused
 from seawall.durable._idempotency_records import Terms, Wanted
 from seawall.errors import LeaseLost
@@ -206,19 +206,3 @@ def refuse(found: Pending | Mismatch, operation: str, count: Callable[[str], Non
         f"the first {operation!r} with this key is still at work",
         retry_after=found.retry_after,
     )
-
-
-def in_transaction(connection: Connection) -> bool:
-    """Tell whether what is done now is committed later; True where a library does not say."""
-    raw = connection.raw
-    match connection.kind.name:
-        case "asyncpg":
-            return bool(raw.is_in_transaction())
-        case "psycopg":
-            return not raw.autocommit or raw.info.transaction_status != 0
-        case "sqlite3" | "aiosqlite":
-            if raw.in_transaction:
-                return True
-            # Only the older way begins one by itself, before the first change.
-            return getattr(raw, "autocommit", -1) is not True and raw.isolation_level is not None
-    return True

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from seawall.durable._connections import Ask, AskText
 from seawall.durable._idempotency_errors import RecordGarbled
-from seawall.durable._sql import Arguments, _read
+from seawall.durable._sql import Arguments, statements
 from seawall.errors import Contended
 from seawall.models.idempotency import (
     Answer,
@@ -124,7 +124,7 @@ def set_answer(
     """
     said = {**_held(claim), **stored(answer, terms, failed=False), **(arguments or {})}
     if members:
-        own = _read("postgres", "idempotency")["answer"]
+        own = statements("postgres", "idempotency")["answer"]
         rows = yield AskText(f"WITH {members}\n{own}", said)
     else:
         rows = yield Ask("idempotency.answer", said)

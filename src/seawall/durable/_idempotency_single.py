@@ -13,11 +13,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from seawall.durable import _idempotency_records as records
-from seawall.durable._connections import Connection
+from seawall.durable._connections import Connection, in_transaction
 from seawall.durable._idempotency_errors import AnswerNotKept
-from seawall.durable._idempotency_once import Outbox, in_transaction, refuse
+from seawall.durable._idempotency_once import Outbox, refuse
 from seawall.durable._idempotency_records import LOOKS, Wanted
-from seawall.durable._sql import Arguments, Names, Style, Text, _read, rendered
+from seawall.durable._sql import Arguments, Names, Style, Text, rendered, statements
 from seawall.durable.database import Database
 from seawall.errors import Contended
 from seawall.models.idempotency import Replay, json_of
@@ -192,7 +192,7 @@ def text_of(style: Style, names: Names, now: str | None, sql: str, events: str) 
     """Return the whole as one driver wants it."""
     # What is the user's is taken as it is: braces have no meaning in it.
     users = sql.strip().rstrip(";").replace("{", "{{").replace("}", "}}")
-    key = _read("postgres", "idempotency")["single"]
+    key = statements("postgres", "idempotency")["single"]
     members = f",\n{events.strip().strip(',')}" if events else ""
     return rendered(
         f"WITH {BUSINESS} AS (\n{users}\n){members},\n"

@@ -1,6 +1,7 @@
 """The statements of `sql/`, as each database and driver wants them.
 
-A file is a list of statements, each below a line `-- name: its_name`. In the text `{table}` stands
+A file is a list of statements, each below a line `-- name: its_name`: in `both/` where they are the
+same for both databases, else in the folder of each. In the text `{table}` stands
 for one of our tables, quoted and with its schema; `{now}` for the database's own time in whole
 microseconds; `:value` for a parameter. Nothing of a user's becomes part of the text but the names
 of schema and tables, and these are quoted.
@@ -109,18 +110,21 @@ class _Filling(dict[str, str]):
 
 
 @cache
-def _read(dialect: Dialect, file: str) -> dict[str, str]:
-    """Return the statements of a file by name."""
-    text = files("seawall.durable").joinpath("sql", dialect, f"{file}.sql").read_text("utf-8")
-    parts = _NAME_LINE.split(text)[1:]
-    return {
-        name: body.strip().rstrip(";") for name, body in zip(parts[::2], parts[1::2], strict=True)
-    }
+def statements(dialect: Dialect, file: str) -> dict[str, str]:
+    """Return the statements of a file by name: those of both databases, and the dialect's own."""
+    found: dict[str, str] = {}
+    for folder in ("both", dialect):
+        source = files("seawall.durable").joinpath("sql", folder, f"{file}.sql")
+        if source.is_file():
+            parts = _NAME_LINE.split(source.read_text("utf-8"))[1:]
+            for name, body in zip(parts[::2], parts[1::2], strict=True):
+                found[name] = _COMMENT.sub("", body).strip().rstrip(";")
+    return found
 
 
 def statement_names(dialect: Dialect, file: str) -> list[str]:
     """Return the names of the statements of a file, in their order."""
-    return list(_read(dialect, file))
+    return list(statements(dialect, file))
 
 
 @cache
@@ -132,7 +136,7 @@ def statement(
     `now` is an expression that stands for the time, where a test has one.
     """
     file, _, name = which.partition(".")
-    return rendered(_read(dialect, file)[name], dialect, style, names, now)
+    return rendered(statements(dialect, file)[name], dialect, style, names, now)
 
 
 @lru_cache(maxsize=512)

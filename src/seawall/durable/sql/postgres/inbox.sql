@@ -11,15 +11,6 @@ SET token = excluded.token, received_at = excluded.received_at,
 WHERE noted.expires_at <= {now}
 RETURNING 1;
 
--- name: forget
--- What was noted with that token alone: an earlier note of the same message stays.
-DELETE FROM {inbox}
-WHERE consumer = :consumer AND message_hash = :message AND token = :token;
-
--- name: seen
-SELECT 1 FROM {inbox}
-WHERE consumer = :consumer AND message_hash = :message AND expires_at > {now};
-
 -- name: cleanup
 -- batch. As many rows as are gone now.
 DELETE FROM {inbox} WHERE ctid IN (

@@ -17,25 +17,6 @@ ON CONFLICT (scope, kind, key_hash) WHERE key_hash IS NOT NULL DO NOTHING
 RETURNING id, scope, kind, state, priority, attempts, max_attempts, cancelling, progress, message,
     result, result_type, error, created_at, started_at, ended_at, expires_at, fingerprint, {now};
 
--- name: by_key
-SELECT id, scope, kind, state, priority, attempts, max_attempts, cancelling, progress, message,
-    result, result_type, error, created_at, started_at, ended_at, expires_at, fingerprint, {now}
-FROM {jobs}
-WHERE scope = :scope AND kind = :kind AND key_hash = :key_hash;
-
--- name: free_key
-UPDATE {jobs} SET key_hash = NULL
-WHERE scope = :scope AND kind = :kind AND key_hash = :key_hash AND expires_at <= {now};
-
--- name: view
-SELECT id, scope, kind, state, priority, attempts, max_attempts, cancelling, progress, message,
-    result, result_type, error, created_at, started_at, ended_at, expires_at, fingerprint, {now}
-FROM {jobs}
-WHERE id = :id AND scope = :scope;
-
--- name: state
-SELECT state FROM {jobs} WHERE id = :id;
-
 -- name: claim
 WITH clock AS (SELECT {now} AS now),
 due AS (
@@ -187,6 +168,3 @@ WHERE id IN (
     FOR UPDATE SKIP LOCKED
 )
 RETURNING id;
-
--- name: counts
-SELECT state, count(*), min(created_at), {now} FROM {jobs} GROUP BY state;

@@ -15,13 +15,6 @@ WHERE (SELECT count(*) FROM (
 ON CONFLICT (queue, key_hash) DO NOTHING
 RETURNING id;
 
--- name: of_key
-SELECT id, state, CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END FROM {later}
-WHERE queue = :queue AND key_hash = :key_hash;
-
--- name: drop_done
-DELETE FROM {later} WHERE id = :id AND state = 1 AND expires_at <= {now};
-
 -- name: claim
 -- queue, owner, lease, most. The calls that are due, for as long as the lease.
 UPDATE {later} AS due
@@ -56,27 +49,10 @@ UPDATE {later} SET not_before = {now} + CAST(:lease AS bigint)
 WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
 RETURNING 1;
 
--- name: done
--- One that has a key stays until it expires: so the same key is not stored again. Nothing else does.
-UPDATE {later}
-SET state = 1, call = '', idempotency_key = NULL, tenant = NULL, owner = NULL, error = NULL
-WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
-RETURNING 1;
-
--- name: done_without_key
-DELETE FROM {later}
-WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
-RETURNING 1;
-
 -- name: again
 -- refund is 1 where the attempt does not count.
 UPDATE {later} SET owner = NULL, not_before = {now} + CAST(:delay AS bigint),
     attempts = attempts - CAST(:refund AS bigint), error = :error
-WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
-RETURNING 1;
-
--- name: dead
-UPDATE {later} SET state = 2, owner = NULL, error = :error
 WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
 RETURNING 1;
 
@@ -89,14 +65,6 @@ UPDATE {later} SET state = 0, attempts = 0, not_before = {now},
     expires_at = {now} + CAST(:ttl AS bigint)
 WHERE queue = :queue AND id = :id AND state = 2
 RETURNING 1;
-
--- name: discard
-DELETE FROM {later} WHERE queue = :queue AND id = :id AND (state = 2 OR (state = 0 AND owner IS NULL))
-RETURNING 1;
-
--- name: counts
-SELECT state, count(*), {now} - min(created_at) FROM {later}
-WHERE queue = :queue GROUP BY state;
 
 -- name: cleanup
 -- queue, keep_dead, batch. What was done, and is over; what is dead for longer than that after.

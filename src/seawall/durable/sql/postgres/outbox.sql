@@ -274,11 +274,6 @@ WHERE
     AND s.aggregate = :aggregate AND s.aggregate_id = :aggregate_id
 RETURNING c.lane, c.epoch, c.attempts, c.error
 
--- name: exhume
-DELETE FROM {outbox_ended}
-WHERE outbox = :outbox AND id = :id AND dead
-RETURNING aggregate, aggregate_id, type, payload, headers
-
 -- name: dead
 SELECT
     id, aggregate, aggregate_id, sequence, type, payload, headers, created_at, attempts, error,

@@ -159,11 +159,6 @@ WHERE blocked AND lane = (
 )
 RETURNING lane, epoch, attempts, error
 
--- name: exhume
-DELETE FROM {outbox_ended}
-WHERE outbox = :outbox AND id = :id AND dead
-RETURNING aggregate, aggregate_id, type, payload, headers
-
 -- name: dead
 SELECT
     id, aggregate, aggregate_id, sequence, type, payload, headers, created_at, attempts, error,

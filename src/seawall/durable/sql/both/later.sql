@@ -1,0 +1,34 @@
+-- Calls that are done later. state: 0 it waits (or is being done until not_before), 1 done, 2 dead.
+-- A claim is an owner and an epoch: what somebody else has claimed since, nobody else can change.
+
+-- name: of_key
+SELECT id, state, CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END FROM {later}
+WHERE queue = :queue AND key_hash = :key_hash;
+
+-- name: drop_done
+DELETE FROM {later} WHERE id = :id AND state = 1 AND expires_at <= {now};
+
+-- name: done
+-- One that has a key stays until it expires: so the same key is not stored again. Nothing else does.
+UPDATE {later}
+SET state = 1, call = '', idempotency_key = NULL, tenant = NULL, owner = NULL, error = NULL
+WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
+RETURNING 1;
+
+-- name: done_without_key
+DELETE FROM {later}
+WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
+RETURNING 1;
+
+-- name: dead
+UPDATE {later} SET state = 2, owner = NULL, error = :error
+WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
+RETURNING 1;
+
+-- name: discard
+DELETE FROM {later} WHERE queue = :queue AND id = :id AND (state = 2 OR (state = 0 AND owner IS NULL))
+RETURNING 1;
+
+-- name: counts
+SELECT state, count(*), {now} - min(created_at) FROM {later}
+WHERE queue = :queue GROUP BY state;
