@@ -186,8 +186,18 @@ def _full(edge: Edge) -> dict[str, Any]:
     return {}
 
 
-def _watched(edge: Edge) -> dict[str, Any]:
-    edge._turns.unwatched = float("-inf")  # type: ignore[union-attr]
+def _strict(edge: Edge) -> dict[str, Any]:
+    edge._turns.strict = True  # type: ignore[union-attr]
+    return {}
+
+
+def _turn_over(edge: Edge) -> dict[str, Any]:
+    """Let the turn under way take no more."""
+    turns: Any = edge._turns
+    turns._adopt(asyncio.get_running_loop())
+    turns.unwatched = float("-inf")
+    turns._dispatching = True
+    asyncio.get_running_loop().call_later(0.001, turns._dispatch, asyncio.get_running_loop())
     return {}
 
 
@@ -203,7 +213,8 @@ UNUSUAL: dict[str, Unusual] = {
     "draining": _draining,
     "no place": _full,
     "new caller": lambda _: {"client": ("10.0.0.8", 1)},
-    "turn": _watched,
+    "strict turns": _strict,
+    "turn is over": _turn_over,
 }
 
 
@@ -221,10 +232,27 @@ def test_what_is_unusual_goes_the_long_way(what: str, ways: Ways) -> None:
         assert await ways.of(edge, **asked) == 1
         if what == "draining":
             await edge.draining  # type: ignore[attr-defined]
-        elif what == "turn":
+        elif "turn" in what:
+            edge._turns.strict = False  # type: ignore[union-attr]
             edge._turns.unwatched = float("inf")  # type: ignore[union-attr]
         assert await ways.of(edge) == (what == "draining")
         assert edge._concurrency.policy.in_flight == 0  # type: ignore[union-attr]
+
+    run_virtual(main())
+
+
+def test_a_turn_that_is_watched_begins_on_the_short_way(ways: Ways) -> None:
+    """One in some milliseconds: what it takes is known then, and the next go unseen."""
+
+    async def main() -> None:
+        edge = plain_edge(turns=Turns(cheap=1.0))
+        await ways.of(edge)
+        turns: Any = edge._turns
+        turns.unwatched = float("-inf")
+        assert await ways.of(edge) == 0
+        await let_pass(0.001)
+        assert turns.unwatched > 0
+        assert not turns._turning
 
     run_virtual(main())
 
@@ -279,7 +307,7 @@ def test_with_some_parts_all_go_the_long_way(part: str, ways: Ways) -> None:
     async def main() -> None:
         edge = plain_edge(**NEVER[part]())
         assert [await ways.of(edge) for _ in range(3)] == [1, 1, 1]
-        assert edge._begin is None
+        assert edge.serve == edge.serve_unusual
         assert edge.snapshot()["succeeded"] == 3
 
     run_virtual(main())
@@ -288,7 +316,7 @@ def test_with_some_parts_all_go_the_long_way(part: str, ways: Ways) -> None:
 def test_with_shared_limits_all_go_the_long_way(store: Any) -> None:
     """A store has to be asked, and waited for."""
     edge = plain_edge(limits=RequestLimits(ALONE, shared=store, name="plain"))
-    assert edge._begin is None
+    assert edge.serve == edge.serve_unusual
 
 
 # Both have the same effect
@@ -529,12 +557,11 @@ def _nothing(*_args: Any) -> None:
 
 ABLATIONS: dict[str, tuple[str, Any]] = {
     "limits are given back": ("seawall.web._limit_plain.PlainLimits.give_back", _nothing),
-    "shed once": ("seawall.web.edge.Passage", _Unsifted),
+    "shed once": ("seawall.web._edge_plain.Passage", _Unsifted),
     "clean context": ("seawall.web._edge_plain.CLEAN", frozenset()),
     "known headers": ("seawall.web._edge_plain.KNOWN", frozenset()),
     "incoming is taken out": ("seawall.web.edge.INCOMING", "something else"),
     "lifecycle is told": ("seawall.web.lifecycle.Lifecycle.end", _nothing),
-    "what is left is forgotten": ("seawall.web.edge.Edge._forget", _nothing),
     "deadline is taken out": ("seawall.web.edge.reset", _nothing),
     "time is stopped": ("seawall.web.sending.Passage._stop_time", _nothing),
     "gates are left": ("seawall.web.sending.Passage.end", _nothing),
@@ -726,7 +753,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(100):
             await apart(edge, f"/{number}")
             await apart(edge, f"/{number}" * 200)
-        begin: Any = edge._begin
+        begin: Any = edge.serve
         paths = getclosurevars(begin).nonlocals["paths"]
         assert 0 < len(paths) <= 10
         assert max(map(len, paths)) <= _edge_plain._LONGEST_PATH

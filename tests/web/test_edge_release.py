@@ -147,6 +147,7 @@ def test_without_the_note_that_it_left_a_slot_comes_back_twice(
         left = property(lambda _: False, lambda _, __: None)  # type: ignore[assignment]
 
     monkeypatch.setattr("seawall.web.edge.Passage", Forgetful)
+    monkeypatch.setattr("seawall.web._edge_plain.Passage", Forgetful)
     assert falsified(check_released, st.lists(STORIES, min_size=1, max_size=3))
 
 

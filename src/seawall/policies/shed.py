@@ -8,7 +8,6 @@ shed while a less critical one is admitted; a load signal that fails sheds nobod
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf
 from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
@@ -88,7 +87,7 @@ class _Reading:
         try:
             read = self._read
             value = read()
-            if not -inf < value < inf:
+            if value - value:  # neither nan nor infinite: those differ from themselves
                 raise ValueError(f"a signal returned {value!r}")  # noqa: TRY301 - as if it raised
         except Exception:
             if not self._failing:  # once, not for each call of an outage
@@ -97,7 +96,8 @@ class _Reading:
 
                 logging.getLogger("seawall").exception("a load signal failed: nobody is shed by it")
             return 0.0
-        self._failing = False
+        if self._failing:
+            self._failing = False
         return value
 
 

@@ -97,26 +97,31 @@ class TurnsGate(GateBound):
         """Begin, if the turn has time left and nobody is to go first."""
         if now < self.unwatched:
             self.served += 1
-            return
+        elif not self.begins(now):
+            if self.policy.mode != "enforce":
+                self._begun += 1
+                return
+            self._crowded = True
+            raise Wait(_TurnWaiter(self.slots, self.host.clock, now, self._wait, self.turned_away))
+
+    def begins(self, now: float) -> bool:
+        """Begin in a turn that is watched; False, and nothing done, if it has no time left."""
         loop = get_running_loop()
         if loop is not self._loop and not self._adopt(loop):
-            return
+            return True
         if not self._turning:
-            if not self._dispatching:
-                self._turning = True
-                self._open = not self.strict
-                self._began = now
-                self._begun = 1
-                loop.call_soon(self._end)
-                return
-        elif self._open and now - self._began <= self._slice and not self._queued:
+            if self._dispatching:
+                return False
+            self._turning = True
+            self._open = not self.strict
+            self._began = now
+            self._begun = 1
+            loop.call_soon(self._end)
+            return True
+        if self._open and now - self._began <= self._slice and not self._queued:
             self._begun += 1
-            return
-        if self.policy.mode != "enforce":
-            self._begun += 1
-            return
-        self._crowded = True
-        raise Wait(_TurnWaiter(self.slots, self.host.clock, now, self._wait, self.turned_away))
+            return True
+        return False
 
     def _adopt(self, loop: AbstractEventLoop) -> bool:
         """Look after `loop` from now on, unless another one is being looked after."""

@@ -206,5 +206,5 @@ class Way:
 
 def _more(passage: Passage, error: BaseException) -> Headers:
     """Return the headers that a refusal has beyond those of every problem."""
-    told = [] if passage.told is None else passage.told()
+    told = passage.more_headers()
     return [*told, *error.headers] if isinstance(error, RateLimited) else told

@@ -15,6 +15,7 @@ and one for each message of its response.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import Token
 from typing import Any
 
 from seawall import _checks as check
@@ -36,7 +37,7 @@ from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimits
 from seawall.web.request import INCOMING, path_below_root
-from seawall.web.sending import Own, Passage, Send
+from seawall.web.sending import PASSAGE, Own, Passage, Send, to_nobody
 from seawall.web.trust import Trust
 
 
@@ -115,7 +116,10 @@ class Edge(Way):
         self._own = Own(self._now, self.guard.stats, trust)
         self._cutting = Cutting(self._clock)
         probes = frozenset() if health is None else frozenset(health.paths)
-        self._begin = plain_entry(self, probes)
+        self.unusual: App = self.serve_unusual
+        """What serves all that is not plain; in a framework, with what that has around the edge."""
+        self.serve: App = plain_entry(self, probes) or self.serve_unusual
+        """What serves everything, without the frame of a call of this object."""
 
     def __repr__(self) -> str:
         return f"<Edge {self.guard.name!r}>"
@@ -140,66 +144,61 @@ class Edge(Way):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, a websocket, or the life of the app."""
+        await self.serve(scope, receive, send)
+
+    async def serve_unusual(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve what is not plain; or raise what went wrong with a request that was."""
+        kept: Any = scope.pop(PASSAGE, None)
+        if isinstance(kept, BaseException):
+            try:
+                raise kept
+            finally:
+                del kept  # or it would lead to itself
         kind = scope["type"]
-        if kind != "http":
-            await self._serve_no_request(kind, scope, receive, send)
-            return
-        passage = Passage(scope, send, self._own)
-        entered = False
-        try:
-            begin = self._begin
-            if begin is not None and begin(passage):
-                entered = True
-                app = self.app  # called from a variable: see `Passage.send`
-                await app(scope, receive, passage.send)
-        except BaseException as error:  # noqa: BLE001 - raised again, unless it is answered
-            failure = error
+        if kind == "http":
+            passage: Passage = Passage(scope, send, self._own) if kept is None else kept
+            passage.to = send
+            await self._serve_request(scope, receive, passage, send)
+        elif kind == "websocket":
+            await self._connect(scope, receive, send)
+        elif kind == "lifespan" and self._lifecycle is not None:
+            await self._lifecycle.lifespan(self.app, scope, receive, send)
         else:
-            if not entered:
-                await self._serve_request(scope, receive, passage, send)
-            elif not passage.left or passage.cut is not None:
-                await self._end_plainly(passage, None, send, entered)
-            else:  # as `_forget` does, without its frame
-                if INCOMING in scope:
-                    del scope[INCOMING]
-                if self._lifecycle is not None:
-                    self._lifecycle.end()
-                passage.token = None  # it leads to the context, and that may lead to the request
-                if deadline_var.get() is not None:
-                    deadline_var.set(None)
-            return
-        try:  # not while it is handled: what goes wrong from here on has nothing to do with it
-            await self._end_plainly(passage, failure, send, entered)
-        finally:
-            del failure  # or it would lead to itself
+            await self.app(scope, receive, send)
 
     async def _end_plainly(
         self,
         passage: Passage,
         error: BaseException | None,
+        receive: Receive,
         send: Send,
         entered: bool,  # noqa: FBT001 - as the request was
+        token: Token[Any] | None,
     ) -> None:
-        """End a request that came by the short way, and of which something is left."""
-        if not entered and self._lifecycle is not None:
-            self._lifecycle.in_flight += 1  # it counts until its refusal is sent
+        """End a request that came by the short way, and of which something is left.
+
+        `token` takes its deadline out of the context again.
+        """
+        lifecycle = self._lifecycle
+        if not entered and lifecycle is not None:
+            lifecycle.in_flight += 1  # it counts until its refusal is sent
         try:
             if error is None and not passage.left:
                 passage.end(None)
             if error is not None or passage.cut is not None:
                 await self._fail(passage, error, send, None, entered)
-        finally:
-            del error  # or it would lead to itself
-            self._forget(passage)
-
-    def _forget(self, passage: Passage) -> None:
-        """Leave scope, lifecycle and context as they were before a request came the short way."""
+            error = None
+        except BaseException as failure:  # noqa: BLE001 - raised below
+            error = failure
         passage.scope.pop(INCOMING, None)
-        if self._lifecycle is not None:
-            self._lifecycle.end()
-        token, passage.token = passage.token, None
+        if lifecycle is not None:
+            lifecycle.end()
         if token is not None:
             reset(deadline_var, token)
+        if error is not None:
+            passage.scope[PASSAGE] = error
+            del error  # or it would lead to itself
+            await self.unusual(passage.scope, receive, to_nobody if passage.status else send)
 
     async def _serve_request(
         self, scope: Scope, receive: Receive, passage: Passage, send: Send
@@ -219,16 +218,6 @@ class Edge(Way):
                 lifecycle.end()
         else:
             await send_problem(lifecycle.answering(scope, send), GOING_AWAY, [])
-
-    async def _serve_no_request(
-        self, kind: str, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        if kind == "websocket":
-            await self._connect(scope, receive, send)
-        elif kind == "lifespan" and self._lifecycle is not None:
-            await self._lifecycle.lifespan(self.app, scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
 
 
 def _checked(part: str, given: Any, kinds: tuple[type, ...]) -> Any:

@@ -30,6 +30,7 @@ from seawall.policies.shed import Shed
 from seawall.registry import guards
 from seawall.web._edge_answers import Answering
 from seawall.web._openapi import describing
+from seawall.web._past_errors import go_past_errors
 from seawall.web.admission import Turns, default_concurrency
 from seawall.web.edge import Edge
 from seawall.web.health import Health
@@ -142,6 +143,7 @@ def guarded(guard: Guard) -> Callable[..., AsyncIterator[None]]:
 def _around(app: Any, *, edge: Edge, owner: Starlette) -> Edge:
     """Put `edge` around what its owner has become, when its middlewares are put together."""
     edge.app = app
+    go_past_errors(edge, owner)
     for inner in _mounted_in(owner.routes):
         known = {getattr(middleware, "cls", None) for middleware in inner.user_middleware}
         if inner.middleware_stack is None and known.isdisjoint({_around, Answering}):
@@ -183,4 +185,5 @@ def _tell(incoming: Incoming, response: Response, granted: Granted) -> None:
             response.headers.append(name.decode(), value.decode())
         return
     outer, own = incoming.told, granted.headers
-    incoming.told = own if outer is None else lambda: [*outer(), *own()]
+    told = outer if callable(outer) else lambda: outer or []
+    incoming.told = lambda: [*told(), *own()]

@@ -36,6 +36,7 @@ class Incoming:
     """
 
     __slots__ = ("_client", "_state", "headers", "named", "scope", "trust")
+    # Nothing is in the first two before it is asked for.
 
     def __init__(self, scope: MutableMapping[str, Any], trust: Trust) -> None:
         """See the request of `scope`, whose peer is trusted as far as `trust` says."""
@@ -44,8 +45,6 @@ class Incoming:
         self.named: dict[bytes, bytes] = dict(self.headers)
         """The headers by name; of several of one name, the last."""
         self.trust = trust
-        self._client: str | None = None
-        self._state: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         # Both are the caller's text: cut, and their control characters escaped.
@@ -86,13 +85,15 @@ class Incoming:
     @property
     def client(self) -> str:
         """The client's address as limits count it: IPv4, IPv6's /64, "unix"."""
-        client = self._client
-        if client is None:
-            try:
-                client = self.trust.direct[self.scope["client"][0]]
-            except (KeyError, TypeError):
-                client = self.trust.client_address(self.peer, self.headers)
-            self._client = client
+        try:
+            return self._client
+        except AttributeError:
+            pass
+        try:
+            client = self.trust.direct[self.scope["client"][0]]
+        except (KeyError, TypeError):
+            client = self.trust.client_address(self.peer, self.headers)
+        self._client: str = client
         return client
 
     @property
@@ -136,6 +137,8 @@ class Incoming:
     @property
     def state(self) -> dict[str, Any]:
         """A place for what the parts of the edge want to remember of this request."""
-        if self._state is None:
-            self._state = {}
-        return self._state
+        try:
+            return self._state
+        except AttributeError:
+            self._state: dict[str, Any] = {}
+            return self._state

@@ -12,8 +12,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextvars import Token
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from seawall._expiry import Expiry, take_back
 from seawall.context import deadline_var
@@ -32,6 +31,10 @@ Headers = list[tuple[bytes, bytes]]
 InLane = tuple[dict[asyncio.Task[Any], float], asyncio.Task[Any], int]
 """The requests that have a timer together, the task of this one, how often it was cancelled."""
 
+PASSAGE: Final = "seawall.passage"
+"""Where in the scope a request that is not plain waits, on its way to those who serve it; or what
+went wrong with one that was."""
+
 set_deadline: Final = deadline_var.set
 FAILURE: Final = 500
 """From this status on, an answer is a failure of the app's."""
@@ -44,56 +47,49 @@ class ServerError(Exception):
 _SERVER_ERROR: Final = ServerError("the app answered with 500 or more")
 
 
-class Own(NamedTuple):
+class Own:
     """What is the same for all requests of one edge."""
 
-    clock: Callable[[], float]
-    stats: Stats
-    trust: Trust
+    __slots__ = ("clock", "stats", "trust")
+
+    def __init__(self, clock: Callable[[], float], stats: Stats, trust: Trust) -> None:
+        self.clock = clock
+        self.stats = stats
+        self.trust = trust
 
 
 class Passage(Incoming):
     """One request on its way: what it holds, and what becomes of its response."""
 
     __slots__ = (
-        "_clock",
-        "_first",
-        "_stats",
-        "began",
-        "cut",
-        "gates",
-        "left",
-        "sifted",
-        "status",
-        "to",
-        "token",
-        "told",
+        "_first",  # when the first part of the body was sent
+        "_own",
+        "began",  # when the edge began with it
+        "cut",  # what cuts the app off, has done so, or still may: `was_cut` will tell
+        "gates",  # what to leave at the end of the response, the last entered first, with tickets
+        "left",  # whether nothing is held any more
+        "sifted",  # whether shedding has been asked already, and let it pass
+        "status",  # that of the response, once it has started
+        "to",  # where messages go: the server, or who stands before it
+        "told",  # what to add to the headers of the response, or who tells that then
     )
+    began: float
 
     def __init__(self, scope: MutableMapping[str, Any], to: Send, own: Own) -> None:
         """Hold nothing yet; hand the response `to` the server."""
-        # All of it here, and not by super(): each frame costs.
+        # All of it here, and not by super(): each frame costs, and each step.
         self.scope = scope
         self.headers = headers = scope["headers"]
         self.named = dict(headers)
-        self._clock, self._stats, self.trust = own
+        self.trust = own.trust
+        self._own = own
         self.to = to
-        self._client = self._state = None
-        self._first = self.began = 0.0
+        self._first = 0.0
         self.status = 0
-        """That of the response, once it has started."""
-        self.sifted = False
-        """Whether shedding has been asked already, and let it pass."""
+        self.left = self.sifted = False
         self.gates: tuple[tuple[Any, Any], ...] = ()
-        """What to leave when the response is complete, the last entered first, and the tickets."""
-        self.left = False
-        """Whether nothing is held any more."""
-        self.told: Callable[[], Headers] | None = None
-        """What to add to the headers of the response."""
+        self.told: Callable[[], Headers] | Headers | None = None
         self.cut: InLane | Expiry | None = None
-        """What cuts the app off, has done so, or still may: `was_cut` will tell."""
-        self.token: Token[Any] | None = None
-        """What takes the deadline out of the context again, where the short way has set it."""
 
     # The time that the app has
 
@@ -115,16 +111,23 @@ class Passage(Incoming):
 
     # The response
 
-    def send(self, message: Message) -> Awaitable[None]:
+    def send(self, message: Message) -> Awaitable[None]:  # noqa: C901 - one frame: each costs
         """Hand a message to the server; a plain function, as another coroutine would cost more."""
         kind = message["type"]
         if kind == "http.response.body":
-            if not self._first:
-                clock = self._clock
-                self._first = clock()
+            now = self._first
+            if not now:
+                clock = self._own.clock
+                now = self._first = clock()
             if not self.left and not message.get("more_body"):
                 if self.status < FAILURE:
-                    self.leave(OK, STREAMED)
+                    self.left = True  # from here on as `leave` does, without its frame
+                    for gate, ticket in self.gates:
+                        gate.leave(ticket, OK, STREAMED, now)
+                    stats = self._own.stats
+                    stats.samples.append(now - self.began)
+                    if now >= stats.due:
+                        stats.fold(now)
                 else:
                     self.leave(FAILED, _SERVER_ERROR)
         elif kind == "http.response.start":
@@ -138,9 +141,15 @@ class Passage(Incoming):
                 set_deadline(None)  # it was for the answer to begin; see docs/edge.md
             told = self.told
             if told is not None:  # the app may send the same message again
-                message = {**message, "headers": [*message.get("headers", ()), *told()]}
+                more = told if type(told) is list else told()  # type: ignore[operator]
+                message = {**message, "headers": [*message.get("headers", ()), *more]}
         to = self.to  # called from a variable: an attribute that is a function costs more
         return to(message)
+
+    def more_headers(self) -> Headers:
+        """Return what to add to the headers of the response."""
+        told = self.told
+        return [] if told is None else told if isinstance(told, list) else told()
 
     # What is held
 
@@ -148,11 +157,12 @@ class Passage(Incoming):
         """Leave what is held and count the request; once, later calls do nothing."""
         if self.left:
             return
-        now = self._first or self._clock()
+        own = self._own
+        now = self._first or own.clock()
         self.left = True
         for gate, ticket in self.gates:
             gate.leave(ticket, outcome, detail, now)
-        stats = self._stats
+        stats = own.stats
         if outcome is OK:
             stats.samples.append(now - self.began)
             if now >= stats.due:
@@ -166,7 +176,7 @@ class Passage(Incoming):
         """Leave what is held by a request that was refused further in: it never began."""
         if not self.left:
             self.left = True
-            now = self._clock()
+            now = self._own.clock()
             for gate, ticket in self.gates:
                 gate.leave(ticket, UNUSED, error, now)
 
@@ -201,7 +211,10 @@ class SocketPassage(Passage):
             self._stop_time()
             deadline_var.set(None)  # a connection that is open has all the time there is
             if self.told is not None and kind == "websocket.accept":
-                message = {**message, "headers": [*message.get("headers", ()), *self.told()]}
+                message = {
+                    **message,
+                    "headers": [*message.get("headers", ()), *self.more_headers()],
+                }
             self.leave(OK, STREAMED)
         return self.to(message)
 
@@ -209,7 +222,7 @@ class SocketPassage(Passage):
         """Leave what is kept until the connection is closed; once."""
         keeps, self._keeps = self._keeps, []
         if keeps:
-            now = self._clock()
+            now = self._own.clock()
             outcome = UNUSED if not self.status else OK if error is None else CANCELLED
             for gate, ticket in keeps:
                 if gate.leave is not None:
@@ -219,6 +232,10 @@ class SocketPassage(Passage):
 _HANDSHAKE_OVER: Final = frozenset(
     {"websocket.accept", "websocket.close", "websocket.http.response.start"}
 )
+
+
+async def to_nobody(_message: Message) -> None:
+    """Take a message of a response that nobody is to get."""
 
 
 def is_gone(error: BaseException, *, started: bool) -> bool:
