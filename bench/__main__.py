@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import imports, measure, report, shared, threads, web
+from bench import durable, imports, measure, report, shared, threads, web
 from bench.cases import ROWS
 from bench.peers import PEERS
 from bench.served import BASELINES
-from bench.targets import IMPORTS, SHARED, THREADS, WEB
+from bench.targets import DURABLE, IMPORTS, SHARED, THREADS, WEB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME",
         action="append",
         help=f"only what has NAME in its name (may be repeated): {names}, {THREADS}, {IMPORTS},"
-        f" {SHARED}, {WEB}",
+        f" {SHARED}, {DURABLE}, {WEB}",
     )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--seed", type=int, default=1, help="order of the cases (default: 1)")
@@ -47,7 +47,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=sorted(measure.CLOCKS),
         default="cpu",
         help="processor time, which a busy machine disturbs less (default), or wall time; "
-        "threads and what is shared are always measured in wall time",
+        "threads and what is shared or durable are always measured in wall time",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw results there")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
@@ -97,6 +97,11 @@ def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[report.Sec
         pods = pods._replace(rounds=3, seconds=0.05) if quick else pods
         raw[SHARED] = shared.measure(pods, _progress)
         sections.append(report.of_shared(raw[SHARED]))
+    if _is_wanted(DURABLE, arguments.only):
+        rows_written = durable.Plan(seed=seed)
+        rows_written = rows_written._replace(rounds=3, seconds=0.1) if quick else rows_written
+        raw[DURABLE] = durable.measure(rows_written, _progress)
+        sections.append(report.of_durable(raw[DURABLE]))
     if _is_wanted(WEB, arguments.only):
         load = web.Plan(seed=seed)
         load = load._replace(seconds=2.0, rounds=5) if quick else load

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 BARE, SINGLE, ONCE = "bare", "single statement", "inside the transaction"
 DRAIN, GROUPED, EACH = "drain", "committed together", "one commit each"
+ON_ONE, ON_EIGHT = "durable, write on one connection", "durable, write on eight connections"
+TRANSACTION = "durable, transaction of two statements on one connection"
+OUT, FILE = "durable, events out in batches of 1000", "durable, SQLite with 64 callers"
 INSERT = "INSERT INTO orders (customer, total) VALUES ({one}, {two}) RETURNING id"
 STOCK = "UPDATE stock SET n = n - 1 WHERE id = $1"
 
@@ -124,9 +127,11 @@ async def compare(pool: Any, database: Database, plan: Plan) -> Rates:
     """Return the rates of all writers, on one connection and on eight."""
     rng, rates = Random(plan.seed), {}
     made = writers(database)
-    plans = [("write, one connection", "write", 1), ("write, eight connections", "write", 8)]
-    plans.append(("transaction, one connection", "transaction", 1))
-    for name, which, width in plans:
+    for name, which, width in (
+        (ON_ONE, "write", 1),
+        (ON_EIGHT, "write", 8),
+        (TRANSACTION, "transaction", 1),
+    ):
         cases = made[which]
         rates[name] = {case: [] for case in cases}
         for number in range(plan.rounds + 1):
@@ -215,7 +220,7 @@ def measure(plan: Plan, progress: Callable[[str], None]) -> Rates:
             progress("writes")
             rates = await compare(pool, database, plan)
             progress(DRAIN)
-            rates["events out, batches of 1000"] = {DRAIN: await drain(pool, database, plan)}
+            rates[OUT] = {DRAIN: await drain(pool, database, plan)}
             return rates
 
     server = Postgres()
@@ -224,5 +229,5 @@ def measure(plan: Plan, progress: Callable[[str], None]) -> Rates:
     finally:
         server.close()
     progress("SQLite")
-    rates["SQLite, 64 callers"] = group_commit(plan)
+    rates[FILE] = group_commit(plan)
     return rates

@@ -21,6 +21,7 @@ from bench.web import IN_LOOP, IN_THREAD, SEAWALL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bench.durable import Rates as DurableRates
     from bench.measure import Samples
     from bench.shared import Rates as SharedRates
     from bench.threads import Rates
@@ -189,6 +190,24 @@ def of_shared(rates: SharedRates) -> Section:
             judged = _judge(table, name, value, verdicts)
             lines.append([name, f"{median(own):,.0f}", f"{spread(own):.0%}", times, judged])
         columns = ["case", "a second", "spread", "seawall is x faster", "target"]
+        tables.append(Table(table, columns, lines))
+    return tables, verdicts
+
+
+def of_durable(rates: DurableRates) -> Section:
+    """Return a table for each comparison: how much is done, beside the same without Seawall."""
+    verdicts: list[Verdict] = []
+    tables = []
+    for table, cases in rates.items():
+        lines = []
+        base = next(iter(cases.values()))
+        for name, own in cases.items():
+            # What has nothing to be compared with is judged by itself.
+            value = ratio(own, base) if len(cases) > 1 else median(own)
+            times = f"{value:.2f}" if len(cases) > 1 else ""
+            judged = _judge(table, name, value, verdicts)
+            lines.append([name, f"{median(own):,.0f}", f"{spread(own):.0%}", times, judged])
+        columns = ["case", "a second", "spread", "of the first", "target"]
         tables.append(Table(table, columns, lines))
     return tables, verdicts
 

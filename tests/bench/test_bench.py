@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench import __main__ as command
-from bench import imports, measure, report, shared, threads, web
+from bench import durable, imports, measure, report, shared, threads, web
 from bench.cases import BARE, OURS, ROWS, Row, bare, retry, work
 from bench.peers import PEERS, PYRESILIENCE
 from bench.served import BASELINES
@@ -216,6 +216,7 @@ def test_targets_are_about_lines_that_exist():
     lines |= {(THREADS, f"{name}, {count} threads") for name in threads.CASES for count in counts}
     lines |= {(table, name) for table, cases in shared.CASES.items() for name in cases}
     lines |= {(verdict.table, verdict.line) for verdict in report.of_web(pods())[1]}
+    lines |= {(table, name) for table, cases in written().items() for name in cases}
     assert set(TARGETS) <= lines
 
 
@@ -310,6 +311,37 @@ def test_what_is_shared_is_judged_by_how_much_faster_it_is():
     ]
     assert [line[3:] for line in breakers.lines] == [["", ""], ["1000", "met: at least 100"]]
     assert [verdict.met for verdict in verdicts] == [True, False, True]
+
+
+def written(single: float = 85.0) -> durable.Rates:
+    """Return what a measurement of databases might have found."""
+    return {
+        durable.ON_ONE: {durable.BARE: [100.0], durable.SINGLE: [single]},
+        durable.ON_EIGHT: {durable.BARE: [100.0], durable.SINGLE: [single]},
+        durable.TRANSACTION: {durable.BARE: [100.0], durable.ONCE: [60.0]},
+        durable.OUT: {durable.DRAIN: [60_001.0]},
+        durable.FILE: {durable.EACH: [10.0], durable.GROUPED: [30.0]},
+    }
+
+
+def test_what_happens_once_is_judged_by_what_is_left_of_the_bare_rate():
+    """And the outbox by how many events a second leave it."""
+    tables, verdicts = report.of_durable(written())
+    assert [verdict.met for verdict in verdicts] == [True] * 5
+    assert tables[0].lines[1] == [durable.SINGLE, "85", "0%", "0.85", "met: at least 0.8"]
+    assert tables[3].lines == [[durable.DRAIN, "60,001", "0%", "", "met: at least 6e+04"]]
+    _, verdicts = report.of_durable(written(single=75.0))
+    assert [verdict.met for verdict in verdicts] == [False, True, True, True, True]
+
+
+def test_durable_cases_run_on_real_databases():
+    """Each makes its writes, and the outbox is drained."""
+    plan = durable.Plan(rounds=1, seconds=0.02, events=2000)
+    rates = durable.measure(plan, quiet)
+    assert rates.keys() == written().keys()
+    for table, cases in rates.items():
+        assert cases.keys() == written()[table].keys()
+        assert all(rate > 0.0 for own in cases.values() for rate in own)
 
 
 def pods(p99: float = 0.02, refusal: float = 0.05) -> dict[str, Any]:
