@@ -332,6 +332,31 @@ def test_behind_a_trusted_proxy_each_client_has_its_own_limit() -> None:
     ]
 
 
+def test_a_routes_limit_counts_by_what_a_login_has_found() -> None:
+    """Whoever stands between the edge and the route may rewrite a header that anybody can send."""
+
+    class Login:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            known = [pair for pair in scope.get("headers", ()) if pair[0] != b"x-user"]
+            await self.app({**scope, "headers": [*known, (b"x-user", b"ann")]}, receive, send)
+
+    app = FastAPI()
+    by_user = limit("1/min", by=lambda incoming: incoming.header("x-user"), name="own")
+
+    @app.get("/", dependencies=[Depends(limited(by_user))])
+    async def there() -> str:
+        return "ok"
+
+    app.add_middleware(Login)
+    protect(app, name="past a login")
+    with TestClient(app) as client:
+        statuses = [client.get("/", headers={"x-user": f"made-up-{n}"}).status_code for n in (1, 2)]
+    assert statuses == [200, 429]
+
+
 def test_trusted_callers_set_the_deadline_of_a_route() -> None:
     """The edge that protect makes reads what they send, and drops what strangers do."""
     app = FastAPI()

@@ -119,7 +119,7 @@ def limited(*limits: RequestLimit, **options: Any) -> Callable[..., Awaitable[No
     async def limited(connection: HTTPConnection, response: Response) -> None:
         incoming = _incoming_of(connection)
         granted = await own.aadmit(incoming) if own.waits else own.admit(incoming)
-        _tell(incoming, response, granted)
+        _tell(connection, response, granted)
 
     return limited
 
@@ -172,18 +172,22 @@ def _describe(app: Starlette) -> None:
 
 
 def _incoming_of(connection: HTTPConnection) -> Incoming:
-    """Return the request as the edge saw it; without one, nobody is trusted."""
+    """Return the request as it is now: who stands between the edge and here may know its caller.
+
+    Its peer is trusted as far as the edge trusts it; without an edge, not at all.
+    """
     known: Incoming | None = connection.scope.get(INCOMING)
-    return Incoming(connection.scope, Trust()) if known is None else known
+    return Incoming(connection.scope, Trust() if known is None else known.trust)
 
 
-def _tell(incoming: Incoming, response: Response, granted: Granted) -> None:
+def _tell(connection: HTTPConnection, response: Response, granted: Granted) -> None:
     """Let the answer tell of a route's limits, whichever response the route returns or raises."""
+    passage = connection.scope.get(INCOMING)
     # Without an edge, FastAPI adds what this response says to its own.
-    if not isinstance(incoming, Passage):
+    if not isinstance(passage, Passage):
         for name, value in granted.headers():
             response.headers.append(name.decode(), value.decode())
         return
-    outer, own = incoming.told, granted.headers
+    outer, own = passage.told, granted.headers
     told = outer if callable(outer) else lambda: outer or []
-    incoming.told = lambda: [*told(), *own()]
+    passage.told = lambda: [*told(), *own()]
