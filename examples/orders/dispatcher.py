@@ -1,0 +1,43 @@
+"""Delivers the events of the order service to the warehouse, as signed webhooks.
+
+    python dispatcher.py
+
+In order for each order, at least once. Any number of them share the work; one that is killed is
+replaced when its lease is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import httpx
+from storage import OrderStorage
+
+from seawall.durable import Dispatcher, Webhook
+
+storage = OrderStorage()
+
+
+async def main() -> None:
+    """Deliver until SIGTERM."""
+    await storage.prepare()
+    async with httpx.AsyncClient() as client:
+        warehouse = Webhook(
+            f"{os.environ['WAREHOUSE_URL']}/events",
+            client=client,
+            secret=os.environ["WEBHOOK_SECRET"].encode(),
+        )
+        dispatcher = Dispatcher(
+            storage.outbox, warehouse, lease=storage.lease, listen=storage.listen
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, dispatcher.stop)
+        await dispatcher.run()
+        warehouse.close()
+    await storage.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,137 @@
+"""The order service: orders that are placed once, however often they are sent.
+
+    POST   /orders                   201; needs an Idempotency-Key
+    GET    /orders/{number}          200
+    POST   /orders/{number}/invoice  202 with Location; needs an Idempotency-Key
+    GET    /jobs/{id}                how far the invoice is; Retry-After says when to ask again
+    DELETE /jobs/{id}                cancels it
+
+It writes into its database and nowhere else. What is to happen elsewhere is committed as an event,
+which dispatcher.py delivers, or as a job, which worker.py does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from sqlalchemy import insert, select
+from starlette.exceptions import HTTPException as AnyHTTPException
+from storage import OrderStorage, orders, tables
+
+from seawall.durable import IdempotentRequests, JobsApi, KeyMissing, keyed
+from seawall.web import Incoming, Problem
+from seawall.web.fastapi import protect
+
+storage = OrderStorage()
+tokens = dict(pair.split("=") for pair in os.environ["TOKENS"].split(","))  # ann-secret=acme,...
+
+
+@asynccontextmanager
+async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    """Have the tables before the first request, and close after the last."""
+    await storage.prepare(tables)
+    yield
+    await storage.close()
+
+
+# --- The way in: the edge, then the keys, then the app ---
+
+
+def tenant_of(incoming: Incoming) -> str | None:
+    """Say whose a request is. A token proves it; None is nobody, and sees nothing."""
+    return tokens.get((incoming.header("authorization") or "").removeprefix("Bearer "))
+
+
+app = FastAPI(lifespan=lifespan)
+jobs = JobsApi(storage.jobs, scope=tenant_of)
+app.mount("/jobs", jobs)
+keys = IdempotentRequests.add_to(app, storage.idempotency, routes=["/orders"], scope=tenant_of)
+edge = protect(app)
+
+
+def the_tenant(request: Request) -> str:
+    """Return whose a request is, for a route."""
+    tenant = jobs.scope_of(request)
+    if tenant is None:
+        raise HTTPException(403, "Say who you are: Authorization: Bearer ...")
+    return tenant
+
+
+Tenant = Annotated[str, Depends(the_tenant)]
+
+
+@app.exception_handler(AnyHTTPException)
+async def refused(_request: Request, error: AnyHTTPException) -> Response:
+    """Answer what the app refuses as the edge answers what it refuses: as problem+json."""
+    problem = Problem(error.status_code, HTTPStatus(error.status_code).phrase, str(error.detail))
+    headers = {**(error.headers or {}), "Content-Type": "application/problem+json"}
+    return Response(problem.body(), problem.status, headers)
+
+
+@app.exception_handler(RequestValidationError)
+async def malformed(request: Request, error: RequestValidationError) -> Response:
+    """Say what is wrong with a request, in the same form."""
+    wrong = (f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors())
+    return await refused(request, HTTPException(422, "; ".join(wrong)))
+
+
+# --- Orders ---
+
+
+class NewOrder(BaseModel):
+    """What a client sends."""
+
+    item: str = Field(min_length=1, max_length=100)
+    quantity: int = Field(ge=1, le=1000)
+
+
+@app.post("/orders", status_code=201)
+async def place(order: NewOrder, request: Request, response: Response) -> Any:
+    """Place an order: its row, its key and its event are committed together, or none of them."""
+    name = keyed(request)
+    assert name is not None  # noqa: S101 - the middleware sees to it
+    async with (
+        storage.engine.begin() as connection,
+        storage.idempotency.once(connection, **name.part("order")) as once,
+    ):
+        if once.first:
+            values = {"tenant": name.scope, **order.model_dump()}
+            row = await connection.execute(insert(orders).values(values).returning(orders.c.id))
+            placed = {"id": row.scalar_one(), **order.model_dump()}
+            once.answer(placed)
+            await storage.outbox.aadd(
+                connection, "order", str(placed["id"]), "order.placed", placed, notify=True
+            )
+    response.headers["Location"] = f"/orders/{once.value['id']}"
+    return once.value
+
+
+@app.get("/orders/{number}")
+async def show(number: int, tenant: Tenant) -> dict[str, Any]:
+    """Show an order; to its tenant only."""
+    found = select(orders.c.id, orders.c.item, orders.c.quantity)
+    async with storage.engine.connect() as connection:
+        rows = await connection.execute(found.filter_by(id=number, tenant=tenant))
+    row = rows.mappings().first()
+    if row is None:
+        raise HTTPException(404, "There is no such order.")
+    return dict(row)
+
+
+# --- Invoices: work that takes longer than a request may ---
+
+
+@app.post("/orders/{number}/invoice", status_code=202)
+async def invoice(number: int, tenant: Tenant, request: Request) -> Any:
+    """Have an invoice made. The key is the job's: who sends it again gets the same job."""
+    if "idempotency-key" not in request.headers:
+        raise KeyMissing("an invoice needs an Idempotency-Key")
+    order = await show(number, tenant)
+    return (await jobs.submitted(request, "invoice", order)).response()

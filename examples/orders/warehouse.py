@@ -1,0 +1,72 @@
+"""The warehouse: another service, with a database of its own, which is told of orders by webhooks.
+
+    POST /events   204; a signed event, however often it comes
+    GET  /parcels  what is to be sent
+
+An event may come twice. Its id and the parcel are committed together, so there is one parcel.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from sqlalchemy import Column, Integer, MetaData, Table, Text, insert, select
+from storage import Storage, cleaning
+
+from seawall.durable import SIGNATURE_HEADER, Inbox, verify
+from seawall.web.fastapi import protect
+
+tables = MetaData()
+parcels = Table(
+    "parcels",
+    tables,
+    Column("id", Integer, primary_key=True),
+    Column("order_id", Integer, nullable=False),
+    Column("content", Text, nullable=False),
+)
+storage = Storage("warehouse")
+inbox = Inbox(storage.database)
+secret = os.environ["WEBHOOK_SECRET"].encode()
+
+
+@asynccontextmanager
+async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    """Have the tables before the first event, and close after the last."""
+    await storage.prepare(tables)
+    async with cleaning(inbox.acleanup):
+        yield
+    await storage.close()
+
+
+app = FastAPI(lifespan=lifespan)
+edge = protect(app)
+
+
+@app.post("/events", status_code=204)
+async def received(request: Request) -> None:
+    """Take an event; what is answered with 2xx is not sent again.
+
+    What is not signed raises, and the edge answers 403.
+    """
+    event = verify(secret, request.headers.get(SIGNATURE_HEADER, ""), await request.body())
+    async with (
+        storage.engine.begin() as connection,
+        inbox.once(connection, "parcels", event) as first,
+    ):
+        if first and request.headers["seawall-event"] == "order.placed":
+            order = await request.json()
+            content = f"{order['quantity']} x {order['item']}"
+            await connection.execute(insert(parcels).values(order_id=order["id"], content=content))
+
+
+@app.get("/parcels")
+async def listed() -> dict[str, Any]:
+    """Show what is to be sent, and how many events were dropped since they had come before."""
+    async with storage.engine.connect() as connection:
+        rows = await connection.execute(select(parcels.c.order_id, parcels.c.content))
+        found = [dict(row) for row in rows.mappings()]
+    return {"parcels": found, "duplicates": inbox.snapshot()["duplicates"]}
