@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from math import inf, nan
 from operator import attrgetter
 from random import Random
-from typing import Any
+from typing import Any, get_origin
 
 import pytest
 
@@ -101,6 +101,7 @@ from seawall.testing import (
     virtual_time,
 )
 from tests.clients.arguments import CLIENTS, SHOWN_BY_CLIENTS
+from tests.durable.arguments import DURABLE, SHOWN_BY_DURABLE
 from tests.shared.arguments import SHARED, SHOWN
 from tests.web.arguments import SHOWN_BY_WEB, WEB
 
@@ -1641,6 +1642,7 @@ EDGES = (
     "clients.llm",
     "clients.requests",
     "clients.upstreams",
+    "durable",
     "web",
     "web.checks",
     "web.fastapi",
@@ -1649,13 +1651,14 @@ EDGES = (
 
 
 def _arguments() -> Iterator[str]:
-    """Yield each argument of what is public and was made against scarcity, or for the edges."""
+    """Yield each argument of what is public: against scarcity, at the edges, in a database."""
     modules = [("", seawall), ("signals.", signals)]
     modules += [(f"{name}.", importlib.import_module(f"seawall.{name}")) for name in EDGES]
     for prefix, module in modules:
         for name in module.__all__:
             thing = getattr(module, name)
-            if (not prefix and name in TOLD_ABOVE) or not callable(thing):
+            is_alias = get_origin(thing) is not None
+            if (not prefix and name in TOLD_ABOVE) or is_alias or not callable(thing):
                 continue
             if not isinstance(thing, type):
                 yield from _parameters(f"{prefix}{name}", thing)
@@ -1685,14 +1688,14 @@ def _parameters(name: str, function: Any) -> Iterator[str]:
 
 def test_no_argument_is_left_out():
     """Each argument of each public constructor, function and method has bad values to refuse."""
-    tested = {label for label, *_ in SCARCITY + SHARED + WEB + CLIENTS}
-    tested |= ANYTHING | SHOWN | SHOWN_BY_WEB | SHOWN_BY_CLIENTS
+    tested = {label for label, *_ in SCARCITY + SHARED + WEB + CLIENTS + DURABLE}
+    tested |= ANYTHING | SHOWN | SHOWN_BY_WEB | SHOWN_BY_CLIENTS | SHOWN_BY_DURABLE
     assert [argument for argument in _arguments() if argument not in tested] == []
 
 
 CASES = [
     pytest.param(make, bad, error, advice, id=f"{name}({str(bad)[:20]})")
-    for name, make, bads, advice in TABLE + SCARCITY + SHARED + WEB + CLIENTS
+    for name, make, bads, advice in TABLE + SCARCITY + SHARED + WEB + CLIENTS + DURABLE
     for bad, error in bads
 ]
 

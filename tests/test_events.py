@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from inspect import signature
+from pathlib import Path
 
 import pytest
 
+import seawall
 from seawall import (
     Breaker,
     BreakerChanged,
@@ -367,3 +370,17 @@ def test_events_are_told_in_the_loop_where_they_happen(events):
     run_virtual(main())
     end()
     assert threads == [threading.get_ident()] * len(events)
+
+
+def test_every_event_is_in_the_table_of_its_page():
+    """The page of events has each one, with its stable name and its fields as they are."""
+    page = (Path(__file__).parents[1] / "docs" / "events.md").read_text("utf-8")
+    kinds = [getattr(seawall, name) for name in seawall.__all__]
+    kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Event)]
+    for kind in kinds:
+        names = [*signature(kind.__init__).parameters][2:]  # without self and guard
+        fields = ", ".join(f"`{name}`" for name in names)
+        row = f"| `{kind.__name__}` | `{kind.name}` | {fields} |"
+        assert row in page or kind is Event
+    ours = {kind for kind in Event.__subclasses__() if kind.__module__.startswith("seawall.")}
+    assert ours <= set(kinds)

@@ -74,17 +74,37 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
     assert {"seawall/py.typed", f"{metadata}/licenses/LICENSE"} <= names
 
 
-def test_import_is_light_and_stays_within_the_standard_library():
-    """`import seawall` loads no heavy module, and works where only the standard library is."""
+def modules_after(statement: str) -> set[str]:
+    """Return the modules that `statement` loads where only the standard library is."""
     script = (
-        "import sys; before = set(sys.modules); sys.path.append(sys.argv[1]); import seawall;"
-        "print(*sorted(set(sys.modules) - before))"
+        "import sys; before = set(sys.modules); sys.path.append(sys.argv[1]);"
+        f"{statement}; print(*sorted(set(sys.modules) - before))"
     )
     fresh = run(sys.executable, "-I", "-S", "-c", script, SOURCE)
     assert fresh.returncode == 0, fresh.stdout
-    loaded = {name.split(".")[0] for name in fresh.stdout.split()}
-    assert loaded <= {"seawall"} | sys.stdlib_module_names
+    loaded = set(fresh.stdout.split())
+    assert {name.split(".")[0] for name in loaded} <= {"seawall"} | sys.stdlib_module_names
+    return loaded
+
+
+@pytest.mark.parametrize("package", ["seawall", "seawall.durable"])
+def test_import_is_light_and_stays_within_the_standard_library(package: str):
+    """Importing a package of lazy names loads none of them, and no heavy module."""
+    loaded = modules_after(f"import {package}")
+    assert {name for name in loaded if name.startswith("seawall")} <= {
+        "seawall",
+        "seawall._lazy",
+        package,
+    }
     assert not loaded & {"asyncio", "dataclasses", "inspect", "json", "logging", "random"}
+
+
+def test_what_is_kept_in_a_database_needs_no_driver_and_no_web_framework():
+    """All names of `seawall.durable` are there without any; the edge is loaded by who uses it."""
+    modules_after("import seawall.durable as d; [getattr(d, name) for name in d.__all__]")
+    used = "Database, Idempotency, Outbox, Dispatcher, Inbox, FifoReceiver, Jobs, Later"
+    loaded = modules_after(f"from seawall.durable import {used}")
+    assert not any(name.startswith("seawall.web") for name in loaded)
 
 
 def test_no_module_is_long():

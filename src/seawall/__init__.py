@@ -1,15 +1,15 @@
 """Seawall: the resilience layer for Python services.
 
-All public names are here. Each is loaded when it is first used: importing the package costs next to
-nothing, and a service pays only for the mechanisms it has.
+All public names are here, but for those of a service's edges (`seawall.web`, `seawall.clients`),
+of what is kept in a database (`seawall.durable`) and of tests (`seawall.testing`); all errors and
+events are. Each is loaded when it is first used: importing the package costs next to nothing, and a
+service pays only for the mechanisms it has.
 """
 
-from __future__ import annotations
+from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # type checkers take it for True; importing typing costs more than this file
 if TYPE_CHECKING:
-    from typing import Any
-
     from seawall.channel import Channel
     from seawall.clock import Clock, SystemClock, VirtualClock
     from seawall.config import guard_from_table, guards_from_toml
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         tier,
     )
     from seawall.errors import (
+        AnswerNotKept,
+        BadSignature,
         BulkheadFull,
         CacheMiss,
         ChannelClosed,
@@ -38,13 +40,25 @@ if TYPE_CHECKING:
         CircuitOpen,
         Contended,
         DeadlineExceeded,
+        FifoFull,
+        FifoStateLost,
+        JobCancelled,
+        JobExpired,
         JobFailed,
         JobLost,
+        JobNotReady,
+        KeyInFlight,
+        KeyMissing,
+        KeyReused,
+        LaterFull,
         LeaseLost,
+        NotDelivered,
         Overloaded,
         PoolExhausted,
         QueueFull,
         RateLimited,
+        RecordedFailure,
+        RecordGarbled,
         Rejected,
         SeawallError,
         StoreUnavailable,
@@ -95,6 +109,7 @@ if TYPE_CHECKING:
     from seawall.pools import Pool
     from seawall.pools._borrowed import Borrowed
     from seawall.registry import check_threads, get_guard, guards
+    from seawall.runtime.durable_events import FifoGap
     from seawall.runtime.edge_events import (
         HealthChanged,
         HostEjected,
@@ -134,7 +149,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptiveLimit",
     "Advice",
+    "AnswerNotKept",
     "Backoff",
+    "BadSignature",
     "Borrowed",
     "Breaker",
     "BreakerChanged",
@@ -162,6 +179,9 @@ __all__ = [
     "Event",
     "Fallback",
     "FallbackUsed",
+    "FifoFull",
+    "FifoGap",
+    "FifoStateLost",
     "Guard",
     "HealthChanged",
     "Hedge",
@@ -169,10 +189,17 @@ __all__ = [
     "HostRestored",
     "InFlightRatio",
     "IoPool",
+    "JobCancelled",
     "JobDied",
+    "JobExpired",
     "JobFailed",
     "JobLost",
+    "JobNotReady",
+    "KeyInFlight",
+    "KeyMissing",
+    "KeyReused",
     "Ladder",
+    "LaterFull",
     "Lease",
     "LeaseChanged",
     "LeaseLost",
@@ -182,6 +209,7 @@ __all__ = [
     "LocalQueue",
     "LoopBlocked",
     "LoopWatchdog",
+    "NotDelivered",
     "Overloaded",
     "Policy",
     "Pool",
@@ -192,6 +220,8 @@ __all__ = [
     "Quota",
     "RateLimit",
     "RateLimited",
+    "RecordGarbled",
+    "RecordedFailure",
     "RedisStore",
     "Rejected",
     "RequestRatio",
@@ -286,9 +316,12 @@ _HOMES = {
         "idempotency_key tenant tier"
     ),
     "errors": (
-        "BulkheadFull CacheMiss ChannelClosed ChannelFull CircuitOpen Contended "
-        "DeadlineExceeded JobFailed JobLost LeaseLost Overloaded PoolExhausted QueueFull "
-        "RateLimited Rejected SeawallError StoreUnavailable TimedOut UnknownJob WorkerDied"
+        "AnswerNotKept BadSignature BulkheadFull CacheMiss ChannelClosed ChannelFull "
+        "CircuitOpen Contended DeadlineExceeded FifoFull FifoStateLost JobCancelled "
+        "JobExpired JobFailed JobLost JobNotReady KeyInFlight KeyMissing "
+        "KeyReused LaterFull LeaseLost NotDelivered Overloaded PoolExhausted QueueFull "
+        "RateLimited RecordGarbled RecordedFailure Rejected SeawallError StoreUnavailable "
+        "TimedOut UnknownJob WorkerDied"
     ),
     "executors": "CpuPool IoPool",
     "guard": "Guard",
@@ -327,6 +360,7 @@ _HOMES = {
     "pools": "Pool",
     "pools._borrowed": "Borrowed",
     "registry": "check_threads get_guard guards",
+    "runtime.durable_events": "FifoGap",
     "runtime.edge_events": (
         "HealthChanged HostEjected HostRestored LifecycleChanged SoftLimitExceeded"
     ),
@@ -345,17 +379,5 @@ _HOMES = {
 }
 """The public names by the module in which they are at home."""
 
-
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names.split():
-            from importlib import import_module
-
-            value = getattr(import_module(f"seawall.{home}"), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module 'seawall' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:  # a type checker is to tell of names that are not there
+    __getattr__, __dir__ = lazily(__name__, _HOMES, globals())

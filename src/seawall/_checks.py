@@ -77,6 +77,28 @@ def function(name: str, value: Callable[..., T] | None) -> Callable[..., T]:
     return value
 
 
+def error_types(name: str, value: object) -> tuple[type[Exception], ...]:
+    """Return one class of errors, or several, as a tuple; or raise."""
+    kinds = tuple(value) if isinstance(value, (tuple, list, set, frozenset)) else (value,)
+    if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
+        raise TypeError(f"{name}={value!r}: write classes of errors, such as {name}=ValueError")
+    return kinds
+
+
+def listed(name: str, value: Iterable[T], example: str) -> tuple[T, ...]:
+    """Return what there is in `value`, or raise; text is taken for a mistake."""
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+        raise TypeError(f"{name}={value!r}: write a list, such as {name}=[{example}]")
+    return tuple(value)
+
+
+def chance(name: str, value: T) -> T:
+    """Return `value` if it gives random numbers as `random.Random` does, or raise."""
+    if isinstance(value, type) or not hasattr(value, "random"):
+        raise TypeError(f"{name}={value!r}: pass a random.Random, such as random.Random(7)")
+    return value
+
+
 def _number(name: str, value: object, wanted: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}={value!r}: write {wanted}, not {type(value).__name__}")

@@ -9,6 +9,10 @@
     │   ├── PoolExhausted       no resource of the pool is free, and no place or time to wait
     │   ├── ChannelFull         the channel has no room, and its policy is to refuse
     │   ├── QueueFull           the queue holds as many jobs as it may
+    │   ├── LaterFull           as many calls as may are stored for later
+    │   ├── FifoFull            as many messages as may wait to be acknowledged
+    │   ├── KeyInFlight         the first with the same idempotency key is still at work
+    │   ├── JobNotReady         the job is not to be done here and now
     │   └── DeadlineExceeded    the deadline had passed before the work began
     ├── TimedOut            began, and ran out of time; also a TimeoutError
     ├── CacheMiss           nothing stored for that key; also a LookupError
@@ -19,7 +23,17 @@
     ├── LeaseLost           somebody else holds the lease, or may hold it by now
     ├── JobLost             the claim is not good any more: the job is somebody else's, or over
     ├── JobFailed           the job ended without a result
-    └── UnknownJob          the queue knows no such job; also a LookupError
+    ├── JobCancelled        somebody cancelled the job, and its function stops
+    ├── UnknownJob          there is no such job; also a LookupError
+    │   └── JobExpired          there was, and what came out of it is not kept any more
+    ├── KeyMissing          an idempotency key is needed, and there is none
+    ├── KeyReused           the idempotency key was used before, with another payload
+    ├── RecordedFailure     the first with the same idempotency key failed, and that was kept
+    ├── AnswerNotKept       it was done before, and its answer was too large to be kept
+    ├── RecordGarbled       what the database holds makes no sense
+    ├── FifoStateLost       a receiver has more of a sender than the sender knows of
+    ├── NotDelivered        the receiver answered, and did not take the event
+    └── BadSignature        not signed by who knows the secret, or too long ago; also a ValueError
 
 A refusal is a new instance each time, so that tracebacks do not grow. What the guarded function
 itself raises passes through as it is.
@@ -116,6 +130,30 @@ class QueueFull(Rejected):
     reason = "queue_full"
 
 
+class LaterFull(Rejected):
+    """As many calls as may are waiting to be done later; this one was not stored."""
+
+    reason = "later_full"
+
+
+class FifoFull(Rejected):
+    """As many messages as may are not acknowledged; nothing was sent."""
+
+    reason = "fifo_full"
+
+
+class KeyInFlight(Rejected):
+    """The first with this idempotency key is still at work: ask again after `retry_after`."""
+
+    reason = "key_in_flight"
+
+
+class JobNotReady(Rejected):
+    """The job is at work elsewhere, not due yet, or not committed yet: it is looked at later."""
+
+    reason = "job_not_ready"
+
+
 class DeadlineExceeded(Rejected):
     """The deadline had passed, or leaves too little time, before the work began."""
 
@@ -203,10 +241,76 @@ class JobFailed(SeawallError):
         self.cause = cause
 
 
+class JobCancelled(SeawallError):
+    """Somebody cancelled the job, and its function stops here."""
+
+    reason = "job_cancelled"
+
+
 class UnknownJob(SeawallError, LookupError):
-    """The queue knows no such job; or not any more, since how a job ended is not kept for ever."""
+    """There is no such job; or not any more, since how a job ended is not kept for ever."""
 
     reason = "unknown_job"
+
+
+class JobExpired(UnknownJob):
+    """The job ended long ago, and what came out of it is not kept any more."""
+
+    reason = "job_expired"
+
+
+class KeyMissing(SeawallError):
+    """An idempotency key is needed here, and there is none."""
+
+    reason = "key_missing"
+
+
+class KeyReused(SeawallError):
+    """The idempotency key was used before, with another payload: take a fresh one."""
+
+    reason = "key_reused"
+
+
+class RecordedFailure(SeawallError):
+    """The first with this key failed, and that was kept: `kind` and `message` are of its error."""
+
+    reason = "recorded_failure"
+
+    def __init__(self, kind: str, message: str = "") -> None:
+        """Say what the first one raised."""
+        super().__init__(f"{kind}: {message}" if message else kind)
+        self.kind = kind
+        self.message = message
+
+
+class AnswerNotKept(SeawallError):
+    """It was done before, and its answer was too large to be kept: it is not done again."""
+
+    reason = "answer_not_kept"
+
+
+class RecordGarbled(SeawallError):
+    """The stored record makes no sense: nothing is done by it, and somebody has to look."""
+
+    reason = "record_garbled"
+
+
+class FifoStateLost(SeawallError):
+    """The receiver has more of this sender than the sender knows of: `restart` the sender."""
+
+    reason = "fifo_state_lost"
+
+
+class NotDelivered(SeawallError):
+    """The receiver answered, and did not take the event."""
+
+    reason = "not_delivered"
+
+
+class BadSignature(SeawallError, ValueError):
+    """What was received is not signed by who knows the secret, or was signed too long ago."""
+
+    reason = "bad_signature"
 
 
 def reason_of(error: BaseException) -> str:

@@ -307,7 +307,7 @@ def test_with_some_parts_all_go_the_long_way(part: str, ways: Ways) -> None:
     async def main() -> None:
         edge = plain_edge(**NEVER[part]())
         assert [await ways.of(edge) for _ in range(3)] == [1, 1, 1]
-        assert edge.serve == edge.serve_unusual
+        assert edge._serving == edge._serve_unusual
         assert edge.snapshot()["succeeded"] == 3
 
     run_virtual(main())
@@ -316,7 +316,7 @@ def test_with_some_parts_all_go_the_long_way(part: str, ways: Ways) -> None:
 def test_with_shared_limits_all_go_the_long_way(store: Any) -> None:
     """A store has to be asked, and waited for."""
     edge = plain_edge(limits=RequestLimits(ALONE, shared=store, name="plain"))
-    assert edge.serve == edge.serve_unusual
+    assert edge._serving == edge._serve_unusual
 
 
 # Both have the same effect
@@ -753,7 +753,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(100):
             await apart(edge, f"/{number}")
             await apart(edge, f"/{number}" * 200)
-        begin: Any = edge.serve
+        begin: Any = edge._serving
         paths = getclosurevars(begin).nonlocals["paths"]
         assert 0 < len(paths) <= 10
         assert max(map(len, paths)) <= _edge_plain._LONGEST_PATH

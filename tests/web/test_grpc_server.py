@@ -28,7 +28,15 @@ from seawall import (
 )
 from seawall.clients.grpc import GuardedInterceptor, retryable
 from seawall.context import received_attempt_var
-from seawall.errors import Rejected, SeawallError, StoreUnavailable, UnknownJob
+from seawall.errors import (
+    KeyInFlight,
+    KeyMissing,
+    KeyReused,
+    Rejected,
+    SeawallError,
+    StoreUnavailable,
+    UnknownJob,
+)
 from seawall.web import _grpc_door, inbound
 from seawall.web.grpc import AioServerInterceptor, ServerInterceptor
 from seawall.web.trust import Trust
@@ -325,6 +333,9 @@ def test_limits_count_by_the_callers_address(edge: Sync) -> None:
         (TimedOut("secret"), Code.DEADLINE_EXCEEDED, "-1"),
         (StoreUnavailable("secret"), Code.UNAVAILABLE, "1000"),
         (UnknownJob("secret"), Code.NOT_FOUND, None),
+        (KeyInFlight("secret", retry_after=2.0), Code.ABORTED, "2000"),
+        (KeyMissing("secret"), Code.INVALID_ARGUMENT, None),
+        (KeyReused("secret"), Code.FAILED_PRECONDITION, None),
         (SeawallError("secret"), Code.INTERNAL, None),
     ],
 )

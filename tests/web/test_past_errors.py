@@ -113,7 +113,7 @@ def test_plain_requests_go_past(kind: str, passes: list[str]) -> None:
     edge = edged(app)
     with TestClient(app) as client:
         assert client.get("/ok").json() == "ok"
-        assert app.middleware_stack is edge.serve
+        assert app.middleware_stack is edge._serving
         passes.clear()
         assert [client.get("/ok").status_code for _ in range(3)] == [200, 200, 200]
         assert passes == []
@@ -179,7 +179,7 @@ def test_other_middlewares_stay(passes: list[str]) -> None:
         answer = client.get("/ok", headers={"Origin": "https://a.example"})
         assert answer.headers["access-control-allow-origin"] == "*"
         assert client.get("/refused").status_code == 503
-    assert app.middleware_stack is not edge.serve
+    assert app.middleware_stack is not edge._serving
     assert passes == ["lifespan", "/ok", "/ok", "/refused"]
 
 
@@ -203,5 +203,5 @@ def test_an_edge_on_which_nothing_is_plain_stays_inside(passes: list[str]) -> No
     edge = edged(app, timeout=None, concurrency=Bulkhead(5))
     with TestClient(app, raise_server_exceptions=False) as client:
         assert client.get("/broken").status_code == 500
-        assert app.middleware_stack is not edge.serve
+        assert app.middleware_stack is not edge._serving
     assert passes == ["lifespan", "/broken"]

@@ -35,6 +35,20 @@ STATUSES = {
     errors.ChannelClosed: 503,
     errors.Contended: 503,
     errors.LeaseLost: 503,
+    errors.LaterFull: 503,
+    errors.FifoFull: 503,
+    errors.JobNotReady: 503,
+    errors.KeyInFlight: 409,
+    errors.KeyMissing: 400,
+    errors.KeyReused: 422,
+    errors.RecordedFailure: 500,
+    errors.AnswerNotKept: 500,
+    errors.RecordGarbled: 500,
+    errors.JobExpired: 410,
+    errors.JobCancelled: 409,
+    errors.FifoStateLost: 500,
+    errors.NotDelivered: 502,
+    errors.BadSignature: 403,
     errors.SeawallError: 500,
 }
 
@@ -55,11 +69,12 @@ def every_error() -> list[type[SeawallError]]:
 
 @pytest.mark.parametrize("cls", every_error(), ids=lambda cls: cls.__name__)
 def test_every_error_of_ours_has_its_status(cls: type[SeawallError]) -> None:
-    """No error is forgotten, and a 429 or 503 always says when to ask again."""
+    """No error is forgotten; a 429, a 503 and what is under way always say when to ask again."""
     problem = problem_of(cls("guard 'x': secret detail 10.0.0.1"))
     assert problem is not None
     assert problem.status == STATUSES[cls]
-    assert ("retry-after" in told(problem)) == (problem.status in (429, 503))
+    waiting = problem.status in (429, 503) or cls is errors.KeyInFlight
+    assert ("retry-after" in told(problem)) == waiting
     body = json.loads(problem.body())
     assert body["status"] == problem.status
     assert body["reason"] == cls.reason
@@ -131,6 +146,14 @@ def test_a_store_that_is_away_is_told_in_fixed_words() -> None:
 def test_what_is_known_exactly_is_told_exactly() -> None:
     """A breaker knows when it will ask again."""
     assert told(problem_of(CircuitOpen("open", retry_after=15.0)))["retry-after"] == "15"
+
+
+def test_who_asks_for_what_is_under_way_is_told_when_it_may_be_done() -> None:
+    """A key in flight knows the rest of its lease; other conflicts are no matter of waiting."""
+    problem = problem_of(errors.KeyInFlight("at work", retry_after=7.5))
+    assert problem is not None
+    assert (problem.status, told(problem)["retry-after"]) == (409, "8")
+    assert "retry-after" not in told(problem_of(errors.JobLost("over")))
 
 
 def check_spread(seed: int) -> None:

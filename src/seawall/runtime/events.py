@@ -263,7 +263,10 @@ class LeaseChanged(Event):
 
 
 class JobDied(Event):
-    """A job of a queue was given up after its last attempt; `guard` is the queue's name."""
+    """A job was given up after its last attempt; `guard` is the name of its queue or its `Jobs`.
+
+    So is a call that was stored to be done later; `guard` is then the name of its `Later`.
+    """
 
     __slots__ = ("attempts", "cause", "job")
     name = "job_died"

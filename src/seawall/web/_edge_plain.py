@@ -48,7 +48,7 @@ _LONGEST_PATH: Final = 200
 
 
 def plain_entry(way: Edge, probes: Container[str]) -> App | None:  # noqa: C901, PLR0915 - see above
-    """Return what serves requests by the short way, and hands the others to `way.unusual`.
+    """Return what serves requests by the short way, and hands the others to `way._unusual`.
 
     None if the parts of the edge are such that no request is plain.
     """
@@ -90,7 +90,7 @@ def plain_entry(way: Edge, probes: Container[str]) -> App | None:  # noqa: C901,
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912, PLR0915 - one frame
         if scope["type"] != "http":
-            await way.unusual(scope, receive, send)
+            await way._unusual(scope, receive, send)
             return
         passage = Passage(scope, send, own)
         entered = False
@@ -168,6 +168,6 @@ def plain_entry(way: Edge, probes: Container[str]) -> App | None:  # noqa: C901,
             deadline_var.reset(token)
             passage.sifted = True
         scope[PASSAGE] = passage
-        await way.unusual(scope, receive, send)
+        await way._unusual(scope, receive, send)
 
     return serve

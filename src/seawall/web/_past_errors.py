@@ -34,9 +34,9 @@ def go_past_errors(edge: Edge, owner: Starlette) -> None:
     async def beginning(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             _stand_outside(edge, owner)
-        await edge.serve_unusual(scope, receive, send)
+        await edge._serve_unusual(scope, receive, send)
 
-    edge.unusual = beginning
+    edge._unusual = beginning
 
 
 def _stand_outside(edge: Edge, owner: Starlette) -> None:
@@ -47,7 +47,7 @@ def _stand_outside(edge: Edge, owner: Starlette) -> None:
         if (kind.__module__, kind.__qualname__) not in _FOR_ERRORS_ALONE:
             return
         inner, last = inner.app, inner
-    if last is not None and edge.serve != edge.serve_unusual:
-        last.app = edge.serve_unusual
-        edge.unusual = stack
-        owner.middleware_stack = edge.serve
+    if last is not None and edge._serving != edge._serve_unusual:
+        last.app = edge._serve_unusual
+        edge._unusual = stack
+        owner.middleware_stack = edge._serving

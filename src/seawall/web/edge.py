@@ -116,9 +116,9 @@ class Edge(Way):
         self._own = Own(self._now, self.guard.stats, trust)
         self._cutting = Cutting(self._clock)
         probes = frozenset() if health is None else frozenset(health.paths)
-        self.unusual: App = self.serve_unusual
+        self._unusual: App = self._serve_unusual
         """What serves all that is not plain; in a framework, with what that has around the edge."""
-        self.serve: App = plain_entry(self, probes) or self.serve_unusual
+        self._serving: App = plain_entry(self, probes) or self._serve_unusual
         """What serves everything, without the frame of a call of this object."""
 
     def __repr__(self) -> str:
@@ -144,9 +144,9 @@ class Edge(Way):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, a websocket, or the life of the app."""
-        await self.serve(scope, receive, send)
+        await self._serving(scope, receive, send)
 
-    async def serve_unusual(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_unusual(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve what is not plain; or raise what went wrong with a request that was."""
         kept: Any = scope.pop(PASSAGE, None)
         if isinstance(kept, BaseException):
@@ -198,7 +198,7 @@ class Edge(Way):
         if error is not None:
             passage.scope[PASSAGE] = error
             del error  # or it would lead to itself
-            await self.unusual(passage.scope, receive, to_nobody if passage.status else send)
+            await self._unusual(passage.scope, receive, to_nobody if passage.status else send)
 
     async def _serve_request(
         self, scope: Scope, receive: Receive, passage: Passage, send: Send

@@ -1,12 +1,14 @@
 """What a client is told of an error: problem details (RFC 9457), a status, and when to ask again.
 
 Promises: every error of Seawall has a status; a 429 and a 503 say when asking again may help,
-unless it never will; nothing internal is told: no message of an exception, no address, no stack,
-only fixed words and the names that limits were given.
+unless it never will, and so does the 409 of work that is under way; nothing internal is told: no
+message of an exception, no address, no stack, only fixed words and the names given to limits.
 
     429  the caller's own limit (`quota-exceeded`, with `violated-policies`)
     503  shed, the limit of all callers together, an open circuit, a full bulkhead, pool or queue, a
          vendor's limit, a store that is away (`temporary-reduced-capacity`)
+    409  the first with the same idempotency key is still at work, and when to ask again
+    400  no idempotency key where one is needed, and 422 for the key of another payload
     504  no time left: refused before it began, or cut off
     502  an upstream failed, as the errors of httpx, requests, grpc and the like tell
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from seawall import errors
 from seawall.wire.retry_after import write_retry_after
@@ -110,10 +112,19 @@ def _busy(detail: str, *, spread: bool = False) -> _Kind:
     return _Kind(503, "Temporary reduced capacity", detail, REDUCED_CAPACITY, spread=spread)
 
 
+def _failed(detail: str) -> _Kind:
+    return _Kind(500, "Internal server error", detail)
+
+
 _OWN_LIMIT: Final = _Kind(
     429, "Quota exceeded", "Too many requests in a short time.", QUOTA_EXCEEDED
 )
 _LIMIT_OF_ALL: Final = _busy("More is asked for than the service takes.", spread=True)
+_IN_FLIGHT: Final = _Kind(
+    409,
+    "A request is outstanding for this Idempotency-Key",
+    "The first request with this key is still at work.",
+)
 _STORE_AWAY: Final = _busy("A store that this service needs is away.")
 _UPSTREAM: Final = _Kind(502, "Bad gateway", "A service that this one needs failed.")
 _UPSTREAM_LATE: Final = _Kind(
@@ -132,17 +143,42 @@ _KINDS: Final[Mapping[type[errors.SeawallError], _Kind]] = {
     errors.PoolExhausted: _busy("All places are taken.", spread=True),
     errors.ChannelFull: _busy("There is no room for more work.", spread=True),
     errors.QueueFull: _busy("There is no room for more work.", spread=True),
+    errors.LaterFull: _busy("There is no room for more work.", spread=True),
+    errors.FifoFull: _busy("There is no room for more messages.", spread=True),
+    errors.JobNotReady: _busy("The job is not ready."),
+    errors.KeyInFlight: _IN_FLIGHT,
     errors.Rejected: _busy("The work was refused for now.", spread=True),
     errors.StoreUnavailable: _STORE_AWAY,
     errors.LeaseLost: _busy("The work went to another worker."),
     errors.Contended: _busy("Others changed the same thing at the same time.", spread=True),
     errors.ChannelClosed: _busy("The service takes no more work."),
     errors.CacheMiss: _busy("Nothing is at hand to answer with."),
-    errors.WorkerDied: _Kind(500, "Internal server error", "The worker died."),
+    errors.WorkerDied: _failed("The worker died."),
     errors.JobLost: _Kind(409, "Conflict", "The job is somebody else's, or over."),
     errors.UnknownJob: _Kind(404, "Not found", "There is no such job."),
-    errors.JobFailed: _Kind(500, "Internal server error", "The job has no result."),
-    errors.SeawallError: _Kind(500, "Internal server error", "The work failed."),
+    errors.JobExpired: _Kind(410, "Gone", "What came out of this job is not kept any more."),
+    errors.JobCancelled: _Kind(409, "Conflict", "The job was cancelled."),
+    errors.JobFailed: _failed("The job has no result."),
+    errors.KeyMissing: _Kind(
+        400,
+        "Idempotency-Key is missing",
+        "This operation needs an Idempotency-Key: a fresh one for each effect, the same one"
+        " whenever that is asked for again.",
+    ),
+    errors.KeyReused: _Kind(
+        422,
+        "Idempotency-Key is already used",
+        "This key was used with another payload: take a fresh key for another effect.",
+    ),
+    errors.RecordedFailure: _failed("This was tried before, and failed. It is not done again."),
+    errors.AnswerNotKept: _failed(
+        "This was done before, and its answer was too large to be kept. It is not done again."
+    ),
+    errors.RecordGarbled: _failed("What is stored cannot be read. Nothing is done by it."),
+    errors.FifoStateLost: _failed("A sender of messages is to be restarted."),
+    errors.NotDelivered: _UPSTREAM,
+    errors.BadSignature: _Kind(403, "Forbidden", "The request is not signed as it should be."),
+    errors.SeawallError: _failed("The work failed."),
 }
 
 _UPSTREAM_ERRORS: Final = frozenset(
@@ -160,6 +196,10 @@ _UPSTREAM_ERRORS: Final = frozenset(
 """The root of a package and the name of its base class: known without importing any of them."""
 
 
+@overload
+def problem_of(error: errors.SeawallError, *, rng: Random | None = None) -> Problem: ...
+@overload
+def problem_of(error: BaseException, *, rng: Random | None = None) -> Problem | None: ...
 def problem_of(error: BaseException, *, rng: Random | None = None) -> Problem | None:
     """Return what to tell of `error`; None if it is neither ours nor an upstream's."""
     ours = error if isinstance(error, errors.SeawallError) else None
@@ -196,7 +236,7 @@ def _wait(error: errors.SeawallError, kind: _Kind, rng: Random) -> float | None:
 
     A limit of the edge that knows no time is one that the request never fits into.
     """
-    if kind.status not in (429, 503):
+    if kind.status not in (429, 503) and kind is not _IN_FLIGHT:
         return None
     known = getattr(error, "retry_after", None)
     if known is None and kind in (_OWN_LIMIT, _LIMIT_OF_ALL):

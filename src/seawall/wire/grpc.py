@@ -12,14 +12,22 @@ from math import ceil, isfinite
 from typing import Any, Final
 
 from seawall.errors import (
+    BadSignature,
     BulkheadFull,
     CacheMiss,
     ChannelClosed,
     ChannelFull,
     Contended,
     DeadlineExceeded,
+    FifoFull,
+    JobCancelled,
     JobLost,
+    KeyInFlight,
+    KeyMissing,
+    KeyReused,
+    LaterFull,
     LeaseLost,
+    NotDelivered,
     Overloaded,
     PoolExhausted,
     QueueFull,
@@ -54,6 +62,9 @@ _NAMES: Final[dict[type, str]] = {
     PoolExhausted: "RESOURCE_EXHAUSTED",
     ChannelFull: "RESOURCE_EXHAUSTED",
     QueueFull: "RESOURCE_EXHAUSTED",
+    LaterFull: "RESOURCE_EXHAUSTED",
+    FifoFull: "RESOURCE_EXHAUSTED",
+    KeyInFlight: "ABORTED",
     Rejected: "UNAVAILABLE",
     StoreUnavailable: "UNAVAILABLE",
     LeaseLost: "UNAVAILABLE",
@@ -61,7 +72,12 @@ _NAMES: Final[dict[type, str]] = {
     CacheMiss: "UNAVAILABLE",
     Contended: "ABORTED",
     JobLost: "ABORTED",
+    JobCancelled: "CANCELLED",
     UnknownJob: "NOT_FOUND",
+    KeyMissing: "INVALID_ARGUMENT",
+    KeyReused: "FAILED_PRECONDITION",
+    NotDelivered: "UNAVAILABLE",
+    BadSignature: "PERMISSION_DENIED",
 }
 
 

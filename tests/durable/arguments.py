@@ -1,0 +1,842 @@
+"""Bad arguments of what is kept in a database: what is called, the bad values, and the advice."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from math import inf, nan
+from random import Random
+from typing import Any
+
+from seawall import Guard, LocalQueue, SystemClock
+from seawall.durable import (
+    Claim,
+    Database,
+    Dispatcher,
+    FifoReceiver,
+    FifoSender,
+    Idempotency,
+    IdempotentRequests,
+    Inbox,
+    JetStream,
+    Jobs,
+    JobsApi,
+    JobWorker,
+    Later,
+    LaterWorker,
+    NewEvent,
+    Outbox,
+    QueuedJobs,
+    RedisStream,
+    Sqlite,
+    Webhook,
+    amigrate,
+    fingerprint_of,
+    keyed,
+    migrate,
+    sign,
+    verify,
+)
+from seawall.durable._jobs_records import JobClaim
+from seawall.durable._jobs_run import JobHandle
+from seawall.web import Trust
+
+HUGE = 10**400
+
+_NUMBERS = [(-1.0, ValueError), (nan, ValueError), ("2", TypeError), (True, TypeError)]
+_FINITE = [*_NUMBERS, (HUGE, ValueError), ([1], TypeError), (inf, ValueError)]
+_SECONDS = [*_FINITE, (None, TypeError)]
+_POSITIVE = [*_SECONDS, (0, ValueError)]
+_NATURALS = [(-1, ValueError), (1.5, TypeError), ("3", TypeError), (True, TypeError)]
+_COUNTS = [*_NATURALS, (0, ValueError), (None, TypeError)]
+_LIMITED = [*_COUNTS, (HUGE, ValueError)]
+_RATIOS = [(-0.1, ValueError), (1.1, ValueError), (nan, ValueError), ("0.5", TypeError)]
+_FLAGS = [("yes", TypeError), (1, TypeError), (None, TypeError)]
+_CHOICES = [("nonsense", ValueError), (5, ValueError), (None, ValueError)]
+_FUNCTIONS = [(5, TypeError), ("f", TypeError)]
+_NAMES = [("", ValueError), (b"x", TypeError), (None, TypeError), ("x" * 5000, ValueError)]
+_NUL = [*_NAMES, ("a\0b", ValueError)]
+_CLOCKS = [(5, TypeError), (SystemClock, TypeError)]
+_RNGS = [(5, TypeError), (Random, TypeError)]
+_DATABASES = [(None, TypeError), ("orders.db", TypeError), (Database, TypeError)]
+_CONNECTIONS = [(5, TypeError), ("x", TypeError), (None, TypeError)]
+_GUARDS = [(5, TypeError), (Guard, TypeError)]
+_TRUSTS = [(5, TypeError), (Trust, TypeError), (["10.0.0.0/8"], TypeError)]
+_KEYS = [("", ValueError), (5, (TypeError, ValueError)), (None, TypeError), ("a b\n", ValueError)]
+_KEYS += [("k" * 256, ValueError), ("é", ValueError)]
+_FINGERPRINTS = [(5, TypeError), ({}, TypeError)]
+_BACKOFFS = [("fast", TypeError), ([], ValueError), (-1.0, ValueError), (nan, ValueError)]
+_ERRORS = [(5, TypeError), ("OSError", TypeError), ((OSError, 5), TypeError), (int, TypeError)]
+_ERRORS += [(KeyboardInterrupt, TypeError), (OSError(), TypeError)]
+_JSON = [({1}, TypeError), (nan, ValueError), (object(), TypeError)]
+_BYTES = [(5, TypeError), ({}, TypeError), (None, TypeError)]
+_POLLS = [(1.0, TypeError), ((1.0,), TypeError), ((0, 1), ValueError), ((1, "2"), TypeError)]
+_POLLS += [((2.0, 1.0), ValueError)]
+_OTHERS = [(5, TypeError), (None, TypeError)]
+
+Bads = list[tuple[Any, Any]]
+Row = tuple[str, Callable[[Any], Any], Bads, str]
+
+
+class _Untouched(Database):
+    """A database that is never asked: what is wrong is to be told before."""
+
+    def run(self, operation: Any) -> Any:
+        """Begin, and fail if something is asked."""
+        next(operation())
+        raise AssertionError("the database was asked")
+
+    async def arun(self, operation: Any) -> Any:
+        """Do the same."""
+        self.run(operation)
+
+
+def _database(**settings: Any) -> Database:
+    """Make one, and free its name, whatever comes of it."""
+    source = settings.pop("source", Sqlite("never-made.db"))
+    database = _Untouched(source, **{"name": "bad arguments", **settings})
+    database.close()
+    return database
+
+
+DATABASE = _database()
+POSTGRES = _database()
+POSTGRES.dialect = "postgres"
+JOB_ID = "00000000-0000-4000-8000-000000000000"
+CLAIM = Claim("acme", "pay", b"x" * 32, "owner", 1)
+CONNECTION = object()
+"""Stands for a connection that is made for one call."""
+
+
+class _Awaited:
+    """What is known as a connection of asyncpg, and can be asked for nothing."""
+
+    __module__ = "asyncpg"
+
+    def is_in_transaction(self) -> bool:
+        """Tell that there is one."""
+        return True
+
+
+_Awaited.__name__ = "Connection"
+
+
+async def _app(_scope: Any, _receive: Any, _send: Any) -> None:
+    pass
+
+
+async def _deliver(_event: Any) -> None:
+    pass
+
+
+def _report(_job: Any) -> None:
+    pass
+
+
+class _Client:
+    """As little of a client as a sink looks at."""
+
+    stream = pipeline = publish = print
+
+
+def _who(_incoming: Any) -> str:
+    return "acme"
+
+
+def _idempotency(**settings: Any) -> Idempotency:
+    return Idempotency(settings.pop("database", DATABASE), **settings)
+
+
+def _jobs() -> Jobs:
+    return Jobs(DATABASE)
+
+
+def _decorated(**settings: Any) -> Any:
+    return _idempotency().idempotent(**settings)(lambda order: order)
+
+
+def _handle() -> JobHandle:
+    return JobHandle(JobClaim(JOB_ID, "acme", "report", 1, 1, 5, None, "owner", 0.0, "", 1.0))
+
+
+def _answer(value: Any = 1, **more: Any) -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        once = _idempotency().once(connection, **_RECORD)
+        once.first, once._claim = True, CLAIM
+        once.answer(value, **more)
+
+
+_NAMED = {"scope": "acme", "operation": "pay"}
+_KEYED: dict[str, Any] = {"key": "k", "fingerprint": None}
+_RECORD = {**_NAMED, **_KEYED}
+_RECORD_BAD: dict[str, tuple[Bads, str]] = {
+    "scope": (_NAMES, "write"),
+    "operation": (_NAMES, "write"),
+    "key": (_KEYS, "write"),
+    "fingerprint": (_FINGERPRINTS, "fingerprint_of"),
+}
+_SUBMIT = {"connection": None, "kind": "report", "scope": "acme"}
+_EVENT = {
+    "connection": CONNECTION,
+    "aggregate": "order",
+    "aggregate_id": "1",
+    "event_type": "paid",
+    "payload": {},
+}
+_EVENT_BAD: dict[str, tuple[Bads, str]] = {
+    "connection": (_CONNECTIONS, "pass"),
+    "aggregate": (_NUL, "write"),
+    "aggregate_id": (_NUL, "write"),
+    "event_type": (_NUL, "write"),
+    "payload": ([({1}, TypeError), (nan, TypeError), (b"x" * 2**20, ValueError)], "write|at most"),
+    "headers": ([(5, TypeError), ({"a": 5}, TypeError), ({"a": "\n"}, TypeError)], "write"),
+    "notify": (_FLAGS, "True or False"),
+}
+
+
+def _called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Call, with a connection where one is wanted; await where that is wanted."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute("BEGIN")
+        own: Any = _Awaited() if inspect.iscoroutinefunction(function) else connection
+        values = {k: own if v is CONNECTION else v for k, v in given.items()}
+
+        async def awaited() -> Any:
+            result = function(**values)
+            return await result if inspect.isawaitable(result) else result
+
+        if inspect.iscoroutinefunction(function):
+            return asyncio.run(awaited())
+        return function(**values)
+
+
+def _rows(
+    label: str,
+    call: Callable[[], Callable[..., Any]],
+    good: dict[str, Any],
+    bad: dict[str, tuple[Bads, str]],
+) -> Iterator[Row]:
+    for name, (values, advice) in bad.items():
+        yield (
+            f"durable.{label}({name})",
+            lambda x, name=name: _called(call(), {**good, name: x}),
+            values,
+            advice,
+        )
+
+
+def _new(make: Callable[..., Any], good: dict[str, Any], **bad: tuple[Bads, str]) -> Iterator[Row]:
+    """Yield the rows of a constructor, or a function."""
+    return _rows(make.__name__, lambda: make, good, bad)
+
+
+def _method(
+    make: Callable[[], Any],
+    name: str,
+    good: dict[str, Any],
+    *twins: str,
+    **bad: tuple[Bads, str],
+) -> Iterator[Row]:
+    """Yield the rows of a method, and of its twins that are awaited."""
+    kind, method = name.split(".")
+    for word in (method, *twins):
+        yield from _rows(f"{kind}.{word}", lambda word=word: getattr(make(), word), good, bad)
+
+
+def _of_database(**settings: Any) -> Database:
+    return _database(**settings)
+
+
+_of_database.__name__ = "Database"
+
+DURABLE: list[Row] = [
+    *_new(
+        _of_database,
+        {},
+        source=([*_OTHERS, ("orders.db", TypeError), (Sqlite, TypeError)], "pass an asyncpg pool"),
+        schema=([(5, TypeError), ("", ValueError), ("a\0", ValueError)], "write"),
+        prefix=([*_OTHERS, ("a\0", ValueError), ("x" * 64, ValueError)], "write"),
+        attempts=(_COUNTS, "write"),
+        name=([(5, TypeError), ("", TypeError)], "name"),
+        clock=(_CLOCKS, "Clock"),
+    ),
+    *_method(_database, "Database.connection", {}, raw=(_CONNECTIONS, "pass")),
+    *_new(
+        Sqlite,
+        {"path": "never-made.db"},
+        path=([*_OTHERS, ("", TypeError), (":memory:", ValueError)], "write|gone"),
+        busy_timeout=(_POSITIVE, "seconds"),
+    ),
+    *_new(migrate, {}, database=(_DATABASES, "pass a Database")),
+    *_new(amigrate, {}, database=(_DATABASES, "pass a Database")),
+    # Idempotency
+    *_new(
+        Idempotency,
+        {"database": DATABASE},
+        database=(_DATABASES, "pass a Database"),
+        lease=(_POSITIVE, "seconds"),
+        ttl=([*_POSITIVE, (30.0, ValueError)], "seconds"),
+        max_body=(_NATURALS, "write"),
+        unscoped=(_FLAGS, "True or False"),
+        name=(_NAMES[:3], "write"),
+        clock=(_CLOCKS, "Clock"),
+    ),
+    *_method(
+        _idempotency,
+        "Idempotency.reserve",
+        _RECORD,
+        "areserve",
+        **_RECORD_BAD,
+        wait=(_SECONDS, "seconds"),
+    ),
+    *_method(
+        _idempotency,
+        "Idempotency.complete",
+        {"claim": CLAIM, "answer": 1},
+        "acomplete",
+        claim=(_OTHERS, "claim of a Fresh"),
+        answer=([(object(), TypeError), ({1}, TypeError)], "write|JSON"),
+        failed=(_FLAGS, "True or False"),
+    ),
+    *(
+        row
+        for word in ("abandon", "renew", "keeping")
+        for row in _method(
+            _idempotency, f"Idempotency.{word}", {}, f"a{word}", claim=(_OTHERS, "claim of a Fresh")
+        )
+    ),
+    *_method(
+        _idempotency,
+        "Idempotency.once",
+        {"conn": CONNECTION, **_RECORD},
+        conn=(_CONNECTIONS, "pass"),
+        **_RECORD_BAD,
+    ),
+    *_method(
+        lambda: _idempotency(database=POSTGRES),
+        "Idempotency.single",
+        {"sql": "DELETE FROM x RETURNING 1", "arguments": {}, **_RECORD},
+        "asingle",
+        **_RECORD_BAD,
+        sql=([*_OTHERS, ("", TypeError)], "RETURNING"),
+        arguments=([*_OTHERS, ({"seawall_ttl": 1}, ValueError)], "arguments"),
+        outbox=([(5, TypeError)], "pass an Outbox"),
+        events=([(5, TypeError), ([NewEvent("a", "1", "b", 1)], TypeError)], "events"),
+        conn=([(5, TypeError), ("x", TypeError)], "pass"),
+    ),
+    (
+        "durable.Idempotency.idempotent(operation)",
+        lambda x: _decorated(operation=x),
+        [("", ValueError), (5, TypeError), ("x" * 5000, ValueError)],
+        "write",
+    ),
+    (
+        "durable.Idempotency.idempotent(key)",
+        lambda x: _decorated(key=x),
+        [(5, TypeError), ("nonsense", ValueError)],
+        "function",
+    ),
+    (
+        "durable.Idempotency.idempotent(scope)",
+        lambda x: _decorated(scope=x),
+        [(5, TypeError), ("nonsense", ValueError)],
+        "function",
+    ),
+    (
+        "durable.Idempotency.idempotent(fingerprint)",
+        lambda x: _decorated(fingerprint=x),
+        [(5, TypeError), ("nonsense", TypeError)],
+        "function",
+    ),
+    ("durable.Idempotency.idempotent(wait)", lambda x: _decorated(wait=x), _SECONDS, "seconds"),
+    ("durable.Idempotency.idempotent(keep)", lambda x: _decorated(keep=x), _ERRORS, "keep="),
+    ("durable.Idempotency.idempotent(codec)", lambda x: _decorated(codec=x), _FUNCTIONS, "dumps"),
+    *_method(
+        _idempotency,
+        "Idempotency.cleanup",
+        {},
+        "acleanup",
+        batch=(_COUNTS, "write"),
+        within=(_POSITIVE, "seconds"),
+    ),
+    (
+        "durable.Once.answer(value)",
+        _answer,
+        [(object(), TypeError), ({1}, TypeError)],
+        "write|JSON",
+    ),
+    (
+        "durable.Once.answer(events)",
+        lambda x: _answer(events=x),
+        [(5, TypeError), ([NewEvent("a", "1", "b", 1)], TypeError)],
+        "events",
+    ),
+    (
+        "durable.Once.answer(outbox)",
+        lambda x: _answer(outbox=x, events=[NewEvent("a", "1", "b", 1)]),
+        [(5, TypeError), (None, TypeError)],
+        "outbox",
+    ),
+    (
+        "durable.fingerprint_of(parts)",
+        lambda x: fingerprint_of(b"a", x),
+        _BYTES,
+        "bytes or text",
+    ),
+    # Requests
+    *_new(
+        IdempotentRequests,
+        {"app": _app, "idempotency": _idempotency(), "routes": ["/orders"], "scope": _who},
+        app=(_OTHERS, "function"),
+        idempotency=([*_OTHERS, (DATABASE, TypeError)], "pass an Idempotency"),
+        routes=(
+            [(5, TypeError), ("/orders", TypeError), ([], ValueError), (["x"], ValueError)],
+            "routes|write",
+        ),
+        scope=([(5, TypeError), ("acme", TypeError), (None, TypeError), (_app, TypeError)], "func"),
+        unscoped=([*_FLAGS, (True, ValueError)], "True or False|leave"),
+        methods=([(5, TypeError), ("POST", TypeError), (["get"], ValueError)], "write"),
+        require=(_FLAGS, "True or False"),
+        wait=(_SECONDS, "seconds"),
+        retry_after=(_POSITIVE, "seconds"),
+        max_request_body=(_COUNTS, "write"),
+        never_store=([(5, TypeError), ("x-a", TypeError), ([5], TypeError)], "write a list"),
+        trust=(_TRUSTS, "Trust"),
+    ),
+    *_new(keyed, {}, request=(_OTHERS, "pass the request")),
+    # Jobs
+    *_new(
+        Jobs,
+        {"database": DATABASE},
+        database=(_DATABASES, "pass a Database"),
+        name=(_NUL, "write|characters"),
+        lease=(_POSITIVE, "seconds"),
+        max_attempts=(_LIMITED, "write"),
+        max_size=([case for case in _COUNTS if case[0] is not None], "write"),
+        notify=(_FLAGS, "True or False"),
+        result_ttl=(_POSITIVE, "seconds"),
+        gone_for=(_SECONDS, "seconds"),
+        max_payload=(_COUNTS, "write"),
+        max_result=(_COUNTS, "write"),
+        clock=(_CLOCKS, "Clock"),
+    ),
+    *_method(
+        _jobs,
+        "Jobs.submit",
+        _SUBMIT,
+        "asubmit",
+        connection=([(5, TypeError), ("x", TypeError)], "pass"),
+        kind=(_NUL, "write|characters"),
+        payload=([*_JSON, ("x" * 300_000, ValueError)], "payload"),
+        scope=(_NUL, "write|characters"),
+        key=(_optional := [case for case in _KEYS if case[0] is not None], "write"),
+        priority=([(-1, ValueError), (10, ValueError), ("1", TypeError)], "write"),
+        delay=(_SECONDS, "seconds"),
+        max_attempts=([case for case in _LIMITED if case[0] is not None], "write"),
+    ),
+    *(
+        row
+        for word, twin in (("get", "aget"), ("cancel", "acancel"), ("wait", "await_"))
+        for row in _method(
+            _jobs,
+            f"Jobs.{word}",
+            {"id": JOB_ID, "scope": "acme"},
+            twin,
+            id=([("x", LookupError), (5, LookupError), (None, LookupError)], "no such job"),
+            scope=(_NUL, "write|characters"),
+        )
+    ),
+    *_method(
+        _jobs, "Jobs.wait", {"id": JOB_ID, "scope": "a"}, "await_", timeout=(_FINITE, "seconds")
+    ),
+    *_method(_jobs, "Jobs.cleanup", {}, "acleanup", limit=(_COUNTS, "write")),
+    *(
+        row
+        for make, more in ((JobWorker, {}), (QueuedJobs, {"queue": LocalQueue("bad arguments")}))
+        for row in _new(
+            make,
+            {"jobs": _jobs(), "functions": {"report": _report}, **more},
+            jobs=([*_OTHERS, (DATABASE, TypeError)], "pass Jobs"),
+            functions=(
+                [*_OTHERS, ({}, TypeError), ({"": _report}, ValueError), ({"x": 5}, TypeError)],
+                "function|kind",
+            ),
+            concurrency=(_LIMITED, "write"),
+            backoff=(_BACKOFFS, "seconds|delay|backoff"),
+            give_up_on=(_ERRORS, "give_up_on="),
+            rng=(_RNGS, "Random"),
+        )
+    ),
+    *_new(
+        JobWorker,
+        {"jobs": Jobs(POSTGRES), "functions": {"report": _report}},
+        poll=(_POLLS, "poll"),
+        listen=(_FUNCTIONS, "function"),
+    ),
+    *_method(
+        lambda: JobWorker(_jobs(), {"report": _report}),
+        "JobWorker.stop",
+        {},
+        grace=(_SECONDS, "seconds"),
+    ),
+    *_new(
+        QueuedJobs,
+        {"jobs": _jobs(), "functions": {"report": _report}},
+        queue=(_OTHERS, "pass a PriorityQueue"),
+    ),
+    *_method(
+        lambda: QueuedJobs(_jobs(), LocalQueue("bad arguments"), {"report": _report}),
+        "QueuedJobs.push",
+        {},
+        "apush",
+        job=([*_OTHERS, (JOB_ID, TypeError)], "pass the job"),
+    ),
+    *_method(
+        lambda: QueuedJobs(_jobs(), LocalQueue("bad arguments"), {"report": _report}),
+        "QueuedJobs.asweep",
+        {},
+        limit=(_LIMITED, "write"),
+    ),
+    *_method(_handle, "JobHandle.progress", {}, share=([*_RATIOS, (None, TypeError)], "share")),
+    *_new(
+        JobsApi,
+        {"jobs": _jobs(), "scope": _who},
+        jobs=([*_OTHERS, (DATABASE, TypeError)], "pass Jobs"),
+        scope=([*_OTHERS, ("acme", TypeError), (_app, TypeError)], "function"),
+        base=(
+            [("", ValueError), ("jobs", ValueError), ("/jobs/", ValueError), (5, ValueError)],
+            "path",
+        ),
+        max_wait=(_SECONDS, "seconds"),
+        max_waiting=(_NATURALS, "write"),
+        poll=(_POLLS, "poll"),
+        inline_result=(_NATURALS, "write"),
+        show_errors=(_FLAGS, "True or False"),
+        trust=(_TRUSTS, "Trust"),
+    ),
+    *(
+        row
+        for word, good in (
+            ("scope_of", {}),
+            ("answer", {"job": None}),
+            ("submitted", {"kind": "report"}),
+        )
+        for row in _method(
+            lambda: JobsApi(_jobs(), scope=_who),
+            f"JobsApi.{word}",
+            good,
+            request=(_OTHERS, "pass the request"),
+        )
+    ),
+    # Outbox
+    *_new(
+        Outbox,
+        {"database": DATABASE},
+        database=(_DATABASES, "pass a Database"),
+        name=(_NUL, "write"),
+        max_payload=(_LIMITED, "write"),
+        clock=(_CLOCKS, "Clock"),
+    ),
+    *_method(lambda: Outbox(DATABASE), "Outbox.add", _EVENT, "aadd", **_EVENT_BAD),
+    *_method(
+        lambda: Outbox(DATABASE),
+        "Outbox.add_all",
+        {"connection": CONNECTION, "events": []},
+        "aadd_all",
+        connection=(_CONNECTIONS, "pass"),
+        notify=(_FLAGS, "True or False"),
+        events=([(5, TypeError), ([5], TypeError), ([("a", "1", "b", 1)], TypeError)], "NewEvent"),
+    ),
+    *_method(
+        lambda: Outbox(POSTGRES),
+        "Outbox.rows_cte",
+        {"events": []},
+        events=([(5, TypeError), ([5], TypeError), ([("a", "1", "b", 1)], TypeError)], "NewEvent"),
+        source=([(5, ValueError), ("", ValueError), ("a b", ValueError)], "write"),
+    ),
+    *_method(lambda: Outbox(DATABASE), "Outbox.dead", {}, "adead", most=(_LIMITED, "write")),
+    *_method(lambda: Outbox(DATABASE), "Outbox.blocked", {}, "ablocked", most=(_LIMITED, "write")),
+    *_method(lambda: Outbox(DATABASE), "Outbox.retry", {}, "aretry", event_id=(_NUL, "write")),
+    *_method(lambda: Outbox(DATABASE), "Outbox.drop", {}, "adrop", event_id=(_NUL, "write")),
+    *_method(
+        lambda: Outbox(DATABASE),
+        "Outbox.unblock",
+        {"aggregate": "order", "aggregate_id": "1"},
+        "aunblock",
+        aggregate=(_NUL, "write"),
+        aggregate_id=(_NUL, "write"),
+        skip=(_FLAGS, "True or False"),
+    ),
+    *_method(
+        lambda: Outbox(DATABASE),
+        "Outbox.clean",
+        {},
+        "aclean",
+        keep=(_SECONDS, "seconds"),
+        keep_dead=(_SECONDS, "seconds"),
+    ),
+    *_method(lambda: Outbox(DATABASE), "Outbox.forget", {}, "aforget", idle=(_POSITIVE, "seconds")),
+    *_new(
+        Dispatcher,
+        {"outbox": Outbox(DATABASE), "sink": _deliver},
+        outbox=([*_OTHERS, (DATABASE, TypeError)], "pass an Outbox"),
+        sink=(_OTHERS, "function"),
+        batched=([("yes", TypeError), (1, TypeError)], "True or False"),
+        batch=(_LIMITED, "write"),
+        concurrency=(_LIMITED, "write"),
+        lease=(_POSITIVE, "seconds"),
+        attempts=(_LIMITED, "write"),
+        backoff=(_BACKOFFS, "seconds|delay|backoff"),
+        poison=(_CHOICES, "'block', 'skip'"),
+        poll=(_POSITIVE, "seconds"),
+        keep=(_SECONDS, "seconds"),
+        listen=(_FUNCTIONS, "function"),
+        rng=(_RNGS, "Random"),
+    ),
+    *_method(
+        lambda: Dispatcher(Outbox(DATABASE), _deliver),
+        "Dispatcher.stop",
+        {},
+        grace=(_SECONDS, "seconds"),
+    ),
+    *_new(
+        Webhook,
+        {"url": "https://example.com", "client": _Client(), "secret": None},
+        url=([*((bad, ValueError) for bad in (5, "", "example.com", "ftp://x"))], "address"),
+        client=(_OTHERS, "httpx"),
+        secret=([(5, ValueError), ("x" * 32, ValueError), (b"short", ValueError)], "16 bytes"),
+        guard=(_GUARDS, "pass a Guard"),
+    ),
+    *_new(
+        RedisStream,
+        {"client": _Client(), "stream": "orders"},
+        client=(_OTHERS, "redis"),
+        stream=([(5, ValueError), ("", ValueError)], "write"),
+        max_length=(_COUNTS, "write"),
+    ),
+    *_new(
+        JetStream,
+        {"context": _Client()},
+        context=(_OTHERS, "JetStream"),
+        subject=([(5, ValueError), ("", ValueError), ("a.>", ValueError)], "write"),
+    ),
+    *_new(
+        sign,
+        {"secret": b"x" * 16, "body": b"", "now": 1},
+        secret=([(5, ValueError), ("x" * 32, ValueError), (b"short", ValueError)], "16 bytes"),
+        body=([("text", TypeError), (5, TypeError), (None, TypeError)], "body"),
+        now=([("1", TypeError), (1.5, TypeError), (-1, ValueError)], "now"),
+        event_id=([(5, ValueError), (None, ValueError), ("a.b", ValueError)], "write"),
+    ),
+    *_new(
+        verify,
+        {"secrets": b"x" * 16, "header": "t=1,v1=00", "body": b""},
+        secrets=([(5, TypeError), ([], ValueError), ("x" * 32, TypeError)], "secret"),
+        header=([(5, ValueError), ("", ValueError), ("t=1", ValueError)], "no signature"),
+        body=([("text", TypeError), (5, TypeError), (None, TypeError)], "body"),
+        tolerance=(_POSITIVE, "seconds"),
+        now=([("1", TypeError), (nan, ValueError), (True, TypeError)], "now"),
+    ),
+    # Inbox and FIFO
+    *_new(
+        Inbox,
+        {"database": DATABASE},
+        database=(_DATABASES, "pass a Database"),
+        ttl=(_POSITIVE, "seconds"),
+    ),
+    *_method(
+        lambda: Inbox(DATABASE),
+        "Inbox.once",
+        {"connection": CONNECTION, "consumer": "billing", "message_id": "1"},
+        connection=(_CONNECTIONS, "pass"),
+        consumer=(_NUL, "write"),
+        message_id=(_NAMES, "write"),
+    ),
+    *_method(
+        lambda: Inbox(DATABASE),
+        "Inbox.seen",
+        {"consumer": "billing", "message_id": "1"},
+        "aseen",
+        consumer=(_NUL, "write"),
+        message_id=(_NAMES, "write"),
+    ),
+    *_method(
+        lambda: Inbox(DATABASE),
+        "Inbox.cleanup",
+        {},
+        "acleanup",
+        batch=(_LIMITED, "write"),
+        within=(_POSITIVE, "seconds"),
+    ),
+    *_new(
+        FifoReceiver,
+        {"database": DATABASE, "name": "billing"},
+        database=(_DATABASES, "pass a Database"),
+        name=(_NUL, "write"),
+        window=(_LIMITED, "write"),
+        batch=(_LIMITED, "write"),
+        gap_timeout=(_POSITIVE, "seconds"),
+        on_gap=(_CHOICES, "'wait', 'skip'"),
+        max_payload=(_COUNTS, "write"),
+    ),
+    *_method(
+        lambda: FifoReceiver(DATABASE, "billing"),
+        "FifoReceiver.receive",
+        {"connection": CONNECTION, "sender": "shop", "sequence": 1, "payload": b""},
+        connection=(_CONNECTIONS, "pass"),
+        sender=(_NUL, "write"),
+        sequence=(_LIMITED, "write"),
+        payload=([*_BYTES, (b"x" * 2**21, ValueError)], "bytes"),
+        epoch=(_NATURALS, "write"),
+    ),
+    *_method(
+        lambda: FifoReceiver(DATABASE, "billing"),
+        "FifoReceiver.drain",
+        {"connection": CONNECTION, "sender": "shop"},
+        connection=(_CONNECTIONS, "pass"),
+        sender=(_NUL, "write"),
+    ),
+    *(
+        row
+        for word in ("gaps", "skipped")
+        for row in _method(
+            lambda: FifoReceiver(DATABASE, "billing"),
+            f"FifoReceiver.{word}",
+            {},
+            f"a{word}",
+            limit=(_LIMITED, "write"),
+        )
+    ),
+    *_method(
+        lambda: FifoReceiver(DATABASE, "billing"),
+        "FifoReceiver.skip",
+        {"sender": "shop", "to": 2},
+        "askip",
+        sender=(_NUL, "write"),
+        to=(_LIMITED, "write"),
+    ),
+    *_method(
+        lambda: FifoReceiver(DATABASE, "billing"),
+        "FifoReceiver.cleanup",
+        {},
+        "acleanup",
+        older_than=(_SECONDS, "seconds"),
+        batch=(_COUNTS, "write"),
+    ),
+    *_new(
+        FifoSender,
+        {"database": DATABASE, "sender": "shop", "to": "billing"},
+        database=(_DATABASES, "pass a Database"),
+        sender=(_NUL, "write"),
+        to=(_NUL, "write"),
+        max_unacknowledged=(_COUNTS, "write"),
+        max_payload=(_COUNTS, "write"),
+    ),
+    *_method(
+        lambda: FifoSender(DATABASE, "shop", to="billing"),
+        "FifoSender.send",
+        {"connection": CONNECTION, "payload": b""},
+        "asend",
+        connection=(_CONNECTIONS, "pass"),
+        payload=([*_BYTES, (b"x" * 2**21, ValueError)], "bytes"),
+    ),
+    *_method(
+        lambda: FifoSender(DATABASE, "shop", to="billing"),
+        "FifoSender.unacknowledged",
+        {},
+        "aunacknowledged",
+        limit=(_LIMITED, "write"),
+    ),
+    *_method(
+        lambda: FifoSender(DATABASE, "shop", to="billing"),
+        "FifoSender.resend",
+        {"post": _deliver},
+        "aresend",
+        post=(_OTHERS, "function"),
+        limit=(_LIMITED, "write"),
+    ),
+    *_method(
+        lambda: FifoSender(DATABASE, "shop", to="billing"),
+        "FifoSender.acknowledge",
+        {},
+        "aacknowledge",
+        ack=([*_OTHERS, (("a", "b"), TypeError), (("a", "b", 1, 0, 1), ValueError)], "pass|write"),
+    ),
+    # Later
+    *_new(
+        Later,
+        {"database": DATABASE, "name": "mail"},
+        database=(_DATABASES, "pass a Database"),
+        name=(_NUL, "write"),
+        ttl=(_POSITIVE, "seconds"),
+        delay=(_SECONDS, "seconds"),
+        max_waiting=(_LIMITED, "write"),
+        max_size=(_COUNTS, "write"),
+        keep_dead=(_SECONDS, "seconds"),
+        key=(_FUNCTIONS, "function"),
+    ),
+    *_method(lambda: Later(DATABASE, "mail"), "Later.run", {}, function=(_OTHERS, "function")),
+    (
+        "durable.Later.run(options)",
+        lambda x: asyncio.run(Later(DATABASE, "mail").run(print, **x)),
+        [({"attempts": 0}, ValueError), ({"poll": "1"}, TypeError)],
+        "write",
+    ),
+    *_method(lambda: Later(DATABASE, "mail"), "Later.dead", {}, "adead", limit=(_LIMITED, "write")),
+    *_method(lambda: Later(DATABASE, "mail"), "Later.retry", {}, "aretry", dead=(_NUL, "write")),
+    *_method(
+        lambda: Later(DATABASE, "mail"), "Later.discard", {}, "adiscard", stored=(_NUL, "write")
+    ),
+    *_method(
+        lambda: Later(DATABASE, "mail"), "Later.cleanup", {}, "acleanup", batch=(_LIMITED, "write")
+    ),
+    *_new(
+        LaterWorker,
+        {"later": Later(DATABASE, "mail"), "function": _report},
+        later=([*_OTHERS, (DATABASE, TypeError)], "pass a Later"),
+        function=(_OTHERS, "function"),
+        guard=(_GUARDS, "pass a Guard"),
+        concurrency=(_LIMITED, "write"),
+        attempts=(_COUNTS, "write"),
+        lease=(_POSITIVE, "seconds"),
+        backoff=(_BACKOFFS, "seconds|delay|backoff"),
+        poll=(_POSITIVE, "seconds"),
+        ordered=(_FLAGS, "True or False"),
+        fatal=(_ERRORS, "fatal="),
+        rng=(_RNGS, "Random"),
+    ),
+]
+
+
+def _given_by_seawall(name: str, *arguments: str) -> Iterable[str]:
+    return (f"durable.{name}({argument})" for argument in arguments)
+
+
+SHOWN_BY_DURABLE = frozenset(
+    [
+        # operations are Seawall's own, work of the user's is called as it is
+        *_given_by_seawall("Database.run", "operation"),
+        *_given_by_seawall("Database.arun", "operation"),
+        *_given_by_seawall("Sqlite.run", "work"),
+        *_given_by_seawall("Sqlite.arun", "work"),
+        # what Seawall makes and hands out
+        *_given_by_seawall("Idempotency.count", "what", "by"),
+        *_given_by_seawall("Idempotency.wanted", "scope", "operation", "key", "fingerprint"),
+        *_given_by_seawall("IdempotentRequests.count", "what"),
+        *_given_by_seawall("JobHandle", "claim"),
+        *_given_by_seawall("Once", "connection", "wanted", "terms", "count"),
+        *_given_by_seawall("Outbox.has_dispatcher", "dispatcher"),
+        *_given_by_seawall("QueuedJobs.handle", "queued"),
+        *_given_by_seawall("Received", "verdict", "messages", "ack"),
+        # a job that `Jobs` has handed out, and what `Jobs.asubmit` checks
+        *_given_by_seawall("JobsApi.accepted", "job", "request"),
+        *_given_by_seawall("JobsApi.answer", "job"),
+        *_given_by_seawall("JobsApi.submitted", "kind", "payload", "options"),
+        # what may be anything: it is made fit to be shown
+        *_given_by_seawall("JobHandle.progress", "message"),
+    ]
+)
+"""What Seawall itself gives, or what may be anything."""
