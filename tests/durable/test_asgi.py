@@ -28,7 +28,8 @@ def quick(tmp_path: Path) -> Opening:
 
 def test_a_repeat_is_answered_as_the_first(opening: Opening):
     """Status, headers and body come back byte for byte, marked, and nothing is done again."""
-    shop = Shop(b"\x00\xff", b"two", headers=[(b"location", b"/orders/1"), (b"x-a", b"\xc3\xa9")])
+    headers = [(b"X-B", b"2"), (b"location", b"/orders/1"), (b"x-b", b"1"), (b"X-B", b"2")]
+    shop = Shop(b"\x00\xff", b"two", headers=[*headers, (b"x-a", b" \xc3\xa9 "), (b"X-Empty", b"")])
 
     async def main() -> None:
         async with edge_of(opening, shop) as app:
@@ -274,7 +275,8 @@ def test_other_routes_and_methods_pass(quick: Opening):
             await post(app, "/carts", USER)
             await post(app, "/orders", USER, method="GET")
             await app({"type": "lifespan"}, _body, _nowhere)
-            assert len(shop.orders) == 3
+            await app({"type": "websocket", "path": "/orders", "headers": []}, _body, _nowhere)
+            assert len(shop.orders) == 4
             assert set(app.snapshot().values()) == {0}
 
     asyncio.run(main())

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seawall.durable import _asgi_request, _asgi_uncut
-from seawall.durable._asgi_uncut import Renewal, uncut
+from seawall import CircuitOpen
+from seawall.clock import current_clock
+from seawall.context import deadline_var
+from seawall.durable import _asgi_request, _uncut
+from seawall.durable._uncut import Renewal, uncut
 from seawall.durable.asgi import IdempotentRequests
-from seawall.durable.idempotency import Idempotency
+from seawall.durable.idempotency import Fresh, Idempotency
 from seawall.testing import run_virtual
 from tests.durable.asgi_support import Shop, edge_of, post, set_time, user
 from tests.durable.conftest import Opening, opening_by
+from tests.durable.postgres import Postgres
 from tests.support import let_pass
 
 
@@ -120,7 +125,7 @@ def test_what_is_being_recorded_is_recorded():
             return "written"
 
         assert await uncut(write(1.0)) == "written"
-        for seconds, ends in ((3.0, 3.0), (100.0, 1.0 + _asgi_uncut.PATIENCE)):
+        for seconds, ends in ((3.0, 3.0), (100.0, 1.0 + _uncut.PATIENCE)):
             began = loop.time()
             task = asyncio.ensure_future(uncut(write(seconds)))
             await let_pass(1.0)
@@ -256,6 +261,52 @@ def test_without_that_it_would_be_done_again(quick: Opening, monkeypatch: pytest
     assert asyncio.run(_cancelled_while_recording(quick)) == 409
 
 
+# Deadlines
+
+
+async def _too_late(opening: Opening) -> tuple[int, int, bool]:
+    """Let the deadline of a request pass while its handler works; return what is told, and held."""
+    held: list[bool] = []
+
+    async def pass_it(_shop: Shop) -> None:
+        deadline_var.set((-1.0, current_clock()))
+
+    async with opening() as database:
+        app = IdempotentRequests(
+            Shop(more=pass_it), Idempotency(database), routes=["/orders"], scope=user
+        )
+        told = await post(app)
+        deadline_var.set(None)
+        found = await app.idempotency.areserve("ann", "a stream", "k", None)
+        assert isinstance(found, Fresh)
+
+        async def renew() -> bool:
+            try:
+                held.append(await app.idempotency.arenew(found.claim))
+            finally:
+                asked.set()
+            return True
+
+        asked = asyncio.Event()
+        deadline_var.set((-1.0, current_clock()))
+        renewal = Renewal(0.003, renew)
+        await asked.wait()
+        await renewal.stop()
+        deadline_var.set(None)
+        return told.status, (await post(app)).status, held[:1] == [True]
+
+
+def test_a_deadline_is_for_the_work(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """When it is over, what was done is recorded all the same, and a stream keeps its lease."""
+    opening = opening_by("asyncpg", postgres, tmp_path)
+    assert asyncio.run(_too_late(opening)) == (201, 201, True)
+    # Ablation: a lease that is renewed only within the deadline is lost.
+    monkeypatch.setattr(_uncut, "deadline_var", ContextVar("another"))
+    assert asyncio.run(_too_late(opening_by("asyncpg", postgres, tmp_path))) == (201, 201, False)
+
+
 # Who comes too late
 
 
@@ -306,5 +357,39 @@ def test_a_late_answer_is_never_told_as_if_it_counted(
             shop.status = 201
             assert (await post(app)).status == again
             assert len(shop.orders) == 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_who_was_taken_over_is_told_what_was_done(quick: Opening, raises: bool):  # noqa: FBT001 - as drawn
+    """Nothing was done by the late one, since the other had done it: its client is told that."""
+
+    async def main() -> None:
+        async with quick() as database:
+            await set_time(database, 0)
+            late = asyncio.Event()
+
+            async def slow(shop: Shop) -> None:
+                if len(shop.orders) == 1:
+                    await late.wait()
+                    shop.status = 409  # there is such an order
+                    if raises:
+                        raise CircuitOpen("open", retry_after=3.0)
+
+            shop = Shop(more=slow)
+            app = IdempotentRequests(shop, Idempotency(database), routes=["/orders"], scope=user)
+            seen: list[Any] = []
+            zombie = asyncio.create_task(post(app, on_send=seen.append))
+            await shop.busy.wait()
+            await set_time(database, 31)
+            assert (await post(app)).status == 201
+            late.set()
+            await asyncio.wait([zombie])
+            assert (zombie.exception() is not None) == raises
+            assert (seen[0]["status"], seen[1]["body"]) == (201, b'{"order": 1}')
+            assert (await post(app)).status == 201
+            counts = app.snapshot()
+            assert (counts["refused_late"], counts["abandoned"]) == (1, 0)
 
     asyncio.run(main())

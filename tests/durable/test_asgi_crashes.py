@@ -85,7 +85,7 @@ def test_nothing_is_done_or_told_without_a_record(
             assert answer.status == status
             assert first(answer)
             if status == 503:
-                assert answer.json()["reason"] == "store_away"
+                assert answer.json()["reason"] == "store_unavailable"
                 assert "retry-after" in answer.headers
             assert (await post(app)).status == again
             assert len(shop.orders) == orders

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import LeaseLost
+from seawall import CircuitOpen, LeaseLost
 from seawall.durable._asgi_exchange import Exchange
 from seawall.models.idempotency import Answer as Stored
 from seawall.testing import run_virtual
@@ -45,8 +45,9 @@ class Book:
             self.kept = answer
         return self.refuses
 
-    async def abandon(self) -> None:
+    async def abandon(self) -> Any:
         """Keep nothing."""
+        return self.refuses
 
 
 Parts = tuple[list[bytes], bool, bool, str]
@@ -142,6 +143,113 @@ def test_a_stream_that_is_refused_has_no_end():
     assert [m.get("body") for m in seen] == [None, b"a"]
 
 
+def test_who_listens_for_the_end_hears_of_it():
+    """An app that catches the error, and waits for its client to go, does not wait for ever."""
+    book = Book()
+
+    async def refused() -> None:
+        pass
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        with pytest.raises(LeaseLost):
+            await Shop(b"a", b"b")(scope, receive, send)
+        assert (await receive())["type"] == "http.disconnect"
+
+    book.refuses = refused
+    run_virtual(Exchange(b"", _nowhere, book, 100, frozenset()).run(app, {}))
+
+
+async def _nowhere(_message: Message) -> None:
+    pass
+
+
+# Apps that answer in a way of their own
+
+
+def test_headers_that_can_be_read_once(quick: Opening):
+    """Any iterable will do, of any kind of bytes: the client and the record have them all."""
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        headers = (pair for pair in [[bytearray(b"x-a"), memoryview(b"1")], (b"x-a", b"2")])
+        await send({"type": "http.response.start", "status": 201, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def main() -> None:
+        async with edge_of(quick, app) as middleware:
+            seen: list[list[Any]] = []
+            for _ in range(2):
+                messages: list[Message] = []
+                await post(middleware, on_send=messages.append)
+                seen.append(messages[0]["headers"])
+            assert seen[0] == [(b"x-a", b"1"), (b"x-a", b"2")]
+            assert seen[1] == [*seen[0], (b"idempotent-replayed", b"true")]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "changed", [{"headers": [("x-a", "text")]}, {"headers": [7]}, {"status": "many"}]
+)
+def test_an_answer_that_is_none_has_failed(quick: Opening, changed: dict[str, Any]):
+    """What no server could send is an error of the app's: kept as one, not left in flight."""
+    runs = 0
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        nonlocal runs
+        runs += 1
+        await send({"type": "http.response.start", "status": 200, "headers": [], **changed})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def main() -> None:
+        async with edge_of(quick, app) as middleware:
+            with pytest.raises((TypeError, ValueError)):
+                await post(middleware)
+            assert (await post(middleware)).status == 500
+            assert runs == 1
+
+    asyncio.run(main())
+
+
+class NotThere(Exception):
+    """What an SDK raises where its service answered 404."""
+
+    status_code = 404
+
+
+def test_a_status_of_somebody_elses_is_no_refusal(quick: Opening):
+    """A handler that fails after its effect has failed: it is not done again."""
+
+    async def fail(_shop: Shop) -> None:
+        raise NotThere
+
+    shop = Shop(more=fail)
+
+    async def main() -> None:
+        async with edge_of(quick, shop) as middleware:
+            with pytest.raises(NotThere):
+                await post(middleware)
+            assert (await post(middleware)).status == 500
+            assert len(shop.orders) == 1
+
+    asyncio.run(main())
+
+
+def test_what_is_final_does_not_say_to_come_again():
+    """A refusal in mid-answer is kept as a failure, and has no Retry-After to hope for."""
+    book = Book()
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        raise CircuitOpen("open", retry_after=3.0)
+
+    with pytest.raises(CircuitOpen):
+        run_virtual(Exchange(b"", _nowhere, book, 100, frozenset()).run(app, {}))
+    assert book.kept is not None
+    assert book.kept.status == 500
+    assert b"retry-after" not in dict(book.kept.headers)
+
+
 # Clients that go away
 
 
@@ -218,7 +326,7 @@ def test_a_recording_is_bounded_while_it_passes(quick: Opening):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(50):
             await send({"type": "http.response.body", "body": b"x" * 60, "more_body": True})
-            most = max(most, sum(map(len, send.__self__._parts)))
+            most = max(most, len(send.__self__._recording))
         await send({"type": "http.response.body", "body": b""})
 
     async def main() -> None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from fastapi import BackgroundTasks, FastAPI, HTTPException, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from seawall import Bulkhead, Guard
 from seawall.durable import Database, Sqlite, migrate
@@ -37,23 +37,29 @@ def records(tmp_path: Path) -> Iterator[Idempotency]:
 class Service:
     """A FastAPI app with a few routes, and what it has done."""
 
-    def __init__(self, records: Idempotency, *, edge: bool) -> None:
-        """Put the middleware around the routes, and the edge around that."""
+    def __init__(
+        self, records: Idempotency, edge: str = "outside", timeout: float | None = None
+    ) -> None:
+        """Put the middleware around the routes, and the edge around that, inside, or nowhere."""
         self.done: list[str] = []
         self.after: list[str] = []
         self.streaming = threading.Event()
         self.go_on = threading.Event()
         self.full = Guard("full", Bulkhead(1))
         self.app = FastAPI()
-        for path in ("order", "missing", "broken", "busy", "stream"):
+        paths = ("order", "missing", "broken", "busy", "slow", "large", "nothing", "stream")
+        for path in paths:
             self.app.post(f"/{path}")(getattr(self, path))
-        self.app.add_middleware(
-            IdempotentRequests,
-            idempotency=records,
-            routes=["/order", "/missing", "/broken", "/busy", "/stream"],
+        if edge == "inside":
+            protect(self.app, name="service", timeout=timeout)
+        self.requests = IdempotentRequests.add_to(
+            self.app,
+            records,
+            routes=[f"/{path}" for path in paths],
             scope=lambda incoming: incoming.header("x-user"),
         )
-        self.edge = protect(self.app, name="service") if edge else None
+        if edge == "outside":
+            protect(self.app, name="service", timeout=timeout)
 
     async def order(self, request: Request, count: int, tasks: BackgroundTasks) -> Any:
         """Take an order."""
@@ -81,6 +87,24 @@ class Service:
     async def _once_more(self) -> str:
         return await self.full.acall(self._once_more)
 
+    async def slow(self) -> None:
+        """Take too long."""
+        self.done.append("slow")
+        await asyncio.Event().wait()
+
+    async def large(self) -> Response:
+        """Answer with more than is kept."""
+        self.done.append("large")
+        headers = {"Location": "/large/1", "Set-Cookie": "a=b"}
+        return Response(b"x" * 5000, 201, headers, media_type="text/csv")
+
+    async def nothing(self) -> Response:
+        """Have no content."""
+        self.done.append("nothing")
+        answer = Response(status_code=204, headers={"X-Twice": "a"})
+        answer.headers.append("X-Twice", "b")
+        return answer
+
     async def stream(self) -> StreamingResponse:
         """Answer in parts, for as long as it takes."""
 
@@ -94,10 +118,10 @@ class Service:
         return StreamingResponse(parts())
 
 
-@pytest.mark.parametrize("edge", [True, False])
-def test_in_fastapi(records: Idempotency, edge: bool):  # noqa: FBT001 - as drawn
-    """What FastAPI answers itself is kept or not as any other answer, with and without the edge."""
-    service = Service(records, edge=edge)
+@pytest.mark.parametrize("edge", ["outside", "inside", "none"])
+def test_in_fastapi(records: Idempotency, edge: str):
+    """What FastAPI answers itself is kept or not as any other answer, wherever the edge is."""
+    service = Service(records, edge)
 
     async def main() -> None:
         transport = httpx.ASGITransport(service.app, raise_app_exceptions=False)
@@ -113,25 +137,115 @@ def test_in_fastapi(records: Idempotency, edge: bool):  # noqa: FBT001 - as draw
                 assert ("idempotent-replayed" in answer.headers) == (n == 1)
                 assert (await post("/order?count=x", "invalid")).status_code == 422
                 assert (await post("/missing")).status_code == 404
-                assert (await post("/broken")).status_code == 500
+                answer = await post("/broken")
+                assert (answer.status_code, answer.json()["reason"]) == (500, "failed")
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert ("idempotent-replayed" in answer.headers) == (n == 1)
             assert service.done == ["k", "missing", "broken", "missing"]
             assert service.after == ["k"]
             assert (await client.post("/order?count=3")).json()["reason"] == "key_missing"
             # With the edge a refusal is 503, and may be asked for again; without it a failure.
             answers = [await post("/busy") for _ in range(2)]
-            assert [a.status_code for a in answers] == [503 if edge else 500] * 2
+            assert [a.status_code for a in answers] == [500 if edge == "none" else 503] * 2
             assert service.done.count("busy") == 2
             # Slashes are redirected, and the key is good where they lead to.
             moved = await post("/order/?count=3", "slash")
             assert moved.status_code == 307
             assert (await post("/order?count=3", "slash")).status_code == 200
+            assert service.requests.snapshot()["replays"] == 2
 
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("edge", "again"), [("outside", 409), ("inside", 504)])
+def test_what_the_edge_cuts_off(records: Idempotency, edge: str, again: int):
+    """Outside it cancels: in flight, until the lease is over. Inside it answers: that is kept."""
+    service = Service(records, edge, timeout=0.5)
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(service.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            headers = {"Idempotency-Key": "k", "X-User": "ann"}
+            for status in (504, again):
+                answer = await client.post("/slow", headers=headers)
+                assert (answer.status_code, service.done) == (status, ["slow"])
+
+    asyncio.run(main())
+
+
+def test_a_mistake_is_told_where_it_is_made(records: Idempotency):
+    """Not at the first request, when a server has begun to serve."""
+    with pytest.raises(TypeError, match="whose a request is"):
+        IdempotentRequests.add_to(FastAPI(), records, routes=["/orders"])
+    with pytest.raises(TypeError, match="are put inside"):
+        IdempotentRequests.add_to(_plain, records, routes=["/orders"], scope=lambda _: "ann")
+
+
+async def _plain(_scope: Any, _receive: Any, _send: Any) -> None:
+    pass
+
+
+# Behind a real server
+
+
+def answers_of(url: str, *paths: str) -> list[bytes]:
+    """Ask for each path and return what came over the wire, but for its date."""
+    where = urlsplit(url)
+    came = []
+    for path in paths:
+        client = socket.create_connection((where.hostname, where.port), timeout=10)  # type: ignore[arg-type]
+        with client:
+            head = f"POST {path} HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nX-User: ann\r\n"
+            client.sendall(f"{head}Content-Length: 0\r\nConnection: close\r\n\r\n".encode())
+            told = b"".join(iter(lambda c=client: c.recv(65536), b""))  # type: ignore[misc]
+        lines = told.split(b"\r\n")
+        own = (b"date:", b"connection:")
+        came.append(b"\r\n".join(line for line in lines if not line.lower().startswith(own)))
+    return came
+
+
+def test_over_the_wire_a_repeat_is_the_same(records: Idempotency):
+    """To the byte, but for a mark; of what is too large the status and where to look."""
+    records.max_body = 1000
+    service = Service(records)
+    mark = b"idempotent-replayed: true"
+    with serve(service.app) as url:
+        for path in ("/order?count=3", "/nothing", "/broken"):
+            told, again = answers_of(url, path, path)
+            head, body = told.split(b"\r\n\r\n")
+            assert again == b"\r\n".join([head, mark, b"", body])
+        told, again = answers_of(url, "/large", "/large")
+    assert told.endswith(b"x" * 5000)
+    assert b"set-cookie: a=b" in told
+    kept = [b"location: /large/1", b"content-type: text/csv; charset=utf-8"]
+    marks = [b"content-length: 0", b"idempotent-body: dropped", mark]
+    assert again.split(b"\r\n")[1:] == [b"server: uvicorn", *kept, *marks, b"", b""]
+    assert again.startswith(b"HTTP/1.1 201 ")
+    assert service.done == ["k", "nothing", "broken", "large"]
+
+
+def test_a_stream_that_was_not_recorded_has_no_end(
+    records: Idempotency, monkeypatch: pytest.MonkeyPatch
+):
+    """Its client knows that it has not got all, and asks again."""
+    service = Service(records)
+    service.go_on.set()
+
+    async def refuse(*_args: Any, **_options: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(records, "acomplete", refuse)
+    with serve(service.app) as url:
+        headers = {"Idempotency-Key": "k", "X-User": "ann"}
+        with pytest.raises(httpx.RemoteProtocolError):
+            httpx.post(f"{url}/stream", headers=headers)
+    assert service.done == ["stream"]
+    assert service.requests.snapshot()["refused_late"] == 1
+
+
 def test_a_client_that_hangs_up_has_it_done(records: Idempotency):
     """Behind a real server: the connection is cut in mid-answer, and the repeat has all of it."""
-    service = Service(records, edge=True)
+    service = Service(records)
     with serve(service.app) as url:
         where = urlsplit(url)
         client = socket.create_connection((where.hostname, where.port), timeout=10)  # type: ignore[arg-type]

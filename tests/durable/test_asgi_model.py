@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from seawall.durable import Database, Sqlite, _asgi_exchange, _asgi_request, migrate
 from seawall.durable.asgi import IdempotentRequests
 from seawall.durable.idempotency import Idempotency
-from tests.durable.asgi_support import first, post, set_time, user
+from tests.durable.asgi_support import Shop, first, post, set_time, user
 from tests.support import falsified
+from tests.web.support import http_scope
 
 LEASE, TTL = 30, 1000
 
@@ -131,14 +133,20 @@ class History:
 
 
 @pytest.fixture
-def history(tmp_path: Path) -> Iterator[History]:
-    """Return what plays histories, on a database that serves one event loop after the other."""
+def database(tmp_path: Path) -> Iterator[Database]:
+    """Return a database that serves one event loop after the other."""
     source = Sqlite(tmp_path / "records.db")
     database = Database(source, name="records")
     migrate(database)
-    yield History(database)
+    yield database
     database.close()
     source.close()
+
+
+@pytest.fixture
+def history(database: Database) -> History:
+    """Return what plays histories."""
+    return History(database)
 
 
 def test_every_history_is_as_the_model_says(history: History):
@@ -182,3 +190,48 @@ def test_without_a_claim_that_stays(history: History, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(_asgi_request.Request, "_execute", giving_back)
     assert falsified(history.check, STEPS)
+
+
+# What is answered
+
+_NAMES = st.one_of(
+    st.sampled_from(["X-A", "x-a", "Link", "Vary", "Content-Type"]),
+    st.text("!#$%&'*+-.^_`|~09azAZ", min_size=1),
+)
+_VALUES = st.binary(max_size=20).filter(lambda value: not set(value) & {0, 10, 13})
+Headers = list[tuple[bytes, bytes]]
+HEADERS: st.SearchStrategy[Headers] = st.lists(
+    st.tuples(_NAMES.map(str.encode), _VALUES), max_size=8
+)
+
+
+async def _no_body() -> Any:
+    return {"type": "http.request", "body": b""}
+
+
+def test_any_answer_comes_back_byte_for_byte(database: Database):
+    """Whatever the headers are called and contain, in their order, and whatever the body is."""
+    records = Idempotency(database)
+
+    async def main(headers: Headers, parts: list[bytes]) -> None:
+        shop = Shop(*parts, headers=headers)
+        app = IdempotentRequests(shop, records, routes=["/"], scope=user)
+        key = ("idempotency-key", token_hex(8))
+        for marks in ([], [(b"idempotent-replayed", b"true")]):
+            messages: list[Any] = []
+
+            async def send(message: Any, to: list[Any] = messages) -> None:
+                to.append(message)
+
+            scope = http_scope("/", method="POST", headers=[key, ("x-user", "ann")])
+            await app(scope, _no_body, send)
+            assert messages[0]["headers"] == [*headers, *marks]
+            assert b"".join(message["body"] for message in messages[1:]) == b"".join(parts)
+        assert len(shop.orders) == 1
+
+    @settings(max_examples=50)
+    @given(HEADERS, st.lists(st.binary(max_size=20), min_size=1, max_size=3))
+    def check(headers: Headers, parts: list[bytes]) -> None:
+        asyncio.run(main(headers, parts))
+
+    check()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from threading import Event
 from typing import Any
+
+import pytest
 
 from seawall.durable import amigrate
 from seawall.durable._connections import AskText
+from seawall.durable.database import in_thread
 from tests.durable.conftest import Opening
 
 
@@ -45,5 +49,49 @@ def test_what_fails_leaves_nothing(opening: Opening):
             except RuntimeError:
                 pass
             assert await database.arun(count) == before
+
+    asyncio.run(main())
+
+
+def test_who_is_cancelled_waits_for_what_blocks():
+    """Else it would commit behind the back of who undoes it."""
+    blocks, begun, did = Event(), Event(), []
+
+    def work() -> None:
+        begun.set()
+        assert blocks.wait(30)
+        did.append("committed")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.create_task(in_thread(work))
+        await loop.run_in_executor(None, begun.wait, 30)
+        task.cancel()
+        loop.call_later(0.01, blocks.set)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert did == ["committed"]
+
+    asyncio.run(main())
+
+
+def test_what_fails_in_a_thread_is_told():
+    """To who waits for it; to nobody, if that one has gone."""
+    begun, blocks = Event(), Event()
+
+    def fail() -> None:
+        begun.set()
+        blocks.wait(30)
+        raise OSError("no")
+
+    async def main() -> None:
+        task = asyncio.create_task(in_thread(fail))
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait, 30)
+        task.cancel()
+        blocks.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(OSError, match="no"):
+            await in_thread(fail)
 
     asyncio.run(main())

@@ -21,7 +21,7 @@ from seawall.durable.fifo import (
     Skipped,
 )
 from tests.durable.conftest import Opening
-from tests.durable.fifo_support import World, ask, begun, entered, send
+from tests.durable.fifo_support import World, ask, begun, send
 
 
 def test_numbers_have_no_gap(opening: Opening):
@@ -242,6 +242,32 @@ def test_what_is_unacknowledged_is_numbered_anew(tmp_path: Path):
     source.close()
 
 
+def test_sending_again_without_an_event_loop(tmp_path: Path):
+    """One round brings over what is not acknowledged; an error ends it, and what came counts."""
+    source = Sqlite(tmp_path / "resend.db")
+    database = Database(source, name="resend")
+    migrate(database)
+    sender, receiver = FifoSender(database, "shop", to="b"), FifoReceiver(database, "b")
+    with database.transaction() as connection:
+        messages = [sender.send(connection, str(n)) for n in range(3)]
+
+    def post(message: FifoMessage) -> FifoAck | None:
+        if message == messages[2]:
+            raise ConnectionError("no route")
+        with database.transaction() as raw, receiver.receive(raw, *message) as ready:
+            pass
+        return None if message == messages[0] else ready.ack
+
+    with pytest.raises(ConnectionError):
+        sender.resend(post)
+    assert sender.unacknowledged() == messages[2:]
+    assert receiver.skip("shop", 4) == 1
+    assert (receiver.cleanup(older_than=60), receiver.cleanup(older_than=0)) == (0, 1)
+    assert sender.resend(lambda _: FifoAck("shop", "b", messages[0].epoch, 4, 99)) == 1
+    assert sender.resend(post) == 0
+    source.close()
+
+
 def test_what_comes_by_the_wire_is_checked(tmp_path: Path):
     """Values that no sender of ours makes are refused, and leave nothing."""
     source = Sqlite(tmp_path / "wire.db")
@@ -273,25 +299,3 @@ def test_what_comes_by_the_wire_is_checked(tmp_path: Path):
         with pytest.raises((TypeError, ValueError)):
             sender.acknowledge(ack)  # type: ignore[arg-type]
     source.close()
-
-
-def test_a_rollback_inside_the_block_is_noticed(opening: Opening):
-    """Where effects are rolled back inside the block, the place does not move on."""
-
-    async def main() -> None:
-        async with opening() as database:
-            world = World(database)
-            await world.set_up()
-            await world.take(FifoMessage("shop", 1, b"x", 1))
-
-            async def careless() -> None:
-                async with begun(database) as connection:
-                    block = world.receiver.receive(connection, "shop", 2, b"x", 1)
-                    async with entered(database, block):
-                        await ask(database, connection, "UPDATE {fifo_positions} SET version = 1")
-
-            with pytest.raises(RuntimeError, match="rolled back inside the block"):
-                await careless()
-            assert [m.sequence for m in await world.take(FifoMessage("shop", 2, b"x", 1))] == [2]
-
-    asyncio.run(main())

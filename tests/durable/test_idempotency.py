@@ -409,4 +409,4 @@ def test_a_record_that_never_stands_still_is_given_up():
     """Looking again is bounded."""
     steps = records.reserve(WANTED, TERMS)
     with pytest.raises(Contended, match="changed 8 times"):
-        asking(steps, *[[]] * 16)
+        asking(steps, *[[]] * 24)

@@ -43,7 +43,6 @@ STEPS = st.one_of(
 )
 FIRST = [("reserve", "a")]
 TAKEN_OVER = [*FIRST, ("advance", 5), *FIRST]
-LEASE_OVER = [*FIRST, ("advance", 5)]
 RENEWED = [*FIRST, *[("advance", 2), ("renew", 0)] * 4, ("advance", 2)]
 
 
@@ -216,11 +215,8 @@ FENCE = "AND owner = :owner AND epoch = :epoch"
         ("renew", FENCE, "", TAKEN_OVER),
         ("forget", FENCE, "", TAKEN_OVER),
         ("complete", "AND state = 0", "", FIRST),
-        ("forget", "AND state = :state", "", FIRST),
-        ("take", "had.lease_until <= {now}", "1 = 1", FIRST),
-        ("take", "had.state = 0", "1 = 1", TAKEN_OVER),
-        ("take", "had.fingerprint = excluded.fingerprint", "1 = 1", LEASE_OVER),
-        ("take", "had.expires_at <= {now} OR (", "(", FIRST),
+        ("forget", "AND state = 0", "", FIRST),
+        ("take_over", "expires_at <= {now} OR (", "(", FIRST),
         ("renew", ", expires_at = {now} + :ttl", "", RENEWED),
         ("clean", "WHERE expires_at <= {now}", "", FIRST),
     ],

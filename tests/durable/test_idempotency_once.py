@@ -22,7 +22,6 @@ from seawall.durable.idempotency import (
     Once,
 )
 from seawall.durable.outbox import NewEvent, Outbox
-from seawall.errors import LeaseLost
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres
 
@@ -276,6 +275,65 @@ def test_events_are_committed_with_the_answer(bench: Benches):
     asyncio.run(main())
 
 
+def test_a_block_whose_end_fails_leaves_no_key(bench: Benches):
+    """An event that cannot be added is an error as any other: who commits has no key."""
+
+    async def main() -> None:
+        async with bench() as b:
+            outbox = Outbox(b.database, "shop", max_payload=10)
+            async with b.transaction() as conn:
+                event = NewEvent("order", "7", "placed", {"long": "x" * 20})
+                with suppress(ValueError):
+                    async with b.once(conn) as once:
+                        once.answer(1, outbox=outbox, events=[event])
+                    pytest.fail("it was added")
+            seen = b.idempotency.snapshot()
+            assert (seen["abandoned"], seen["completed"]) == (1, 0)
+            assert (await b.order(1)).first
+
+    asyncio.run(main())
+
+
+def test_what_was_committed_inside_the_block_keeps_its_key(bench: Benches):
+    """The order is there, so its key has to be; whatever is raised after that."""
+
+    async def main() -> None:
+        async with bench() as b:
+            for failing in (False, True):
+                key = f"k{failing}"
+                with suppress(ZeroDivisionError, RuntimeError):
+                    async with b.transaction() as conn, b.once(conn, key) as once:
+                        assert once.first
+                        await b.database.connection(conn).arun(put())
+                        await _commit(b, conn)
+                        if failing:
+                            raise ZeroDivisionError
+                assert not (await b.order(1, key)).first
+            assert await b.placed() == 2
+
+    asyncio.run(main())
+
+
+async def _commit(b: Bench, conn: Any) -> None:
+    if b.kind in {"asyncpg", "psycopg"}:
+        await conn.execute("COMMIT")
+    else:
+        await conn.commit()
+
+
+def test_a_recorded_failure_is_told_as_one(bench: Benches):
+    """A record that says that it failed is no success because it is looked at by `once`."""
+
+    async def main() -> None:
+        async with bench() as b:
+            found = await b.idempotency.areserve("tenant", "order", "k", "p")
+            await b.idempotency.acomplete(found.claim, {"error": "no"}, failed=True)
+            once = await b.order(1)
+            assert (once.first, once.failed, once.value) == (False, True, {"error": "no"})
+
+    asyncio.run(main())
+
+
 def test_misuse_is_told(bench: Benches):
     """A repeat has its answer; a block is entered once, by the right kind of `with`."""
 
@@ -292,6 +350,16 @@ def test_misuse_is_told(bench: Benches):
                     b.once(conn).__enter__()
             with pytest.raises(TypeError, match="cannot be stored"):
                 await b.order(object(), "other")
+            outbox = Outbox(b.database, "shop")
+            elsewhere = Database(b.database.source, prefix="other_", name=f"other {b.kind}")
+            async with b.transaction() as conn, b.once(conn, "events") as once:
+                with pytest.raises(ValueError, match="make both with one Database"):
+                    once.answer(1, outbox=Outbox(elsewhere, "shop"))
+                once.answer(1, outbox=outbox, events=[NewEvent("order", "7", "placed", {})])
+                with pytest.raises(RuntimeError, match="would be lost"):
+                    once.answer(2)
+            with pytest.raises(RuntimeError, match="would be lost"):
+                once.answer(3)
 
     asyncio.run(main())
 
@@ -313,7 +381,7 @@ def test_without_a_transaction_it_does_not_begin(postgres: Postgres, tmp_path: P
                 await once.__aenter__()
                 await transaction.rollback()
                 once.answer(1)
-                with pytest.raises(LeaseLost, match="rolled back"):
+                with pytest.raises(RuntimeError, match="ended inside the block"):
                     await once.__aexit__(None, None, None)
 
     asyncio.run(main())
@@ -425,7 +493,7 @@ def test_without_the_removal_a_caught_failure_keeps_its_key(
     opening: Opening, monkeypatch: pytest.MonkeyPatch
 ):
     """Ablation: then who catches the error and commits can never do it again."""
-    monkeypatch.setattr(Once, "_end", lambda *_args, **_options: None)
+    monkeypatch.delattr(Once, "_undo")
 
     async def main() -> None:
         async with opening() as database:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from seawall.durable import Database, Sqlite, migrate
+from seawall.durable import Database, Sqlite, _sql, migrate
 from seawall.durable.inbox import Inbox, _Once
+from tests.durable.conftest import opening_by
 from tests.durable.postgres import Postgres
 
 
@@ -57,8 +59,17 @@ def test_without_a_transaction_it_is_refused(tmp_path: Path):
     source.close()
 
 
-def test_undoing_leaves_earlier_notes_alone(tmp_path: Path):
+@pytest.mark.parametrize("safe", [True, False], ids=["as it is", "without the token"])
+def test_undoing_leaves_earlier_notes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, safe: bool
+):
     """Who is cancelled while it is not known whether it is the first forgets its own note alone."""
+    if not safe:
+        texts = _sql.statements("sqlite", "inbox")
+        assert "AND token = :token" in texts["forget"]
+        without = texts["forget"].replace("AND token = :token", "")
+        monkeypatch.setitem(texts, "forget", without)
+    _sql.statement.cache_clear()
     source = Sqlite(tmp_path / "a.db")
     database = Database(source, name="undoing")
     migrate(database)
@@ -72,8 +83,53 @@ def test_undoing_leaves_earlier_notes_alone(tmp_path: Path):
             block.__enter__()
             block._first = None
             block.__exit__(None, KeyboardInterrupt(), None)
-    assert inbox.seen("billing", "a")
+    assert inbox.seen("billing", "a") is safe
     assert not inbox.seen("billing", "b")
+    source.close()
+    monkeypatch.undo()
+    _sql.statement.cache_clear()
+
+
+def test_repeats_are_in_nobodys_way(tmp_path: Path, postgres: Postgres):
+    """Two batches of repeats in opposite order: neither waits, and no deadlock comes of it."""
+
+    async def main() -> None:
+        async with opening_by("asyncpg", postgres, tmp_path)() as database:
+            inbox = Inbox(database)
+
+            async def repeat(connection: Any, message: str) -> bool:
+                async with inbox.once(connection, "billing", message) as first:
+                    return first
+
+            async with database.atransaction() as connection:
+                assert [await repeat(connection, m) for m in "ab"] == [True, True]
+            async with (
+                asyncio.timeout(20),
+                database.atransaction() as one,
+                database.atransaction() as other,
+            ):
+                assert not await repeat(one, "a")
+                assert not await repeat(other, "b")
+                assert not await repeat(one, "b")
+                assert not await repeat(other, "a")
+
+    asyncio.run(main())
+
+
+def test_a_failure_on_a_connection_that_is_gone_is_counted(tmp_path: Path):
+    """The error goes on as it is, and nothing is asked of what is closed."""
+    source = Sqlite(tmp_path / "a.db")
+    database = Database(source, name="gone")
+    migrate(database)
+    inbox, raw = Inbox(database), source.connect()
+    raw.execute("BEGIN IMMEDIATE")
+    block = inbox.once(raw, "billing", "a")
+    assert block.__enter__()
+    raw.close()
+    block.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+    assert inbox.snapshot()["failed"] == 1
+    assert not inbox.seen("billing", "a")
+    database.close()
     source.close()
 
 

@@ -14,12 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seawall import UnknownJob
+from seawall.clock import VirtualClock
 from seawall.durable import _jobs_steps as steps
 from seawall.durable import amigrate
 from seawall.durable._connections import AskText
-from seawall.durable._idempotency_errors import KeyReused, RecordGarbled
+from seawall.durable._jobs_room import Room
+from seawall.durable._sql import statements
 from seawall.durable.database import Database
 from seawall.durable.jobs import JobExpired, Jobs
+from seawall.errors import KeyReused, QueueFull, RecordGarbled
 from seawall.models.durable_jobs import DurableJob
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres
@@ -220,6 +223,130 @@ def test_many_workers_share_the_jobs(opening: Opening):
             assert sorted(got) == sorted(job.id for job in made)
 
     asyncio.run(main())
+
+
+def test_several_kinds_are_one_line(opening: Opening):
+    """Who does several kinds gets what is next in line of all of them, and of no others."""
+
+    async def main() -> None:
+        async with opening() as database:
+            jobs = Jobs(database)
+            for priority, kind in [
+                (3, "mail"),
+                (0, "other"),
+                (2, "report"),
+                (1, "mail"),
+                (4, "mail"),
+            ]:
+                await jobs.asubmit(None, kind, priority, scope="acme", priority=priority)
+            for want in ([1, 2], [3, 4], []):
+                got = await jobs.aclaim(["report", "mail"], 2, owner="w")
+                assert [claim.payload for claim in got] == want
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "sqlite"])
+def test_what_was_taken_meanwhile_is_not_taken_again(
+    driver: str, postgres: Postgres, tmp_path: Path
+):
+    """Where finding and taking are not one transaction, by a driver's fault, one still gets it."""
+
+    async def main() -> None:
+        async with opening_by(driver, postgres, tmp_path)() as database:
+            jobs = Jobs(database)
+            await jobs.asubmit(None, "report", scope="acme")
+            slow = steps.claiming(["report"], 1, "slow", LEASE, TTL)
+            found = await database.arun(asking(next(slow)))
+            assert len(await jobs.aclaim(["report"], owner="quick")) == 1
+            assert await database.arun(asking(slow.send(found))) == []
+
+    def asking(asked: Any) -> Any:
+        def operation() -> Any:
+            return (yield asked)
+
+        return operation
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("driver", "statement", "found_by"),
+    [
+        ("asyncpg", "due", "Index Cond: ((kind = "),
+        ("sqlite", "due", "(kind=? AND rank<?)"),
+        ("asyncpg", "expire", "Index Cond: (expires_at <= "),
+        ("asyncpg", "forget", "Index Cond: (expires_at <= "),
+    ],
+)
+def test_what_is_looked_for_has_an_index(
+    driver: str, statement: str, found_by: str, postgres: Postgres, tmp_path: Path
+):
+    """A long line of other kinds, and results that are kept, are not looked through each time."""
+
+    async def main() -> str:
+        async with opening_by(driver, postgres, tmp_path)() as database:
+            sqlite = database.dialect == "sqlite"
+            explain = "EXPLAIN QUERY PLAN " if sqlite else "EXPLAIN "
+            text = explain + statements(database.dialect, "jobs")[statement]
+            asked = {"kinds": '["report", "mail"]', "most": 5, "reach": 1, "gone_for": 1}
+
+            def explaining() -> Any:
+                if not sqlite:  # a table without rows is read whole
+                    yield AskText("SET LOCAL enable_seqscan = off", {})
+                    yield AskText("SET LOCAL enable_bitmapscan = off", {})
+                return (yield AskText(text, asked))
+
+            return str(await database.arun(explaining))
+
+    assert found_by in asyncio.run(main())
+
+
+def test_there_is_room_for_so_many(opening: Opening):
+    """Beyond `max_size` jobs that have not ended no more are taken; a known key still is."""
+
+    async def main() -> None:
+        async with opening() as database:
+            clock = VirtualClock()
+            jobs = Jobs(database, max_size=3, clock=clock)
+            made = [await jobs.asubmit(None, "a", scope="acme", key=f"{n}") for n in range(3)]
+            with pytest.raises(QueueFull) as refused:
+                await jobs.asubmit(None, "b", scope="acme")
+            async with _transaction(database) as raw:
+                with pytest.raises(QueueFull):
+                    await jobs.asubmit(raw, "b", scope="acme", key="new")
+            assert refused.value.retry_after == 1.0
+            again = await jobs.asubmit(None, "a", scope="acme", key="1")
+            assert again.id == made[1].id
+            with pytest.raises(KeyReused):
+                await jobs.asubmit(None, "a", "another", scope="acme", key="1")
+            await jobs.acancel(again.id, scope="acme")
+            clock.advance(1.0)
+            assert (await jobs.asubmit(None, "b", scope="acme")).is_new
+            with pytest.raises(QueueFull):
+                await jobs.asubmit(None, "b", scope="acme")
+            unbound = Jobs(database, max_size=None)
+            assert (await unbound.asubmit(None, "b", scope="acme")).is_new
+
+    asyncio.run(main())
+
+
+@given(
+    st.integers(1, 200),
+    st.lists(st.tuples(st.integers(0, 2), st.floats(0, 0.5)), min_size=1, max_size=300),
+)
+def test_processes_together_are_over_the_bound_by_little(most: int, submits: Any):
+    """Three processes count now and then: together they are over by what they may not know of."""
+    clock = VirtualClock()
+    rooms = [Room("jobs", most, clock) for _ in range(3)]
+    there = 0
+    for who, passed in submits:
+        clock.advance(passed)
+        room = rooms[who]
+        if room.wants_a_look():
+            room.found(min(there, most))
+        there += room.take()
+    assert there <= most + 2 * max(1, most // 16)
 
 
 def test_scopes_do_not_see_each_other(opening: Opening):

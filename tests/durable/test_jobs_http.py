@@ -20,6 +20,7 @@ from seawall.durable._jobs_worker import JobWorker
 from seawall.durable.jobs import Jobs
 from seawall.durable.jobs_asgi import JobsApi
 from seawall.web import Incoming
+from seawall.web.fastapi import protect
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres
 from tests.durable.test_jobs import world_of
@@ -270,6 +271,94 @@ def test_in_a_fastapi_app(opening: Opening):
     asyncio.run(main())
 
 
+class Login:
+    """Says who it is in a scope of its own, as some middlewares do."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            name = dict(scope["headers"]).get(b"x-user", b"").decode()
+            scope = {**scope, "user": name}
+        await self.app(scope, receive, send)
+
+
+def test_behind_the_edge_and_a_login(opening: Opening):
+    """Whose a job is, is what was found out on the way to the route, and not at the edge."""
+    from fastapi import FastAPI, Request
+
+    async def main() -> None:
+        async with opening() as database:
+            jobs = Jobs(database)
+            api = JobsApi(jobs, scope=lambda incoming: incoming.scope.get("user"))
+            app = FastAPI()
+            app.mount("/jobs", api)
+            app.add_middleware(Login)
+            edge = protect(app)
+
+            @app.post("/reports")
+            async def report(request: Request) -> Any:
+                return (await api.submitted(request, "report")).response()
+
+            for user, same in [("ann", "ann"), ("bob", "bob"), ("u" * 300, "u" * 299 + "v")]:
+                async with client_of(app, user) as client:
+                    answer = await client.post("/reports", headers={"idempotency-key": "k"})
+                    assert answer.status_code == 202
+                    url = answer.headers["location"]
+                    assert (await client.get(url)).json()["state"] == "queued"
+                async with client_of(app, "eve" if user == same else same) as client:
+                    assert (await client.get(url)).status_code == 404
+            async with client_of(app, "") as client:
+                assert (await client.post("/reports")).status_code == 403
+                assert (await client.get(url)).status_code == 404
+            assert (await jobs.acounts())["queued"][0] == 3
+            edge.guard.close()
+
+    globals()["Request"] = Request
+    asyncio.run(main())
+
+
+def test_a_scope_of_two_parts(opening: Opening):
+    """A tenant and a user are one scope, which no other pair has; without one of them, nobody."""
+
+    async def main() -> None:
+        async with opening() as database:
+            jobs = Jobs(database)
+            api = JobsApi(jobs, scope=lambda seen: (seen.header("x-user"), seen.header("x-team")))
+            async with client_of(submitting(api)) as client:
+                assert (await client.post("/reports", json=1)).status_code == 403
+                team = {"x-team": "red"}
+                answer = await client.post("/reports", json=1, headers=team)
+                url = answer.json()["status_url"]
+                assert (await client.get(url, headers=team)).status_code == 200
+                assert (await client.get(url, headers={"x-team": "blue"})).status_code == 404
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_taken_is_not_the_servers_fault(opening: Opening):
+    """A payload that is too large or no JSON is 422; no room is 503, and when to ask again."""
+
+    async def main() -> None:
+        async with opening() as database:
+            jobs = Jobs(database, max_payload=100, max_size=1)
+            api = JobsApi(jobs, scope=who)
+            async with client_of(submitting(api)) as client:
+                for body in (json.dumps("x" * 100), "NaN", "[" * 70 + "]" * 70):
+                    assert (await client.post("/reports", content=body)).status_code == 422
+                assert (await client.post("/reports", json=1)).status_code == 202
+                full = await client.post("/reports", json=2)
+                assert (full.status_code, full.json()["reason"]) == (503, "queue_full")
+                assert int(full.headers["retry-after"]) >= 1
+            with pytest.raises(ValueError, match="priority"):
+                await api.submitted(
+                    {"type": "http", "headers": [(b"x-user", b"ann")]}, "report", priority=10
+                )
+
+    asyncio.run(main())
+
+
 @given(st.lists(st.text(st.characters(max_codepoint=255), max_size=60), max_size=3))
 def test_preferences_are_read_whatever_they_say(values: list[str]):
     """Nothing that a client writes raises, and a wait is a number of seconds or none."""
@@ -306,6 +395,16 @@ def test_what_is_wrong_is_refused_at_once(opening: Opening):
                 JobsApi(jobs)  # type: ignore[call-arg]
             with pytest.raises(TypeError):
                 JobsApi(jobs, scope=None)  # type: ignore[arg-type]
+
+            async def asked(_incoming: Incoming) -> str:
+                return "ann"
+
+            with pytest.raises(TypeError, match="plain function"):
+                JobsApi(jobs, scope=asked)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="shorter time first"):
+                JobsApi(jobs, scope=who, poll=(5.0, 1.0))
+            with pytest.raises(TypeError, match="two times"):
+                JobWorker(jobs, {"report": who}, poll=1.0)  # type: ignore[arg-type, dict-item]
             with pytest.raises(ValueError, match="such as '/jobs'"):
                 JobsApi(jobs, scope=who, base="jobs/")
             assert repr(JobsApi(jobs, scope=who)).endswith("at '/jobs'>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -14,13 +15,13 @@ from typing import Any
 import pytest
 
 from seawall import Rejected, UnknownJob, subscribe
+from seawall.clock import VirtualClock
 from seawall.durable import _jobs_steps, _jobs_worker, _sql
-from seawall.durable._jobs_queue import QueuedJobs
 from seawall.durable._jobs_run import JobHandle
 from seawall.durable._jobs_worker import JobWorker
+from seawall.durable.database import Database
 from seawall.durable.jobs import Job, Jobs
 from seawall.executors import IoPool
-from seawall.jobs import LocalQueue, Worker
 from seawall.runtime.events import JobDied
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres
@@ -160,9 +161,9 @@ from seawall.durable.jobs import Jobs
 
 place, schema, now = sys.argv[1:]
 
-async def endless(job):
+async def report(job):
     print("begun", flush=True)
-    await asyncio.Event().wait()
+    return (await asyncio.to_thread(sys.stdin.readline)).strip()
 
 async def main():
     if schema:
@@ -172,10 +173,34 @@ async def main():
         source = Sqlite(place)
     database = Database(source, schema=schema or None)
     database._now = now
-    await JobWorker(Jobs(database, lease=10.0), {"report": endless}).run()
+    worker = JobWorker(Jobs(database, lease=10.0), {"report": report})
+    working = asyncio.create_task(worker.run())
+    while not (worker.snapshot()["succeeded"] or worker.snapshot()["lost"]):
+        await asyncio.wait([working], timeout=0.05)
+    worker.stop(0.0)
+    await working
+    print("lost" if worker.snapshot()["lost"] else "told", flush=True)
 
 asyncio.run(main())
 """
+
+
+async def victim_of(world: Any, postgres: Postgres, folder: Path) -> asyncio.subprocess.Process:
+    """Start a worker in a process of its own, and wait until it has begun with a job."""
+    postgresql = world.database.dialect == "postgres"
+    victim = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        VICTIM,
+        postgres.url if postgresql else str(folder / "test.db"),
+        world.database.names.schema or "",
+        world.database._now or "",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert victim.stdout is not None
+    assert await victim.stdout.readline() == b"begun\n"
+    return victim
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "sqlite"])
@@ -189,18 +214,7 @@ def test_a_process_that_is_killed_is_succeeded(driver: str, postgres: Postgres, 
         async with world_of(opening_by(driver, postgres, tmp_path)) as world:
             jobs = Jobs(world.database, lease=10.0)
             job = await jobs.asubmit(None, "report", scope="acme")
-            place = postgres.url if driver == "asyncpg" else str(tmp_path / "test.db")
-            victim = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-c",
-                VICTIM,
-                place,
-                world.database.names.schema or "",
-                world.database._now or "",
-                stdout=asyncio.subprocess.PIPE,
-            )
-            assert victim.stdout is not None
-            assert await victim.stdout.readline() == b"begun\n"
+            victim = await victim_of(world, postgres, tmp_path)
             victim.kill()
             await victim.communicate()
             assert (await jobs.aget(job.id, scope="acme")).state == "running"
@@ -209,6 +223,33 @@ def test_a_process_that_is_killed_is_succeeded(driver: str, postgres: Postgres, 
             await world.pass_(10)
             assert await worker.run_once() == 1
             assert (await ended(jobs, job)).result == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "sqlite"])
+def test_a_process_that_is_paused_has_no_say(driver: str, postgres: Postgres, tmp_path: Path):
+    """A worker stands still beyond its lease: another does the job, and the late result is lost."""
+
+    async def report(job: JobHandle) -> int:
+        return job.attempt
+
+    async def main() -> None:
+        async with world_of(opening_by(driver, postgres, tmp_path)) as world:
+            jobs = Jobs(world.database, lease=10.0)
+            job = await jobs.asubmit(None, "report", scope="acme")
+            victim = await victim_of(world, postgres, tmp_path)
+            victim.send_signal(signal.SIGSTOP)
+            try:
+                await world.pass_(10)
+                assert await JobWorker(jobs, {"report": report}).run_once() == 1
+                assert (await ended(jobs, job)).result == 2
+            finally:
+                victim.send_signal(signal.SIGCONT)
+            said, _ = await victim.communicate(b"late\n")
+            assert said == b"lost\n"
+            seen = await jobs.aget(job.id, scope="acme")
+            assert (seen.result, seen.attempts) == (2, 2)
 
     asyncio.run(main())
 
@@ -369,6 +410,76 @@ def test_a_database_that_is_away_loses_nothing(opening: Opening, monkeypatch: py
     asyncio.run(main())
 
 
+def test_an_answer_that_is_lost(opening: Opening, monkeypatch: pytest.MonkeyPatch):
+    """The commit was done and nobody was told: the end is said again, and counts once."""
+    runs: list[str] = []
+
+    async def once(job: JobHandle) -> str:
+        runs.append(job.payload)
+        if job.payload == "fails":
+            raise ValueError("no")
+        return "done"
+
+    async def main() -> None:
+        async with opening() as database:
+            jobs = Jobs(database)
+            arun, telling = database.arun, _jobs_steps.telling
+            lost: list[str] = []
+
+            def noticed(which: str, told: Any) -> Any:
+                lost.append(which)
+                return telling(which, told)
+
+            async def deaf(operation: Any) -> Any:
+                before = len(lost)
+                answer = await arun(operation)
+                if len(lost) > before and lost.count(lost[-1]) == 1:
+                    raise OSError("the connection was closed")
+                return answer
+
+            monkeypatch.setattr(_jobs_steps, "telling", noticed)
+            monkeypatch.setattr(database, "arun", deaf)
+            made = [
+                await jobs.asubmit(None, "once", what, scope="acme") for what in ("is", "fails")
+            ]
+            worker = JobWorker(jobs, {"once": once}, give_up_on=(ValueError,))
+            assert await worker.run_once() == 2
+            assert [(await ended(jobs, job)).state for job in made] == ["succeeded", "failed"]
+            told = worker.snapshot()
+            assert (told["succeeded"], told["failed"], told["lost"]) == (1, 1, 0)
+            assert sorted(runs) == ["fails", "is"]
+
+    asyncio.run(main())
+
+
+def test_who_cannot_prolong_a_lease_stops_when_it_is_over(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
+):
+    """While the database is away a job goes on as long as it is surely its worker's, no longer."""
+
+    async def away(*_args: Any) -> None:
+        raise OSError("away")
+
+    async def main() -> None:
+        async with opening() as database:
+            clock = VirtualClock()
+            jobs = Jobs(database, lease=30.0, clock=clock)
+            worker = JobWorker(jobs, {"report": lambda _job: 1})
+            await jobs.asubmit(None, "report", scope="acme")
+            (claim,) = await jobs.aclaim(["report"], owner=worker.owner)
+            run = worker._running(claim)
+            clock.advance(20.0)
+            assert await worker._beat_once([run])
+            monkeypatch.setattr(jobs, "abeat", away)
+            for seconds, wanted in [(29.9, "nothing"), (0.1, "to stop")]:
+                clock.advance(seconds)
+                assert not await worker._beat_once([run])
+                assert run.wanted == wanted
+            assert run.handle.cancelled
+
+    asyncio.run(main())
+
+
 def test_a_server_that_crashes_loses_nothing(postgres: Postgres, tmp_path: Path):
     """The server dies while a job is at work: what came out is told when it is back."""
     begun, go = asyncio.Event(), asyncio.Event()
@@ -444,52 +555,108 @@ def test_progress_is_stored_while_it_runs(opening: Opening):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("library", ["asyncpg", "psycopg"])
+def test_workers_elsewhere_hear_of_jobs(library: str, postgres: Postgres, tmp_path: Path):
+    """With `notify` and `listen` a job is begun at once in another process, long before a poll."""
+
+    async def listen() -> Any:
+        if library == "asyncpg":
+            import asyncpg
+
+            return await asyncpg.connect(postgres.url)
+        import psycopg
+
+        return await psycopg.AsyncConnection.connect(postgres.url, autocommit=True)
+
+    async def main() -> None:
+        async with opening_by("asyncpg", postgres, tmp_path)() as database:
+            here, elsewhere = Jobs(database, notify=True), Jobs(database)
+            slow = (120.0, 120.0)
+            worker = JobWorker(elsewhere, {"report": lambda _job: 1}, poll=slow, listen=listen)
+            async with at_work(worker) as task:
+                while not worker.snapshot()["listening"]:
+                    await asyncio.wait([task], timeout=0.01)
+                assert (await ended(here, await here.asubmit(None, "report", scope="acme"))).result
+                async with database.atransaction() as raw:
+                    here._notified = float("-inf")
+                    job = await here.asubmit(raw, "report", scope="acme")
+                assert (await ended(here, job)).result == 1
+            assert not worker.snapshot()["listening"]
+
+    asyncio.run(main())
+
+
+def test_notifications_are_few(postgres: Postgres, tmp_path: Path):
+    """Notifications make commits wait for each other: one in 50 ms, on a name that is not long."""
+
+    async def main() -> None:
+        async with opening_by("asyncpg", postgres, tmp_path)() as database:
+            clock = VirtualClock()
+            jobs = Jobs(database, notify=True, clock=clock)
+            assert [jobs._to_notify() for _ in range(3)] == [jobs.channel, None, None]
+            clock.advance(0.05)
+            assert jobs._to_notify() == jobs.channel
+            assert Jobs(database)._to_notify() is None
+            long = Database(database.source, schema="s" * 39, prefix="p" * 39, name="long")
+            assert len(Jobs(long).channel.encode()) < 63
+            long.close()
+
+    asyncio.run(main())
+
+
+def test_after_news_it_looks_often(postgres: Postgres, tmp_path: Path):
+    """What is told of inside a transaction is committed a little later, and found soon after."""
+    told = iter([False] * 6 + [True] + [False] * 2)
+    naps: list[float] = []
+
+    class Recording(JobWorker):
+        async def _news_within(self, event: Any, seconds: float) -> bool:
+            if event is self._looks:
+                return await super()._news_within(event, seconds)
+            naps.append(seconds)
+            if (heard := next(told, None)) is None:
+                self.stop(0.0)
+            return bool(heard)
+
+    async def main() -> None:
+        async with opening_by("sqlite", postgres, tmp_path)() as database:
+            await Recording(Jobs(database), {"report": lambda _job: 1}).run()
+
+    asyncio.run(main())
+    assert naps[6] > 0.7
+    assert naps[7] <= 0.05
+
+
+def test_what_is_not_kept_is_dropped_by_workers(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody has to call `cleanup`: a worker at work does so now and then."""
+    monkeypatch.setattr(_jobs_worker, "TIDY_EVERY", 0.02)
+
+    async def main() -> None:
+        async with world_of(opening_by("sqlite", postgres, tmp_path)) as world:
+            jobs = Jobs(world.database, result_ttl=10.0, gone_for=10.0)
+            worker = JobWorker(jobs, {"report": lambda _job: "x" * 100})
+            await jobs.asubmit(None, "report", scope="acme")
+            async with at_work(worker) as task:
+                while (await jobs.acounts()).keys() != {"succeeded"}:
+                    await asyncio.wait([task], timeout=0.01)
+                await world.pass_(10)
+                while (await jobs.acounts()).keys() != {"expired"}:
+                    await asyncio.wait([task], timeout=0.01)
+                await world.pass_(10)
+                while await jobs.acounts():
+                    await asyncio.wait([task], timeout=0.01)
+
+    asyncio.run(main())
+
+
 def test_handles_check_what_they_are_told():
     """A share outside of 0 to 1 is refused where it is said."""
     handle = JobHandle.__new__(JobHandle)
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="share"):
             handle.progress(share)
-
-
-# On a queue
-
-
-def test_jobs_go_by_a_queue(opening: Opening):
-    """A queue's worker does jobs by their ids; the record in the database is what counts."""
-    runs: list[str] = []
-
-    async def report(job: JobHandle) -> Any:
-        runs.append(job.id)
-        if job.payload == "once more" and job.attempt == 1:
-            raise OSError("down")
-        return job.attempt
-
-    async def main() -> None:
-        async with opening() as database:
-            jobs, queue = Jobs(database), LocalQueue(f"jobs {id(database)}")
-            queued = QueuedJobs(jobs, queue, {"report": report})
-            worker = Worker(queue, queued.handle, backoff=[0.0])
-            task = asyncio.create_task(worker.run())
-            first = await jobs.asubmit(None, "report", "a", scope="acme")
-            await queued.apush(first)
-            assert (await ended(jobs, first)).result == 1
-            again = await jobs.asubmit(None, "report", "once more", scope="acme")
-            await queued.apush(again)
-            assert (await ended(jobs, again)).result == 2
-            # A push that was lost, a push of what was done, and one of what never was.
-            lost = await jobs.asubmit(None, "report", "b", scope="acme")
-            assert await queued.asweep() == 1
-            assert (await ended(jobs, lost)).result == 1
-            assert await queued.asweep() == 0
-            await queue.await_(await queue.apush({"job": first.id}), timeout=10)
-            await queue.await_(await queue.apush("nonsense"), timeout=10)
-            worker.stop(5.0)
-            await task
-            queued.close()
-            assert len(runs) == 4
-
-    asyncio.run(main())
 
 
 # Without the safeguards
@@ -562,9 +729,11 @@ def test_without_the_epoch_a_zombie_is_heard(
 
 
 def test_without_the_lock_a_job_is_claimed_twice(postgres: Postgres, tmp_path: Path, changed: Any):
-    """Rows are locked as they are chosen; else two would choose the same."""
+    """Rows are locked as they are chosen, and looked at again; else two would take the same."""
     assert not is_claimed_twice(opening_by("asyncpg", postgres, tmp_path))
-    changed("claim", "FOR UPDATE SKIP LOCKED", "")
+    changed("due", "FOR UPDATE SKIP LOCKED", "")
+    assert not is_claimed_twice(opening_by("asyncpg", postgres, tmp_path))
+    changed("take", "AND due_at <= ", "AND 0 < ")
     assert is_claimed_twice(opening_by("asyncpg", postgres, tmp_path))
 
 
@@ -639,5 +808,6 @@ def test_without_the_lease_a_job_is_taken_from_the_living(
             return bool(await jobs.aclaim(["report"], owner="b"))
 
     assert not asyncio.run(main())
-    changed("claim", "due_at <= (SELECT now FROM clock)", "due_at > 0")
+    changed("due", "due_at <= clock.now", "due_at > 0")
+    changed("take", "AND due_at <= ", "AND 0 < ")
     assert asyncio.run(main())

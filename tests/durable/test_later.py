@@ -47,9 +47,9 @@ def test_a_call_is_stored_and_done_when_the_vendor_is_back(opening: Opening):
             counts = await later.acounts()
             assert (counts["waiting"], counts["done"], counts["dead"]) == (0, 1, 0)
             with tenant("acme"), idempotency_key("order 1"):
-                assert (await later.astore(1)).state == "done"
+                assert (await later.astore(1, note="é\0")).state == "done"
             with idempotency_key("order 1"):
-                assert (await later.astore(1)).state == "waiting"
+                assert (await later.astore(1, note="é\0")).state == "waiting"
             assert later.snapshot()["again"] == 2
 
     asyncio.run(main())
@@ -98,14 +98,47 @@ def test_with_its_fallback_a_failure_would_look_like_an_answer(
     source.close()
 
 
-def test_a_call_that_is_done_is_not_stored_again(tmp_path: Path):
+def test_a_plain_function_in_an_event_loop_stores_too(tmp_path: Path):
+    """Where nothing can be awaited although a loop runs, the level is `later.store`."""
+    source = Sqlite(tmp_path / "later.db")
+    database = Database(source, name="later")
+    migrate(database)
+    later, vendor = Later(database, "receipts"), Vendor(down=True)
+    guard = Guard("receipts", Fallback(later.store))
+
+    async def main() -> Any:
+        return guard.call(vendor.send_now, 1, note="x")
+
+    assert isinstance(asyncio.run(main()), Stored)
+    assert later.counts()["waiting"] == 1
+    source.close()
+
+
+def test_several_calls_under_one_key_are_all_done(opening: Opening):
+    """A request's key is shared by its calls: each of them is stored, and each once."""
+
+    async def main() -> None:
+        async with opening() as database:
+            later, vendor = Later(database, "receipts", delay=0), Vendor()
+            with idempotency_key("request"):
+                for order in (1, 2, 1, 2):
+                    await later.astore(order, note="x")
+            assert later.snapshot()["again"] == 2
+            await LaterWorker(later, vendor.send).run_once()
+            assert sorted(vendor.done) == [(n, "x", "request", None) for n in (1, 2)]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["the same object", "another of that name"])
+def test_a_call_that_is_done_is_not_stored_again(tmp_path: Path, *, other: bool):
     """What fails inside a stored call, by another guard, does not make a second one of it."""
     source = Sqlite(tmp_path / "later.db")
     database = Database(source, name="later")
     migrate(database)
     later = Later(database, "receipts", delay=0)
     vendor = Vendor(down=True)
-    inner = Guard("inner", Fallback(later))
+    inner = Guard("inner", Fallback(Later(database, "receipts") if other else later))
     later.store(1)
 
     def outer(order: int) -> Any:

@@ -170,11 +170,11 @@ def test_the_lease_is_prolonged_while_it_runs(opening: Opening):
 
             await at(database, 0)
             await later.astore(1)
-            worker = LaterWorker(later, slow, lease=0.15)
+            worker = LaterWorker(later, slow, lease=0.6)
             task = asyncio.create_task(worker.run_once())
-            await prolonged(150_000)
+            await prolonged(600_000)
             await at(database, 100_000)
-            await prolonged(250_000)
+            await prolonged(700_000)
             await at(database, 200_000)
             assert await LaterWorker(later, slow)._claims(1) == []
 

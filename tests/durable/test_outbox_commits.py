@@ -210,3 +210,81 @@ def test_without_the_row_lock_numbers_are_overtaken(
                 await database.source.execute("DROP SEQUENCE test_numbers")
 
     asyncio.run(main())
+
+
+async def commit_behind(database: Any) -> int:
+    """Deliver an aggregate while an older one is not committed yet; return how many came in all."""
+    outbox, seen = Outbox(database), Seen()
+    worker = dispatcher(outbox, seen.each)
+    async with begun(database) as late:
+        await add(outbox, late, "order", "older", "made", 1)
+        await numbered(outbox, "newer", 1)
+        await worker.drain()
+    for _ in range(3):
+        await worker.drain()
+    return len(seen.events)
+
+
+def test_a_late_commit_behind_is_found(server: Opening):
+    """What becomes visible before the place where the last look ended is delivered all the same."""
+
+    async def main() -> None:
+        async with server() as database:
+            assert await commit_behind(database) == 2
+
+    asyncio.run(main())
+
+
+def test_with_a_cursor_a_late_commit_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, postgres: Postgres, tmp_path: Path
+):
+    """Ablation: whoever only looks behind what was seen never delivers it."""
+    from seawall.durable import dispatcher as module
+
+    original = module.claiming
+    seen_upto = 0
+
+    def forwards(*args: Any, after: int, **options: Any) -> Any:
+        nonlocal seen_upto
+        found = yield from original(*args, after=max(after, seen_upto), **options)
+        seen_upto = max([seen_upto, *(lane.lane for lane in found.lanes)])
+        return found
+
+    monkeypatch.setattr(module, "claiming", forwards)
+
+    async def main() -> None:
+        async with opening_by("asyncpg", postgres, tmp_path)() as database:
+            assert await commit_behind(database) == 1
+
+    asyncio.run(main())
+
+
+def test_were_the_counter_claimed_a_slow_transaction_would_stall_all(
+    monkeypatch: pytest.MonkeyPatch, postgres: Postgres, tmp_path: Path
+):
+    """Ablation: if a claim locked the row that adders lock, one of them would hold up the batch."""
+    head = (
+        "SELECT o.lane\n"
+        "        FROM {outbox} AS o\n"
+        "        WHERE o.outbox = :outbox AND o.lane = free.lane AND o.sequence = free.head\n"
+        "        FOR UPDATE SKIP LOCKED"
+    )
+    counter = (
+        "SELECT s.lane FROM {outbox_sequences} AS s"
+        " WHERE s.outbox = :outbox AND s.lane = free.lane FOR UPDATE"
+    )
+
+    async def main() -> None:
+        async with opening_by("asyncpg", postgres, tmp_path)() as database:
+            outbox, seen = Outbox(database), Seen()
+            await numbered(outbox, "slow", 1)
+            await numbered(outbox, "quick", 1)
+            with without(monkeypatch, "claim", head, counter):
+                async with begun(database) as slow:
+                    await add(outbox, slow, "order", "slow", "made", 1)
+                    draining = asyncio.create_task(dispatcher(outbox, seen.each).drain())
+                    await asyncio.wait([draining], timeout=0.3)
+                    assert not seen.events
+                assert await draining >= 2
+
+    asyncio.run(main())

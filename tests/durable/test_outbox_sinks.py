@@ -71,6 +71,24 @@ def test_no_header_is_too_strange(header: str):
         verify(SECRET, header, b"body", now=1.0)
 
 
+@given(st.from_regex(r"[A-Za-z0-9_-]{1,20}", fullmatch=True), st.binary(max_size=50))
+def test_an_id_is_signed_with_the_body(event_id: str, body: bytes):
+    """What is signed for one id is good for no other, nor for none with the id before the body."""
+    header = sign(SECRET, body, now=5, event_id=event_id)
+    assert verify(SECRET, header, body, now=5.0) == event_id
+    assert verify(SECRET, sign(SECRET, body, now=5), body, now=5.0) == ""
+    given = f"id={event_id},"
+    for said, data in (
+        (header.replace(given, f"id={event_id}x,"), body),
+        (header.replace(given, ""), body),
+        (header.replace(given, ""), event_id.encode() + b"." + body),
+        (header.replace(given, given * 2), body),
+        (header.replace(given, "id=,"), body),
+    ):
+        with pytest.raises(BadSignature):
+            verify(SECRET, said, data, now=5.0)
+
+
 def test_age_and_comparison_are_what_refuses(monkeypatch: pytest.MonkeyPatch):
     """Ablation: without the comparison anybody's signature is good."""
     header = sign(OTHER, b"body", now=5)
@@ -127,7 +145,7 @@ def test_a_webhook_is_signed_and_has_the_id_as_its_key():
     assert request.headers["tenant"] == "acme"
     assert "authorization" not in request.headers
     assert "bad name" not in request.headers
-    verify(SECRET, request.headers[sinks.SIGNATURE_HEADER], request.content)
+    assert verify(SECRET, request.headers[sinks.SIGNATURE_HEADER], request.content) == "abc123"
 
 
 @pytest.mark.parametrize("status", [301, 400, 404, 410, 500, 503])
@@ -163,6 +181,28 @@ def test_a_webhook_goes_through_its_guard():
         guard.close()
 
 
+def test_an_event_that_is_not_wanted_opens_no_circuit():
+    """However often a receiver answers 400 to one event, the next one is posted."""
+
+    async def main() -> None:
+        answers = iter([*[400] * 40, 204])
+
+        def receive(_request: httpx.Request) -> httpx.Response:
+            return httpx.Response(next(answers))
+
+        async with httpx.AsyncClient(transport=httpx.MockTransport(receive)) as client:
+            hook = Webhook("http://receiver/poison", client=client, secret=None)
+            try:
+                for _ in range(40):
+                    with pytest.raises(NotDelivered):
+                        await hook(EVENT)
+                await hook(EVENT)
+            finally:
+                hook.close()
+
+    asyncio.run(main())
+
+
 # Streams
 
 
@@ -174,7 +214,9 @@ def test_a_redis_stream_has_all_of_an_event(redis_url: str):
             await client.delete("test outbox", "test wrong")
             sink = RedisStream(client, "test outbox", max_length=100)
             events = [EVENT._replace(id=str(n), sequence=n) for n in range(1_000)]
+            before = await transactions(client)
             assert await sink(events) == []
+            assert await transactions(client) == before + 1  # all or none: nothing is overtaken
             rows = await client.xrange("test outbox")
             assert 100 <= len(rows) < 500
             last = rows[-1][1]
@@ -189,6 +231,12 @@ def test_a_redis_stream_has_all_of_an_event(redis_url: str):
             await client.delete("test outbox", "test wrong")
 
     asyncio.run(main())
+
+
+async def transactions(client: Any) -> int:
+    """Return how many the server has done."""
+    told: dict[str, dict[str, int]] = await client.info("commandstats")
+    return told.get("cmdstat_exec", {}).get("calls", 0)
 
 
 class FakeContext:
@@ -208,7 +256,13 @@ def test_jetstream_is_told_the_id():
     ((subject, payload, headers),) = context.published
     assert subject == "shop.a___.order_made"
     assert payload == EVENT.payload
-    assert headers == {"tenant": "acme", "Nats-Msg-Id": "abc123", "Seawall-Sequence": "3"}
+    assert headers == {
+        "tenant": "acme",
+        "Nats-Msg-Id": "abc123",
+        "Seawall-Event": "order.made",
+        "Seawall-Aggregate": "a.>*/7 ?",
+        "Seawall-Sequence": "3",
+    }
 
 
 def test_wrong_sinks_are_refused_at_once():

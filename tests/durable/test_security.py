@@ -7,15 +7,29 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from seawall.durable import Database, Sqlite, asgi, migrate
+from seawall.durable import (
+    Database,
+    Sqlite,
+    _asgi_answers,
+    _asgi_exchange,
+    _asgi_request,
+    _idempotency_records,
+    amigrate,
+    asgi,
+    migrate,
+)
 from seawall.durable.asgi import IdempotentRequests, scope_text
 from seawall.durable.idempotency import Idempotency
 from seawall.models import idempotency as model
+from seawall.web import Edge
+from seawall.web.request import INCOMING
 from tests.durable.asgi_support import KEY, USER, Shop, edge_of, first, post, said, user
 from tests.durable.conftest import Opening, opening_by
 from tests.support import falsified
@@ -92,7 +106,9 @@ async def _awaited(_incoming: Any) -> str:
         ({"require": 1}, "True or False"),
         ({"wait": -1}, "0 or more"),
         ({"max_request_body": 0}, "1 or more"),
-        ({"never_store": "x-a"}, "a list of headers"),
+        ({"never_store": "x-a"}, "write a list"),
+        ({"never_store": [7]}, "a list of headers"),
+        ({"trust": "10.0.0.0/8"}, "pass a Trust"),
     ],
 )
 def test_arguments_are_checked(database: Database, options: dict[str, Any], says: str):
@@ -106,14 +122,16 @@ def test_somebody_unknown_has_no_scope(quick: Opening):
     """None, nothing, and a tuple with a part missing are refused; what is no text is an error."""
     shop = Shop()
     answers: list[Any] = [None, "", ("acme", None), ("", "ann"), ()]
+    mistakes: list[Any] = [7.5, True, b"ann", ("acme", ["ann"]), object()]
 
     async def main() -> None:
         async with edge_of(quick, shop, scope=lambda _: answers.pop()) as app:
             for _ in range(5):
                 assert (await post(app)).status == 403
-            answers.append(7)
-            with pytest.raises(TypeError, match="return text"):
-                await post(app)
+            for mistake in mistakes:
+                answers.append(mistake)
+                with pytest.raises(TypeError, match="return text"):
+                    await post(app)
             assert shop.orders == []
 
     asyncio.run(main())
@@ -187,12 +205,14 @@ def test_a_replay_never_crosses(database: Database):
     check()
 
 
-@pytest.mark.parametrize("without", ["scope", "path", "operation"])
+@pytest.mark.parametrize("without", ["scope", "bounds", "path", "operation"])
 def test_without_its_parts_a_name_would_cross(
     database: Database, monkeypatch: pytest.MonkeyPatch, without: str
 ):
-    """Ablation: parts put together without a bound, no path in the payload, no method."""
+    """Ablation: all callers one, parts put together without a bound, no path, no method."""
     if without == "scope":
+        monkeypatch.setattr(asgi, "scope_text", lambda _said: "everybody")
+    elif without == "bounds":
         monkeypatch.setattr(asgi, "scope_text", "".join)
     elif without == "path":
         monkeypatch.setattr(asgi, "fingerprint_of", lambda *parts: model.fingerprint_of(parts[-1]))
@@ -211,6 +231,9 @@ _KEYED = asgi.Keyed
     st.lists(
         st.one_of(
             st.text(min_size=1, max_size=300),
+            st.integers(-3, 3),
+            st.tuples(st.integers(-3, 3), st.sampled_from(["1", "-1"])),
+            st.sampled_from(["0", "1", "-1", "[1]", UUID(int=1)]),
             st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=3).map(tuple),
             st.sampled_from(["#", "[", '["a"]', "\0", "\ud800", "x" * 250, "x" * 251]),
         ),
@@ -225,6 +248,57 @@ def test_scopes_stay_apart(scopes: list[Any]):
     for text in texts:
         assert text is not None
         assert model.check_name("scope", text) == text
+
+
+# Who proves whose a request is
+
+
+class Login:
+    """Proves who asks, and tells those inside by a header: whatever a stranger wrote there."""
+
+    def __init__(self, app: Any, *, in_place: bool) -> None:
+        self._app = app
+        self._in_place = in_place
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Let nobody say who they are."""
+        proven = dict(scope["headers"])[b"authorization"].removeprefix(b"Bearer of-")
+        headers = [pair for pair in scope["headers"] if pair[0] != b"x-user"]
+        headers.append((b"x-user", proven))
+        if self._in_place:
+            scope["headers"][:] = headers
+        else:
+            scope["headers"] = headers
+        await self._app(scope, receive, send)
+
+
+async def _pretend(opening: Opening, *, in_place: bool) -> tuple[Answer, Answer]:
+    """Return what ann is told, and then eve who writes that she is ann."""
+    async with edge_of(opening, Shop(), routes=["/orders"]) as app:
+        edge = Edge(Login(app, in_place=in_place), name="shop")
+        asked = [(KEY, USER, ("authorization", f"Bearer of-{who}")) for who in ("ann", "eve")]
+        return await post(edge, "/orders", *asked[0]), await post(edge, "/orders", *asked[1])
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_a_login_has_proven_counts(quick: Opening, in_place: bool):  # noqa: FBT001 - as drawn
+    """Not what a stranger wrote and the edge outside has seen: eve is not told what ann was."""
+    ann, eve = asyncio.run(_pretend(quick, in_place=in_place))
+    assert first(ann)
+    assert first(eve)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_the_edge_saw_would_cross(
+    quick: Opening,
+    monkeypatch: pytest.MonkeyPatch,
+    in_place: bool,  # noqa: FBT001 - as drawn
+):
+    """Ablation: asked with the request as it came, the scope is what a stranger wrote."""
+    monkeypatch.setattr(IdempotentRequests, "_incoming", lambda _self, scope: scope[INCOMING])
+    ann, eve = asyncio.run(_pretend(quick, in_place=in_place))
+    assert first(ann)
+    assert not first(eve)
 
 
 # What is never stored
@@ -248,9 +322,10 @@ SECRETS = [
 ]
 
 
-async def _leave_secrets(opening: Opening) -> tuple[str, list[Answer]]:
-    shop = Shop(headers=[*SECRETS, (b"location", b"/orders/1")])
-    async with edge_of(opening, shop, never_store=["X-Session"]) as app:
+async def _leave_secrets(opening: Opening, size: int = 10) -> tuple[str, list[Answer]]:
+    shop = Shop(b"x" * size, headers=[*SECRETS, (b"location", b"/orders/1")])
+    never = (name for name in ["X-Session"])  # read once, as an iterable may be
+    async with edge_of(opening, shop, never_store=never, idempotency={"max_body": 100}) as app:
         request = ("/orders", KEY, USER, ("authorization", "Bearer very-secret-0"))
         answers = [await post(app, *request) for _ in range(2)]
         assert len(shop.orders) == 1
@@ -266,12 +341,57 @@ def test_cookies_logins_and_connections_are_never_stored(opening: Opening):
     assert again.headers == {"location": "/orders/1", "idempotent-replayed": "true"}
 
 
+def test_nor_are_they_in_a_tombstone(opening: Opening):
+    """What is left of an answer that was too large has nothing of them either."""
+    stored, (_, again) = asyncio.run(_leave_secrets(opening, size=101))
+    assert "/orders/1" in stored
+    assert "very-secret" not in stored
+    assert again.headers["idempotent-body"] == "dropped"
+
+
 def test_without_the_list_they_would_be(quick: Opening, monkeypatch: pytest.MonkeyPatch):
     """Ablation: without the list of headers that are never stored, they are in the table."""
     monkeypatch.setattr(model, "NEVER_STORED", frozenset())
     stored, _ = asyncio.run(_leave_secrets(quick))
     assert "very-secret-1" in stored
     assert "very-secret-3" in stored
+
+
+def _log_of_a_failure(file: Path, caplog: pytest.LogCaptureFixture) -> str:
+    """Let the table go away while a request is served; return what stands in the log."""
+
+    async def main() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{file}")
+        database = Database(engine, name="logged")
+        await amigrate(database)
+
+        async def lose(_shop: Shop) -> None:
+            await database.arun(lambda: said("DROP TABLE {idempotency}"))
+
+        shop = Shop(b"very-secret-1", headers=[(b"x-token", b"very-secret-2")], more=lose)
+        records = Idempotency(database)
+        app = IdempotentRequests(shop, records, routes=["/orders"], scope=lambda _: "very-secret-3")
+        assert (await post(app)).status == 503
+        database.close()
+        await engine.dispose()
+
+    asyncio.run(main())
+    return caplog.text
+
+
+def test_a_failure_tells_no_secrets_to_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """Drivers tell the parameters of what failed: the answer, and whose it is. We do not."""
+    monkeypatch.setattr(_asgi_request, "PAUSES", ())
+    told = _log_of_a_failure(tmp_path / "a.db", caplog)
+    assert "POST /orders" in told
+    assert "no such table" in told
+    assert "very-secret" not in told
+    # Ablation: all that an error says.
+    monkeypatch.setattr(_asgi_request, "first_line", str)
+    told = _log_of_a_failure(tmp_path / "b.db", caplog)
+    assert all(f"very-secret-{n}" in told for n in (1, 2, 3))
 
 
 async def _leave_a_key(opening: Opening) -> str:
@@ -294,37 +414,90 @@ def test_without_the_hash_they_would_be_there(quick: Opening, monkeypatch: pytes
 # How much is stored
 
 
+FOUND = {
+    "location": "/orders/1",
+    "content-type": "text/csv",
+    "etag": '"1"',
+    "last-modified": "Thu, 01 Jan 1970 00:00:00 GMT",
+}
+"""Where the client finds what it cannot be told again."""
+
+
+async def _ask_for_much(opening: Opening, parts: tuple[bytes, ...]) -> None:
+    """Look: the first has it all, a repeat is told where to find it, nothing is done again."""
+    headers = [(name.encode(), value.encode()) for name, value in FOUND.items()]
+    length = str(sum(map(len, parts))).encode()
+    more = [(b"content-length", length), (b"content-encoding", b"br"), (b"x-more", b"y" * 100)]
+    shop = Shop(*parts, headers=[*headers, *more])
+    async with edge_of(opening, shop, idempotency={"max_body": 100}) as app:
+        assert (await post(app)).body == b"".join(parts)
+        marks = {"idempotent-body": "dropped", "idempotent-replayed": "true"}
+        for _ in range(3):
+            again = await post(app)
+            assert (again.status, again.body) == (201, b"")
+            assert again.headers == {**FOUND, "content-length": "0", **marks}
+        stored = await table(app.idempotency.database)
+        assert "xxx" not in stored
+        assert "yyy" not in stored
+        assert shop.orders == [b"book"]
+        assert app.snapshot()["dropped_bodies"] == 1
+
+
 @pytest.mark.parametrize("parts", [(b"x" * 101,), (b"x" * 60, b"x" * 41), (b"x" * 50,) * 9])
 def test_large_answers_leave_a_tombstone(opening: Opening, parts: tuple[bytes, ...]):
-    """The first has it all; a repeat its status alone, and nothing is ever done again."""
-    length = str(sum(map(len, parts))).encode()
-    shop = Shop(*parts, headers=[(b"content-length", length), (b"etag", b"1")])
+    """The status and where to look are kept, the body is not, and that is told."""
+    asyncio.run(_ask_for_much(opening, parts))
 
-    async def main() -> None:
-        async with edge_of(opening, shop, idempotency={"max_body": 100}) as app:
-            assert (await post(app)).body == b"".join(parts)
-            for _ in range(3):
-                again = await post(app)
-                assert (again.status, again.body) == (201, b"")
-                assert again.headers["idempotent-body"] == "dropped"
-                assert again.headers["content-length"] == "0"
-                assert not first(again)
-            assert "xxx" not in await table(app.idempotency.database)
-            assert shop.orders == [b"book"]
-            assert app.snapshot()["dropped_bodies"] == 1
 
-    asyncio.run(main())
+@pytest.mark.parametrize("without", ["cap", "tombstone", "record"])
+def test_without_a_tombstone(quick: Opening, monkeypatch: pytest.MonkeyPatch, without: str):
+    """Ablation: all of it kept; nothing but the status; or no record, and it is done again."""
+    if without == "cap":
+        monkeypatch.setattr(_idempotency_records, "stored", _stored_whole)
+        monkeypatch.setattr(_asgi_request, "Exchange", _endless)
+    elif without == "tombstone":
+        monkeypatch.setattr(
+            _asgi_answers, "tombstone", lambda status, _: model.Answer(status, [], b"")
+        )
+    else:
+        monkeypatch.setattr(_asgi_exchange, "keeps", lambda _status, headers: len(headers) < 2)
+    with pytest.raises(AssertionError):
+        asyncio.run(_ask_for_much(quick, (b"x" * 101,)))
+
+
+_STORED, _EXCHANGE = _idempotency_records.stored, _asgi_exchange.Exchange
+
+
+def _stored_whole(answer: object, terms: Any, *, failed: bool) -> dict[str, Any]:
+    return _STORED(answer, terms._replace(max_body=10_000), failed=failed)
+
+
+def _endless(body: bytes, to: Any, settling: Any, _most: int, never: Any) -> Any:
+    return _EXCHANGE(body, to, settling, 10_000, never)
+
+
+@given(st.lists(st.tuples(st.sampled_from([*FOUND, "x"]), st.text("a", max_size=5000)), max_size=9))
+def test_a_tombstone_is_small(headers: list[tuple[str, str]]):
+    """Whatever the app said: few bytes, in the order in which it said them."""
+    given_headers = [(name.encode(), value.encode()) for name, value in headers]
+    *told, length, mark = _asgi_answers.tombstone(201, given_headers).headers
+    assert sum(len(name) + len(value) for name, value in told) <= 4096
+    rest = iter(given_headers)
+    assert all(pair in rest for pair in told)
+    assert (length, mark) == ((b"content-length", b"0"), (b"idempotent-body", b"dropped"))
 
 
 def test_endless_headers_leave_a_tombstone(quick: Opening):
     """More headers than a record holds are as a body that is too large."""
-    shop = Shop(headers=[(b"x-%d" % n, b"y" * 100) for n in range(1000)])
+    many = [(b"x-%d" % n, b"y" * 100) for n in range(1000)]
+    shop = Shop(headers=[*many, (b"location", b"/orders/1")])
 
     async def main() -> None:
         async with edge_of(quick, shop) as app:
             await post(app)
             again = await post(app)
             assert (again.status, again.headers["idempotent-body"]) == (201, "dropped")
+            assert again.headers["location"] == "/orders/1"
             assert "yyy" not in await table(app.idempotency.database)
             assert len(shop.orders) == 1
 
@@ -351,6 +524,7 @@ HOSTILE = [
     "status = 1000",
     "status = NULL",
     "state = 9",
+    'body = NULL, headers = \'[["content-length", "5000"]]\'',
 ]
 
 

@@ -3,62 +3,74 @@
 `Idempotency` makes a request, a function or a transaction safe to repeat; `Outbox` and `Dispatcher`
 send what a transaction said, `Inbox` and `FifoReceiver` take each message once; `Jobs` is work that
 is answered with 202, `Later` is work for when a dependency is back. All are on a `Database`.
+
+Each name is loaded when it is first used: no driver and no web framework is imported before.
 """
 
-from seawall.durable._jobs_queue import JobNotReady, JobTriedAgain, QueuedJobs
-from seawall.durable._jobs_run import JobCancelled, JobFunction, JobHandle
-from seawall.durable._jobs_worker import JobWorker
-from seawall.durable.asgi import IdempotentRequests, Keyed, keyed
-from seawall.durable.database import Database
-from seawall.durable.dispatcher import Dispatcher
-from seawall.durable.fifo import (
-    FifoAck,
-    FifoFull,
-    FifoGap,
-    FifoMessage,
-    FifoReceiver,
-    FifoSender,
-    FifoStateLost,
-    Gap,
-    Received,
-    Skipped,
-)
-from seawall.durable.idempotency import (
-    Answer,
-    AnswerNotKept,
-    Claim,
-    Fresh,
-    Idempotency,
-    KeyInFlight,
-    KeyMissing,
-    KeyReused,
-    Mismatch,
-    Once,
-    Pending,
-    RecordedFailure,
-    RecordGarbled,
-    Replay,
-    Reservation,
-    Single,
-    fingerprint_of,
-)
-from seawall.durable.inbox import Inbox
-from seawall.durable.jobs import Job, JobClaim, JobExpired, Jobs
-from seawall.durable.jobs_asgi import JobsApi, Reply
-from seawall.durable.later import DeadLetter, Later, LaterFull, LaterWorker, Stored
-from seawall.durable.migrations import amigrate, migrate
-from seawall.durable.outbox import Blocked, Dead, Event, FromRow, NewEvent, Outbox
-from seawall.durable.sinks import (
-    SIGNATURE_HEADER,
-    BadSignature,
-    JetStream,
-    NotDelivered,
-    RedisStream,
-    Webhook,
-    sign,
-    verify,
-)
-from seawall.durable.sqlite import Sqlite
+from seawall._lazy import lazily
+
+TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
+if TYPE_CHECKING:
+    from seawall.durable._jobs_queue import QueuedJobs
+    from seawall.durable._jobs_run import JobFunction, JobHandle
+    from seawall.durable._jobs_worker import JobWorker
+    from seawall.durable.asgi import IdempotentRequests, Keyed, keyed
+    from seawall.durable.database import Database
+    from seawall.durable.dispatcher import Dispatcher
+    from seawall.durable.fifo import (
+        FifoAck,
+        FifoMessage,
+        FifoReceiver,
+        FifoSender,
+        Gap,
+        Received,
+        Skipped,
+    )
+    from seawall.durable.idempotency import (
+        Answer,
+        Claim,
+        Fresh,
+        Idempotency,
+        Mismatch,
+        Once,
+        Pending,
+        Replay,
+        Reservation,
+        Single,
+        fingerprint_of,
+    )
+    from seawall.durable.inbox import Inbox
+    from seawall.durable.jobs import Job, JobClaim, Jobs
+    from seawall.durable.jobs_asgi import JobsApi, Reply
+    from seawall.durable.later import DeadLetter, Later, LaterWorker, Stored
+    from seawall.durable.migrations import amigrate, migrate
+    from seawall.durable.outbox import Blocked, Dead, Event, FromRow, NewEvent, Outbox
+    from seawall.durable.sinks import (
+        SIGNATURE_HEADER,
+        JetStream,
+        RedisStream,
+        Webhook,
+        sign,
+        verify,
+    )
+    from seawall.durable.sqlite import Sqlite
+    from seawall.errors import (
+        AnswerNotKept,
+        BadSignature,
+        FifoFull,
+        FifoStateLost,
+        JobCancelled,
+        JobExpired,
+        JobNotReady,
+        KeyInFlight,
+        KeyMissing,
+        KeyReused,
+        LaterFull,
+        NotDelivered,
+        RecordedFailure,
+        RecordGarbled,
+    )
+    from seawall.runtime.durable_events import FifoGap
 
 __all__ = [
     "SIGNATURE_HEADER",
@@ -93,7 +105,6 @@ __all__ = [
     "JobFunction",
     "JobHandle",
     "JobNotReady",
-    "JobTriedAgain",
     "JobWorker",
     "Jobs",
     "JobsApi",
@@ -130,3 +141,35 @@ __all__ = [
     "sign",
     "verify",
 ]
+
+_HOMES = {
+    "durable._jobs_queue": "QueuedJobs",
+    "durable._jobs_run": "JobFunction JobHandle",
+    "durable._jobs_worker": "JobWorker",
+    "durable.asgi": "IdempotentRequests Keyed keyed",
+    "durable.database": "Database",
+    "durable.dispatcher": "Dispatcher",
+    "durable.fifo": "FifoAck FifoMessage FifoReceiver FifoSender Gap Received Skipped",
+    "durable.idempotency": (
+        "Answer Claim Fresh Idempotency Mismatch Once Pending Replay Reservation Single "
+        "fingerprint_of"
+    ),
+    "durable.inbox": "Inbox",
+    "durable.jobs": "Job JobClaim Jobs",
+    "durable.jobs_asgi": "JobsApi Reply",
+    "durable.later": "DeadLetter Later LaterWorker Stored",
+    "durable.migrations": "amigrate migrate",
+    "durable.outbox": "Blocked Dead Event FromRow NewEvent Outbox",
+    "durable.sinks": "JetStream RedisStream SIGNATURE_HEADER Webhook sign verify",
+    "durable.sqlite": "Sqlite",
+    "errors": (
+        "AnswerNotKept BadSignature FifoFull FifoStateLost JobCancelled JobExpired "
+        "JobNotReady KeyInFlight KeyMissing KeyReused LaterFull NotDelivered "
+        "RecordGarbled RecordedFailure"
+    ),
+    "runtime.durable_events": "FifoGap",
+}
+"""The public names by the module in which they are at home."""
+
+if not TYPE_CHECKING:  # a type checker is to tell of names that are not there
+    __getattr__, __dir__ = lazily(__name__, _HOMES, globals())

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
+from seawall.errors import (
+    KeyInFlight,
+    KeyMissing,
+    KeyReused,
+    RecordGarbled,
+    SeawallError,
+    StoreUnavailable,
+)
 from seawall.models.idempotency import Answer, Garbled, Headers, headers_fit, storable
 from seawall.web.problems import Problem, problem_of
 from seawall.web.sending import FAILURE, Send
@@ -25,7 +33,15 @@ _LENGTH: Final = b"content-length"
 _OF_ITS_MESSAGE: Final = frozenset({b"date"})
 """A replay is another message: the server gives it a date of its own."""
 
-_OF_THE_BODY: Final = frozenset({_LENGTH, b"etag", b"digest", b"repr-digest", b"accept-ranges"})
+_OF_A_TOMBSTONE: Final = frozenset(
+    {b"content-location", b"content-type", b"etag", b"last-modified", b"location"}
+)
+"""What a client needs to find what was done, where the answer itself is too large to be kept."""
+
+_MOST_OF_A_TOMBSTONE: Final = 4096
+"""Bytes of them."""
+
+_NO_CONTENT: Final = 204
 
 
 def keeps(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -38,39 +54,59 @@ def keeps(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return status not in NOTHING_DONE
 
 
-def recorded(
-    status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, never: frozenset[bytes]
-) -> Answer:
+def recorded(status: int, headers: Headers, body: bytes | None, never: frozenset[bytes]) -> Answer:
     """Return what is kept of an answer; nothing of a login or a connection, and none of `never`.
 
-    More headers than a record holds are as a body that is too large: the record is without.
+    A tombstone, where there are more headers than a record holds, or more of a body: then None.
     """
+    kept = _storable(headers, never)
+    if body is None or not headers_fit(kept):
+        return tombstone(status, kept)
+    return Answer(status, kept, body)
+
+
+def tombstone(status: int, headers: Headers) -> Answer:
+    """Return what is kept of an answer that is too large: that it was done, and where to look.
+
+    It is an answer of its own: without a body, and it says so.
+    """
+    left, told = _MOST_OF_A_TOMBSTONE, []
+    for name, value in headers:
+        if name.lower() in _OF_A_TOMBSTONE and len(name) + len(value) <= left:
+            left -= len(name) + len(value)
+            told.append((name, value))
+    if status != _NO_CONTENT:
+        told.append((_LENGTH, b"0"))
+    return Answer(status, [*told, BODY_DROPPED], b"")
+
+
+def is_tombstone(answer: Answer) -> bool:
+    """Tell whether more was answered than is kept."""
+    return BODY_DROPPED in answer.headers
+
+
+def _storable(headers: Headers, never: frozenset[bytes]) -> Headers:
     left_out = never | _OF_ITS_MESSAGE
-    kept = [pair for pair in storable(headers) if pair[0].lower() not in left_out]
-    return Answer(status, kept, body) if headers_fit(kept) else Answer(status, [], b"", kept=False)
+    return [pair for pair in storable(headers) if pair[0].lower() not in left_out]
 
 
 async def send_replay(send: Send, answer: Answer, never: frozenset[bytes]) -> None:
     """Answer as the first was answered; raise `Garbled` where no server could send that."""
-    status, headers, body = _sendable(answer)
-    left_out = never | _OF_ITS_MESSAGE
-    # Once more: who can write into the table must not log anybody in.
-    told = [pair for pair in storable(headers) if pair[0].lower() not in left_out]
     if not answer.kept:
-        body = b""
-        told = [pair for pair in told if not _is_of_the_body(pair[0].lower())]
-        told += [(_LENGTH, b"0"), BODY_DROPPED]
-    start = {"type": "http.response.start", "status": status, "headers": [*told, REPLAYED]}
-    await send(start)
+        answer = tombstone(answer.status, answer.headers)
+    status, headers, body = _sendable(answer)
+    # Once more: who can write into the table must not log anybody in.
+    told = [*_storable(headers, never), REPLAYED]
+    await send({"type": "http.response.start", "status": status, "headers": told})
     await send({"type": "http.response.body", "body": body})
 
 
 def _sendable(answer: Answer) -> tuple[int, Headers, bytes]:
-    status, headers, body, kept = answer
+    status, headers, body, _ = answer
     if not isinstance(status, int) or not 200 <= status <= 599 or not isinstance(body, bytes):  # noqa: PLR2004 - final ones
         raise Garbled("no answer")
     lengths = {value for name, value in headers if name.lower() == _LENGTH}
-    if kept and body and lengths - {str(len(body)).encode()}:
+    if lengths - {str(len(body)).encode()}:
         raise Garbled("a body that is not as long as it says")
     for name, value in headers:
         if not name or any(byte <= 0x20 or byte >= 0x7F or byte == 0x3A for byte in name):  # noqa: PLR2004 - visible, no colon
@@ -80,14 +116,13 @@ def _sendable(answer: Answer) -> tuple[int, Headers, bytes]:
     return status, headers, body
 
 
-def _is_of_the_body(name: bytes) -> bool:
-    return name in _OF_THE_BODY or (name.startswith(b"content-") and name != b"content-location")
-
-
 def failure_of(error: BaseException | None) -> tuple[int, Headers, bytes]:
-    """Return the answer to who asked for what then failed."""
+    """Return the answer to who asked for what then failed, now and whenever it is asked again.
+
+    So it says to nobody that asking again may help.
+    """
     problem = None if error is None else problem_of(error)
-    if problem is None or problem.status < FAILURE:
+    if problem is None or problem.status < FAILURE or problem.retry_after is not None:
         problem = Problem(
             500, "Internal server error", "The work failed.", extensions={"reason": "failed"}
         )
@@ -98,18 +133,18 @@ def failure_of(error: BaseException | None) -> tuple[int, Headers, bytes]:
 # What is told instead
 
 
-def _told(status: int, title: str, detail: str, reason: str, wait: float | None = None) -> Problem:
-    extensions: dict[str, Any] = {"reason": reason}
-    return Problem(status, title, detail, retry_after=wait, extensions=extensions)
+def _told_of(error: SeawallError) -> Problem:
+    """Return what everybody is told of it, here and where a handler raises it."""
+    problem = problem_of(error)
+    assert problem is not None  # noqa: S101 - of all errors of Seawall something is told
+    return problem
 
 
-KEY_MISSING: Final = _told(
-    400,
-    "Idempotency-Key is missing",
-    "This operation needs an Idempotency-Key header: a fresh one for each effect, the same one"
-    " whenever that is asked for again.",
-    "key_missing",
-)
+def _told(status: int, title: str, detail: str, reason: str) -> Problem:
+    return Problem(status, title, detail, extensions={"reason": reason})
+
+
+KEY_MISSING: Final = _told_of(KeyMissing())
 KEY_MALFORMED: Final = _told(
     400,
     "Idempotency-Key is malformed",
@@ -122,34 +157,18 @@ NOBODY: Final = _told(
     "An Idempotency-Key is of no use to somebody unknown.",
     "scope_unknown",
 )
-REUSED: Final = _told(
-    422,
-    "Idempotency-Key is already used",
-    "This key was used with another payload: take a fresh key for another effect.",
-    "key_reused",
-)
+REUSED: Final = _told_of(KeyReused())
 TOO_LARGE: Final = _told(413, "Content too large", "The body is too large.", "body_too_large")
-UNREADABLE: Final = _told(
-    500,
-    "Internal server error",
-    "This was done before, and the stored answer cannot be read. It is not done again.",
-    "record_garbled",
-)
+UNREADABLE: Final = _told_of(RecordGarbled())
 
 
 def in_flight(wait: float) -> Problem:
     """Return what is told to who asks for what is under way."""
-    return _told(
-        409,
-        "A request is outstanding for this Idempotency-Key",
-        "The first request with this key is still at work.",
-        "key_in_flight",
-        wait,
-    )
+    return _told_of(KeyInFlight("at work", retry_after=wait))
 
 
 def store_away(wait: float) -> Problem:
     """Return what is told where no record can be made: nothing is done without one."""
-    return _told(
-        503, "Service unavailable", "A store that this service needs is away.", "store_away", wait
-    )
+    problem = _told_of(StoreUnavailable())
+    problem.retry_after = wait
+    return problem

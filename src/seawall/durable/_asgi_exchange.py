@@ -41,8 +41,8 @@ class Settling(Protocol):
         """Record `answer`; return what is to be sent instead, if that was refused."""
         ...
 
-    async def abandon(self) -> None:
-        """Keep nothing: the next one runs."""
+    async def abandon(self) -> Callable[[], Awaitable[None]] | None:
+        """Keep nothing: the next one runs; return what is to be sent instead, if that has run."""
         ...
 
 
@@ -67,7 +67,7 @@ class Exchange:
         self._held: list[Message] = []
         self._closes = False
         """Whether a body without a length ends with its connection."""
-        self._parts: list[bytes] = []
+        self._recording = bytearray()
         self._size = 0
         self._gone = False
         self._trouble: Exception | None = None
@@ -106,9 +106,11 @@ class Exchange:
         if kind == "http.response.start":
             if self._start is not None:
                 raise RuntimeError("the answer has started already")
-            self._start = message
-            names = {name.lower() for name, _ in message.get("headers", ())}
-            if b"content-length" in names:
+            # Looked at here, where what makes no sense is an error of the app's, and copied: it may
+            # be anything that is read once.
+            headers: Headers = [(_checked(n), _checked(v)) for n, v in message.get("headers", ())]
+            self._start = {**message, "status": int(message["status"]), "headers": headers}
+            if any(name.lower() == b"content-length" for name, _ in headers):
                 self._holds = "last part"
             elif self._closes:
                 self._holds = "all"
@@ -120,9 +122,9 @@ class Exchange:
             part = bytes(message.get("body", b""))
             self._size += len(part)
             if self._size <= self._most:
-                self._parts.append(part)
+                self._recording += part
             else:
-                self._parts.clear()
+                self._recording.clear()
             if message.get("more_body"):
                 await self._more(part)
             else:
@@ -160,24 +162,24 @@ class Exchange:
     async def _end(self, last: Message) -> None:
         """Record the answer; then let the client have the end of it."""
         assert self._start is not None  # noqa: S101 - as `send` has seen
-        status = int(self._start["status"])
-        headers: Headers = [(bytes(n), bytes(v)) for n, v in self._start.get("headers", ())]
+        status: int = self._start["status"]
+        headers: Headers = self._start["headers"]
         self._settled = True
-        instead = None
-        if keeps(status, headers):
-            answer = recorded(status, headers, b"".join(self._parts), self._never)
-            if self._size > self._most:
-                answer = answer._replace(body=b"", kept=False)
-            instead = await self._settling.complete(answer, failed=status >= FAILURE)
-        else:
-            await self._settling.abandon()
-        self._parts.clear()
-        if instead is not None:
-            await self._send_instead(instead)
-        else:
-            for message in (*self._held, last):
-                await self._release(message)
-        self._over.set()
+        try:
+            if keeps(status, headers):
+                body = bytes(self._recording) if self._size <= self._most else None
+                answer = recorded(status, headers, body, self._never)
+                instead = await self._settling.complete(answer, failed=status >= FAILURE)
+            else:
+                instead = await self._settling.abandon()
+            self._recording.clear()
+            if instead is not None:
+                await self._send_instead(instead)
+            else:
+                for message in (*self._held, last):
+                    await self._release(message)
+        finally:
+            self._over.set()
 
     async def _send_instead(self, instead: Callable[[], Awaitable[None]]) -> None:
         if self._begun:
@@ -191,7 +193,9 @@ class Exchange:
         """Settle what the app has left without an answer, or with half of one."""
         self._settled = True
         if not self._begun and says_nothing_was_done(error):
-            await self._settling.abandon()
+            instead = await self._settling.abandon()
+            if instead is not None:
+                await self._send_instead(instead)
             self._over.set()
             return
         status, headers, body = failure_of(error)
@@ -205,12 +209,19 @@ class Exchange:
         self._over.set()
 
 
+def _checked(word: object) -> bytes:
+    if not isinstance(word, (bytes, bytearray, memoryview)):
+        raise TypeError(f"a header with {word!r}: ASGI has names and values as bytes")
+    return bytes(word)
+
+
 def says_nothing_was_done(error: Exception | None) -> bool:
-    """Tell whether an error is a refusal: by what a client is told of it."""
+    """Tell whether an error is a refusal of Seawall's: by what a client is told of it.
+
+    No other is looked at for a status: where it has one it may be that of a service which was asked
+    after the effect.
+    """
     if error is None or isinstance(error, Rejected):
         return error is not None
-    status = getattr(error, "status_code", None)  # of a framework's, inside of what answers it
-    if isinstance(status, int):
-        return not keeps(status, ())
     problem = problem_of(error)
     return problem is not None and not keeps(problem.status, problem.headers())

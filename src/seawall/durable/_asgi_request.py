@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from seawall.durable import _asgi_answers as answers
 from seawall.durable._asgi_exchange import UNSEEN, Exchange
-from seawall.durable._asgi_uncut import Renewal, uncut
-from seawall.durable._idempotency_errors import RecordGarbled
+from seawall.durable._uncut import Renewal, first_line, uncut
 from seawall.durable.idempotency import Idempotency
+from seawall.errors import RecordGarbled
 from seawall.models.idempotency import (
     Answer,
     Claim,
@@ -32,8 +32,6 @@ KEYED: Final = "seawall.idempotency"
 
 PAUSES: Final = (0.1, 0.4, 1.6)
 """Seconds between tries to record an answer while the database is away."""
-
-_log: Final = logging.getLogger("seawall")
 
 
 class Keyed(NamedTuple):
@@ -83,11 +81,11 @@ class Request:
         """Find out what there is to do, and do it."""
         try:
             found = await self._reserve(self._owner.wait)
-        except RecordGarbled:
-            await self._tell_unreadable()
-        except Exception:  # noqa: BLE001 - whatever it is, nothing is done without a record
+        except RecordGarbled as error:
+            await self._tell_unreadable(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing is done without a record
             self._owner.count("store_away")
-            _log.exception("%s", self._name.operation)
+            self._log(error)
             await send_problem(self._send, answers.store_away(1.0), [])
         else:
             if isinstance(found, Fresh):
@@ -116,14 +114,14 @@ class Request:
         """Answer as before; or, where that cannot be sent, say so and do nothing."""
         try:
             await answers.send_replay(self._send, answer, self._owner.never)
-        except Garbled:
-            await self._tell_unreadable()
+        except Garbled as error:
+            await self._tell_unreadable(error)
         else:
             self._owner.count("replays")
 
-    async def _tell_unreadable(self) -> None:
+    async def _tell_unreadable(self, error: Exception) -> None:
         self._owner.count("unreadable")
-        _log.exception("%s: the stored answer cannot be read", self._name.operation)
+        self._log(error)
         await send_problem(self._send, answers.UNREADABLE, [])
 
     # Carrying it out
@@ -159,7 +157,7 @@ class Request:
         """Record `answer`; return what is to be sent instead, if that was refused."""
         if failed:
             self._owner.count("failed")
-        if not answer.kept:
+        if answers.is_tombstone(answer):
             self._owner.count("dropped_bodies")
         assert self._claim is not None  # noqa: S101 - only who has one is completed
         for pause in (*PAUSES, None):
@@ -168,8 +166,8 @@ class Request:
                 if await uncut(done):
                     await self._stop_renewing()
                     return None
-            except Exception:  # noqa: BLE001 - of any driver's; tried again, and told
-                _log.exception("%s", self._name.operation)
+            except Exception as error:  # noqa: BLE001 - of any driver's; tried again, and told
+                self._log(error)
                 if pause is None:
                     self._owner.count("store_away")
                     return lambda: send_problem(
@@ -190,8 +188,8 @@ class Request:
         """Answer by the record of who took over, as if asked just now."""
         try:
             found = await self._reserve()
-        except Exception:  # noqa: BLE001 - of any driver's; told
-            _log.exception("%s", self._name.operation)
+        except Exception as error:  # noqa: BLE001 - of any driver's; told
+            self._log(error)
             await send_problem(self._send, answers.store_away(1.0), [])
             return
         if isinstance(found, Fresh):  # whoever took over has abandoned it
@@ -199,13 +197,21 @@ class Request:
             found = Pending(1.0)
         await self._tell(found)
 
-    async def abandon(self) -> None:
-        """Keep nothing: the next one runs."""
-        self._owner.count("abandoned")
+    async def abandon(self) -> Callable[[], Awaitable[None]] | None:
+        """Keep nothing: the next one runs; return what is to be sent instead, if that has run."""
         assert self._claim is not None  # noqa: S101 - only who has one is abandoned
+        held = True
         try:
-            await uncut(self._idempotency.aabandon(self._claim))
-        except Exception:  # noqa: BLE001 - of any driver's
+            held = await uncut(self._idempotency.aabandon(self._claim))
+        except Exception as error:  # noqa: BLE001 - of any driver's
             # The refusal is true all the same; the next one has to wait for the lease's end.
-            _log.exception("%s", self._name.operation)
+            self._log(error)
         await self._stop_renewing()
+        # Perhaps nothing was done since who took over had done it already.
+        self._owner.count("abandoned" if held else "refused_late")
+        return None if held else self._tell_the_truth
+
+    def _log(self, error: Exception) -> None:
+        """Say that something is wrong with a record: by its route, and nothing of the caller's."""
+        log = logging.getLogger("seawall")
+        log.error("%s: its record: %s", self._name.operation, first_line(error))

@@ -1,11 +1,14 @@
 """Blocks inside a transaction of the user's: `with` or `async with`, as the connection is.
 
-Promises: what a block has to do at its end is done before the block is left; left by an error (also
-by a cancellation), it takes back what it did at its beginning, and the error goes on.
+Promises: what a block has to do at its end is done before the block is left. Left by an error (also
+by a cancellation, or because its end fails), it takes back what it did at its beginning, and the
+error goes on: who catches it may commit. Where the transaction was ended inside there is nothing to
+take back: it was rolled back, or it is committed with its effect.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from seawall.durable._connections import Connection, in_transaction, still_open
@@ -38,7 +41,7 @@ class Block(Generic[T]):
     def _check(self, *, awaited: bool) -> None:
         if self._connection.kind.is_async is not awaited:
             write = "with" if awaited else "async with"
-            raise TypeError(f"{self._connection!r}: write `{write} ...` here")
+            raise TypeError(f"{self._connection!r}: write `{write}` here")
         if self._entered:
             raise RuntimeError("a block is entered once: make another")
         if not in_transaction(self._connection):
@@ -54,31 +57,54 @@ class Block(Generic[T]):
                 f"{self._connection!r}: the transaction was ended inside the block: commit after it"
             )
 
+    def _is_over(self) -> bool:
+        """Tell whether the transaction was ended inside: then the undoing counts, but asks not."""
+        try:
+            over = not still_open(self._connection)
+        except Exception:  # noqa: BLE001 - of any driver's, where the connection itself is gone
+            over = True
+        if over:
+            self._only_count()
+        return over
+
+    def _only_count(self) -> None:
+        next(self._undo(), None)
+
     def __enter__(self) -> T:
         self._check(awaited=False)
         try:
             return self._connection.run(self._begin())
+        except Exception:  # a statement that failed has left nothing
+            self._only_count()
+            raise
         except BaseException:
             self._take_back_now()
             raise
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
-            self._take_back_now()
+            if not self._is_over():
+                self._take_back_now()
             return
         self._check_end()
-        self._connection.run(self._end())
+        try:
+            self._connection.run(self._end())
+        except BaseException:
+            self._take_back_now()
+            raise
 
     def _take_back_now(self) -> None:
-        try:
+        # Where the transaction is broken this cannot be done, and is not needed: it rolls back.
+        with suppress(Exception):
             self._connection.run(self._undo())
-        except Exception:  # noqa: BLE001, S110 - a transaction that cannot do that cannot commit
-            pass
 
     async def __aenter__(self) -> T:
         self._check(awaited=True)
         try:
             return await self._connection.arun(self._begin())
+        except Exception:
+            self._only_count()
+            raise
         except BaseException:
             # Who gives up may have begun all the same: a thread of the driver's went on.
             await self._take_back()
@@ -86,16 +112,19 @@ class Block(Generic[T]):
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
-            await self._take_back()
+            if not self._is_over():
+                await self._take_back()
             return
         self._check_end()
-        await self._connection.arun(self._end())
+        try:
+            await self._connection.arun(self._end())
+        except BaseException:
+            await self._take_back()
+            raise
 
     async def _take_back(self) -> None:
-        try:
+        with suppress(Exception):
             await self._connection.arun(self._undo())
-        except Exception:  # noqa: BLE001, S110 - a transaction that cannot do that cannot commit
-            pass
 
 
 def named(what: str, value: Any, longest: int = 200) -> str:

@@ -9,6 +9,7 @@ middle of a transaction, and behind a pooler that gives it to somebody else afte
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from seawall.durable._sql import Arguments, Dialect, Names, Style, Text, rendered, statement
@@ -81,14 +82,22 @@ class Kind(NamedTuple):
 
 def connection_of(raw: Any, names: Names, now: str | None = None) -> Connection:
     """Return `raw` as we ask it; or raise, and say what is known."""
-    for owner in type(raw).__mro__:
+    kind = _kind_of(type(raw))  # type: ignore[arg-type]  # a class is
+    if kind is None:
+        raise TypeError(
+            f"{raw!r} is no connection that is known: pass one of asyncpg, psycopg, SQLAlchemy (a"
+            " session or a connection), sqlite3 or aiosqlite, with a transaction begun"
+        )
+    return Connection(raw, kind, _dialect(kind.dialect(raw)), names, now)
+
+
+@lru_cache(maxsize=64)
+def _kind_of(given: Any) -> Kind | None:
+    for owner in given.__mro__:
         kind = _KINDS.get(f"{owner.__module__.partition('.')[0]}.{owner.__name__}")
         if kind is not None:
-            return Connection(raw, kind, _dialect(kind.dialect(raw)), names, now)
-    raise TypeError(
-        f"{raw!r} is no connection that is known: pass one of asyncpg, psycopg, SQLAlchemy (a"
-        " session or a connection), sqlite3 or aiosqlite, with a transaction begun"
-    )
+            return kind
+    return None
 
 
 def _dialect(name: str) -> Dialect:
@@ -136,13 +145,20 @@ async def _ask_asyncpg(raw: Any, text: Text, arguments: Arguments) -> Rows:
 
 
 async def _ask_psycopg_async(raw: Any, text: Text, arguments: Arguments) -> Rows:
-    cursor = await raw.execute(text.sql, arguments)
-    return [tuple(row) for row in await cursor.fetchall()] if cursor.description else []
+    from psycopg import AsyncCursor
+    from psycopg.rows import tuple_row
+
+    # A cursor of our own: the user's connection may make others, with rows of other kinds.
+    cursor = await AsyncCursor(raw, row_factory=tuple_row).execute(text.sql, arguments)
+    return await cursor.fetchall() if cursor.description else []
 
 
 def _ask_psycopg(raw: Any, text: Text, arguments: Arguments) -> Rows:
-    cursor = raw.execute(text.sql, arguments)
-    return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+    from psycopg import Cursor
+    from psycopg.rows import tuple_row
+
+    cursor = Cursor(raw, row_factory=tuple_row).execute(text.sql, arguments)
+    return cursor.fetchall() if cursor.description else []
 
 
 async def _ask_sqlalchemy_async(raw: Any, text: Text, arguments: Arguments) -> Rows:
@@ -160,12 +176,16 @@ def _ask_sqlalchemy(raw: Any, text: Text, arguments: Arguments) -> Rows:
 
 
 def _ask_sqlite(raw: Any, text: Text, arguments: Arguments) -> Rows:
-    return [tuple(row) for row in raw.execute(text.sql, arguments).fetchall()]
+    cursor = raw.cursor()
+    cursor.row_factory = None  # the user's may make anything of a row
+    return list(cursor.execute(text.sql, arguments).fetchall())
 
 
 async def _ask_aiosqlite(raw: Any, text: Text, arguments: Arguments) -> Rows:
-    async with raw.execute(text.sql, arguments) as cursor:
-        return [tuple(row) for row in await cursor.fetchall()]
+    async with raw.cursor() as cursor:
+        cursor.row_factory = None
+        await cursor.execute(text.sql, arguments)
+        return list(await cursor.fetchall())
 
 
 def _postgres(_raw: Any) -> str:

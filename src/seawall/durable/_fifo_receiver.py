@@ -18,7 +18,6 @@ from seawall.durable._connections import Ask, Connection
 from seawall.durable._fifo_wire import (
     LARGEST,
     FifoAck,
-    FifoGap,
     FifoMessage,
     Gap,
     Skipped,
@@ -26,7 +25,9 @@ from seawall.durable._fifo_wire import (
 )
 from seawall.durable.database import Database
 from seawall.models.fifo import Position, gap_since, judge, run_length, skip_to
+from seawall.runtime.durable_events import FifoGap
 from seawall.runtime.events import emit
+from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.stepping import Steps
 
 WIDEST: Final = 10_000
@@ -68,6 +69,12 @@ class FifoReceiver:
         words = ("delivered", "buffered", "duplicate", "late", "beyond", "stale")
         self._counts = dict.fromkeys((*words, "restarts", "gaps", "skipped", "failed"), 0)
         self._told: OrderedDict[str, Position] = OrderedDict()
+        self._mutex = Mutex()
+        survives_fork(self)
+
+    def _after_fork(self) -> None:
+        """Have a lock that nobody holds."""
+        self._mutex = Mutex()
 
     def __repr__(self) -> str:
         return f"<FifoReceiver {self.name!r}: window={self.window}, on_gap={self.on_gap!r}>"
@@ -103,8 +110,7 @@ class FifoReceiver:
     def _gaps(self, limit: int) -> Steps[list[Gap]]:
         most = check.count("limit", limit, maximum=WIDEST)
         rows = yield Ask("fifo.gaps", {"receiver": self.name, "most": most})
-        found = [Gap(*row)._replace(age=row[5] / 1_000_000) for row in rows]
-        gaps = [gap for gap in found if gap.next > gap.expected]
+        gaps = [Gap(*row)._replace(age=row[5] / 1_000_000) for row in rows]
         for gap in gaps:
             if gap.age >= self.gap_timeout:
                 self._tell(gap.sender, Position(gap.epoch, gap.expected), gap.age, None)
@@ -154,13 +160,16 @@ class FifoReceiver:
 
     async def acleanup(self, *, older_than: float = 90 * 86_400.0, batch: int = 1000) -> int:
         """Remove the oldest records of what was given up, at most `batch`; return how many."""
+        return await self.database.arun(lambda: self._cleaning(older_than, batch))
+
+    def cleanup(self, *, older_than: float = 90 * 86_400.0, batch: int = 1000) -> int:
+        """Do the same, blocking."""
+        return self.database.run(lambda: self._cleaning(older_than, batch))
+
+    def _cleaning(self, older_than: float, batch: int) -> Steps[int]:
         age = int(check.seconds("older_than", older_than, zero=True) * 1_000_000)
         asked = {"receiver": self.name, "age": age, "batch": check.count("batch", batch)}
-
-        def steps() -> Steps[int]:
-            return len((yield Ask("fifo.forget_skipped", asked)))
-
-        return await self.database.arun(steps)
+        return len((yield Ask("fifo.forget_skipped", asked)))
 
     # What is told
 
@@ -173,13 +182,14 @@ class FifoReceiver:
 
     def _tell(self, sender: str, position: Position, age: float, to: int | None) -> None:
         """Tell of a gap, once in this process while it is waited for."""
-        if to is None and self._told.get(sender) == position:
-            return
-        self._told[sender] = position
-        self._told.move_to_end(sender)
-        if len(self._told) > MOST_TOLD:
-            self._told.popitem(last=False)
-        self._counts["gaps"] += 1
+        with self._mutex:
+            if to is None and self._told.get(sender) == position:
+                return
+            self._told[sender] = position
+            self._told.move_to_end(sender)
+            if len(self._told) > MOST_TOLD:
+                self._told.popitem(last=False)
+            self._counts["gaps"] += 1
         emit(
             FifoGap,
             self.name,
@@ -345,20 +355,22 @@ class _Receiving(Block[Received]):
         return self._verdict in ("delivered", "buffered")
 
     def _undo(self) -> Steps[None]:
-        self._receiver._counts["failed"] += 1  # noqa: SLF001
+        with self._receiver._mutex:  # noqa: SLF001
+            self._receiver._counts["failed"] += 1  # noqa: SLF001
         return
         yield
 
     def _count(self) -> None:
-        counts = self._receiver._counts  # noqa: SLF001
         delivered = self._after.expected - (
             1 if self._after.epoch != self._before.epoch else self._before.expected
         )
+        skipped = 0
         if self._skipped_from is not None:
             skipped = self._skipped_to - self._skipped_from.expected
+        with self._receiver._mutex:  # noqa: SLF001
+            counts = self._receiver._counts  # noqa: SLF001
             counts["skipped"] += skipped
-            delivered -= skipped
-        counts["delivered"] += delivered
-        counts["restarts"] += self._after.epoch != self._before.epoch
-        if self._verdict in counts and self._verdict != "delivered":
-            counts[self._verdict] += 1
+            counts["delivered"] += delivered - skipped
+            counts["restarts"] += self._after.epoch != self._before.epoch
+            if self._verdict in counts and self._verdict != "delivered":
+                counts[self._verdict] += 1

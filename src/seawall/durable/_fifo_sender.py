@@ -16,14 +16,13 @@ from seawall.durable._connections import Ask
 from seawall.durable._fifo_wire import (
     LARGEST,
     FifoAck,
-    FifoFull,
     FifoMessage,
-    FifoStateLost,
     checked_ack,
     checked_payload,
 )
 from seawall.durable.database import Database
-from seawall.runtime.stepping import Steps
+from seawall.errors import FifoFull, FifoStateLost
+from seawall.runtime.stepping import Steps, adrive, drive
 
 Post = Callable[[FifoMessage], Awaitable[FifoAck | None]]
 """Brings a message to the receiver, and its answer back; None if there is none."""
@@ -112,18 +111,38 @@ class FifoSender:
         what came before it counts.
         """
         check.function("post", post)
-        before: int | None = None
+        messages = await self.aunacknowledged(limit)
+
+        async def answer(asked: FifoMessage | FifoAck) -> Any:
+            own = isinstance(asked, FifoAck)
+            return await (self.aacknowledge(asked) if own else post(asked))  # type: ignore[arg-type]
+
+        return await adrive(self._resending(messages), answer)
+
+    def resend(self, post: Callable[[FifoMessage], FifoAck | None], limit: int = 100) -> int:
+        """Do the same, blocking."""
+        check.function("post", post)
+        messages = self.unacknowledged(limit)
+
+        def answer(asked: FifoMessage | FifoAck) -> Any:
+            return self.acknowledge(asked) if isinstance(asked, FifoAck) else post(asked)
+
+        return drive(self._resending(messages), answer)
+
+    def _resending(self, messages: list[FifoMessage]) -> Steps[int]:
+        """Ask for each message's acknowledgement; in the end have the latest of these heard."""
         last: FifoAck | None = None
+        news = False
         try:
-            for message in await self.aunacknowledged(limit):
-                before = message.sequence if before is None else before
-                ack = await post(message)
+            for message in messages:
+                ack = yield message
                 self._counts["resent"] += 1
                 if ack is not None and (last is None or checked_ack(ack) > last):
                     last = checked_ack(ack)
         finally:
-            news = last is not None and await self.aacknowledge(last)
-        return last.expected - before if news and last is not None and before is not None else 0
+            if last is not None:
+                news = yield last
+        return last.expected - messages[0].sequence if news and last is not None else 0
 
     async def aacknowledge(self, ack: FifoAck) -> bool:
         """Keep no longer what the receiver has; False if that is no news.

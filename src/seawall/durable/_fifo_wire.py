@@ -6,48 +6,9 @@ from typing import Any, Final, NamedTuple
 
 from seawall import _checks as check
 from seawall.durable._blocks import named
-from seawall.errors import Rejected, SeawallError
-from seawall.runtime.events import Event
 
 LARGEST: Final = 1024 * 1024
 """Bytes of a payload, unless more are allowed."""
-
-
-class FifoFull(Rejected):
-    """As many messages as may are not acknowledged; nothing was sent."""
-
-    reason = "fifo_full"
-
-
-class FifoStateLost(SeawallError):
-    """The receiver has more of this sender than the sender knows of: `restart` the sender."""
-
-    reason = "fifo_state_lost"
-
-
-class FifoGap(Event):
-    """A message is missing for too long; `guard` is the receiver's name."""
-
-    __slots__ = ("age", "epoch", "expected", "sender", "skipped_to")
-    name = "fifo_gap"
-
-    def __init__(
-        self,
-        guard: str,
-        *,
-        sender: str,
-        epoch: int,
-        expected: int,
-        age: float,
-        skipped_to: int | None,
-    ) -> None:
-        """Tell which is missing, for how long, and where it goes on; None while it waits."""
-        super().__init__(guard)
-        self.sender = sender
-        self.epoch = epoch
-        self.expected = expected
-        self.age = age
-        self.skipped_to = skipped_to
 
 
 class FifoMessage(NamedTuple):

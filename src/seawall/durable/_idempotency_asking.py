@@ -6,6 +6,7 @@ from secrets import token_hex
 from typing import Final
 
 from seawall import _checks as check
+from seawall.context import give_up_at
 from seawall.durable._idempotency_records import Wanted
 from seawall.models.idempotency import (
     Pending,
@@ -59,13 +60,17 @@ class Waiting:
     """How long to wait, look by look."""
 
     def __init__(self, wait: float, now: float) -> None:
-        """Wait for up to `wait` seconds from now."""
-        self._until = now + check.seconds("wait", wait, zero=True)
+        """Wait for up to `wait` seconds from now, and not beyond the deadline that applies here."""
+        until, self._late = give_up_at(now, check.seconds("wait", wait, zero=True))
+        self._until = now if until is None else until
         self._pause = FIRST_PAUSE
 
     def pause(self, found: Reservation, now: float) -> float | None:
         """Return after how many seconds to look again; None: not at all."""
-        if not isinstance(found, Pending) or now >= self._until:
+        left = self._until - now
+        if not isinstance(found, Pending) or left <= 0:
             return None
+        if self._late and left <= self._pause:
+            return None  # a look at the deadline would be too late; so it can still be told
         pause, self._pause = self._pause, min(self._pause * 2, LONGEST_PAUSE)
-        return min(pause, self._until - now)
+        return min(pause, left)

@@ -1,12 +1,12 @@
 """Any function as one that is done once for each key.
 
 The rules are one generator for both kinds of function. What it asks for is a method of the
-`Idempotency` (the awaited twin of it in an event loop), or to call the function.
+`Idempotency` (the awaited twin of it in an event loop), or to call the function. What became of the
+function is written down whole, also by who is cancelled meanwhile.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,16 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Typ
 from seawall import _checks as check
 from seawall.context import current_idempotency_key, current_tenant
 from seawall.durable import _idempotency_records as records
-from seawall.durable._idempotency_errors import (
-    AnswerNotKept,
-    KeyMissing,
-    RecordedFailure,
-    RecordGarbled,
-)
 from seawall.durable._idempotency_once import refuse
-from seawall.errors import LeaseLost
+from seawall.durable._uncut import Renewal, uncut
+from seawall.errors import AnswerNotKept, KeyMissing, LeaseLost, RecordedFailure, RecordGarbled
 from seawall.models.idempotency import Answer, Claim, Fresh, Replay, check_key, check_name
 from seawall.runtime.functions import kind_of
+from seawall.runtime.runners import sleep_async
 from seawall.runtime.stepping import Steps, adrive, drive
 
 if TYPE_CHECKING:
@@ -37,6 +33,8 @@ Function = Callable[..., Any]
 
 LONGEST_MESSAGE: Final = 1000
 """Characters that are kept of an error's text."""
+PAUSES: Final = (0.1, 0.4, 1.6)
+"""Seconds between tries to store a result while the database is away."""
 _NOT_KEPT: Final = Answer(200, [], b"", kept=False)
 
 
@@ -76,6 +74,15 @@ class _Run(NamedTuple):
     claim: Claim
 
 
+class _Pause(NamedTuple):
+    seconds: float
+
+
+class _Uncut(NamedTuple):
+    steps: Steps[Any]
+    """To be done to their end."""
+
+
 def idempotent_function(
     idempotency: Idempotency,
     operation: str | None,
@@ -89,10 +96,9 @@ def idempotent_function(
 ) -> Callable[[F], F]:
     """Return the decorator."""
     check.seconds("wait", wait, zero=True)
-    kept = (keep,) if isinstance(keep, type) else tuple(keep)
-    for kind in kept:
-        if not isinstance(kind, type) or not issubclass(kind, Exception):
-            raise TypeError(f"keep={kind!r}: write classes of errors, such as keep=Declined")
+    kept = check.error_types("keep", keep)
+    if codec is not None and not (hasattr(codec, "dumps") and hasattr(codec, "loads")):
+        raise TypeError(f"codec={codec!r}: pass something with dumps (to bytes) and loads")
     if fingerprint not in {"arguments", None}:
         check.function("fingerprint", fingerprint)  # type: ignore[arg-type]
 
@@ -100,13 +106,17 @@ def idempotent_function(
         how = kind_of(function)
         if how not in {"sync", "async"}:
             raise TypeError(f"{function!r} is a generator: what it gives cannot be given again")
+        if how == "sync" and idempotency.database.is_async:
+            raise TypeError(
+                f"{function!r}: write `async def`, as {idempotency.database!r} is awaited"
+            )
         shape = signature(function)
         for name, given in (("key", key), ("scope", scope)):
             if isinstance(given, str) and given not in shape.parameters:
                 raise ValueError(f"{name}={given!r}: the function has {[*shape.parameters]}")
             if given is not None and not isinstance(given, str):
                 check.function(name, given)
-        own = f"{function.__module__}.{function.__qualname__}" if operation is None else operation
+        own = operation if operation is not None else _name_of(function)
         check_name("operation", own)
         rules = Rules(function, shape, own, key, scope, fingerprint, wait, kept, codec)
         wrapper = _wrapped_async if how == "async" else _wrapped
@@ -115,14 +125,27 @@ def idempotent_function(
     return decorate
 
 
+def _name_of(function: Function) -> str:
+    try:
+        return f"{function.__module__}.{function.__qualname__}"
+    except AttributeError:
+        raise TypeError(f"{function!r} has no name: write operation='...'") from None
+
+
 def _wrapped(idempotency: Idempotency, rules: Rules) -> Function:
     @wraps(rules.function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        def answer(asked: _Do | _Run) -> Any:
-            if isinstance(asked, _Do):
-                return getattr(idempotency, asked.method)(*asked.args, **asked.kwargs)
-            with idempotency.keeping(asked.claim):
-                return rules.function(*args, **kwargs)
+        def answer(asked: Any) -> Any:
+            match asked:
+                case _Run(claim):
+                    with idempotency.keeping(claim):
+                        return rules.function(*args, **kwargs)
+                case _Pause(seconds):
+                    return idempotency.clock.sleep(seconds)
+                case _Uncut(steps):
+                    return drive(steps, answer)
+                case _Do(method, given, options):
+                    return getattr(idempotency, method)(*given, **options)
 
         return drive(_steps(rules, args, kwargs), answer)
 
@@ -132,30 +155,30 @@ def _wrapped(idempotency: Idempotency, rules: Rules) -> Function:
 def _wrapped_async(idempotency: Idempotency, rules: Rules) -> Function:
     @wraps(rules.function)
     async def call(*args: Any, **kwargs: Any) -> Any:
-        async def answer(asked: _Do | _Run) -> Any:
-            if isinstance(asked, _Run):
-                async with idempotency.akeeping(asked.claim):
+        renewal: Renewal | None = None
+
+        async def answer(asked: Any) -> Any:
+            nonlocal renewal
+            match asked:
+                case _Run(claim):
+                    renewal = Renewal(idempotency.lease, lambda: idempotency.arenew(claim))
                     return await rules.function(*args, **kwargs)
-            done = getattr(idempotency, "a" + asked.method)(*asked.args, **asked.kwargs)
-            if asked.method == "reserve":
-                return await done
-            return await _to_the_end(done)
+                case _Pause(seconds):
+                    return await sleep_async(seconds)
+                case _Uncut(steps):
+                    return await uncut(settled(steps))
+                case _Do(method, given, options):
+                    return await getattr(idempotency, "a" + method)(*given, **options)
+
+        async def settled(steps: Steps[Any]) -> Any:
+            # Not where the function ends: who is cancelled while this waits has a result to store.
+            if renewal is not None:
+                await renewal.stop()
+            return await adrive(steps, answer)
 
         return await adrive(_steps(rules, args, kwargs), answer)
 
     return call
-
-
-async def _to_the_end(work: Any) -> Any:
-    """Await `work`, also if cancelled meanwhile: what was done is written down first."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()
-        raise
 
 
 def _steps(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any]:
@@ -172,22 +195,37 @@ def _steps(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps
         raise  # nothing can be awaited any more: the lease will be over
     except rules.keep as error:
         told = {"error": type(error).__name__, "message": str(error)[:LONGEST_MESSAGE]}
-        yield _Do("complete", (claim, told), {"failed": True})
+        yield _Uncut(_store(claim, told, failed=True))
         raise
     except BaseException:
         with suppress(Exception):
-            yield _Do("abandon", (claim,), {})
+            yield _Uncut(_give_up(claim))
         raise
     try:
         answer = _written(rules, result)
     except Exception:
         # It is done, and must not be done again for want of a way to write it down.
-        yield _Do("complete", (claim, _NOT_KEPT), {})
+        yield _Uncut(_store(claim, _NOT_KEPT))
         raise
-    good = yield _Do("complete", (claim, answer), {})
+    good = yield _Uncut(_store(claim, answer))
     if not good:
         raise LeaseLost(f"{rules.operation!r} took longer than its lease: another one does it now")
     return result
+
+
+def _store(claim: Claim, answer: object, *, failed: bool = False) -> Steps[bool]:
+    """Complete it, again and again where that fails: to complete twice is the same as once."""
+    asked = _Do("complete", (claim, answer), {"failed": failed})
+    for pause in PAUSES:
+        try:
+            return bool((yield asked))
+        except Exception:  # noqa: BLE001 - of any driver's; the last one is raised
+            yield _Pause(pause)
+    return bool((yield asked))
+
+
+def _give_up(claim: Claim) -> Steps[None]:
+    yield _Do("abandon", (claim,), {})
 
 
 def _written(rules: Rules, result: Any) -> Any:
@@ -241,7 +279,7 @@ def _arguments_text(arguments: dict[str, Any]) -> str:
     arguments.pop("self", None)
     try:
         return json.dumps(arguments, sort_keys=True, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
             f"the arguments are not JSON ({error}): write fingerprint=, a function of them that"
             " returns bytes or text; or None, to compare nothing"

@@ -2,29 +2,24 @@
 
 Promises: the record is there if and only if the transaction is committed. It is taken before the
 block runs, so that a second transaction with the same key waits there, before it has done anything.
-A block that raises leaves no record, even if the transaction is committed nevertheless.
+A block that raises leaves no record, even if the transaction is committed nevertheless. How a block
+is entered and left is in `_blocks.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Protocol
 
+from seawall import _checks as check
 from seawall.durable import _idempotency_records as records
-from seawall.durable._connections import Connection, in_transaction
-from seawall.durable._idempotency_errors import KeyInFlight, KeyReused
+from seawall.durable._blocks import Block
+from seawall.durable._connections import Connection
 from seawall.durable._idempotency_records import Terms, Wanted
-from seawall.errors import LeaseLost
-from seawall.models.idempotency import (
-    Claim,
-    Fresh,
-    Mismatch,
-    Pending,
-    Replay,
-    Reservation,
-    State,
-)
+from seawall.durable._sql import Dialect, Names
+from seawall.durable.database import Database
+from seawall.errors import KeyInFlight, KeyReused
+from seawall.models.idempotency import Claim, Fresh, Mismatch, Pending, Replay, State
 from seawall.runtime.stepping import Steps
 
 
@@ -35,8 +30,10 @@ class Outbox(Protocol):
         """Return them as members of a WITH clause: text and arguments."""
         ...
 
-    def add_all(self, connection: Any, events: Any) -> Any:
-        """Add them in the connection's transaction."""
+    database: Database
+
+    def _adding_all(self, dialect: Dialect, events: Any, *, notify: bool) -> Steps[Any]:
+        """Add them in the transaction that carries the steps out."""
         ...
 
     def wake(self) -> None:
@@ -44,7 +41,7 @@ class Outbox(Protocol):
         ...
 
 
-class Once:
+class Once(Block["Once"]):
     """One block: `first` tells whether to do it, `value` is what the first has answered."""
 
     def __init__(
@@ -54,7 +51,7 @@ class Once:
         terms: Terms,
         count: Callable[[str], None],
     ) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._wanted = wanted
         self._terms = terms
         self._count = count
@@ -62,13 +59,15 @@ class Once:
         self._answer: tuple[object] | None = None
         self._outbox: Outbox | None = None
         self._events: list[Any] = []
-        self._entered = False
+        self._known = False
         self.first = False
         """Whether nobody has done it before."""
         self.value: Any = None
         """What the first has answered."""
         self.kept = True
-        """False where that was too large to be kept."""
+        """False where that was too large to be kept: then `value` is None, or without its body."""
+        self.failed = False
+        """Whether that was recorded as a failure, by `complete(..., failed=True)`."""
 
     def __repr__(self) -> str:
         state = "not entered" if not self._entered else "first" if self.first else "a repeat"
@@ -86,77 +85,17 @@ class Once:
             raise RuntimeError(
                 "this is a repeat, it has its answer: write `if once.first:` around what is done"
             )
+        if self._claim is None or self._events:
+            raise RuntimeError("answer once, inside the block: this would be lost")
         records.check_storable(value)  # raises here, where the mistake is
-        self._outbox, self._events = outbox, list(events)
-        if self._events and outbox is None:
-            raise TypeError("events: say which outbox they are for, too: outbox=...")
+        self._events = checked_events(outbox, events, self._connection.names)
+        self._outbox = outbox
         self._answer = (value,)
         self.value = value
 
-    # Blocking and awaiting
-
-    def __enter__(self) -> Self:
-        if self._connection.kind.is_async:
-            raise TypeError(f"{self._connection!r} is awaited: write `async with`")
-        self._begin()
-        self._found(self._connection.run(self._take()))
-        return self
-
-    def __exit__(self, kind: object, *_exc: object) -> None:
-        end = self._end(failed=kind is not None)
-        if end is None:
-            return
-        if kind is None:
-            if self._apart:
-                self._apart.add_all(self._connection.raw, self._events)
-            self._checked(self._connection.run(end))
-            return
-        # Where the transaction is broken this cannot be done, and is not needed: it rolls back.
-        with suppress(Exception):
-            self._connection.run(end)
-
-    async def __aenter__(self) -> Self:
-        if not self._connection.kind.is_async:
-            raise TypeError(f"{self._connection!r} is not awaited: write `with`")
-        self._begin()
-        try:
-            found = await self._connection.arun(self._take())
-        except BaseException:
-            # Who gives up may have taken it all the same: a thread of the driver's went on.
-            with suppress(Exception):
-                await self._connection.arun(records.withdraw(self._wanted))
-            raise
-        self._found(found)
-        return self
-
-    async def __aexit__(self, kind: object, *_exc: object) -> None:
-        end = self._end(failed=kind is not None)
-        if end is None:
-            return
-        if kind is None:
-            if self._apart:
-                await self._apart.add_all(self._connection.raw, self._events)
-            self._checked(await self._connection.arun(end))
-            return
-        with suppress(Exception):
-            await self._connection.arun(end)
-
-    # What both do
-
-    def _begin(self) -> None:
-        if self._entered:
-            raise RuntimeError("a block is entered once: call once(...) for each")
-        if not in_transaction(self._connection):
-            raise RuntimeError(
-                f"{self._connection!r} has no transaction: begin one, so that the key is committed"
-                " with what it stands for"
-            )
-        self._entered = True
-
-    def _take(self) -> Steps[Reservation]:
-        return records.reserve(self._wanted, self._terms, State.SUCCEEDED)
-
-    def _found(self, found: Reservation) -> None:
+    def _begin(self) -> Steps[Once]:
+        found = yield from records.reserve(self._wanted, self._terms, State.SUCCEEDED)
+        self._known = True
         match found:
             case Fresh(claim):
                 self.first, self._claim = True, claim
@@ -164,36 +103,56 @@ class Once:
             case Replay():
                 self._count("replays")
                 self.value, self.kept = records.value_of(found), found.answer.kept
+                self.failed = found.failed
             case refused:
                 refuse(refused, self._wanted.operation, self._count)
+        return self
 
-    def _end(self, *, failed: bool) -> Steps[bool] | None:
-        claim, self._claim = self._claim, None
-        if claim is None:
-            return None
-        if failed:
-            self._count("abandoned")
-            return records.forget(claim, State.SUCCEEDED)
-        self._count("completed")
-        if self._answer is None:
-            return None
-        members: tuple[str, dict[str, Any]] = ("", {})
-        if self._outbox and self._events and not self._apart:
-            members = self._outbox.rows_cte(self._events)[:2]
-        return records.set_answer(claim, self._answer[0], self._terms, *members)
-
-    @property
-    def _apart(self) -> Outbox | None:
-        """Return where events go by statements of their own, if there are any."""
-        together = self._connection.dialect == "postgres"
-        return None if together or not self._events else self._outbox
-
-    def _checked(self, there: bool) -> None:  # noqa: FBT001 - the one thing it is told
-        if not there:
-            raise LeaseLost(
-                f"the record of {self._wanted.operation!r} is gone: the transaction was rolled"
-                " back inside the block"
+    def _end(self) -> Steps[None]:
+        if self._claim is None:
+            return
+        if self._answer is not None:
+            members: tuple[str, dict[str, Any]] = ("", {})
+            if self._outbox is not None and self._events:
+                if self._connection.dialect == "postgres":
+                    members = self._outbox.rows_cte(self._events)[:2]
+                else:
+                    own = self._outbox._adding_all  # noqa: SLF001 - of this package
+                    yield from own(self._connection.dialect, self._events, notify=False)
+            there = yield from records.set_answer(
+                self._claim, self._answer[0], self._terms, *members
             )
+            if not there:
+                raise RuntimeError(
+                    f"the record of {self._wanted.operation!r} is gone: it was rolled back to a"
+                    " savepoint inside the block; let the error leave the block instead"
+                )
+        self._claim = None
+        self._count("completed")
+
+    def _undo(self) -> Steps[None]:
+        if self._known and self._claim is None:
+            return  # a repeat: it has taken nothing
+        if self._claim is not None:
+            self._claim = None
+            self._count("abandoned")
+        # By the owner alone: who was cancelled while asking does not know whether it has it.
+        yield from records.withdraw(self._wanted)
+
+
+def checked_events(outbox: Outbox | None, events: Iterable[Any], names: Names) -> list[Any]:
+    """Return the events as a list, if `outbox` can have them beside a key in tables of `names`."""
+    given = list(check.listed("events", events, "NewEvent('order', '7', 'paid', {})"))
+    if outbox is not None and not hasattr(outbox, "rows_cte"):
+        raise TypeError(f"outbox={outbox!r}: pass an Outbox")
+    if given and outbox is None:
+        raise TypeError("events: say which outbox they are for, too: outbox=...")
+    if outbox is not None and outbox.database.names != names:
+        raise ValueError(
+            f"outbox: its tables are those of {outbox.database.names!r}, and the key's those of"
+            f" {names!r}: make both with one Database"
+        )
+    return given
 
 
 def refuse(found: Pending | Mismatch, operation: str, count: Callable[[str], None]) -> NoReturn:

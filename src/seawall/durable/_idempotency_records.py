@@ -6,9 +6,8 @@ import json
 from typing import Any, Final, Literal, NamedTuple
 
 from seawall.durable._connections import Ask, AskText
-from seawall.durable._idempotency_errors import RecordGarbled
 from seawall.durable._sql import Arguments, statements
-from seawall.errors import Contended
+from seawall.errors import Contended, RecordGarbled
 from seawall.models.idempotency import (
     Answer,
     Claim,
@@ -19,6 +18,7 @@ from seawall.models.idempotency import (
     Replay,
     Reservation,
     State,
+    check_answer,
     decide,
     headers_fit,
     headers_text,
@@ -59,8 +59,15 @@ def reserve(wanted: Wanted, terms: Terms, state: State = State.PENDING) -> Steps
     `state` SUCCEEDED is for a transaction that commits the record with the effect: nobody sees it
     before that.
     """
+    taking = {**wanted._asdict(), "state": int(state), "lease": terms.lease, "ttl": terms.ttl}
     for _ in range(LOOKS):
-        rows = yield Ask("idempotency.take", _taking(wanted, terms, state))
+        rows = yield Ask("idempotency.take", taking)
+        if not rows:
+            rows = yield Ask("idempotency.read", wanted.name)
+            found: Reservation | Literal["free"] = decision(rows, wanted.fingerprint)
+            if found != "free":
+                return found
+            rows = yield Ask("idempotency.take_over", taking)
         if rows:
             epoch, takeovers, rest = rows[0]
             claim = Claim(*wanted[:3], wanted.owner, epoch, takeovers > 0)
@@ -68,20 +75,7 @@ def reserve(wanted: Wanted, terms: Terms, state: State = State.PENDING) -> Steps
                 # It waited for another transaction, and its lease began before that.
                 yield from renew(claim, terms)
             return Fresh(claim)
-        rows = yield Ask("idempotency.read", wanted.name)
-        found: Reservation | Literal["free"] = decision(rows, wanted.fingerprint)
-        if found != "free":
-            return found
     raise Contended(f"the record of {wanted.operation!r} changed {LOOKS} times while looked at")
-
-
-def _taking(wanted: Wanted, terms: Terms, state: State) -> dict[str, Any]:
-    return {
-        **wanted._asdict(),
-        "state": int(state),
-        "lease": terms.lease,
-        "ttl": terms.ttl,
-    }
 
 
 def decision(rows: list[tuple[Any, ...]], fingerprint: bytes) -> Reservation | Literal["free"]:
@@ -100,10 +94,9 @@ def value_of(found: Replay) -> Any:
         raise RecordGarbled(f"the stored record makes no sense: {error}") from None
 
 
-def complete(claim: Claim, answer: object, terms: Terms, *, failed: bool) -> Steps[bool]:
-    """Store the answer, if the claim is still good; tell whether it is what is stored."""
-    said = {**_held(claim), **stored(answer, terms, failed=failed), "ttl": terms.ttl}
-    rows = yield Ask("idempotency.complete", said)
+def complete(claim: Claim, said: Arguments, terms: Terms) -> Steps[bool]:
+    """Store an answer (as `stored` has it), if the claim is still good; tell whether it is."""
+    rows = yield Ask("idempotency.complete", {**_held(claim), **said, "ttl": terms.ttl})
     if rows:
         return True
     # The same claim may have completed it: then the word of that was lost, and it is said again.
@@ -138,9 +131,9 @@ def renew(claim: Claim, terms: Terms) -> Steps[bool]:
     return bool(rows)
 
 
-def forget(claim: Claim, state: State = State.PENDING) -> Steps[bool]:
+def forget(claim: Claim) -> Steps[bool]:
     """Remove the record, if the claim is still good: the next one runs."""
-    rows = yield Ask("idempotency.forget", {**_held(claim), "state": int(state)})
+    rows = yield Ask("idempotency.forget", _held(claim))
     return bool(rows)
 
 
@@ -175,8 +168,11 @@ def _held(claim: Claim) -> dict[str, Any]:
     return said
 
 
-def stored(answer: object, terms: Terms, *, failed: bool) -> dict[str, Any]:
-    """Return an answer as the columns have it; of one that is too large only the status."""
+def stored(answer: object, terms: Terms, *, failed: bool) -> Arguments:
+    """Return an answer as the columns have it; of one that is too large only the status.
+
+    Raises where it is nothing that could be given again.
+    """
     status: int | None = None
     headers: str | None = None
     kept = True
@@ -184,6 +180,7 @@ def stored(answer: object, terms: Terms, *, failed: bool) -> dict[str, Any]:
         case None:
             form, body = Form.NOTHING, None
         case Answer():
+            check_answer(answer)
             form, status, body = Form.HTTP, answer.status, bytes(answer.body)
             keep = storable(answer.headers)
             kept = answer.kept and headers_fit(keep)
@@ -206,7 +203,9 @@ def stored(answer: object, terms: Terms, *, failed: bool) -> dict[str, Any]:
 
 def check_storable(answer: object) -> None:
     """Raise if `answer` is nothing that can be stored."""
-    if answer is not None and not isinstance(answer, (Answer, bytes, bytearray, memoryview)):
+    if isinstance(answer, Answer):
+        check_answer(answer)
+    elif answer is not None and not isinstance(answer, (bytes, bytearray, memoryview)):
         json_bytes(answer)
 
 

@@ -7,19 +7,18 @@ was answered. PostgreSQL only: it alone has changes inside a WITH.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from seawall.durable import _idempotency_records as records
-from seawall.durable._connections import Connection, in_transaction
-from seawall.durable._idempotency_errors import AnswerNotKept
-from seawall.durable._idempotency_once import Outbox, refuse
+from seawall.durable._connections import Connection, Rows, in_transaction
+from seawall.durable._idempotency_once import Outbox, checked_events, refuse
 from seawall.durable._idempotency_records import LOOKS, Wanted
 from seawall.durable._sql import Arguments, Names, Style, Text, rendered, statements
 from seawall.durable.database import Database
-from seawall.errors import Contended
+from seawall.errors import AnswerNotKept, Contended
 from seawall.models.idempotency import Replay, json_of
 from seawall.runtime.stepping import Steps, adrive, drive
 
@@ -55,19 +54,27 @@ def single(
 ) -> Single:
     """Do it, blocking."""
     database = idempotency.database
+    if conn is None and database.is_async:
+        raise TypeError(f"{database!r} is awaited: write `await idempotency.asingle(...)`")
     statement = _checked(idempotency, sql, arguments, wanted, outbox, events)
-    own = None if conn is None else _alone(database.connection(conn))
+    own = None if conn is None else _alone(database.connection(conn), awaited=False)
 
     def answer(asked: Any) -> Any:
         if own is not None:
-            if isinstance(asked, _Statement):
-                return own.kind.ask(conn, _text(own, asked), asked.arguments)
+            if asked is statement:
+                return own.kind.ask(conn, _text(own, statement), statement.arguments)
             return own.run(asked())
-        if isinstance(asked, _Statement):
-            return database.guard.call(_execute, database, asked)
+        if asked is statement:
+            return database.guard.call(_execute, database, statement)
         return database.run(asked)
 
-    return _woken(drive(_steps(idempotency, statement, wanted), answer), outbox)
+    try:  # without steps: most are the first
+        rows, failure = answer(statement), None
+    except Exception as error:  # noqa: BLE001 - the steps look at it
+        rows, failure = [(None,)], error
+    if rows[0][0] is not None:
+        return _made(idempotency, rows, outbox)
+    return drive(_steps(idempotency, statement, wanted, outbox, failure), answer)
 
 
 async def asingle(
@@ -81,23 +88,39 @@ async def asingle(
 ) -> Single:
     """Do it, awaiting."""
     database = idempotency.database
+    if conn is None and not database.is_async:
+        from asyncio import to_thread
+
+        return await to_thread(single, idempotency, sql, arguments, wanted, outbox, events, None)
     statement = _checked(idempotency, sql, arguments, wanted, outbox, events)
-    own = None if conn is None else _alone(database.connection(conn))
+    own = None if conn is None else _alone(database.connection(conn), awaited=True)
 
-    async def answer(asked: Any) -> Any:
+    def answer(asked: Any) -> Awaitable[Any]:
         if own is not None:
-            if isinstance(asked, _Statement):
-                return await own.kind.ask(conn, _text(own, asked), asked.arguments)
-            return await own.arun(asked())
-        if isinstance(asked, _Statement):
-            return await database.guard.acall(_aexecute, database, asked)
-        return await database.arun(asked)
+            if asked is statement:
+                told: Awaitable[Any] = own.kind.ask(
+                    conn, _text(own, statement), statement.arguments
+                )
+                return told
+            return own.arun(asked())
+        if asked is statement:
+            return database.guard.acall(_aexecute, database, statement)
+        return database.arun(asked)
 
-    return _woken(await adrive(_steps(idempotency, statement, wanted), answer), outbox)
+    try:
+        rows, failure = await answer(statement), None
+    except Exception as error:  # noqa: BLE001 - the steps look at it
+        rows, failure = [(None,)], error
+    if rows[0][0] is not None:
+        return _made(idempotency, rows, outbox)
+    return await adrive(_steps(idempotency, statement, wanted, outbox, failure), answer)
 
 
-def _alone(connection: Connection) -> Connection:
+def _alone(connection: Connection, *, awaited: bool) -> Connection:
     """Return `connection` if each of its statements is a transaction, or raise."""
+    if connection.kind.is_async != awaited:
+        said = "not awaited: write `single(...)`" if awaited else "awaited: write `asingle(...)`"
+        raise TypeError(f"{connection!r} is {said}")
     known = connection.kind.name in {"asyncpg", "psycopg"}
     if known and not in_transaction(connection):
         return connection
@@ -107,19 +130,17 @@ def _alone(connection: Connection) -> Connection:
     )
 
 
-def _woken(done: Single, outbox: Outbox | None) -> Single:
-    if outbox is not None and done.first:
-        outbox.wake()
-    return done
-
-
-def _steps(idempotency: Idempotency, statement: _Statement, wanted: Wanted) -> Steps[Single]:
+def _steps(
+    idempotency: Idempotency,
+    statement: _Statement,
+    wanted: Wanted,
+    outbox: Outbox | None,
+    failure: Exception | None,
+) -> Steps[Single]:
+    """Tell what the first was told, or try again: the statement failed, or returned no row."""
     for _ in range(LOOKS):
-        done, failure = yield from _tried(statement)
-        if done is not None:
-            idempotency.count("fresh")
-            idempotency.count("completed")
-            return Single(first=True, value=done)
+        if failure is not None and not _is_unique(failure):
+            raise failure
         # The key is there; or the user's statement finds its row as the first has left it.
         found = yield lambda: records.read(wanted)
         if isinstance(found, Replay):
@@ -131,18 +152,21 @@ def _steps(idempotency: Idempotency, statement: _Statement, wanted: Wanted) -> S
         cleared = yield lambda: records.clear(wanted)
         if not cleared and not _is_ours(failure, idempotency.database.names):
             raise failure
+        try:
+            rows, failure = (yield statement), None
+        except Exception as error:  # noqa: BLE001 - looked at above
+            rows, failure = [(None,)], error
+        if rows[0][0] is not None:
+            return _made(idempotency, rows, outbox)
     raise Contended(f"the record of {wanted.operation!r} changed {LOOKS} times while looked at")
 
 
-def _tried(statement: _Statement) -> Steps[tuple[list[dict[str, Any]] | None, Exception | None]]:
-    """Return the rows, None where there were none; and what unique index was in the way."""
-    try:
-        rows = yield statement
-    except Exception as error:
-        if not _is_unique(error):
-            raise
-        return None, error
-    return (None if rows[0][0] is None else json_of(rows[0][0])), None
+def _made(idempotency: Idempotency, rows: Rows, outbox: Outbox | None) -> Single:
+    idempotency.count("fresh")
+    idempotency.count("completed")
+    if outbox is not None:
+        outbox.wake()
+    return Single(first=True, value=json_of(rows[0][0]))
 
 
 def _repeated(idempotency: Idempotency, found: Replay, wanted: Wanted) -> Single:
@@ -164,9 +188,9 @@ def _checked(
         raise TypeError("a single statement needs PostgreSQL: on SQLite write once(conn, ...)")
     if not isinstance(sql, str) or not sql.strip():
         raise TypeError(f"sql={sql!r}: write an INSERT, UPDATE or DELETE ... RETURNING")
-    given_events = list(events)
-    if given_events and outbox is None:
-        raise TypeError("events: say which outbox they are for, too: outbox=...")
+    if not isinstance(arguments, dict):
+        raise TypeError(f"arguments={arguments!r}: write a dict, such as {{'total': 500}}")
+    given_events = checked_events(outbox, events, idempotency.database.names)
     # Without a business row there is nothing to tell of: they are added for each that there is.
     text, more, *_ = (
         outbox.rows_cte(given_events, source=BUSINESS) if outbox and given_events else ("", {})
@@ -177,7 +201,6 @@ def _checked(
         "seawall_operation": wanted.operation,
         "seawall_key_hash": wanted.key_hash,
         "seawall_fingerprint": wanted.fingerprint,
-        "seawall_owner": wanted.owner,
         "seawall_max_body": idempotency.terms.max_body,
         "seawall_ttl": idempotency.terms.ttl,
     }
@@ -239,8 +262,16 @@ async def _aconnection(database: Database) -> AsyncIterator[Any]:
         async with source.execution_options(isolation_level="AUTOCOMMIT").connect() as raw:
             yield raw
     else:
-        async with database.atransaction() as raw:
-            yield raw
+        async with source.connection() as raw:
+            before = raw.autocommit
+            await raw.set_autocommit(True)  # psycopg: the same; it asks the server nothing
+            try:
+                yield raw
+            finally:
+                try:
+                    await raw.set_autocommit(before)
+                except Exception:  # noqa: BLE001 - it is gone, or busy: nobody else may have it
+                    await raw.close()
 
 
 @contextmanager
@@ -250,8 +281,16 @@ def _connection(database: Database) -> Iterator[Any]:
         with source.execution_options(isolation_level="AUTOCOMMIT").connect() as raw:
             yield raw
     else:
-        with database.transaction() as raw:
-            yield raw
+        with source.connection() as raw:
+            before = raw.autocommit
+            raw.set_autocommit(True)
+            try:
+                yield raw
+            finally:
+                try:
+                    raw.set_autocommit(before)
+                except Exception:  # noqa: BLE001 - it is gone, or busy: nobody else may have it
+                    raw.close()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -13,7 +13,7 @@ from seawall import _checks as check
 from seawall.clock import Clock
 from seawall.durable import _jobs_steps as steps
 from seawall.durable._jobs_records import JobClaim, is_id, name_of, result_of, shown
-from seawall.durable._jobs_steps import MICRO, Beat, Taken
+from seawall.durable._jobs_steps import MICRO, Beat, Standing, Taken
 from seawall.durable.database import Database, Operation
 from seawall.jobs._bells import READY, Bells
 from seawall.models.durable_jobs import LOST
@@ -110,9 +110,9 @@ class ClaimedJobs:
         lease = self._lease
         return await self.database.arun(lambda: steps.beating(owner, lease, beats, looks))
 
-    async def astate(self, id: str) -> str | None:  # noqa: A002
-        """Return the state of a job of whatever scope, or None if there is none."""
-        return await self.database.arun(lambda: steps.telling("state", {"id": id}))
+    async def astanding(self, id: str) -> Standing | None:  # noqa: A002
+        """Return how a job stands, of whatever scope; None if there is none."""
+        return await self.database.arun(lambda: steps.standing(id))
 
     async def awaiting(self, kinds: Iterable[str], limit: int = 500) -> list[tuple[str, int]]:
         """Return ids and priorities of what could be claimed now: for a queue that lost them."""

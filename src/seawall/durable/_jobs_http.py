@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from seawall.durable._jobs_records import JSON, Job
-from seawall.web.problems import Problem
+from seawall.errors import SeawallError
+from seawall.web.problems import Problem, problem_of
 from seawall.wire._text import text_of, whole_of
 from seawall.wire.retry_after import write_retry_after
 
@@ -80,8 +81,18 @@ class Reply(NamedTuple):
 
 def problem(status: int, title: str, detail: str, wait: float | None = None) -> Reply:
     """Return a problem as an answer."""
-    told = Problem(status, title, detail, retry_after=wait)
-    return Reply(status, [*told.headers(), (b"cache-control", b"no-store")], told.body())
+    return _reply_of(Problem(status, title, detail, retry_after=wait))
+
+
+def refusal(error: SeawallError) -> Reply:
+    """Return what is told of an error of ours."""
+    told = problem_of(error)
+    assert told is not None  # noqa: S101 - every one of them has words
+    return _reply_of(told)
+
+
+def _reply_of(told: Problem) -> Reply:
+    return Reply(told.status, [*told.headers(), (b"cache-control", b"no-store")], told.body())
 
 
 def not_found() -> Reply:

@@ -1,8 +1,10 @@
 """Jobs of a database, done by the workers of a queue: `PriorityQueue` or `LocalQueue`.
 
 Promises: the record in the database is the truth, and the queue carries ids only. A job that the
-queue delivers twice, or after its end, is done once. An id that the queue never got (the process
-died between commit and push) or lost is pushed again by `asweep`, which one calls now and then.
+queue delivers twice, or after its end, is done once. An id that comes too early (the job waits for
+its next attempt, or is at work elsewhere) is brought again when the job can be taken: that costs
+the queue no attempt. An id that the queue never got (the process died between commit and push) or
+lost is pushed again by `asweep`, which one calls now and then.
 """
 
 from __future__ import annotations
@@ -15,25 +17,13 @@ from seawall.durable._jobs_records import Job, is_id
 from seawall.durable._jobs_run import JobDoing, JobFunction, Running
 from seawall.durable._jobs_worker import LOOK
 from seawall.durable.jobs import Jobs
-from seawall.errors import Rejected, SeawallError
+from seawall.errors import JobNotReady, QueueFull
 from seawall.jobs import Claim, JobQueue
 from seawall.models.backoff import Backoff
 from seawall.models.durable_jobs import LOWEST
 from seawall.runtime.runners import sleep_async
 
-__all__ = ["JobNotReady", "JobTriedAgain", "QueuedJobs"]
-
-
-class JobNotReady(Rejected):
-    """The job is at work elsewhere, not due yet, or not committed yet: it is looked at later."""
-
-    reason = "job_not_ready"
-
-
-class JobTriedAgain(SeawallError):
-    """An attempt failed, and the job is to be tried again: for the queue, which does that."""
-
-    reason = "job_tried_again"
+__all__ = ["QueuedJobs"]
 
 
 class QueuedJobs(JobDoing):
@@ -50,10 +40,10 @@ class QueuedJobs(JobDoing):
         give_up_on: tuple[type[Exception], ...] = (),
         rng: Random | None = None,
     ) -> None:
-        """Do each kind by its function, as `JobWorker` does.
+        """Do each kind by its function, as `JobWorker` does; take the same options.
 
-        `concurrency` is how many plain functions have threads at once. When a failed job is tried
-        again is up to the queue's worker, unless `backoff` says more.
+        How many are at work at once is up to the queue's worker; `concurrency` is how many plain
+        functions have threads.
         """
         if not isinstance(queue, JobQueue):
             raise TypeError(f"QueuedJobs(jobs, {queue!r}, ...): pass a PriorityQueue or LocalQueue")
@@ -61,7 +51,7 @@ class QueuedJobs(JobDoing):
             jobs,
             functions,
             concurrency=concurrency,
-            backoff=[0.0] if backoff is None else backoff,
+            backoff=backoff,
             give_up_on=give_up_on,
             rng=rng,
         )
@@ -72,62 +62,103 @@ class QueuedJobs(JobDoing):
 
     def push(self, job: Job) -> str:
         """Let the queue know of a job, after your commit; again does no harm."""
-        return self.queue.push({"job": job.id}, priority=job.priority, dedupe=job.id)
+        _check_job(job)
+        delay = self._delay(job.due_at - job.created_at - job.age)
+        return self.queue.push({"job": job.id}, priority=job.priority, delay=delay, dedupe=job.id)
 
     async def apush(self, job: Job) -> str:
         """Let the queue know of a job, as `push` does."""
-        return await self.queue.apush({"job": job.id}, priority=job.priority, dedupe=job.id)
+        _check_job(job)
+        delay = self._delay(job.due_at - job.created_at - job.age)
+        return await self.queue.apush(
+            {"job": job.id}, priority=job.priority, delay=delay, dedupe=job.id
+        )
 
     async def asweep(self, limit: int = 500) -> int:
         """Push what could be done now, and may have been lost; return how many that were.
 
-        Of those that the queue has already, nothing is added.
+        Of those that the queue has already, nothing is added. A queue that is full gets the rest
+        by a later sweep.
         """
         check.count("limit", limit, maximum=10_000)
-        waiting = await self.jobs.awaiting(self.functions, limit)
-        for id_, priority in waiting:
+        pushed = 0
+        for id_, priority in await self.jobs.awaiting(self.functions, limit):
             known = priority if isinstance(priority, int) and 0 <= priority <= LOWEST else LOWEST
-            await self.queue.apush({"job": id_}, priority=known, dedupe=id_)
-        return len(waiting)
+            try:
+                await self.queue.apush({"job": id_}, priority=known, dedupe=id_)
+            except QueueFull:
+                break
+            pushed += 1
+        return pushed
 
     async def handle(self, queued: Claim) -> str:
-        """Do the job that a claim of the queue's names; return the word for how it went."""
+        """Do the job that a claim of the queue's names; return the word for how it went.
+
+        Raises `JobNotReady` if there is no such job, or not yet: then the queue tries again.
+        Cancelled, it gives back what it has begun.
+        """
         import asyncio
 
         said = queued.payload
         id_ = said.get("job") if isinstance(said, dict) else None
         if not is_id(id_) or not isinstance(id_, str):
             return "unknown"
+        # A task of its own: a claim is not cut off in the middle, it would be nobody's for a lease;
+        # and a job that was cancelled is cut off, while the queue's worker is not.
+        cut = Cut()
+        doing = asyncio.create_task(self._do(queued, id_, cut))
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            cut.off()
+            await asyncio.wait([doing], timeout=LOOK * 2)
+            if doing.done() and not doing.cancelled():
+                doing.exception()  # nobody is there to be told
+            raise
+
+    async def _do(self, queued: Claim, id_: str, cut: Cut) -> str:
+        import asyncio
+
         claim = await self.jobs.aclaim_one(id_, owner=self.owner)
         if claim is None:
-            return await self._not_claimed(id_)
+            return await self._come_again(queued, id_)
         if claim.kind not in self.functions:
             await self.jobs.agive_back(claim)
             raise JobNotReady(f"job {id_} is a {claim.kind!r}, which is done elsewhere")
         run = self._running(claim)
-        # A task of its own: a job that was cancelled is cut off, and the queue's worker is not.
-        run.task = asyncio.create_task(self._outcome(run))
+        if cut.is_off:
+            run.wanted = "to return"
+        run.task, cut.run = asyncio.current_task(), run
         beating = asyncio.create_task(self._beat(run))
         try:
-            outcome: str = await asyncio.shield(run.task)
-        except asyncio.CancelledError:
-            run.give_back()
-            await asyncio.wait([run.task], timeout=LOOK * 2)
-            raise
+            outcome = await self._outcome(run)
         finally:
             beating.cancel()
             await asyncio.wait([beating])
         self._counts[outcome] += 1
-        error, run.error = run.error, None
-        if outcome == "retried":
-            raise JobTriedAgain(f"job {id_}: attempt {claim.attempt} failed") from error
+        run.error = None
+        if outcome in ("retried", "returned", "lost"):
+            return await self._come_again(queued, id_)
         return outcome
 
-    async def _not_claimed(self, id_: str) -> str:
-        state = await self.jobs.astate(id_)
-        if state in ("queued", "running", None):
-            raise JobNotReady(f"job {id_} is {state or 'not there'}: it is looked at later")
-        return state
+    async def _come_again(self, queued: Claim, id_: str) -> str:
+        """Have the id brought again when the job can be taken; of one that ended, tell how."""
+        seen = await self.jobs.astanding(id_)
+        if seen is None:
+            raise JobNotReady(f"job {id_} is not there, or not yet")
+        if seen.state not in ("queued", "running"):
+            return seen.state
+        # The next of its kind: as long as this one is not acknowledged, its own name is taken.
+        name = f"{id_}:{seen.epoch}:{seen.due_at}"
+        again = await self.queue.apush(
+            queued.payload, priority=queued.priority, delay=self._delay(seen.due_in), dedupe=name
+        )
+        if again == queued.id:  # the clocks of queue and database differ: let it wait a little
+            raise JobNotReady(f"job {id_} is {seen.state}, and due at once")
+        return "later"
+
+    def _delay(self, seconds: float) -> float:
+        return min(max(seconds, 0.0), self.queue.keep)
 
     async def _beat(self, run: Running) -> None:
         while True:
@@ -143,3 +174,23 @@ class QueuedJobs(JobDoing):
         if self._pool is not None:
             self._pool.close(0.0)
             self._pool = None
+
+
+def _check_job(job: object) -> None:
+    if not isinstance(job, Job):
+        raise TypeError(f"{job!r}: pass the job, as `submit` has returned it")
+
+
+class Cut:
+    """What stops a job whose claim on the queue is not good any more, also while it is claimed."""
+
+    def __init__(self) -> None:
+        """Have not stopped anything."""
+        self.is_off = False
+        self.run: Running | None = None
+
+    def off(self) -> None:
+        """Give the job back."""
+        self.is_off = True
+        if self.run is not None:
+            self.run.give_back()

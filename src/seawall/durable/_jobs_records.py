@@ -7,8 +7,7 @@ from hashlib import blake2b
 from json import dumps
 from typing import Any, Final, NamedTuple, cast
 
-from seawall.durable._idempotency_errors import RecordGarbled
-from seawall.errors import UnknownJob
+from seawall.errors import RecordGarbled
 from seawall.jobs._codec import decode, encode
 from seawall.models.durable_jobs import ENDED, STATES, State
 
@@ -21,12 +20,6 @@ LONGEST_TEXT: Final = 2_000
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
-
-
-class JobExpired(UnknownJob):
-    """The job ended long ago, and what came out of it is not kept any more. A server says 410."""
-
-    reason = "job_expired"
 
 
 class Job(NamedTuple):
@@ -53,6 +46,8 @@ class Job(NamedTuple):
     started_at: float | None
     ended_at: float | None
     expires_at: float | None
+    due_at: float
+    """When it may be begun; of one at work, when its lease is over."""
     age: float
     """Seconds since it was submitted, when it was read."""
     is_new: bool = False
@@ -106,9 +101,10 @@ def job_of(row: tuple[Any, ...], *, is_new: bool = False) -> Job:
     """Return what a row says, or raise: it may hold anything."""
     *told, _fingerprint, now = row
     (id_, scope, kind, state, priority, attempts, most, cancelling) = told[:8]
-    (progress, message, body, content_type, error, created, started, ended, expires) = told[8:]
+    (progress, message, body, content_type, error, created, started, ended, expires) = told[8:17]
+    due = told[17]
     texts = (id_, scope, kind, state, message, error)
-    numbers = (priority, attempts, most, cancelling, created, now)
+    numbers = (priority, attempts, most, cancelling, created, due, now)
     moments = (started, ended, expires)
     if not (
         all(isinstance(text, str) for text in texts)
@@ -138,6 +134,7 @@ def job_of(row: tuple[Any, ...], *, is_new: bool = False) -> Job:
         None if started is None else started / 1e6,
         None if ended is None else ended / 1e6,
         None if expires is None else expires / 1e6,
+        due / 1e6,
         max(0.0, (now - created) / 1e6),
         is_new,
     )

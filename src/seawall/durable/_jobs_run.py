@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import uuid4
 
 from seawall import _checks as check
-from seawall.durable._idempotency_errors import RecordGarbled
 from seawall.durable._jobs_records import (
     JobClaim,
     described,
@@ -20,7 +19,7 @@ from seawall.durable._jobs_records import (
 )
 from seawall.durable._jobs_steps import Beat
 from seawall.durable.jobs import Jobs
-from seawall.errors import Rejected, SeawallError, matches
+from seawall.errors import JobCancelled, RecordGarbled, Rejected, matches
 from seawall.executors import IoPool
 from seawall.models.backoff import Backoff, as_backoff, full_jitter
 from seawall.runtime.functions import kind_of
@@ -38,12 +37,6 @@ PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 86_400.0
 
 log: Final = logging.getLogger("seawall")
-
-
-class JobCancelled(SeawallError):
-    """Somebody cancelled the job, and its function stops here."""
-
-    reason = "job_cancelled"
 
 
 class JobHandle:
@@ -174,15 +167,13 @@ class JobDoing:
             name_of("kind", kind)
             if kind_of(function) not in ("sync", "async"):
                 raise TypeError(f"{kind!r}: {function!r}: pass a function that returns its result")
-        if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
-            raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
         self.jobs = jobs
         self.functions = dict(functions)
         self.concurrency = check.count("concurrency", concurrency, maximum=500)
         self.owner = uuid4().hex
         self._backoff = full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff)
-        self._give_up_on = tuple(give_up_on)
-        self._rng = Random() if rng is None else rng  # noqa: S311 - jitter is no secret
+        self._give_up_on = check.error_types("give_up_on", give_up_on)
+        self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter is no secret
         self._clock = jobs.clock
         self._pool: IoPool | None = None
         self._runs: set[Running] = set()
@@ -247,7 +238,7 @@ class JobDoing:
             return await self._failed(run, error, retry=False)
         message = run.handle.told[1]
         told = await self._tell(run, lambda: self.jobs.asucceed(run.claim, stored, message))
-        return "succeeded" if told else "lost"
+        return "succeeded" if told in (True, "succeeded") else "lost"
 
     async def _failed(self, run: Running, error: BaseException, *, retry: bool = True) -> str:
         run.error = error
@@ -279,10 +270,14 @@ class JobDoing:
     async def _tell(self, run: Running, verb: Callable[[], Any]) -> Any:
         """Say how a job went, again and again until the lease is over; None: not heard."""
         delays = OUTAGE.delays(self._rng.random)
+        unsure = False
         while run.wanted != "to stop":
             try:
                 told = await verb()
+                if not told and unsure:
+                    told = await self._heard_before(run.claim)
             except Exception:
+                unsure = True
                 left = run.until - self._clock.now()
                 if left <= 0:
                     log.exception("jobs %r: %r could not be told", self.jobs.name, run.claim)
@@ -291,6 +286,14 @@ class JobDoing:
             else:
                 return told
         return None
+
+    async def _heard_before(self, claim: JobClaim) -> str | None:
+        """Return the state that we brought about, if the answer to that was lost; else None."""
+        seen = await self.jobs.astanding(claim.id)
+        if seen is None or seen.epoch != claim.epoch or seen.state == "running":
+            return None
+        self.jobs.bells.ring(claim.id)
+        return seen.state
 
     # Heartbeats
 

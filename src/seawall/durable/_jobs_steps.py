@@ -5,13 +5,14 @@ Each function is one operation: it yields the statements of `sql/*/jobs.sql` and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from json import dumps
 from typing import Any, Final, NamedTuple
 
 from seawall.durable._connections import Ask
-from seawall.durable._idempotency_errors import KeyReused, RecordGarbled
-from seawall.durable._jobs_records import Job, JobExpired, job_of
-from seawall.errors import Contended, UnknownJob
+from seawall.durable._jobs_records import Job, job_of
+from seawall.durable._jobs_room import Room
+from seawall.errors import Contended, JobExpired, KeyReused, RecordGarbled, UnknownJob
 from seawall.jobs._codec import decode
 from seawall.models.durable_jobs import LOST, REACH
 from seawall.runtime.stepping import Steps
@@ -36,27 +37,46 @@ class Taken(NamedTuple):
     message: str
 
 
-def submitting(arguments: dict[str, Any]) -> Steps[Job]:
-    """Add a job, unless its key has one already."""
-    same = {name: arguments[name] for name in ("scope", "kind", "key_hash")}
+def submitting(
+    arguments: dict[str, Any], room: Room, to_notify: Callable[[], str | None]
+) -> Steps[Job]:
+    """Add a job if there is room, unless its key has one already; tell workers that listen."""
+    if room.wants_a_look():
+        rows = yield Ask("jobs.depth", {"most": room.most})
+        room.found(rows[0][0])
+    has_room = room.take()
     for _ in range(TRIES):
-        rows = yield Ask("jobs.submit", arguments)
-        if rows:
-            return job_of(rows[0], is_new=True)
-        # Somebody has it; who added it has committed by now, or we had waited.
-        rows = yield Ask("jobs.by_key", same)
-        if not rows:
-            continue  # it is gone again
-        job = job_of(rows[0])
-        if job.state == "expired":
-            yield Ask("jobs.free_key", same)
-            continue
-        if bytes(rows[0][-2]) != arguments["fingerprint"]:
-            raise KeyReused(
-                f"job {job.id} was submitted with this key and another payload: use a new key"
-            )
-        return job
+        if has_room:
+            rows = yield Ask("jobs.submit", arguments)
+            if rows:
+                channel = to_notify()
+                if channel is not None:
+                    yield Ask("jobs.notify", {"channel": channel})
+                return job_of(rows[0], is_new=True)
+            # Somebody has the key; who added it has committed by now, or we had waited.
+        same = yield from _of_key(arguments)
+        if same is not None:
+            return same
+        if not has_room:
+            raise room.refusal()
     raise Contended("others came and went with this key, each time")
+
+
+def _of_key(arguments: dict[str, Any]) -> Steps[Job | None]:
+    """Return the job that has the key, if there is one that is not forgotten."""
+    same = {name: arguments[name] for name in ("scope", "kind", "key_hash")}
+    rows = [] if same["key_hash"] is None else (yield Ask("jobs.by_key", same))
+    if not rows:
+        return None  # there is none, or it is gone again
+    job = job_of(rows[0])
+    if job.state == "expired":
+        yield Ask("jobs.free_key", same)
+        return None
+    if bytes(rows[0][-2]) != arguments["fingerprint"]:
+        raise KeyReused(
+            f"job {job.id} was submitted with this key and another payload: use a new key"
+        )
+    return job
 
 
 def viewing(id_: str, scope: str) -> Steps[Job]:
@@ -79,17 +99,28 @@ def cancelling(id_: str, scope: str, ttl: int) -> Steps[tuple[Job, bool]]:
 
 def claiming(kinds: list[str], most: int, owner: str, lease: int, ttl: int) -> Steps[list[Taken]]:
     """Take what is next in line."""
-    asked = {"kinds": dumps(kinds), "most": most, "reach": REACH}
-    rows = yield Ask("jobs.claim", {**asked, "owner": owner, "lease": lease, "ttl": ttl, **_LOST})
-    rows.sort(key=lambda row: (row[8], row[0]))
-    return [_taken(row) for row in rows]
+    due = yield Ask("jobs.due", {"kinds": dumps(kinds), "most": most, "reach": REACH})
+    return (yield from _taking(due, owner, lease, ttl))
 
 
 def claiming_one(id_: str, owner: str, lease: int, ttl: int) -> Steps[Taken | None]:
     """Take one job, if it may be taken."""
-    asked = {"id": id_, "owner": owner, "lease": lease, "ttl": ttl, **_LOST}
-    rows = yield Ask("jobs.claim_one", asked)
-    return _taken(rows[0]) if rows else None
+    due = yield Ask("jobs.due_one", {"id": id_})
+    taken = yield from _taking(due, owner, lease, ttl)
+    return taken[0] if taken else None
+
+
+def _taking(due: list[tuple[Any, ...]], owner: str, lease: int, ttl: int) -> Steps[list[Taken]]:
+    """Take what was found, and end what may not be tried again."""
+    over = [id_ for id_, is_over in due if is_over]
+    fresh = [id_ for id_, is_over in due if not is_over]
+    rows: list[tuple[Any, ...]] = []
+    if over:
+        rows += yield Ask("jobs.give_up", {"ids": dumps(over), "lost": LOST, "ttl": ttl})
+    if fresh:
+        rows += yield Ask("jobs.take", {"ids": dumps(fresh), "owner": owner, "lease": lease})
+    rows.sort(key=lambda row: (row[8], row[0]))
+    return [_taken(row) for row in rows]
 
 
 class Beat(NamedTuple):
@@ -124,6 +155,26 @@ def telling(which: str, arguments: dict[str, Any]) -> Steps[str | None]:
     return str(rows[0][0]) if rows else None
 
 
+class Standing(NamedTuple):
+    """How a job stands, of whatever scope."""
+
+    state: str
+    epoch: int
+    due_at: int
+    """Microseconds of the database's clock: when it may be taken; of one at work, taken over."""
+    due_in: float
+    """Seconds until then."""
+
+
+def standing(id_: str) -> Steps[Standing | None]:
+    """Tell how a job stands; None: there is none, or it is not committed yet."""
+    rows = yield Ask("jobs.standing", {"id": id_})
+    if not rows:
+        return None
+    state, epoch, due_at, now = rows[0]
+    return Standing(str(state), epoch, due_at, max(0, due_at - now) / MICRO)
+
+
 def listing(kinds: list[str], most: int) -> Steps[list[tuple[str, int]]]:
     """Return those that could be claimed now, with their priorities."""
     rows = yield Ask("jobs.waiting", {"kinds": dumps(kinds), "most": most})
@@ -140,9 +191,6 @@ def counting() -> Steps[dict[str, tuple[int, float]]]:
     """Return how many there are in each state, and the age of the oldest."""
     rows = yield Ask("jobs.counts", {})
     return {state: (count, max(0, now - oldest) / MICRO) for state, count, oldest, now in rows}
-
-
-_LOST: Final = {"lost": LOST}
 
 
 def _taken(row: tuple[Any, ...]) -> Taken:

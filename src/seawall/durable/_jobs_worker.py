@@ -3,11 +3,12 @@
 Promises: at most `concurrency` jobs at once; a job whose lease is lost is stopped; an error has the
 job tried again after a pause; a cancelled job is stopped within a second or so; stopping finishes
 what it can and gives the rest back; while the database is away it goes on trying, and loses no job.
+Results whose time is over are dropped meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from math import inf
 from random import Random
@@ -16,9 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall import _checks as check
 from seawall.durable._jobs_claims import CANCELLED
 from seawall.durable._jobs_run import OUTAGE, JobDoing, JobFunction, Running, log
+from seawall.durable._outbox_listening import Listening
 from seawall.durable.jobs import Jobs
 from seawall.jobs._bells import READY, Bell, Bells
 from seawall.models.backoff import Backoff
+from seawall.models.durable_jobs import poll_of
+from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,6 +34,9 @@ LOOK: Final = 1.0
 TELLING: Final = 2.0
 """Seconds after the grace for telling how it went; then the worker ends, told or not."""
 INSTANT: Final = 1e-6
+TIDY_EVERY: Final = 60.0
+"""Seconds between two times of dropping what is not kept any more."""
+TIDY_MOST: Final = 50_000
 
 
 class JobWorker(JobDoing):
@@ -44,6 +51,7 @@ class JobWorker(JobDoing):
         backoff: Backoff | float | Iterable[float] | Callable[[int], float] | None = None,
         give_up_on: tuple[type[Exception], ...] = (),
         poll: tuple[float, float] = (0.05, 1.0),
+        listen: Callable[[], Awaitable[Any]] | None = None,
         rng: Random | None = None,
     ) -> None:
         """Do up to `concurrency` jobs at once.
@@ -52,7 +60,8 @@ class JobWorker(JobDoing):
         raises, the job is tried again after a pause of `backoff` (full jitter from 1 s up to 5
         minutes, unless given), and not at all after an error of `give_up_on`. Where there is
         nothing to do, the table is looked at after the first of the times of `poll`, then after
-        twice that, up to the second.
+        twice that, up to the second. `listen` opens a connection of its own, of asyncpg or of
+        psycopg (async), on which it hears of jobs of `Jobs(..., notify=True)` elsewhere.
         """
         super().__init__(
             jobs,
@@ -62,7 +71,10 @@ class JobWorker(JobDoing):
             give_up_on=give_up_on,
             rng=rng,
         )
-        self._poll = tuple(check.seconds("poll", seconds) for seconds in poll)
+        self._poll = poll_of(poll)
+        if listen is not None and jobs.database.dialect != "postgres":
+            raise ValueError("listen=...: only PostgreSQL notifies; leave it out")
+        self._listening = None if listen is None else Listening(jobs.channel, listen, self._ring)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: asyncio.Event | None = None
         self._looks: asyncio.Event | None = None
@@ -117,6 +129,7 @@ class JobWorker(JobDoing):
             "running": self._loop is not None,
             "concurrency": self.concurrency,
             "at_work": len(self._runs),
+            "listening": self._listening is not None and self._listening.is_listening,
             **self._counts,
         }
 
@@ -136,8 +149,8 @@ class JobWorker(JobDoing):
             return False  # the loop is closed: it has stopped
         return True
 
-    async def _news_within(self, event: asyncio.Event | None, seconds: float) -> None:
-        """Wait for what is told by `event`, at most so long."""
+    async def _news_within(self, event: asyncio.Event | None, seconds: float) -> bool:
+        """Wait for what is told by `event`, at most so long; return whether something was."""
         import asyncio
 
         assert event is not None  # noqa: S101 - made before any task
@@ -146,7 +159,9 @@ class JobWorker(JobDoing):
                 await event.wait()
         except TimeoutError:
             pass
+        told = event.is_set()
         event.clear()
+        return told
 
     # A session: heartbeats, from the first claim to the last word
 
@@ -163,15 +178,22 @@ class JobWorker(JobDoing):
         cancelled = _Ear(bells, CANCELLED, lambda: self._wake(self._looks))
         with ready, cancelled:
             fetching = asyncio.create_task(self._fetch(once=once))
-            beating = asyncio.create_task(self._beat())
+            aside = [asyncio.create_task(self._beat())]
+            if not once:
+                aside.append(asyncio.create_task(self._tidy()))
+                if self._listening is not None:
+                    self._listening.start(self._rng)
             try:
                 yield fetching
             finally:
                 try:
                     await self._wind_up(fetching)
                 finally:
-                    beating.cancel()
-                    await asyncio.wait([beating])
+                    for task in aside:
+                        task.cancel()
+                    await asyncio.wait(aside)
+                    if self._listening is not None:
+                        await self._listening.stop()
                     self._loop = self._news = self._looks = None
                     if self._pool is not None:
                         self._pool.close(0.0)
@@ -204,7 +226,9 @@ class JobWorker(JobDoing):
             nap = least if claims else min(nap * 2, most)
             if len(claims) < room:
                 # Workers that began together need not ask together.
-                await self._news_within(self._news, nap * (0.75 + 0.25 * self._rng.random()))
+                pause = nap * (0.75 + 0.25 * self._rng.random())
+                if await self._news_within(self._news, pause):
+                    nap = least / 2  # what was told of may not be committed yet: look often
         return begun
 
     def _begin(self, claim: Any) -> None:
@@ -235,6 +259,15 @@ class JobWorker(JobDoing):
             await self._news_within(self._looks, nap)
             answered = await self._beat_once(list(self._runs))
             nap = min(LOOK, self.jobs.lease / (4 if answered else 12))
+
+    async def _tidy(self) -> None:
+        """Drop what is not kept any more, for ever."""
+        while True:
+            await sleep_async(TIDY_EVERY * (0.5 + 0.5 * self._rng.random()))
+            try:
+                await self.jobs.acleanup(TIDY_MOST)
+            except Exception as error:  # noqa: BLE001 - next time, then
+                log.warning("jobs %r cannot be cleaned up: %r", self.jobs.name, error)
 
     async def _wind_up(self, fetching: asyncio.Task[int]) -> None:
         """Give what is at work its time; then give it back; then end."""

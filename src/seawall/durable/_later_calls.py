@@ -1,8 +1,8 @@
 """The calls that are stored: a level for `Fallback`.
 
 Promises: a call that was answered by `Stored` is on disk. It is done at least once, or ends as a
-dead letter, which is told; with an idempotency key it is stored once, and done with that same key.
-Only so many calls wait, and none for longer than `ttl`.
+dead letter, which is told; repeated with its idempotency key it is stored once, and done with that
+same key. About so many calls wait and no more, and none for longer than `ttl`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,15 @@ from seawall.context import current_idempotency_key, current_tenant
 from seawall.durable._blocks import named
 from seawall.durable._connections import Ask
 from seawall.durable.database import Database
-from seawall.errors import Rejected
+from seawall.errors import LaterFull
 from seawall.runtime.stepping import Steps
 
 WAITING, DONE, DEAD = 0, 1, 2
 STATES: Final = ("waiting", "done", "dead")
 LONGEST_KEY: Final = 1024
 
-redoing: Final[ContextVar[tuple[Later, ...]]] = ContextVar("seawall_redoing", default=())
-"""Whose calls are being done here: what fails then is not stored again, it is still there."""
-
-
-class LaterFull(Rejected):
-    """As many calls as may are waiting; this one was not stored."""
-
-    reason = "later_full"
+redoing: Final[ContextVar[tuple[str, ...]]] = ContextVar("seawall_redoing", default=())
+"""The queues whose calls are being done here: what fails then is not stored again, it is there."""
 
 
 class Stored(NamedTuple):
@@ -82,7 +76,8 @@ class Later:
         A call is first tried `delay` seconds after it was stored. With `max_waiting` of them, more
         are refused (`LaterFull`); about so many, where several store at once. The arguments have to
         be JSON, of at most `max_size` bytes. Dead letters are kept for `keep_dead` seconds after
-        the ttl. `key(*args, **kwargs)` names the effect; else the context's idempotency key does.
+        the ttl. `key(*args, **kwargs)` names the effect; else the context's idempotency key does,
+        with the arguments: a request may make several calls under one key.
         """
         if not isinstance(database, Database):
             raise TypeError(f"Later({database!r}, ...): pass a Database")
@@ -122,7 +117,7 @@ class Later:
         return self._counted(self.database.run(lambda: self._storing(storing)))
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        if self in redoing.get():
+        if self.name in redoing.get():
             raise RuntimeError(f"{self!r}: this is a stored call, which is not stored again")
         try:
             call = json.dumps([args, kwargs], allow_nan=False, separators=(",", ":"))
@@ -137,11 +132,11 @@ class Later:
             raise ValueError(f"key: write 1 to {LONGEST_KEY} characters, not {str(key)[:50]!r}")
         if key is not None and not key.isprintable():
             raise ValueError(f"key: write printable characters, not {key[:50]!r}")
-        tenant = current_tenant()
+        tenant, named_by = current_tenant(), call if self._key is None else None
         return {
             "queue": self.name,
             "id": uuid4().hex,
-            "key_hash": None if key is None else _key_digest(tenant, key),
+            "key_hash": None if key is None else _digest(tenant, key, named_by),
             "call": call,
             "key": key,
             "tenant": tenant,
@@ -266,10 +261,11 @@ def decoded(call: Any) -> tuple[list[Any], dict[str, Any]] | None:
     return args, kwargs
 
 
-def _key_digest(tenant: str | None, key: str) -> bytes:
-    """Return what a key is found by: one of another tenant's is another."""
-    hashed = blake2b(b"" if tenant is None else b"t" + tenant.encode("utf-8", "surrogatepass"))
-    return blake2b(key.encode(), key=hashed.digest(), digest_size=32).digest()
+def _digest(tenant: str | None, key: str, call: str | None) -> bytes:
+    """Return what a call is found by: a key of another tenant's, or of another call, is another."""
+    arguments = None if call is None else json.loads(call)
+    whole = json.dumps([tenant, key, arguments], sort_keys=True)
+    return blake2b(whole.encode(), digest_size=32).digest()
 
 
 def _us(seconds: float) -> int:

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 LONGEST_ERROR: Final = 500
 LONGEST_PAUSE: Final = 60.0
 """Seconds after a refusal; then the guard is asked again, whatever it said."""
+CLEANING: Final = 60.0
+"""Seconds after which what is over is looked for again."""
+CLEANED: Final = 1000
+"""So many at once are removed."""
 TELLINGS: Final = 5
 """How often it is tried to tell the database how a call went."""
 
@@ -96,9 +100,9 @@ class LaterWorker:
         self.attempts = check.count("attempts", attempts)
         self.lease = check.seconds("lease", lease)
         self.poll = check.seconds("poll", poll)
-        self._fatal = fatal if isinstance(fatal, tuple) else (fatal,)
+        self._fatal = check.error_types("fatal", fatal)
         self._backoff = full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff)
-        self._rng = Random() if rng is None else rng  # noqa: S311 - jitter is no secret
+        self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter is no secret
         mark = getattr(function, "__seawall__", None)
         if guard is None and mark is not None:
             guard = mark[0]
@@ -111,7 +115,7 @@ class LaterWorker:
         self._awaited = kind == "async"
         self._owner = token_hex(8)
         self._clock = later.database.guard.clock
-        self._resume_at = float("-inf")
+        self._resume_at = self._clean_at = float("-inf")
         self._stopped = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: asyncio.Event | None = None
@@ -134,6 +138,7 @@ class LaterWorker:
         try:
             while not self._stopped:
                 self._news.clear()
+                await self._clean()
                 for claim in await self._claims(self.concurrency - len(tasks)):
                     task = asyncio.create_task(self._do(claim))
                     tasks.add(task)
@@ -195,6 +200,16 @@ class LaterWorker:
         except TimeoutError:
             pass
 
+    async def _clean(self) -> None:
+        """Remove what is over, a batch now and then: so nobody has to think of it."""
+        if self._clock.now() < self._clean_at:
+            return
+        try:
+            more = await self.later.acleanup(batch=CLEANED) == CLEANED
+        except Exception:  # noqa: BLE001 - the database is away: what is over stays for a while
+            more = False
+        self._clean_at = self._clock.now() + (self.poll if more else CLEANING)
+
     async def _claims(self, most: int) -> list[Claim]:
         """Claim what is due; nothing where the database does not answer: it is asked again."""
         if most < 1 or self._clock.now() < self._resume_at:
@@ -203,8 +218,11 @@ class LaterWorker:
         asked = {"queue": self.later.name, "owner": self._owner, "lease": lease, "most": most}
 
         def steps() -> Steps[list[Any]]:
-            which = "later.claim_first" if self.ordered else "later.claim"
-            return list((yield Ask(which, asked)))
+            if not self.ordered:
+                return list((yield Ask("later.claim", asked)))
+            if self.later.database.dialect == "postgres":
+                yield Ask("later.one_claims", {"queue": self.later.name})
+            return list((yield Ask("later.claim_first", asked)))
 
         try:
             rows = await self.later.database.arun(steps)
@@ -246,7 +264,7 @@ class LaterWorker:
         """Do it in the context in which it was stored."""
         from asyncio import to_thread
 
-        token = redoing.set((*redoing.get(), self.later))
+        token = redoing.set((*redoing.get(), self.later.name))
         try:
             with _Given(tenant, claim.tenant), _Given(idempotency_key, claim.key):
                 if self._awaited:
@@ -273,9 +291,11 @@ class LaterWorker:
                 return True
             asked = self._clock.now()
             try:
-                renewed = await self._change(claim, "renew", lease=int(self.lease * 1_000_000))
+                # No longer than the claim holds: then somebody else may begin.
+                async with asyncio.timeout(max(until - asked, self.lease / 3)):
+                    renewed = await self._change(claim, "renew", lease=int(self.lease * 1_000_000))
             except Exception:  # noqa: BLE001 - the database is away: the claim holds until its end
-                renewed = asked < until
+                renewed = self._clock.now() < until
             else:
                 until = asked + self.lease
             if not renewed:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from secrets import token_hex
 from typing import Any, Final, NamedTuple
-from uuid import uuid4
 
 LONGEST_TEXT: Final = 255
 """Characters of an aggregate's or a type's name."""
 LARGEST_HEADERS: Final = 16_384
 """Bytes of an event's headers, as they are stored."""
+_as_json: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 LARGEST_ERROR: Final = 1_000
 """Characters of an error that are stored."""
 
@@ -72,7 +73,7 @@ class NewEvent(NamedTuple):
 
 def new_id() -> str:
     """Return an id that no other event has: visible ASCII, fit for a header."""
-    return uuid4().hex
+    return token_hex(16)
 
 
 def text(name: str, value: object) -> str:
@@ -94,7 +95,7 @@ def payload_bytes(payload: object, largest: int) -> bytes:
         data = payload.encode()
     else:
         try:
-            data = json.dumps(payload, separators=(",", ":"), allow_nan=False).encode()
+            data = _as_json(payload).encode()
         except (TypeError, ValueError) as error:
             raise TypeError(f"payload: write bytes, text, or what JSON can say ({error})") from None
     if len(data) > largest:
@@ -147,6 +148,10 @@ def _headers(stored: object) -> dict[str, str]:
 
 
 def error_text(error: object) -> str:
-    """Return an error as it is stored: short, printable."""
-    said = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
+    """Return an error as it is stored: short, printable; whatever it is, this does not raise."""
+    said = type(error).__name__ if isinstance(error, BaseException) else ""
+    try:
+        said = f"{said}: {error}" if said else str(error)
+    except Exception:  # noqa: BLE001 - one that cannot be told
+        said = f"{said} (it says nothing of itself)"
     return "".join(c if c.isprintable() else " " for c in said[:LARGEST_ERROR])

@@ -66,11 +66,13 @@ class Listening:
                     else:
                         await self._by_psycopg(connection)
                 finally:
+                    if self.is_listening:
+                        delays = AGAIN.delays(rng.random)  # it was good: soon again
                     self.is_listening = False
                     await _closed(connection)
             except Exception as error:  # noqa: BLE001 - polling goes on without it
                 logging.getLogger("seawall").warning(
-                    "outbox: not listening on %r: %s", self._channel, type(error).__name__
+                    "not listening on %r: %s", self._channel, type(error).__name__
                 )
             await sleep_async(next(delays))
 

@@ -26,13 +26,12 @@ class Lane(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A claim; its next events have the numbers from `head` to `tail`."""
+    """A claim; on SQLite with the number up to which its events are wanted."""
 
     lane: int
     epoch: int
     attempts: int
-    head: int
-    tail: int
+    tail: int = 0
 
 
 class Claimed(NamedTuple):
@@ -103,23 +102,24 @@ def claiming(
         "far": batch if far else 0,
     }
     if dialect == "postgres":
-        yield Ask("outbox.by_index", {"hashing": "on"})
+        yield Ask("outbox.by_index", {})
         rows = yield Ask("outbox.claim", {**given, "owner": owner, "lease": lease})
         looked, furthest = rows[0][:2]
         taken = [Taken(*row[2:]) for row in rows if row[2] is not None]
+        each = batch if not far else max(1, batch // max(1, len(taken)))
     else:
         rows = yield Ask("outbox.look", given)
         looked, furthest = sum(row[4] for row in rows), rows[-1][0] if rows else None
-        ends = {row[0]: row[2:4] for row in rows if row[1]}
-        taken = []
-        if ends:
-            free = ",".join(map(str, ends))
-            got = yield Ask("outbox.claim", {"lanes": free, "owner": owner, "lease": lease})
-            taken = [Taken(*row, *ends[row[0]]) for row in got]
-    if far and taken:
-        more = batch // len(taken)
-        taken = [one._replace(tail=one.head + max(1, more) - 1) for one in taken]
-    found = yield from fetching(dialect, outbox, taken, largest)
+        free = {row[0]: row[2:4] for row in rows if row[1]}
+        each = max(1, batch // max(1, len(free)))
+        got: list[tuple[Any, ...]] = []
+        if free:
+            listed = ",".join(map(str, free))
+            got = yield Ask("outbox.claim", {"lanes": listed, "owner": owner, "lease": lease})
+        # Nobody else writes meanwhile: what is free is got.
+        ends = {lane: head + each - 1 if far else tail for lane, (head, tail) in free.items()}
+        taken = [Taken(lane, epoch, failed, ends[lane]) for lane, epoch, failed in got]
+    found = yield from fetching(dialect, outbox, taken, each, batch, largest)
     used = [lane.lane for lane in found if lane.events]
     if used and len(used) < len(found):
         # The batch was full before all had their turn: they are the next.
@@ -128,37 +128,39 @@ def claiming(
     return Claimed(found, 0 if ended else furthest, ended=ended)
 
 
-def fetching(dialect: Dialect, outbox: str, taken: list[Taken], largest: int) -> Steps[list[Lane]]:
-    """Return what was claimed with its events, up to `largest` bytes of payload in all."""
+def fetching(
+    dialect: Dialect, outbox: str, taken: list[Taken], each: int, batch: int, largest: int
+) -> Steps[list[Lane]]:
+    """Return what was claimed with its events: `each` of an aggregate, `batch` in all.
+
+    Fewer, where they have more than `largest` bytes of payload together; but always one.
+    """
     if not taken:
         return []
     taken.sort()
+    arguments: dict[str, Any] = {"outbox": outbox, "bytes": largest}
     if dialect == "postgres":
-        arguments = {
-            "lanes": ",".join(str(one.lane) for one in taken),
-            "tails": ",".join(str(one.tail) for one in taken),
-            "bytes": largest,
-        }
+        lanes = ",".join(str(one.lane) for one in taken)
+        arguments |= {"lanes": lanes, "each": each, "batch": batch}
     else:
-        arguments = {"marks": ",".join(f"[{one.lane},{one.tail}]" for one in taken)}
-    rows = yield Ask("outbox.fetch", {"outbox": outbox, **arguments})
-    lanes = {one.lane: Lane(one.lane, one.epoch, one.attempts, []) for one in taken}
+        arguments["marks"] = ",".join(f"[{one.lane},{one.tail}]" for one in taken)
+    rows = yield Ask("outbox.fetch", arguments)
+    found = {one.lane: Lane(one.lane, one.epoch, one.attempts, []) for one in taken}
     for lane, sequence, number, aggregate, aggregate_id, *rest in rows:
-        if dialect == "sqlite" and rest.pop() > largest:
-            break
         event = event_of((number, aggregate, aggregate_id, sequence, *rest))
-        lanes[lane].events.append(event)
-    return list(lanes.values())
+        found[lane].events.append(event)
+    return list(found.values())
 
 
 def renewing(dialect: Dialect, owner: str, lanes: list[Lane], lease: int) -> Steps[set[int]]:
     """Hold these for longer; return the ones that are still held."""
     if dialect == "postgres":
+        yield Ask("outbox.by_index", {})
         rows = yield Ask(
             "outbox.renew",
             {
                 "lanes": ",".join(str(lane.lane) for lane in lanes),
-                "epochs": ",".join(str(lane.epoch) for lane in lanes),
+                "epochs": ",".join({str(lane.epoch) for lane in lanes}),
                 "owner": owner,
                 "lease": lease,
             },
@@ -190,7 +192,7 @@ def settling(
 def _settling_postgres(
     outbox: str, owner: str, settled: list[Settled], *, keep: bool
 ) -> Steps[int]:
-    yield Ask("outbox.by_index", {"hashing": "off"})
+    yield Ask("outbox.by_index", {})
     ours = {"outbox": outbox, "owner": owner}
     accepted = 0
     progressed = [one for one in settled if one.delivered]
@@ -234,7 +236,7 @@ def _settling_postgres(
 def _listed(settled: list[Settled]) -> dict[str, str]:
     return {
         "lanes": ",".join(str(one.lane.lane) for one in settled),
-        "epochs": ",".join(str(one.lane.epoch) for one in settled),
+        "epochs": ",".join({str(one.lane.epoch) for one in settled}),
         "uptos": ",".join(str(one.upto) for one in settled),
     }
 

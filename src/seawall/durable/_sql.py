@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from functools import cache, lru_cache
+from hashlib import blake2b
 from importlib.resources import files
 from typing import Any, Final, Literal, NamedTuple
 
@@ -28,6 +29,9 @@ NOW: Final[dict[Dialect, str]] = {
 LONGEST_NAME: Final = 63
 """So many bytes of a name count in PostgreSQL."""
 
+LONGEST_REMEMBERED: Final = 16_384
+"""Longer texts are made up for many rows at once: hardly two are alike."""
+
 _PARAMETER: Final = re.compile(r"(?<![:\w]):([a-z]\w*)")
 _NAME_LINE: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
@@ -41,7 +45,7 @@ class Names:
     def __init__(self, schema: str | None = None, prefix: str = "seawall_") -> None:
         """Begin each table's name with `prefix`; without a schema, the database's usual one is."""
         for name, given in (("schema", schema), ("prefix", prefix)):
-            if given is not None and not isinstance(given, str):
+            if not isinstance(given, str) and (given is not None or name == "prefix"):
                 raise TypeError(f"{name}={given!r}: write a name, such as {name}='seawall_'")
             if given is not None and ("\0" in given or not given.isprintable()):
                 raise ValueError(f"{name}={given!r}: write letters, digits and underscores")
@@ -77,7 +81,10 @@ class Names:
 
     def channel(self, name: str) -> str:
         """Return the name under which the processes of these tables tell each other of changes."""
-        return f"{self.schema or ''}.{self.prefix}{name}"
+        channel = f"{self.schema or ''}.{self.prefix}{name}"
+        if len(channel.encode()) < LONGEST_NAME:
+            return channel
+        return "seawall." + blake2b(channel.encode(), digest_size=20).hexdigest()
 
 
 def quoted(name: str) -> str:
@@ -139,11 +146,16 @@ def statement(
     return rendered(statements(dialect, file)[name], dialect, style, names, now)
 
 
-@lru_cache(maxsize=512)
 def rendered(
     text: str, dialect: Dialect, style: Style, names: Names, now: str | None = None
 ) -> Text:
     """Return `text` with tables and time filled in, and its parameters in the driver's style."""
+    render = _rendered if len(text) <= LONGEST_REMEMBERED else _rendered.__wrapped__
+    return render(text, dialect, style, names, now)
+
+
+@lru_cache(maxsize=512)
+def _rendered(text: str, dialect: Dialect, style: Style, names: Names, now: str | None) -> Text:
     text = text.format_map(_Filling(dialect, names, now))
     order: list[str] = []
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from seawall.context import deadline_var
 from seawall.runtime.runners import sleep_async
 
 T = TypeVar("T")
@@ -14,10 +15,22 @@ T = TypeVar("T")
 PATIENCE: Final = 5.0
 """Seconds that a request which was cancelled waits for the database."""
 
+_LONGEST: Final = 200
+
+
+def first_line(error: BaseException) -> str:
+    """Return what went wrong, for a log: no more than that, and no stack.
+
+    On the lines below some drivers tell all parameters: the answer itself, and whose it is.
+    """
+    line = str(error).partition("\n")[0][:_LONGEST]
+    told = "".join(c if c.isprintable() else "?" for c in line)
+    return f"{type(error).__name__}: {told}" if told else type(error).__name__
+
 
 async def uncut(work: Coroutine[Any, Any, T]) -> T:
     """Return what `work` does, which is done to its end; a cancellation counts after that."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.get_running_loop().create_task(work)
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
@@ -56,15 +69,17 @@ class Renewal:
         self._task = self._loop.create_task(self._run())
 
     async def _run(self) -> None:
+        deadline_var.set(None)  # in this task alone: a stream that began in time goes on beyond it
         while not self._stopped:
             nap = self._lease / 3
             self._asking = True
             try:
                 if not await self._renew():
                     return
-            except Exception:
+            except Exception as error:  # noqa: BLE001 - of any driver's; told
                 nap = self._lease / 12  # the database is away: it may be back in time
-                logging.getLogger("seawall").exception("a lease could not be renewed")
+                log = logging.getLogger("seawall")
+                log.error("a lease could not be renewed: %s", first_line(error))  # noqa: TRY400 - see there
             finally:
                 self._asking = False
             if not self._stopped:

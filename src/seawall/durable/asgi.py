@@ -16,9 +16,10 @@ so that a crash between the effect and its record does no harm either: see `keye
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Self
+from uuid import UUID
 
 from seawall import _checks as check
 from seawall.durable import _asgi_answers as answers
@@ -38,7 +39,9 @@ from seawall.wire.idempotency import IDEMPOTENCY_HEADER
 __all__ = ["IdempotentRequests", "Keyed", "keyed"]
 
 Receive = Callable[[], Awaitable[Message]]
-Who = Callable[[Incoming], str | tuple[str, ...] | None]
+Part = str | int | UUID | None
+Who = Callable[[Incoming], Part | tuple[Part, ...]]
+"""Says whose a request is; None, also as a part of it, is somebody unknown."""
 
 MOST_REQUEST: Final = 1024 * 1024
 """Bytes of a request's body, unless told otherwise."""
@@ -68,6 +71,8 @@ _COUNTS: Final = (
 def keyed(request: Any) -> Keyed | None:
     """Return how a request is keyed (a Starlette request, or an ASGI scope); None if it is not."""
     scope = getattr(request, "scope", request)
+    if not isinstance(scope, Mapping):
+        raise TypeError(f"request={request!r}: pass the request, or its ASGI scope")
     found = scope.get(KEYED)
     return found if isinstance(found, Keyed) else None
 
@@ -94,9 +99,10 @@ class IdempotentRequests:
         """Stand around `app`; keep records by `idempotency`, for these `routes` and `methods`.
 
         `routes` are templates such as "/orders" or "/orders/{id}/pay". `scope(incoming)` says whose
-        a request is: a proven identity, as text or as a tuple such as (tenant, user). It must be
-        given, for what one caller is answered is no other's business; None from it is refused with
-        403. Only an app whose callers are all one may say `unscoped=True` instead.
+        a request is: a proven identity, as text, whole number or UUID, or as a tuple of these such
+        as (tenant, user). It must be given, for what one caller is answered is no other's business;
+        None from it is refused with 403. Only an app whose callers are all one may say
+        `unscoped=True` instead.
 
         With `require=False` requests without a key pass as they are. Who asks for what is under way
         waits up to `wait` seconds for its answer, and is then told to come again after
@@ -114,9 +120,7 @@ class IdempotentRequests:
         self._who = _checked_scope(scope, check.flag("unscoped", unscoped))
         if unscoped and not idempotency.unscoped:
             raise ValueError("unscoped=True: say so to Idempotency(..., unscoped=True), too")
-        if isinstance(routes, str):
-            raise TypeError(f"routes={routes!r}: write a list, such as routes=[{routes!r}]")
-        self._routes = Routes(routes)
+        self._routes = Routes(check.listed("routes", routes, "'/orders'"))
         if not self._routes.templates:
             raise ValueError("routes=[]: write which, such as routes=['/orders']")
         if any(len(route.encode()) > _LONGEST_ROUTE for route in self._routes.templates):
@@ -127,10 +131,31 @@ class IdempotentRequests:
         self.retry_after = check.seconds("retry_after", retry_after)
         self.max_request_body = check.count("max_request_body", max_request_body)
         self.never = _checked_names(never_store)
+        if trust is not None and not isinstance(trust, Trust):
+            raise TypeError(f"trust={trust!r}: pass a Trust, such as Trust(proxies=['10.0.0.0/8'])")
         self._trust = trust or Trust()
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._mutex = Mutex()
         survives_fork(self)
+
+    @classmethod
+    def add_to(cls, app: Any, idempotency: Idempotency, **options: Any) -> Self:
+        """Add it to a FastAPI or Starlette app, and return it; `options` are those of the class.
+
+        `app.add_middleware(...)` would make it at the first request, and tell a mistake only then.
+        """
+        if not callable(getattr(app, "add_middleware", None)):
+            raise TypeError(
+                f"add_to({app!r}): pass a FastAPI or Starlette app; others are put inside:"
+                f" {cls.__name__}(app, idempotency, ...)"
+            )
+        made = cls(_not_started, idempotency, **options)
+        app.add_middleware(made._around)
+        return made
+
+    def _around(self, app: Callable[..., Awaitable[None]]) -> Self:
+        self.app = app
+        return self
 
     def __repr__(self) -> str:
         listed = ", ".join(self._routes.templates)
@@ -178,12 +203,11 @@ class IdempotentRequests:
         await Request(self, name, send).serve(scope, body)
 
     def _incoming(self, scope: Scope) -> Incoming:
-        """Return the request as the edge outside saw it, with what was found out since."""
+        """Return the request as it is now, and trust whom the edge outside trusts."""
         seen = scope.get(INCOMING)
-        if not isinstance(seen, Incoming):
-            return Incoming(scope, self._trust)
-        # A login between the edge and here may have made a scope of its own.
-        return seen if seen.scope is scope else Incoming(scope, seen.trust)
+        # Not what the edge saw: a login in between may have changed the scope, or the headers. What
+        # a stranger wrote into those must not count as what the login has proven.
+        return Incoming(scope, seen.trust if isinstance(seen, Incoming) else self._trust)
 
     def _name(self, incoming: Incoming, operation: str) -> Keyed | Problem:
         """Return how the request is keyed, or why it is not."""
@@ -206,21 +230,22 @@ class IdempotentRequests:
         """Read the body whole; None if it does not come."""
         declared = incoming.header(b"content-length") or ""
         size = int(declared) if declared.isdecimal() and len(declared) < 20 else 0  # noqa: PLR2004 - digits of 2**63
-        parts: list[bytes] = []
-        more = size <= self.max_request_body
-        size = 0 if more else size
-        while more:
+        body = bytearray()  # and no list: of many small parts that would be many times as large
+        more = True
+        while more and max(size, len(body)) <= self.max_request_body:
             message = await receive()
             if message["type"] != "http.request":
                 return None
-            part = message.get("body", b"")
-            parts.append(part)
-            size += len(part)
-            more = message.get("more_body", False) and size <= self.max_request_body
-        if size > self.max_request_body:
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        if max(size, len(body)) > self.max_request_body:
             self.count("too_large")
             return answers.TOO_LARGE
-        return b"".join(parts)
+        return bytes(body)
+
+
+async def _not_started(_scope: Any, _receive: Any, _send: Any) -> None:
+    raise RuntimeError("the app that this was added to has not been called yet")
 
 
 def scope_text(said: object) -> str | None:
@@ -228,21 +253,27 @@ def scope_text(said: object) -> str | None:
 
     None where a part of it is missing: that is somebody unknown.
     """
-    parts = said if isinstance(said, tuple) else (said,)
-    if not all(part is None or isinstance(part, str) for part in parts):
-        raise TypeError(
-            f"scope: the function returned {type(said).__name__}; return text, a tuple of texts"
-            " such as (tenant, user), or None for somebody unknown"
-        )
-    if not parts or not all(parts):
+    parts = [_part(part) for part in (said if isinstance(said, tuple) else (said,))]
+    if not parts or any(part is None or part == "" for part in parts):
         return None
-    first: str = parts[0]
-    plain = len(parts) == 1 and first[0] not in "[#" and first.isprintable()
-    text = first if plain else json.dumps(parts)
+    first = parts[0]
+    plain = isinstance(first, str) and first[0] not in "[#" and first.isprintable()
+    text = str(first) if plain and len(parts) == 1 else json.dumps(parts)
     data = text.encode("utf-8", "surrogatepass")
     if len(data) <= _LONGEST_SCOPE:
         return text
     return "#" + blake2b(data, digest_size=32, person=b"seawall scope").hexdigest()
+
+
+def _part(part: object) -> str | int | None:
+    if isinstance(part, UUID):
+        return str(part)
+    if isinstance(part, bool) or not (part is None or isinstance(part, (str, int))):
+        raise TypeError(
+            f"scope: the function returned {type(part).__name__}; return text, a whole number, a"
+            " UUID, a tuple of these such as (tenant, user), or None for somebody unknown"
+        )
+    return part
 
 
 def _checked_scope(scope: Who | None, unscoped: bool) -> Who | None:  # noqa: FBT001 - as given
@@ -260,17 +291,19 @@ def _checked_scope(scope: Who | None, unscoped: bool) -> Who | None:  # noqa: FB
 
 
 def _checked_methods(methods: Sequence[str]) -> frozenset[str]:
-    if isinstance(methods, str) or not methods:
-        raise TypeError(f"methods={methods!r}: write a list, such as methods=['POST']")
-    for method in methods:
+    listed = check.listed("methods", methods, "'POST'")
+    if not listed:
+        raise ValueError("methods=[]: write which, such as methods=['POST']")
+    for method in listed:
         if not isinstance(method, str) or not method.isalpha() or not method.isupper():
             raise ValueError(f"methods={methods!r}: write them as 'POST' or 'PATCH'")
         if method in {"GET", "HEAD", "OPTIONS", "TRACE"}:
             raise ValueError(f"methods={methods!r}: {method} has no effect that could happen twice")
-    return frozenset(methods)
+    return frozenset(listed)
 
 
 def _checked_names(names: Iterable[str]) -> frozenset[bytes]:
-    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+    listed = check.listed("never_store", names, "'x-session'")
+    if not all(isinstance(name, str) and name for name in listed):
         raise TypeError(f"never_store={names!r}: write a list of headers, such as ['x-session']")
-    return frozenset(name.lower().encode("latin-1") for name in names)
+    return frozenset(name.lower().encode("latin-1") for name in listed)

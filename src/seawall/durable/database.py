@@ -2,8 +2,9 @@
 
 Promises: an operation is one transaction, committed before its result is returned, or it left
 nothing. Where the database says that transactions were in each other's way (a deadlock, a failed
-serialization, a locked file) the whole of it is done again, a bounded number of times. No state of
-a session is used: connections may come from a pooler in transaction mode.
+serialization) the whole of it is done again, a bounded number of times; a `Sqlite` that others have
+locked is waited for. No state of a session is used: connections may come from a pooler in
+transaction mode.
 
 What is done *inside* a transaction of the user's own needs no `Database`: those operations take the
 connection.
@@ -53,6 +54,23 @@ def is_conflict(error: BaseException) -> bool:
             return True
         seen = getattr(seen, "orig", None) or seen.__cause__
     return False
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Await what blocks. Who is cancelled waits for its end, or it would commit behind their back.
+
+    Whatever they do next, such as giving a key back, comes after it.
+    """
+    from asyncio import CancelledError, ensure_future, shield, to_thread, wait
+
+    working = ensure_future(to_thread(function, *args))
+    try:
+        return await shield(working)
+    except CancelledError:
+        await wait([working])
+        if not working.cancelled():
+            working.exception()  # nobody else looks at it
+        raise
 
 
 class Source(NamedTuple):
@@ -129,9 +147,7 @@ class Database:
             return await self.source.arun(lambda raw: self.connection(raw).run(operation()))
         if self._kind.is_async:
             return await self.guard.acall(self._aonce, operation)
-        from asyncio import to_thread
-
-        return await to_thread(self.run, operation)
+        return await in_thread(self.run, operation)
 
     def _once(self, operation: Operation[T]) -> T:
         with self._kind.begin(self.source) as raw:

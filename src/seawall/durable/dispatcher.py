@@ -19,18 +19,13 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall import _checks as check
-from seawall.durable._outbox_delivery import Delivery, Progress, Sink
+from seawall.durable._outbox_delivery import Delivery, Holding, Progress, Sink, judged
 from seawall.durable._outbox_listening import Listening
-from seawall.durable._outbox_steps import Lane, Settled, claiming, renewing, settling
+from seawall.durable._outbox_steps import Lane, claiming, renewing, settling
 from seawall.durable.outbox import Outbox
 from seawall.models.backoff import Backoff, as_backoff, full_jitter
-from seawall.models.outbox import (
-    MOST_ATTEMPTS,
-    Poison,
-    Settings,
-    after_failure,
-    next_pause,
-)
+from seawall.models.outbox import MOST_ATTEMPTS, Poison, Settings, next_pause
+from seawall.runtime.mutex import survives_fork
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,6 +36,8 @@ SHORTEST_PAUSE: Final = 0.05
 """Seconds between two looks while something has happened lately."""
 LARGEST_BATCH: Final = 16 * 2**20
 """Bytes of payload that are fetched at once."""
+SHORTEST_LEASE: Final = 1.0
+"""Seconds; in fewer, a claim may be over before its first event is at the sink."""
 SURVEY_EVERY: Final = 15.0
 LONGEST_PAUSE: Final = 300.0
 """Seconds that a refusal may ask to wait."""
@@ -86,6 +83,8 @@ class Dispatcher:
         self.outbox = outbox
         self.batch = check.count("batch", batch, maximum=10_000)
         self.lease = check.seconds("lease", lease)
+        if self.lease < SHORTEST_LEASE:
+            raise ValueError(f"lease={lease!r}: write at least {SHORTEST_LEASE:g} second")
         self.poll = max(SHORTEST_PAUSE, check.seconds("poll", poll))
         self.keep = check.seconds("keep", keep, zero=True)
         self._settings = Settings(
@@ -98,21 +97,31 @@ class Dispatcher:
             sink, batched=check.flag("batched", batched), concurrency=concurrency
         )
         self._listening = None if listen is None else Listening(outbox.channel, listen, self.wake)
-        self._rng = Random() if rng is None else rng  # noqa: S311 - jitter is no secret
+        self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter is no secret
+        self._own_rng = rng is None
         self._clock = outbox.clock
-        self._token = token_hex(8)
         self._round = 0
         self._after = 0
-        self._resume_at = float("-inf")
-        self._cleaned_at = self._surveyed_at = float("-inf")
-        self._stopped = self._cut = self._woken = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._news: asyncio.Event | None = None
-        self._delivering: asyncio.Task[None] | None = None
+        self._resume_at = self._surveyed_at = float("-inf")
+        self._stopped = self._cleaning = False
         self._survey: dict[str, Any] = {}
         words = ("rounds", "delivered", "failed", "dead", "blocked", "refused", "refused_late")
         self._counts = dict.fromkeys((*words, "lost", "errors"), 0)
-        outbox.has_dispatcher(self)
+        self._begin_afresh()
+        survives_fork(self)
+
+    def _begin_afresh(self) -> None:
+        self._token = token_hex(8)
+        self._cut = self._woken = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news: asyncio.Event | None = None
+        self._delivering: asyncio.Task[None] | None = None
+
+    def _after_fork(self) -> None:
+        """Be another one than in the parent, which goes on under its name."""
+        self._begin_afresh()
+        if self._own_rng:
+            self._rng = Random()  # noqa: S311 - jitter is no secret
 
     def __repr__(self) -> str:
         return f"<Dispatcher of {self.outbox!r}: {self._counts['delivered']} delivered>"
@@ -186,6 +195,7 @@ class Dispatcher:
         if self._loop is not None:
             raise RuntimeError(f"{self!r} runs already: make another Dispatcher")
         self._loop, self._news = asyncio.get_running_loop(), asyncio.Event()
+        self.outbox.has_dispatcher(self)
         task = asyncio.ensure_future(work())
         try:
             return await asyncio.shield(task)
@@ -195,8 +205,10 @@ class Dispatcher:
                     stopped, self._stopped = self._stopped, True
                     self._news.set()
                     self._cut_short()
-                    await asyncio.wait([task], timeout=TELLING)
-                    self._stopped = stopped
+                    try:
+                        await asyncio.wait([task], timeout=TELLING)
+                    finally:
+                        self._stopped = stopped
             finally:
                 if not task.done():
                     task.cancel()
@@ -220,18 +232,25 @@ class Dispatcher:
                     await self._nap(next(delays))
                     continue
                 delays = OUTAGE.delays(self._rng.random)
-                if ended.goes_on:
+                if ended.goes_on or self._cleaning:
                     pause = SHORTEST_PAUSE
                     continue
-                paused = self._resume_at - self._clock.now()
-                if paused > 0 or not self._woken:
-                    await self._nap(max(pause, paused))
+                if self._clock.now() < self._resume_at:
+                    await self._wait_for_the_sink()
+                elif not self._woken:
+                    await self._nap(pause)
                 pause = next_pause(
                     pause, found=self._woken, shortest=SHORTEST_PAUSE, longest=self.poll
                 )
         finally:
             if listening is not None:
                 await listening.stop()
+
+    async def _wait_for_the_sink(self) -> None:
+        """Wait for as long as a refusal asked for: news do not shorten it, `stop` does."""
+        while not self._stopped and (left := self._resume_at - self._clock.now()) > 0:
+            self._woken = False
+            await self._nap(left)
 
     async def _nap(self, seconds: float) -> None:
         import asyncio
@@ -252,7 +271,9 @@ class Dispatcher:
         if now - self._surveyed_at >= SURVEY_EVERY:
             self._surveyed_at = now
             self._survey = await self.outbox.asurvey()
-            await self.outbox.aclean(keep=self.keep)
+            self._cleaning = True
+        if self._cleaning:  # a batch between two rounds, so that nobody waits for all of it
+            self._cleaning = await self.outbox.aclean_some(keep=self.keep)
 
     # One round: claim, deliver, write down
 
@@ -293,7 +314,9 @@ class Dispatcher:
         finally:
             await self._settle(progress, owner)
         # Also after failures there may be others to deliver at once; not after a refusal.
-        refused = any(one.refused is not None for one in progress)
+        refused = [one.lane.lane for one in progress if one.refused is not None]
+        if refused:
+            self._after = max(refused)  # others first: it may be this one alone that is refused
         delivered = sum(one.delivered for one in progress)
         return _Ended(delivered, goes_on=not refused and not self._stopped)
 
@@ -301,7 +324,7 @@ class Dispatcher:
         import asyncio
 
         lanes = [one.lane for one in progress]
-        holding = _Holding(lanes, until)
+        holding = Holding(lanes, until)
 
         def goes_on(lane: int) -> bool:
             return not self._stopped and lane in holding.held and self._clock.now() < holding.until
@@ -320,11 +343,13 @@ class Dispatcher:
             await asyncio.wait([self._delivering, renewing_task])
             self._delivering = None
 
-    async def _renew(self, holding: _Holding, lanes: list[Lane], owner: str) -> None:
+    async def _renew(self, holding: Holding, lanes: list[Lane], owner: str) -> None:
         """Prolong the lease while the sink is at work; note what was lost."""
+        from seawall.runtime.runners import sleep_async
+
         database, lease = self.outbox.database, round(self.lease * 1e6)
         while True:
-            await _sleep(self.lease / 3)
+            await sleep_async(self.lease / 3)
             asked_at = self._clock.now()
             try:
                 held = await database.arun(lambda: renewing(database.dialect, owner, lanes, lease))
@@ -337,11 +362,21 @@ class Dispatcher:
 
     async def _settle(self, progress: list[Progress], owner: str) -> None:
         outbox, counts = self.outbox, self._counts
-        settled = [self._judged(one) for one in progress]
+        settled = [judged(one, self._settings, self._rng.random) for one in progress]
         database, keep = outbox.database, self.keep > 0
-        late = await database.arun(
-            lambda: settling(database.dialect, outbox.name, owner, settled, keep=keep)
-        )
+        until, delays = self._clock.now() + self.lease, OUTAGE.delays(self._rng.random)
+        while True:
+            try:
+                late = await database.arun(
+                    lambda: settling(database.dialect, outbox.name, owner, settled, keep=keep)
+                )
+                break
+            except Exception:
+                # What is not written down comes again, and its aggregates wait for their lease.
+                if self._stopped or self._clock.now() >= until:
+                    raise
+                counts["errors"] += 1
+                await self._nap(next(delays))
         counts["delivered"] += sum(one.delivered for one in progress)
         counts["refused_late"] += late
         counts["failed"] += sum(one.error is not None for one in progress)
@@ -353,37 +388,9 @@ class Dispatcher:
             waits = [refusal.retry_after or SHORTEST_PAUSE for refusal in refusals]
             self._resume_at = self._clock.now() + min(max(waits), LONGEST_PAUSE)
 
-    def _judged(self, progress: Progress) -> Settled:
-        lane, delivered = progress.lane, progress.delivered
-        if progress.error is None:
-            if delivered or not lane.attempts:
-                return Settled(lane, delivered, "done")
-            return Settled(lane, 0, "again", lane.attempts)  # nothing was tried: as it was
-        verdict = after_failure(
-            self._settings, lane.attempts, progressed=delivered > 0, rng=self._rng.random
-        )
-        said = progress.error
-        return Settled(lane, delivered, verdict.action, verdict.attempts, verdict.delay, said)
-
 
 class _Ended(NamedTuple):
     """What a round brought, and whether there may be more to do at once."""
 
     delivered: int
     goes_on: bool
-
-
-class _Holding:
-    """Which aggregates are still ours, and until when for sure."""
-
-    __slots__ = ("held", "until")
-
-    def __init__(self, lanes: list[Lane], until: float) -> None:
-        self.held = {lane.lane for lane in lanes}
-        self.until = until
-
-
-async def _sleep(seconds: float) -> None:
-    from seawall.runtime.runners import sleep_async
-
-    await sleep_async(seconds)

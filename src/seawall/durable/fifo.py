@@ -7,15 +7,9 @@ a file; a message is four values (`FifoMessage`), an acknowledgement five (`Fifo
 
 from seawall.durable._fifo_receiver import FifoReceiver, Received
 from seawall.durable._fifo_sender import FifoSender
-from seawall.durable._fifo_wire import (
-    FifoAck,
-    FifoFull,
-    FifoGap,
-    FifoMessage,
-    FifoStateLost,
-    Gap,
-    Skipped,
-)
+from seawall.durable._fifo_wire import FifoAck, FifoMessage, Gap, Skipped
+from seawall.errors import FifoFull, FifoStateLost
+from seawall.runtime.durable_events import FifoGap
 
 __all__ = [
     "FifoAck",

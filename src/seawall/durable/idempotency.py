@@ -20,8 +20,16 @@ from typing import Any, Final, Literal, TypeVar
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable import _idempotency_records as records
+from seawall.durable._blocks import named
+from seawall.durable._cleaning import Cleaning
 from seawall.durable._idempotency_asking import Waiting, wanted_of
-from seawall.durable._idempotency_errors import (
+from seawall.durable._idempotency_function import Codec, Function, idempotent_function
+from seawall.durable._idempotency_keeping import Keeper, akeeping, regardless
+from seawall.durable._idempotency_once import Once, Outbox
+from seawall.durable._idempotency_records import Terms, Wanted
+from seawall.durable._idempotency_single import Single, asingle, single
+from seawall.durable.database import Database
+from seawall.errors import (
     AnswerNotKept,
     KeyInFlight,
     KeyMissing,
@@ -29,12 +37,6 @@ from seawall.durable._idempotency_errors import (
     RecordedFailure,
     RecordGarbled,
 )
-from seawall.durable._idempotency_function import Codec, Function, idempotent_function
-from seawall.durable._idempotency_keeping import akeeping, keeping
-from seawall.durable._idempotency_once import Once, Outbox
-from seawall.durable._idempotency_records import Terms, Wanted
-from seawall.durable._idempotency_single import Single, asingle, single
-from seawall.durable.database import Database
 from seawall.models.idempotency import (
     Answer,
     Claim,
@@ -69,8 +71,8 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RENEWALS: Final = 3
-"""How often a lease is renewed before it would be over."""
+WITHDRAWING: Final = 1.0
+"""Seconds for which who was cancelled tries to give back what it may have taken."""
 
 _SECOND: Final = 1_000_000
 _COUNTED: Final = (
@@ -115,12 +117,18 @@ class Idempotency:
             raise ValueError(f"ttl={ttl!r}: write more than the lease of {lease!r} seconds")
         self.max_body = check.count("max_body", max_body, minimum=0)
         self.unscoped = check.flag("unscoped", unscoped)
-        self.name = name
+        self.name = named("name", name)
         self.terms = Terms(int(lease * _SECOND), int(ttl * _SECOND), max_body)
         self._clock = None if clock is None else check_clock(clock)
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._mutex = Mutex()
+        self._keeper = Keeper(self.lease, self._renewed, lambda: self.count("refused_late"))
         survives_fork(self)
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of those who wait and block."""
+        return self._clock or current_clock()
 
     def __repr__(self) -> str:
         return f"<Idempotency {self.name!r}: lease={self.lease:g}, ttl={self.ttl:g}>"
@@ -153,10 +161,10 @@ class Idempotency:
 
         `scope` is whose key it is: tenant and principal. `fingerprint` stands for the payload
         (`fingerprint_of(body, query)`); None is for not comparing. Who finds another at work waits
-        for up to `wait` seconds, without a connection.
+        for up to `wait` seconds, or until shortly before its deadline, without a connection.
         """
         wanted = self.wanted(scope, operation, key, fingerprint)
-        clock = self._clock or current_clock()
+        clock = self.clock
         waiting = Waiting(wait, clock.now())
         while True:
             found = self.database.run(lambda: records.reserve(wanted, self.terms))
@@ -182,9 +190,11 @@ class Idempotency:
             try:
                 found = await self.database.arun(lambda: records.reserve(wanted, self.terms))
             except asyncio.CancelledError:
-                # It may have been committed by now, and nobody would complete it.
-                with suppress(Exception):
-                    await self.database.arun(lambda: records.withdraw(wanted))
+                # It may have been committed by now, and nobody would complete it. Where that cannot
+                # be undone soon, the lease will be over: who is cancelled has to end.
+                with suppress(Exception), regardless():
+                    async with asyncio.timeout(WITHDRAWING):
+                        await self.database.arun(lambda: records.withdraw(wanted))
                 raise
             pause = waiting.pause(found, loop.time())
             if pause is None:
@@ -215,35 +225,40 @@ class Idempotency:
         """Store the answer (an `Answer`, bytes, or what JSON has) for all who come again.
 
         False: somebody took over, and this answer is refused. A body over `max_body` is not kept,
-        but that it was done is: nobody does it again.
+        but that it was done is: nobody does it again. Said twice, it is as said once.
         """
         self._check_claim(claim)
-        done = self.database.run(lambda: records.complete(claim, answer, self.terms, failed=failed))
+        said = records.stored(answer, self.terms, failed=check.flag("failed", failed))
+        with regardless():
+            done = self.database.run(lambda: records.complete(claim, said, self.terms))
         return self._told("failed" if failed else "completed", done=done)
 
     async def acomplete(self, claim: Claim, answer: object, *, failed: bool = False) -> bool:
         """Do the same, awaiting."""
         self._check_claim(claim)
-        done = await self.database.arun(
-            lambda: records.complete(claim, answer, self.terms, failed=failed)
-        )
+        said = records.stored(answer, self.terms, failed=check.flag("failed", failed))
+        with regardless():
+            done = await self.database.arun(lambda: records.complete(claim, said, self.terms))
         return self._told("failed" if failed else "completed", done=done)
 
     def abandon(self, claim: Claim) -> bool:
         """Keep nothing: the next one runs. False: somebody took over."""
         self._check_claim(claim)
-        return self._told("abandoned", done=self.database.run(lambda: records.forget(claim)))
+        with regardless():
+            done = self.database.run(lambda: records.forget(claim))
+        return self._told("abandoned", done=done)
 
     async def aabandon(self, claim: Claim) -> bool:
         """Do the same, awaiting."""
         self._check_claim(claim)
-        return self._told("abandoned", done=await self.database.arun(lambda: records.forget(claim)))
+        with regardless():
+            done = await self.database.arun(lambda: records.forget(claim))
+        return self._told("abandoned", done=done)
 
     def renew(self, claim: Claim) -> bool:
         """Let the lease begin anew. False: somebody took over, so stop."""
         self._check_claim(claim)
-        done = self.database.run(lambda: records.renew(claim, self.terms))
-        return self._told(None, done=done)
+        return self._told(None, done=self._renewed(claim))
 
     async def arenew(self, claim: Claim) -> bool:
         """Do the same, awaiting."""
@@ -251,15 +266,18 @@ class Idempotency:
         done = await self.database.arun(lambda: records.renew(claim, self.terms))
         return self._told(None, done=done)
 
+    def _renewed(self, claim: Claim) -> bool:
+        return self.database.run(lambda: records.renew(claim, self.terms))
+
     def keeping(self, claim: Claim) -> AbstractContextManager[None]:
-        """Renew the lease of `claim` while the block runs, in a thread."""
+        """Renew the lease of `claim` while the block runs, in a thread that all blocks share."""
         self._check_claim(claim)
-        return keeping(lambda: self.renew(claim), self.lease / RENEWALS)
+        return self._keeper.keeping(claim)
 
     def akeeping(self, claim: Claim) -> AbstractAsyncContextManager[None]:
         """Do the same in a task."""
         self._check_claim(claim)
-        return akeeping(lambda: self.arenew(claim), self.lease / RENEWALS)
+        return akeeping(lambda: self.arenew(claim), self.lease)
 
     def _told(self, what: str | None, *, done: bool) -> bool:
         if not done:
@@ -365,28 +383,17 @@ class Idempotency:
 
     # Cleaning up
 
-    def cleanup(self, *, batch: int = 1000, seconds: float = 10.0) -> int:
-        """Remove what is over, batch by batch, for up to `seconds`; return how many that were."""
-        check.count("batch", batch)
-        clock = self._clock or current_clock()
-        until = clock.now() + check.seconds("seconds", seconds)
-        total = 0
-        while True:
-            gone = self.database.run(lambda: records.clean(batch))
-            total += gone
-            self.count("cleaned", gone)
-            if gone < batch or clock.now() >= until:
-                return total
+    def cleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
+        """Remove what is over, `batch` by batch; return how many that were.
 
-    async def acleanup(self, *, batch: int = 1000, seconds: float = 10.0) -> int:
+        It ends after about `within` seconds, done or not: call it now and then.
+        """
+        gone = Cleaning(records.clean, batch, within).run(self.database)
+        self.count("cleaned", gone)
+        return gone
+
+    async def acleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
         """Do the same, awaiting."""
-        check.count("batch", batch)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + check.seconds("seconds", seconds)
-        total = 0
-        while True:
-            gone = await self.database.arun(lambda: records.clean(batch))
-            total += gone
-            self.count("cleaned", gone)
-            if gone < batch or loop.time() >= until:
-                return total
+        gone = await Cleaning(records.clean, batch, within).arun(self.database)
+        self.count("cleaned", gone)
+        return gone

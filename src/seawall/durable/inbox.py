@@ -14,10 +14,11 @@ from secrets import token_bytes
 from typing import Any, Final
 
 from seawall import _checks as check
-from seawall.clock import Clock, current_clock
 from seawall.durable._blocks import Block, named
+from seawall.durable._cleaning import Cleaning
 from seawall.durable._connections import Ask, Connection
 from seawall.durable.database import Database
+from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.stepping import Steps
 
 __all__ = ["Inbox"]
@@ -26,6 +27,7 @@ LONGEST_ID: Final = 4096
 """Characters of a message's id. What is kept is a hash: ids may hold anything."""
 
 BATCH: Final = 1000
+_COUNTED: Final = ("handled", "duplicates", "failed")
 MOST_CONSUMERS: Final = 1000
 """Consumers that are counted one by one; the others are counted together, as "others"."""
 
@@ -39,9 +41,9 @@ class Inbox:
             raise TypeError(f"Inbox({database!r}): pass a Database")
         self.database = database
         self.ttl = check.seconds("ttl", ttl)
-        self._first: Counter[str] = Counter()
-        self._dropped: Counter[str] = Counter()
-        self._failed: Counter[str] = Counter()
+        self._counts: dict[str, Counter[str]] = {kind: Counter() for kind in _COUNTED}
+        self._mutex = Mutex()
+        survives_fork(self)
 
     def __repr__(self) -> str:
         return f"<Inbox of {self.database!r}: ttl={self.ttl:g}>"
@@ -72,33 +74,39 @@ class Inbox:
         asked = {"consumer": named("consumer", consumer), "message": _digest(message_id)}
         return bool((yield Ask("inbox.seen", asked)))
 
-    async def acleanup(self, *, batch: int = BATCH, within: float = 60.0) -> int:
+    async def acleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
         """Remove what is older than `ttl`, `batch` by batch; return how many were.
 
         It ends after about `within` seconds, done or not: call it now and then.
         """
-        over = _Until(within, batch)
-        while over.another(await self.database.arun(over.steps)):
-            pass
-        return over.removed
+        return await Cleaning(_removing, batch, within).arun(self.database)
 
-    def cleanup(self, *, batch: int = BATCH, within: float = 60.0) -> int:
+    def cleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
         """Do the same, blocking."""
-        over = _Until(within, batch)
-        while over.another(self.database.run(over.steps)):
-            pass
-        return over.removed
+        return Cleaning(_removing, batch, within).run(self.database)
 
     def snapshot(self) -> dict[str, Any]:
         """Return how many deliveries of this process were handled, dropped, and failed."""
-        kinds = {"handled": self._first, "duplicates": self._dropped, "failed": self._failed}
-        consumers = sorted({name for counts in kinds.values() for name in list(counts)})
+        with self._mutex:
+            kinds = {kind: dict(counts) for kind, counts in self._counts.items()}
+        consumers = sorted({name for counts in kinds.values() for name in counts})
         return {
-            **{kind: sum(list(counts.values())) for kind, counts in kinds.items()},
+            **{kind: sum(counts.values()) for kind, counts in kinds.items()},
             "consumers": {
-                name: {kind: counts[name] for kind, counts in kinds.items()} for name in consumers
+                name: {kind: counts.get(name, 0) for kind, counts in kinds.items()}
+                for name in consumers
             },
         }
+
+    def _count(self, kind: str, consumer: str) -> None:
+        with self._mutex:
+            counts = self._counts[kind]
+            if consumer not in counts and len(counts) >= MOST_CONSUMERS:
+                consumer = "others"
+            counts[consumer] += 1
+
+    def _after_fork(self) -> None:
+        self._mutex = Mutex()
 
 
 class _Once(Block[bool]):
@@ -116,38 +124,21 @@ class _Once(Block[bool]):
         return first
 
     def _end(self) -> Steps[None]:
-        inbox = self._inbox
-        self._count(inbox._first if self._first else inbox._dropped)  # noqa: SLF001 - of this file
+        self._count("handled" if self._first else "duplicates")
         return
         yield
 
     def _undo(self) -> Steps[None]:
-        self._count(self._inbox._failed)  # noqa: SLF001 - of this file
+        self._count("failed")
         if self._first is not False:  # or it is not known: it was cancelled while it was asked
             yield Ask("inbox.forget", self._noting)
 
-    def _count(self, counts: Counter[str]) -> None:
-        consumer = self._noting["consumer"]
-        if consumer not in counts and len(counts) >= MOST_CONSUMERS:
-            consumer = "others"
-        counts[consumer] += 1
+    def _count(self, kind: str) -> None:
+        self._inbox._count(kind, self._noting["consumer"])  # noqa: SLF001 - of this file
 
 
-class _Until:
-    """Batches of removals, until nothing is left or the time is over."""
-
-    def __init__(self, within: float, batch: int) -> None:
-        self._clock: Clock = current_clock()
-        self._over_at = self._clock.now() + check.seconds("within", within)
-        self._batch = check.count("batch", batch, maximum=100_000)
-        self.removed = 0
-
-    def steps(self) -> Steps[int]:
-        return len((yield Ask("inbox.cleanup", {"batch": self._batch})))
-
-    def another(self, removed: int) -> bool:
-        self.removed += removed
-        return removed >= self._batch and self._clock.now() < self._over_at
+def _removing(batch: int) -> Steps[int]:
+    return len((yield Ask("inbox.cleanup", {"batch": batch})))
 
 
 def _digest(message_id: str) -> bytes:

@@ -21,15 +21,15 @@ from seawall.durable._jobs_claims import CANCELLED, ClaimedJobs
 from seawall.durable._jobs_records import (
     Job,
     JobClaim,
-    JobExpired,
     is_id,
     key_digest,
     name_of,
     payload_of,
 )
+from seawall.durable._jobs_room import Room
 from seawall.durable._jobs_steps import MICRO
 from seawall.durable.database import Database, Operation
-from seawall.errors import TimedOut, UnknownJob
+from seawall.errors import JobExpired, TimedOut, UnknownJob
 from seawall.jobs._bells import READY, Bell, Bells
 from seawall.models.durable_jobs import HEAD_START, LOWEST
 from seawall.runtime.mutex import Mutex, survives_fork
@@ -43,6 +43,8 @@ BATCH: Final = 500
 FIRST_LOOK: Final = 0.05
 LAST_LOOK: Final = 1.0
 """Seconds between two looks at a job that is waited for: at first, and in the end."""
+DEBOUNCE: Final = 0.05
+"""Seconds between two notifications."""
 
 
 class Jobs(ClaimedJobs):
@@ -57,16 +59,20 @@ class Jobs(ClaimedJobs):
         max_attempts: int = 5,
         result_ttl: float = 86_400.0,
         gone_for: float = 7 * 86_400.0,
+        max_size: int | None = 100_000,
         max_payload: int = 262_144,
         max_result: int = 1_048_576,
+        notify: bool = False,
         clock: Clock | None = None,
     ) -> None:
         """Keep jobs in `database`.
 
         A worker holds a job for `lease` seconds and prolongs that; if it dies, another takes the
         job after that. A job is tried `max_attempts` times. What came out of it is kept for
-        `result_ttl`, and that it was for `gone_for` after that. Payload and result have at most so
-        many bytes as JSON.
+        `result_ttl`, and that it was for `gone_for` after that. While `max_size` jobs have not
+        ended no more are taken; that is counted each second or so, and not for each job. Payload
+        and result have at most so many bytes as JSON. With `notify`, workers of other processes
+        that listen hear of new jobs by PostgreSQL's NOTIFY, from here every 50 ms at most.
         """
         if not isinstance(database, Database):
             raise TypeError(f"Jobs({database!r}): pass a Database")
@@ -78,8 +84,12 @@ class Jobs(ClaimedJobs):
         self.gone_for = check.seconds("gone_for", gone_for, zero=True)
         self.max_payload = check.count("max_payload", max_payload)
         self.max_result = check.count("max_result", max_result)
+        self.max_size = None if max_size is None else check.count("max_size", max_size)
+        self.notify = check.flag("notify", notify)
         self.clock = current_clock() if clock is None else check_clock(clock)
         self.bells = Bells()
+        self._room = Room(self.name, self.max_size, self.clock)
+        self._notified = float("-inf")
         self._mutex = Mutex()
         survives_fork(self)
         words = ("submitted", "repeated", "cancelled", "claimed", "given_up", "refused_late")
@@ -110,15 +120,16 @@ class Jobs(ClaimedJobs):
         With a connection it is part of the transaction that is begun there: nobody sees it before
         that is committed, and if it is rolled back there is no job. With None it is committed here.
         `scope` is whose it is: the tenant, or the user. `priority` is 0 (first) to 9. It is not
-        begun before `delay` seconds. Raises `KeyReused` if the key came with another payload.
+        begun before `delay` seconds. Raises `KeyReused` if the key came with another payload, and
+        `QueueFull` if there is no room for another job.
         """
-        made = self._new(kind, payload, scope, key, priority, delay, max_attempts)
+        adding = self._adding(kind, payload, scope, key, priority, delay, max_attempts)
         if connection is None:
-            return self._submitted(self.database.run(lambda: steps.submitting(made)))
+            return self._submitted(self.database.run(adding))
         own = self.database.connection(connection)
         if own.kind.is_async:
             raise TypeError(f"{own!r} is awaited: write `await jobs.asubmit(...)`")
-        return self._submitted(own.run(steps.submitting(made)))
+        return self._submitted(own.run(adding()))
 
     async def asubmit(
         self,
@@ -133,13 +144,13 @@ class Jobs(ClaimedJobs):
         max_attempts: int | None = None,
     ) -> Job:
         """Add a job, as `submit` does."""
-        made = self._new(kind, payload, scope, key, priority, delay, max_attempts)
+        adding = self._adding(kind, payload, scope, key, priority, delay, max_attempts)
         if connection is None:
-            return self._submitted(await self.database.arun(lambda: steps.submitting(made)))
+            return self._submitted(await self.database.arun(adding))
         own = self.database.connection(connection)
         if not own.kind.is_async:  # such a connection belongs to the thread that calls
-            return self._submitted(own.run(steps.submitting(made)))
-        return self._submitted(await own.arun(steps.submitting(made)))
+            return self._submitted(own.run(adding()))
+        return self._submitted(await own.arun(adding()))
 
     def get(self, id: str, *, scope: str) -> Job:  # noqa: A002 - it is one
         """Return what is known of a job.
@@ -192,6 +203,11 @@ class Jobs(ClaimedJobs):
 
         return await adrive(self._waiting(id, scope, timeout), answer)
 
+    @property
+    def channel(self) -> str:
+        """What PostgreSQL's NOTIFY is sent on."""
+        return self.database.names.channel("jobs")
+
     def nudge(self) -> None:
         """Let the workers of this process look at once: call it after your own commit, or not."""
         self.bells.ring(READY)
@@ -217,7 +233,7 @@ class Jobs(ClaimedJobs):
 
     # How it is done
 
-    def _new(
+    def _adding(
         self,
         kind: str,
         payload: Any,
@@ -226,11 +242,11 @@ class Jobs(ClaimedJobs):
         priority: int,
         delay: float,
         max_attempts: int | None,
-    ) -> dict[str, Any]:
+    ) -> Operation[Job]:
         text, fingerprint = payload_of(payload, self.max_payload)
         check.count("priority", priority, minimum=0, maximum=LOWEST)
         most = self.max_attempts if max_attempts is None else max_attempts
-        return {
+        made = {
             "id": str(uuid4()),  # of the system's randomness: nobody guesses it
             "scope": name_of("scope", scope),
             "kind": name_of("kind", kind),
@@ -242,6 +258,22 @@ class Jobs(ClaimedJobs):
             "max_attempts": check.count("max_attempts", most, maximum=1_000_000),
             "payload": text,
         }
+        return lambda: steps.submitting(made, self._room, self._to_notify)
+
+    def _to_notify(self) -> str | None:
+        """Return where to notify of a new job now; None: not at all, or not again so soon.
+
+        Notifications make commits wait for each other. What comes too soon after one is seen by
+        whom that one has woken: they look often then.
+        """
+        if not self.notify or self.database.dialect != "postgres":
+            return None
+        now = self.clock.now()
+        with self._mutex:
+            if now - self._notified < DEBOUNCE:
+                return None
+            self._notified = now
+        return self.channel
 
     def _submitted(self, job: Job) -> Job:
         self._count("submitted" if job.is_new else "repeated")

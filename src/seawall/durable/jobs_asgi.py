@@ -1,6 +1,7 @@
 """Jobs over HTTP: 202 Accepted, a place to ask, and what came out in the end.
 
-    POST   (your own route)   202, `Location`, `status_url`; 200 if it ended within `Prefer: wait`
+    POST   (your own route)   202, `Location`, `status_url`; 200 if it ended within `Prefer: wait`;
+                              503 with `Retry-After` while there is no room for more jobs
     GET    /jobs/{id}         200 with the state; `Retry-After` until it has ended
     GET    /jobs/{id}/result  200 with the result itself, once there is one
     DELETE /jobs/{id}         202: it is being cancelled; 200: it is; 409: it had ended before
@@ -18,7 +19,6 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 
 from seawall import _checks as check
-from seawall.durable._idempotency_errors import KeyReused
 from seawall.durable._jobs_http import (
     Headers,
     Prefer,
@@ -29,13 +29,16 @@ from seawall.durable._jobs_http import (
     not_found,
     problem,
     read_prefer,
+    refusal,
     retry_header,
 )
-from seawall.durable._jobs_records import Job, JobExpired
+from seawall.durable._jobs_records import Job, payload_of
+from seawall.durable.asgi import scope_text
 from seawall.durable.jobs import Jobs
-from seawall.errors import TimedOut, UnknownJob
-from seawall.models.durable_jobs import POLL_LEAST, POLL_MOST, poll_after
+from seawall.errors import JobExpired, KeyReused, QueueFull, TimedOut, UnknownJob
+from seawall.models.durable_jobs import POLL_LEAST, POLL_MOST, poll_after, poll_of
 from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.web.principals import plain_function
 from seawall.web.request import INCOMING, Incoming, path_below_root
 from seawall.web.trust import Trust
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER
@@ -53,7 +56,7 @@ class JobsApi:
         self,
         jobs: Jobs,
         *,
-        scope: Callable[[Incoming], str | None],
+        scope: Callable[[Incoming], str | tuple[str | None, ...] | None],
         base: str = "/jobs",
         max_wait: float = 10.0,
         max_waiting: int = 100,
@@ -62,13 +65,13 @@ class JobsApi:
         show_errors: bool = False,
         trust: Trust | None = None,
     ) -> None:
-        """Tell of `jobs` under the path `base`: `app.mount("/jobs", api)`.
+        """Tell of `jobs` under the path `base`, where it is mounted: `app.mount("/jobs", api)`.
 
         `scope(incoming)` says whose jobs a request may see, and must know for sure: the tenant or
-        user that was authenticated. None is nobody. A client that prefers to wait waits `max_wait`
-        seconds at most, and `max_waiting` of them at once; others are told when to ask again: after
-        a quarter of the job's age, within the bounds of `poll`. JSON of up to `inline_result` bytes
-        is part of the status, what is larger has a link.
+        user that was authenticated, or a tuple of both. None is nobody, and so is "". A client that
+        prefers to wait waits `max_wait` seconds at most, and `max_waiting` of them at once; others
+        are told when to ask again: after a quarter of the job's age, within the bounds of `poll`.
+        JSON of up to `inline_result` bytes is part of the status, what is larger has a link.
         """
         if not isinstance(jobs, Jobs):
             raise TypeError(f"JobsApi({jobs!r}): pass Jobs(database)")
@@ -76,13 +79,15 @@ class JobsApi:
             raise ValueError(f"base={base!r}: write a path without a / at its end, such as '/jobs'")
         self.jobs = jobs
         self.base = base
-        self._scope = check.function("scope", scope)
+        self._scope = plain_function("scope", scope)
         self.max_wait = check.seconds("max_wait", max_wait, zero=True)
         self.max_waiting = check.count("max_waiting", max_waiting, minimum=0)
-        self.poll = tuple(check.seconds("poll", seconds) for seconds in poll)
+        self.poll = poll_of(poll)
         self.inline_result = check.count("inline_result", inline_result, minimum=0)
         self.show_errors = check.flag("show_errors", show_errors)
-        self._trust = Trust() if trust is None else trust
+        if trust is not None and not isinstance(trust, Trust):
+            raise TypeError(f"trust={trust!r}: pass a Trust, such as Trust(proxies=['10.0.0.0/8'])")
+        self._trust = trust or Trust()
         self._mutex = Mutex()
         survives_fork(self)
         self._waiting = 0
@@ -104,8 +109,8 @@ class JobsApi:
     # For the routes that submit jobs
 
     def scope_of(self, request: Any) -> str | None:
-        """Return whose jobs a request may see; None: nobody's."""
-        return self._scope(self._incoming(request))
+        """Return whose jobs a request may see, as `Jobs.submit` takes it; None: nobody's."""
+        return scope_text(self._scope(self._incoming(request)))
 
     def accepted(self, job: Job, request: Any = None) -> Reply:
         """Return 202 for a job, or 200 if it has ended: when the transaction is committed."""
@@ -128,10 +133,11 @@ class JobsApi:
         """Submit a job in a transaction of its own, and answer.
 
         The request's `Idempotency-Key`, if it has one, is the job's: who repeats the request gets
-        the same job; with another payload, 422. Takes the options of `Jobs.asubmit`.
+        the same job; with another payload, 422. So is a payload that is too large or no JSON; 503
+        if there is no room for more jobs. Takes the options of `Jobs.asubmit`.
         """
         incoming = self._incoming(request)
-        scope = self._scope(incoming)
+        scope = self.scope_of(incoming)
         if scope is None:
             return problem(403, "Forbidden", "Nobody may submit jobs without saying who it is.")
         key = incoming.idempotency_key
@@ -140,9 +146,14 @@ class JobsApi:
             return problem(400, "Bad request", detail)
         try:
             job = await self.jobs.asubmit(None, kind, payload, scope=scope, key=key, **options)
-        except KeyReused:
-            detail = "The Idempotency-Key was used before, with another payload."
-            return problem(422, "Unprocessable content", detail)
+        except (KeyReused, QueueFull) as error:
+            return refusal(error)
+        except ValueError:
+            if _fits(payload, self.jobs.max_payload):
+                raise
+            return problem(
+                422, "Unprocessable content", "This is too large to be done, or no JSON."
+            )
         return await self.answer(incoming, job)
 
     # The app
@@ -162,7 +173,7 @@ class JobsApi:
         below = below.removeprefix(self.base) if below.startswith(f"{self.base}/") else below
         id_, _, verb = below.removeprefix("/").partition("/")
         allowed = _ALLOWED.get(verb)
-        owner = self._scope(incoming)
+        owner = self.scope_of(incoming)
         try:
             if allowed is None or owner is None:
                 raise UnknownJob("there is nothing here, or nobody asks")  # noqa: TRY301 - as below
@@ -215,8 +226,11 @@ class JobsApi:
         if isinstance(request, Incoming):
             return request
         scope = _scope_of(request)
-        known: Incoming | None = scope.get(INCOMING)
-        return Incoming(scope, self._trust) if known is None else known
+        seen = scope.get(INCOMING)
+        if not isinstance(seen, Incoming):
+            return Incoming(scope, self._trust)
+        # A login between the edge and here may have made a scope of its own.
+        return seen if seen.scope is scope else Incoming(scope, seen.trust)
 
     def _url(self, job: Job, root: str) -> str:
         root = root.rstrip("/")
@@ -271,6 +285,14 @@ def _scope_of(request: Any) -> MutableMapping[str, Any]:
     if not isinstance(scope, MutableMapping):
         raise TypeError(f"request={request!r}: pass the request, or its ASGI scope")
     return scope
+
+
+def _fits(payload: Any, limit: int) -> bool:
+    try:
+        payload_of(payload, limit)
+    except ValueError:
+        return False
+    return True
 
 
 async def _lifespan(receive: Any, send: Send) -> None:

@@ -4,7 +4,8 @@
 `LaterWorker` does the calls, through the same guard without its fallbacks.
 """
 
-from seawall.durable._later_calls import DeadLetter, Later, LaterFull, Stored
+from seawall.durable._later_calls import DeadLetter, Later, Stored
 from seawall.durable._later_worker import LaterWorker
+from seawall.errors import LaterFull
 
 __all__ = ["DeadLetter", "Later", "LaterFull", "LaterWorker", "Stored"]

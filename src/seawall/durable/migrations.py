@@ -49,12 +49,18 @@ def migrations(dialect: Dialect) -> tuple[Migration, ...]:
 
 def migrate(database: Database) -> list[int]:
     """Bring the tables up to date; return the steps that were done now."""
-    return database.run(lambda: _steps(database))
+    return _checked(database).run(lambda: _steps(database))
 
 
 async def amigrate(database: Database) -> list[int]:
     """Do the same, awaiting."""
-    return await database.arun(lambda: _steps(database))
+    return await _checked(database).arun(lambda: _steps(database))
+
+
+def _checked(database: Database) -> Database:
+    if not isinstance(database, Database):
+        raise TypeError(f"database={database!r}: pass a Database, such as Database(pool)")
+    return database
 
 
 def _steps(database: Database) -> Steps[list[int]]:

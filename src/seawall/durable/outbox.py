@@ -10,14 +10,13 @@ same however often it is delivered. Delivering is the work of a `Dispatcher`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
-from hashlib import blake2b
 from typing import Any, Final, Protocol
 from weakref import WeakSet
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.durable._connections import Ask, AskText, Connection
+from seawall.durable._connections import Ask, AskText, Connection, in_transaction
+from seawall.durable._outbox_care import Care
 from seawall.durable._outbox_cte import Members, members
 from seawall.durable._outbox_events import (
     Blocked,
@@ -25,14 +24,13 @@ from seawall.durable._outbox_events import (
     Event,
     FromRow,
     NewEvent,
-    event_of,
     headers_text,
     new_id,
     payload_bytes,
     text,
 )
-from seawall.durable._outbox_steps import Settled, Taken, adding, fetching, settling
-from seawall.durable._sql import LONGEST_NAME, Dialect
+from seawall.durable._outbox_steps import adding
+from seawall.durable._sql import Dialect
 from seawall.durable.database import Database
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.stepping import Steps
@@ -41,17 +39,13 @@ __all__ = ["Blocked", "Dead", "Event", "FromRow", "NewEvent", "Outbox"]
 
 DEBOUNCE: Final = 0.05
 """Seconds between two notifications of one process: each is a lock that commits wait for."""
-MOST_LISTED: Final = 1_000
-MOST_SEQUENCE: Final = 2**62
-CLEAN_AT_ONCE: Final = 1_000
-"""Rows that one transaction deletes."""
 
 
 class _Wakes(Protocol):
     def wake(self) -> None: ...
 
 
-class Outbox:
+class Outbox(Care):
     """Events of one kind of receiver; several outboxes may share a database."""
 
     def __init__(
@@ -75,7 +69,7 @@ class Outbox:
     def _begin_afresh(self) -> None:
         self._mutex = Mutex()
         self._announced = float("-inf")
-        self._dispatchers: WeakSet[_Wakes] = WeakSet()
+        self._dispatchers: WeakSet[_Wakes] | None = None
 
     def _after_fork(self) -> None:
         self._begin_afresh()
@@ -86,10 +80,7 @@ class Outbox:
     @property
     def channel(self) -> str:
         """What PostgreSQL's NOTIFY is sent on."""
-        channel = self.database.names.channel(f"outbox.{self.name}")
-        if len(channel.encode()) < LONGEST_NAME:
-            return channel
-        return "seawall." + blake2b(channel.encode(), digest_size=20).hexdigest()
+        return self.database.names.channel(f"outbox.{self.name}")
 
     # Adding, in the user's transaction
 
@@ -111,9 +102,9 @@ class Outbox:
         every 50 ms: notifications make commits wait for each other).
         """
         event = NewEvent(aggregate, aggregate_id, event_type, payload, headers)
-        asked = self.database.connection(connection)
+        asked = self._joined(connection)
         notes = check.flag("notify", notify)
-        return self._carry_out(asked, self._adding(asked.dialect, event, notify=notes))
+        return _carry_out(asked, self._adding(asked.dialect, event, notify=notes))
 
     async def aadd(
         self,
@@ -128,38 +119,65 @@ class Outbox:
     ) -> str:
         """Do the same on a connection that is awaited."""
         event = NewEvent(aggregate, aggregate_id, event_type, payload, headers)
-        asked = self.database.connection(connection)
+        asked = self._joined(connection, awaited=True)
         notes = check.flag("notify", notify)
         return await asked.arun(self._adding(asked.dialect, event, notify=notes))
 
-    def add_all(self, connection: Any, events: Iterable[NewEvent]) -> Any:
+    def add_all(self, connection: Any, events: Iterable[NewEvent], *, notify: bool = False) -> Any:
         """Add several events, in one statement on PostgreSQL; return their ids, or an awaitable."""
-        asked = self.database.connection(connection)
-        return self._carry_out(asked, self._adding_all(asked.dialect, list(events)))
+        asked = self._joined(connection)
+        notes = check.flag("notify", notify)
+        return _carry_out(asked, self._adding_all(asked.dialect, _listed(events), notify=notes))
 
-    def _carry_out(self, asked: Connection, steps: Steps[Any]) -> Any:
-        return asked.arun(steps) if asked.kind.is_async else asked.run(steps)
+    async def aadd_all(
+        self, connection: Any, events: Iterable[NewEvent], *, notify: bool = False
+    ) -> list[str]:
+        """Do the same on a connection that is awaited."""
+        asked = self._joined(connection, awaited=True)
+        notes = check.flag("notify", notify)
+        return await asked.arun(self._adding_all(asked.dialect, _listed(events), notify=notes))
+
+    def _joined(self, raw: Any, *, awaited: bool = False) -> Connection:
+        """Return a connection of the user's own, which has to be in a transaction."""
+        asked = self.database.connection(raw)
+        if awaited and not asked.kind.is_async:
+            raise TypeError(f"{asked!r} is not awaited: write the name without the a")
+        if not in_transaction(asked):
+            raise RuntimeError(
+                f"{asked!r} has no transaction: begin one, so that the event is committed with the"
+                " rows it tells of"
+            )
+        return asked
 
     def _adding(self, dialect: Dialect, event: NewEvent, *, notify: bool) -> Steps[str]:
         arguments = self._arguments(event)
         yield from adding(dialect, arguments)
-        if notify and dialect == "postgres" and self._may_announce():
-            yield Ask("outbox.notify", {"channel": self.channel})
+        if notify:
+            yield from self._notifying(dialect)
         number: str = arguments["id"]
         return number
 
-    def _adding_all(self, dialect: Dialect, events: list[NewEvent]) -> Steps[list[str]]:
+    def _adding_all(
+        self, dialect: Dialect, events: list[NewEvent], *, notify: bool
+    ) -> Steps[list[str]]:
         if not events:
             return []
         if dialect == "postgres":
             told = self.rows_cte(events)
             yield AskText(f"WITH {told.text}\nSELECT 1", told.arguments)
-            return told.ids
-        ids = []
-        for event in events:
-            number = yield from self._adding(dialect, event, notify=False)
-            ids.append(number)
+            ids = told.ids
+        else:
+            ids = []
+            for event in events:
+                number = yield from self._adding(dialect, event, notify=False)
+                ids.append(number)
+        if notify:
+            yield from self._notifying(dialect)
         return ids
+
+    def _notifying(self, dialect: Dialect) -> Steps[None]:
+        if dialect == "postgres" and self._may_announce():
+            yield Ask("outbox.notify", {"channel": self.channel})
 
     def _arguments(self, event: NewEvent) -> dict[str, Any]:
         return {
@@ -180,12 +198,12 @@ class Outbox:
         there is one, and an event's `aggregate_id` or `payload` may be `FromRow("id")`: a column
         of it.
         """
-        return members(self.name, list(events), source, self.max_payload)
+        return members(self.name, _listed(events), source, self.max_payload)
 
     # Telling dispatchers
 
     def announce(self) -> None:
-        """Tell dispatchers that something was committed; more often than every 50 ms, it waits."""
+        """Tell dispatchers that something was committed; other processes at most every 50 ms."""
         self.wake()
         if self.database.dialect == "postgres" and self._may_announce():
             self.database.run(self._announcing)
@@ -198,6 +216,8 @@ class Outbox:
 
     def wake(self) -> None:
         """Have the dispatchers of this process look at once."""
+        if self._dispatchers is None:  # most services have theirs in another process
+            return
         with self._mutex:
             dispatchers = list(self._dispatchers)
         for dispatcher in dispatchers:
@@ -206,7 +226,10 @@ class Outbox:
     def has_dispatcher(self, dispatcher: _Wakes) -> None:
         """Have `wake` wake this one, for as long as it lives."""
         with self._mutex:
-            self._dispatchers.add(dispatcher)
+            known = self._dispatchers = (
+                WeakSet() if self._dispatchers is None else self._dispatchers
+            )
+            known.add(dispatcher)
 
     def _announcing(self) -> Steps[None]:
         yield Ask("outbox.notify", {"channel": self.channel})
@@ -223,159 +246,14 @@ class Outbox:
             self._announced = now
             return True
 
-    # What went wrong
 
-    def dead(self, most: int = 100) -> list[Dead]:
-        """Return events that were put aside, the oldest first."""
-        return self.database.run(lambda: self._dead(most))
-
-    async def adead(self, most: int = 100) -> list[Dead]:
-        """Do the same, awaiting."""
-        return await self.database.arun(lambda: self._dead(most))
-
-    def _dead(self, most: int) -> Steps[list[Dead]]:
-        bound = check.count("most", most, maximum=MOST_LISTED)
-        rows = yield Ask("outbox.dead", {"outbox": self.name, "most": bound})
-        return [Dead(event_of(row[:8]), row[8], row[9] or "", row[10] / 1e6) for row in rows]
-
-    def blocked(self, most: int = 100) -> list[Blocked]:
-        """Return the aggregates that wait for `unblock`."""
-        return self.database.run(lambda: self._blocked(most))
-
-    async def ablocked(self, most: int = 100) -> list[Blocked]:
-        """Do the same, awaiting."""
-        return await self.database.arun(lambda: self._blocked(most))
-
-    def _blocked(self, most: int) -> Steps[list[Blocked]]:
-        bound = check.count("most", most, maximum=MOST_LISTED)
-        rows = yield Ask("outbox.blocked", {"outbox": self.name, "most": bound})
-        return [
-            Blocked(aggregate, aggregate_id, attempts, error or "")
-            for aggregate, aggregate_id, attempts, error in rows
-        ]
-
-    def retry(self, event_id: str) -> bool:
-        """Put a dead event back, behind its aggregate's others, with its id; False if unknown."""
-        return self.database.run(lambda: self._retry(event_id))
-
-    async def aretry(self, event_id: str) -> bool:
-        """Do the same, awaiting."""
-        return await self.database.arun(lambda: self._retry(event_id))
-
-    def _retry(self, event_id: str) -> Steps[bool]:
-        given = {"outbox": self.name, "id": text("event_id", event_id)}
-        rows = yield Ask("outbox.exhume", given)
-        if not rows:
-            return False
-        names = ("aggregate", "aggregate_id", "type", "payload", "headers")
-        arguments = {**given, **dict(zip(names, rows[0], strict=True))}
-        arguments["payload"] = bytes(arguments["payload"])
-        yield from adding(self.database.dialect, arguments)
-        return True
-
-    def unblock(self, aggregate: str, aggregate_id: str, *, skip: bool = False) -> bool:
-        """Let a blocked aggregate go on; with `skip` without the event that blocks it.
-
-        That event is then dead: see `dead()` and `retry()`. False, if it is not blocked.
-        """
-        return self.database.run(lambda: self._unblock(aggregate, aggregate_id, skip=skip))
-
-    async def aunblock(self, aggregate: str, aggregate_id: str, *, skip: bool = False) -> bool:
-        """Do the same, awaiting."""
-        return await self.database.arun(lambda: self._unblock(aggregate, aggregate_id, skip=skip))
-
-    def _unblock(self, aggregate: str, aggregate_id: str, *, skip: bool) -> Steps[bool]:
-        where = {
-            "outbox": self.name,
-            "aggregate": text("aggregate", aggregate),
-            "aggregate_id": text("aggregate_id", aggregate_id),
-        }
-        if not check.flag("skip", skip):
-            return bool((yield Ask("outbox.unblock", where)))
-        owner, dialect = new_id(), self.database.dialect
-        rows = yield Ask("outbox.hold_blocked", {**where, "owner": owner})
-        for number, epoch, attempts, error in rows:
-            taken = [Taken(number, epoch, attempts, 0, MOST_SEQUENCE)]
-            lanes = yield from fetching(dialect, self.name, taken, 0)
-            lane = lanes[0]
-            action = "skip" if lane.events else "done"
-            ended = Settled(lane, 0, action, attempts, 0, error or "")
-            yield from settling(dialect, self.name, owner, [ended], keep=False)
-        return bool(rows)
-
-    # Keeping it small
-
-    def clean(self, *, keep: float = 0.0, keep_dead: float = 30 * 86_400.0) -> int:
-        """Delete delivered events older than `keep` seconds, dead ones older than `keep_dead`."""
-        return sum(self._batches(self.database.run, self._clean_arguments(keep, keep_dead)))
-
-    async def aclean(self, *, keep: float = 0.0, keep_dead: float = 30 * 86_400.0) -> int:
-        """Do the same, awaiting."""
-        return await self._abatches(self._clean_arguments(keep, keep_dead))
-
-    def forget(self, *, idle: float) -> int:
-        """Delete the counters of aggregates that had no event for `idle` seconds.
-
-        Only where no event of theirs is left. Their numbers begin at 1 again; ids do not repeat.
-        """
-        return sum(self._batches(self.database.run, self._forget_arguments(idle)))
-
-    async def aforget(self, *, idle: float) -> int:
-        """Do the same, awaiting."""
-        return await self._abatches(self._forget_arguments(idle))
-
-    def _clean_arguments(self, keep: float, keep_dead: float) -> list[Ask]:
-        ages = (
-            (False, check.seconds("keep", keep, zero=True)),
-            (True, check.seconds("keep_dead", keep_dead, zero=True)),
-        )
-        bound = {"outbox": self.name, "most": CLEAN_AT_ONCE}
-        return [
-            Ask("outbox.clean", {**bound, "dead": dead, "age": round(age * 1e6)})
-            for dead, age in ages
-        ]
-
-    def _forget_arguments(self, idle: float) -> list[Ask]:
-        age = round(check.seconds("idle", idle) * 1e6)
-        return [Ask("outbox.forget", {"outbox": self.name, "most": CLEAN_AT_ONCE, "age": age})]
-
-    def _batches(self, run: Any, asks: list[Ask]) -> Iterable[int]:
-        for asked in asks:
-            while True:
-                deleted: int = run(partial(_counted, asked))
-                yield deleted
-                if deleted < CLEAN_AT_ONCE:
-                    break
-
-    async def _abatches(self, asks: list[Ask]) -> int:
-        total = 0
-        for asked in asks:
-            deleted = CLEAN_AT_ONCE
-            while deleted >= CLEAN_AT_ONCE:
-                deleted = await self.database.arun(partial(_counted, asked))
-                total += deleted
-        return total
-
-    # How it stands
-
-    def survey(self) -> dict[str, Any]:
-        """Return how many events are pending and dead, and how long the oldest has waited.
-
-        Counted up to 100 000; the oldest is that of those counted.
-        """
-        return self.database.run(self._survey)
-
-    async def asurvey(self) -> dict[str, Any]:
-        """Do the same, awaiting."""
-        return await self.database.arun(self._survey)
-
-    def _survey(self) -> Steps[dict[str, Any]]:
-        rows = yield Ask("outbox.survey", {"outbox": self.name})
-        pending, oldest, dead, blocked = rows[0]
-        age = 0.0 if oldest is None else max(0, oldest) / 1e6
-        return {"pending": pending, "oldest_age": age, "dead": dead, "blocked": blocked}
+def _carry_out(asked: Connection, steps: Steps[Any]) -> Any:
+    return asked.arun(steps) if asked.kind.is_async else asked.run(steps)
 
 
-def _counted(asked: Ask) -> Steps[int]:
-    rows = yield asked
-    return len(rows)
+def _listed(events: Iterable[NewEvent]) -> list[NewEvent]:
+    found = list(check.listed("events", events, "NewEvent('order', '7', 'paid', {})"))
+    for event in found:
+        if not isinstance(event, NewEvent):
+            raise TypeError(f"{event!r}: pass NewEvent(aggregate, aggregate_id, type, payload)")
+    return found

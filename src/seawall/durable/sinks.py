@@ -1,8 +1,9 @@
 """Where a dispatcher delivers to: a webhook, a Redis stream, NATS JetStream; or any function.
 
 Promises: each carries the event's id as what a receiver tells duplicates by: a webhook as
-Idempotency-Key, a stream as a field, JetStream as Nats-Msg-Id. A webhook's body is signed, with the
-time of sending, so that a receiver can tell who sent it and that it is not an old one replayed.
+Idempotency-Key, a stream as a field, JetStream as Nats-Msg-Id. A webhook's body and id are signed,
+with the time of sending, so that a receiver can tell who sent it, and that it is neither an old one
+nor one that comes again under another id.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final
 
 from seawall import _checks as check
 from seawall.durable._outbox_events import Event
-from seawall.errors import Overloaded, SeawallError
+from seawall.errors import BadSignature, NotDelivered, Overloaded
 from seawall.guard import Guard
 from seawall.wire.retry_after import read_retry_after
 
@@ -36,7 +37,10 @@ __all__ = [
 SIGNATURE_HEADER: Final = "Seawall-Signature"
 LONGEST_SIGNATURE: Final = 1_024
 LONGEST_PAUSE: Final = 300.0
+LARGEST_ANSWER: Final = 64 * 1024
+"""Bytes of a receiver's answer that are read."""
 _NUMBER: Final = re.compile(r"[0-9]{1,12}")
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _OWN: Final = frozenset(
     {
@@ -52,27 +56,22 @@ _OWN: Final = frozenset(
     }
 )
 _WAIT: Final = frozenset({429, 503})
-
-
-class NotDelivered(SeawallError):
-    """The receiver answered, and did not take the event."""
-
-    reason = "not_delivered"
-
-
-class BadSignature(SeawallError, ValueError):
-    """What was received is not signed by who knows the secret, or too long ago."""
-
-    reason = "bad_signature"
+_BUSY: Final = frozenset({408, 425, 429})
+"""Answers that tell of the receiver, as those from 500 on do; other refusals tell of the event."""
 
 
 # Signatures
 
 
-def sign(secret: bytes, body: bytes, *, now: int) -> str:
-    """Return the value of the header: the time in seconds, and an HMAC of time and body."""
-    made = hmac(_secret(secret), b"%d." % now + body, sha256).hexdigest()
-    return f"t={now},v1={made}"
+def sign(secret: bytes, body: bytes, *, now: int, event_id: str = "") -> str:
+    """Return the value of the header: time in seconds, id, and an HMAC of these and the body."""
+    check.count("now", now, minimum=0)
+    if not isinstance(event_id, str) or (event_id and not _ID.fullmatch(event_id)):
+        raise ValueError(f"event_id={event_id!r}: write up to 255 letters, digits, _ and -")
+    # A time is digits: what follows them tells whether there is an id, and an id has no dot.
+    about = f"{now},{event_id}." if event_id else f"{now}."
+    made = hmac(_secret(secret), about.encode() + _body(body), sha256).hexdigest()
+    return f"t={now},id={event_id},v1={made}" if event_id else f"t={now},v1={made}"
 
 
 def verify(
@@ -82,30 +81,49 @@ def verify(
     *,
     tolerance: float = 300.0,
     now: float | None = None,
-) -> None:
+) -> str:
     """Raise `BadSignature` unless `header` signs `body` by one of `secrets`, not long ago.
 
-    Several secrets are for changing them: the new one and the old one. Compared in constant time.
+    Return the event's id: what to tell repeats by. Several secrets are for changing them: the new
+    one and the old one. Compared in constant time.
     """
     allowed = check.seconds("tolerance", tolerance)
-    known = [secrets] if isinstance(secrets, bytes) else list(secrets)
+    known = (secrets,) if isinstance(secrets, bytes) else _listed(secrets)
+    at = time() if now is None else check.at_least("now", now, 0)
     if not isinstance(header, str) or len(header) > LONGEST_SIGNATURE:
         raise BadSignature("no signature that can be read")
     parts = [part.strip().partition("=") for part in header.split(",")]
     times = [value for name, _, value in parts if name == "t"]
     given = [value for name, _, value in parts if name == "v1"][:4]
-    if len(times) != 1 or not _NUMBER.fullmatch(times[0]) or not given:
+    ids = [value for name, _, value in parts if name == "id"]
+    if len(times) != 1 or not _NUMBER.fullmatch(times[0]) or not given or len(ids) > 1:
         raise BadSignature("no signature that can be read")
+    if ids and not _ID.fullmatch(ids[0]):
+        raise BadSignature("no signature that can be read")
+    about = ids[0] if ids else ""
     sent = int(times[0])
     good = False
     for secret in known:
-        wanted = sign(secret, body, now=sent).partition("v1=")[2].encode()
+        wanted = sign(secret, body, now=sent, event_id=about).rpartition("v1=")[2].encode()
         for value in given:
             good |= compare_digest(wanted, value.encode("utf-8", "replace"))
     if not good:
         raise BadSignature("signed by somebody else, or changed on its way")
-    if abs((time() if now is None else now) - sent) > allowed:
+    if abs(at - sent) > allowed:
         raise BadSignature(f"signed more than {allowed:g} s ago, or in the future")
+    return about
+
+
+def _listed(secrets: Sequence[bytes]) -> tuple[bytes, ...]:
+    if not (known := check.listed("secrets", secrets, "new, old")):
+        raise ValueError("secrets=[]: write the secret, or the new one and the old one")
+    return known
+
+
+def _body(body: object) -> bytes:
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise TypeError(f"body: pass the bytes as they are sent, not {type(body).__name__}")
+    return bytes(body)
 
 
 def _secret(secret: object) -> bytes:
@@ -155,34 +173,36 @@ class Webhook:
 
     async def __call__(self, event: Event) -> None:
         """Post one event, or raise."""
-        await self.guard.acall(self._post, event)
+        status = await self.guard.acall(self._post, event)
+        if not 200 <= status < 300:  # noqa: PLR2004
+            # Outside the guard: an event that is not wanted opens no circuit for the others.
+            raise NotDelivered(f"the receiver answered {status}")
 
-    async def _post(self, event: Event) -> None:
+    async def _post(self, event: Event) -> int:
         headers = self._headers(event)
-        # The answer's body is not read: it may be of any size.
         async with self._client.stream(
             "POST", self.url, content=event.payload, headers=headers, follow_redirects=False
         ) as response:
-            status, told = response.status_code, response.headers.get("retry-after")
-        if 200 <= status < 300:  # noqa: PLR2004
-            return
+            status, told = int(response.status_code), response.headers.get("retry-after")
+            await _read(response)
         pause = None if told is None else read_retry_after(told, time())
         if status in _WAIT and pause is not None:
             raise Overloaded(
                 f"the receiver answered {status}", retry_after=min(pause, LONGEST_PAUSE)
             )
-        raise NotDelivered(f"the receiver answered {status}")
+        if status >= 500 or status in _BUSY:  # noqa: PLR2004
+            raise NotDelivered(f"the receiver answered {status}")
+        return status
 
     def _headers(self, event: Event) -> dict[str, str]:
         own = {
             "Content-Type": "application/json" if _is_json(event.payload) else _BYTES,
             "Idempotency-Key": f'"{event.id}"',
-            "Seawall-Event": _ascii(event.type),
-            "Seawall-Aggregate": _ascii(f"{event.aggregate}/{event.aggregate_id}"),
-            "Seawall-Sequence": str(event.sequence),
+            **_told(event),
         }
         if self._secret is not None:
-            own[SIGNATURE_HEADER] = sign(self._secret, event.payload, now=int(time()))
+            now = int(time())
+            own[SIGNATURE_HEADER] = sign(self._secret, event.payload, now=now, event_id=event.id)
         return {**_passed_on(event.headers), **own}
 
 
@@ -206,7 +226,8 @@ class RedisStream:
 
     async def __call__(self, events: list[Event]) -> list[str]:
         """Append them; return the ids of those that were not taken."""
-        async with self._client.pipeline(transaction=False) as pipe:
+        # All or none: one that is not taken must not be overtaken by a later one of its aggregate.
+        async with self._client.pipeline(transaction=True) as pipe:
             for event in events:
                 pipe.xadd(self.stream, _fields(event), maxlen=self.max_length, approximate=True)
             said = await pipe.execute(raise_on_error=False)
@@ -245,12 +266,25 @@ class JetStream:
         subject = self.subject
         for name, value in names.items():
             subject = subject.replace(f"{{{name}}}", re.sub(r"[^\w-]", "_", value))
-        headers = {**_passed_on(event.headers), "Nats-Msg-Id": event.id}
-        headers["Seawall-Sequence"] = str(event.sequence)
+        headers = {**_passed_on(event.headers), **_told(event), "Nats-Msg-Id": event.id}
         await self._context.publish(subject, event.payload, headers=headers)
 
 
 _BYTES: Final = "application/octet-stream"
+
+
+async def _read(response: Any) -> None:
+    """Read an answer to its end: then it is whole, and the connection can be used again.
+
+    Unless it is large: it may be of any size.
+    """
+    if response.is_stream_consumed:
+        return
+    size = 0
+    async for part in response.aiter_raw():
+        size += len(part)
+        if size > LARGEST_ANSWER:
+            return
 
 
 def _fields(event: Event) -> dict[str, str | bytes | int]:
@@ -262,6 +296,14 @@ def _fields(event: Event) -> dict[str, str | bytes | int]:
         "type": event.type,
         "payload": event.payload,
         "headers": json.dumps(event.headers),
+    }
+
+
+def _told(event: Event) -> dict[str, str]:
+    return {
+        "Seawall-Event": _ascii(event.type),
+        "Seawall-Aggregate": _ascii(f"{event.aggregate}/{event.aggregate_id}"),
+        "Seawall-Sequence": str(event.sequence),
     }
 
 

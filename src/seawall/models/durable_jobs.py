@@ -16,7 +16,10 @@ is not heard. `due` is when the next one may take it: for a job at work, the end
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal
+
+from seawall import _checks as check
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
 
@@ -58,6 +61,16 @@ def poll_after(age: float, least: float = POLL_LEAST, most: float = POLL_MOST) -
     asks some twenty times in an hour. Never less than `least`, never more than `most`.
     """
     return min(max(age * POLL_SHARE, least), most)
+
+
+def poll_of(poll: Sequence[float]) -> tuple[float, float]:
+    """Return how soon and how late to look again, or raise."""
+    if isinstance(poll, str) or not isinstance(poll, Sequence) or len(poll) != 2:  # noqa: PLR2004 - a pair
+        raise TypeError(f"poll={poll!r}: write two times in seconds, such as poll=(0.05, 1.0)")
+    least, most = (check.seconds("poll", seconds) for seconds in poll)
+    if least > most:
+        raise ValueError(f"poll={poll!r}: write the shorter time first")
+    return least, most
 
 
 def rank_of(due: int, priority: int) -> int:

@@ -180,6 +180,9 @@ def key_digest(scope: str, operation: str, key: str) -> bytes:
 
 def fingerprint_of(*parts: bytes | bytearray | memoryview | str) -> bytes:
     """Return what stands for a payload; ("a", "b") and ("ab", "") are different ones."""
+    for part in parts:
+        if not isinstance(part, (bytes, bytearray, memoryview, str)):
+            raise TypeError(f"{type(part).__name__} in a fingerprint: pass bytes or text")
     given = [
         part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in parts
     ]
@@ -187,12 +190,9 @@ def fingerprint_of(*parts: bytes | bytearray | memoryview | str) -> bytes:
 
 
 def _digest(person: bytes, parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
-    made = blake2b(digest_size=32, person=person)
-    for part in parts:
-        data = memoryview(part)
-        made.update(data.nbytes.to_bytes(8, "big"))
-        made.update(data)
-    return made.digest()
+    given = [part if type(part) is bytes else bytes(part) for part in parts]
+    sized = [piece for part in given for piece in (len(part).to_bytes(8, "big"), part)]
+    return blake2b(b"".join(sized), digest_size=32, person=person).digest()
 
 
 # What who asks gets
@@ -205,9 +205,10 @@ def decide(record: Record | None, fingerprint: bytes) -> Reservation | Literal["
     """
     if record is None:
         return "free"
-    state, now = _state(record.state), _whole(record.now)
+    now = _whole(record.now)
     if _whole(record.expires_at) <= now:
         return "free"
+    state = _state(record.state)
     if not same_payload(record.fingerprint, fingerprint):
         return Mismatch()
     if state is not State.PENDING:
@@ -254,6 +255,22 @@ def _whole(said: object) -> int:
 
 
 # What is kept of an answer
+
+
+def check_answer(answer: Answer) -> None:
+    """Raise if it could not be given again as it is: what is stored is read with the same eyes."""
+    status, headers, body = answer[:3]
+    if isinstance(status, bool) or not isinstance(status, int) or status not in STATUSES:
+        raise ValueError(f"status={status!r}: write a status of HTTP's, such as 201")
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise TypeError(f"body: write bytes, not {type(body).__name__}")
+    for pair in headers:
+        match pair:
+            case (bytes(name), bytes(value)):
+                if any(byte in part for part in (name, value) for byte in b"\r\n\0"):
+                    raise ValueError(f"headers: {name!r} has a line's end in it")
+            case _:
+                raise TypeError(f"headers: write pairs of bytes, not {pair!r}")
 
 
 def storable(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
@@ -308,7 +325,7 @@ def _latin(text: str) -> bytes:
 def json_of(text: str | bytes) -> Any:
     """Return what JSON says, or raise `Garbled`."""
     try:
-        return json.loads(text)
+        return json.loads(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError):
         raise Garbled("no JSON") from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +15,8 @@ from seawall.durable.idempotency import Idempotency
 from seawall.durable.inbox import Inbox
 from seawall.durable.outbox import Event, Outbox
 from seawall.durable.sqlite import Sqlite
+from seawall.errors import KeyInFlight
+from seawall.runtime.runners import sleep_async
 
 SCHEMA = "shop"
 TABLES = (
@@ -24,7 +25,7 @@ TABLES = (
 )
 ORDER = 'INSERT INTO "shop".orders (key) VALUES ($1) RETURNING id'
 HANDLE = 'INSERT INTO "shop".handled VALUES ($1)'
-Step = Callable[[], None]
+Step = Callable[[str], None]
 
 
 class Careless:
@@ -56,31 +57,53 @@ async def opened(url: str) -> AsyncIterator[Database]:
 
 
 async def take_orders(
-    *, url: str, keys: list[str], acks: str, seed: int, step: Step, careless: str = ""
+    *,
+    url: str,
+    keys: list[str],
+    acks: str,
+    seed: int,
+    step: Step,
+    careless: str = "",
+    lease: float = 1.0,
 ) -> None:
-    """Place each order until it is known to be placed, some of them twice."""
+    """Place each order until it is known to be placed, some of them twice; then any again.
+
+    Half of them go by a function that is done once for its key, whose records have a lease.
+    """
     rng = Random(seed)
     async with opened(url) as database:
-        idempotency, outbox = Idempotency(database), Outbox(database)
+        idempotency, outbox = Idempotency(database, lease=lease), Outbox(database)
         if careless == "keys":
             idempotency.once = lambda *_args, **_kwargs: Careless()  # type: ignore[method-assign,assignment,return-value]
         place = place_in_file if isinstance(database.source, Sqlite) else place_order
+
+        async def placed(key: str) -> None:
+            await place(database, idempotency, outbox, key, step)
+
+        leased = idempotency.idempotent(operation="order", key="key", scope=lambda _: "shop")(
+            placed
+        )
         ack = os.open(acks, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         known = set(Path(acks).read_text().split())  # noqa: ASYNC240 - nothing else is to be done
         todo = [key for key in keys if key not in known]
-        rng.shuffle(todo)
-        while todo:
-            key = todo[-1]
+        while True:
+            if not todo:
+                await sleep_async(0.01)
+            key = rng.choice(todo or keys)
             try:
-                await place(database, idempotency, outbox, key, step)
-            except Exception:  # noqa: BLE001 - a client that retries, whatever it was
-                step()
+                await (placed if careless or int(key[-1]) % 2 else leased)(key)
+            except Exception as error:  # noqa: BLE001 - a client that retries, whatever it was
+                step("failed")
+                if isinstance(error, KeyInFlight):
+                    await sleep_async(0.02)  # somebody else is at it, or was
                 continue
-            step()
+            step("committed")
             if rng.random() < 0.2:
                 continue  # the acknowledgement got lost: once more
             os.write(ack, f"{key}\n".encode())
-            todo.pop()
+            step("known")
+            if key in todo:
+                todo.remove(key)
 
 
 async def place_order(
@@ -92,11 +115,11 @@ async def place_order(
             connection, scope="shop", operation="POST /orders", key=key, fingerprint=key.encode()
         ) as once:
             if once.first:
-                step()
+                step("inside")
                 number = await connection.fetchval(ORDER, key)
                 await outbox.aadd(connection, "order", key, "placed", {"key": key})
                 once.answer({"id": number})
-        step()
+        step("committing")
 
 
 async def place_in_file(
@@ -108,18 +131,17 @@ async def place_in_file(
             connection, scope="shop", operation="POST /orders", key=key, fingerprint=key.encode()
         ) as once:
             if once.first:
-                step()
+                step("inside")
                 placed = connection.execute("INSERT INTO orders (key) VALUES (?)", (key,))
                 outbox.add(connection, "order", key, "placed", {"key": key})
                 once.answer({"id": placed.lastrowid})
-        step()
+        step("committing")
 
 
-async def handle_events(*, url: str, step: Step, careless: str = "", dies_after: int = 0) -> None:
+async def handle_events(*, url: str, step: Step, careless: str = "") -> None:
     """Hand each event to a consumer that has an inbox, for ever."""
     async with opened(url) as database:
         outbox, inbox = Outbox(database), Inbox(database)
-        handled = 0
         if careless == "inbox":
             inbox.once = lambda *_args: Careless()  # type: ignore[method-assign,assignment,return-value]
 
@@ -127,21 +149,19 @@ async def handle_events(*, url: str, step: Step, careless: str = "", dies_after:
             async with database.atransaction() as connection:
                 async with inbox.once(connection, "billing", event.id) as first:
                     if first:
-                        step()
+                        step("inside")
                         await connection.execute(HANDLE, event.aggregate_id)
-                step()
-            nonlocal handled
-            handled += 1
-            if handled == dies_after:
-                os.kill(os.getpid(), signal.SIGKILL)
+                step("committing")
+            step("handled")
 
         def handle_in_file(event: Event) -> None:
             with database.transaction() as connection:
                 with inbox.once(connection, "billing", event.id) as first:
                     if first:
-                        step()
+                        step("inside")
                         connection.execute("INSERT INTO handled VALUES (?)", (event.aggregate_id,))
-                step()
+                step("committing")
+            step("handled")
 
         in_file = isinstance(database.source, Sqlite)
         sink: Any = handle_in_file if in_file else handle

@@ -4,7 +4,8 @@
 
 -- name: by_key
 SELECT id, scope, kind, state, priority, attempts, max_attempts, cancelling, progress, message,
-    result, result_type, error, created_at, started_at, ended_at, expires_at, fingerprint, {now}
+    result, result_type, error, created_at, started_at, ended_at, expires_at, due_at, fingerprint,
+    {now}
 FROM {jobs}
 WHERE scope = :scope AND kind = :kind AND key_hash = :key_hash;
 
@@ -14,12 +15,75 @@ WHERE scope = :scope AND kind = :kind AND key_hash = :key_hash AND expires_at <=
 
 -- name: view
 SELECT id, scope, kind, state, priority, attempts, max_attempts, cancelling, progress, message,
-    result, result_type, error, created_at, started_at, ended_at, expires_at, fingerprint, {now}
+    result, result_type, error, created_at, started_at, ended_at, expires_at, due_at, fingerprint,
+    {now}
 FROM {jobs}
 WHERE id = :id AND scope = :scope;
 
--- name: state
-SELECT state FROM {jobs} WHERE id = :id;
+-- name: standing
+SELECT state, epoch, due_at, {now} FROM {jobs} WHERE id = :id;
+
+-- name: depth
+SELECT count(*) FROM (
+    SELECT 1 FROM {jobs} WHERE state IN ('queued', 'running') LIMIT CAST(:most AS bigint)
+) AS there;
+
+-- name: renew
+UPDATE {jobs} SET due_at = {now} + CAST(:lease AS bigint),
+    progress = CAST(:progress AS double precision), message = CAST(:message AS text)
+WHERE id = :id AND state = 'running' AND owner = :owner AND epoch = :epoch
+RETURNING cancelling;
+
+-- name: succeed
+UPDATE {jobs} SET state = 'succeeded', owner = NULL, progress = 1, message = CAST(:message AS text),
+    error = '', result = :result, result_type = :result_type, ended_at = {now},
+    expires_at = {now} + CAST(:ttl AS bigint)
+WHERE id = :id AND state = 'running' AND owner = :owner AND epoch = :epoch
+RETURNING state;
+
+-- name: fail
+WITH clock AS (SELECT {now} AS now)
+UPDATE {jobs} SET
+    state = CASE WHEN cancelling = 1 THEN 'cancelled'
+        WHEN CAST(:retry AS integer) = 1 AND attempts < max_attempts THEN 'queued'
+        ELSE 'failed' END,
+    ended_at = CASE WHEN cancelling = 0 AND CAST(:retry AS integer) = 1 AND attempts < max_attempts
+        THEN NULL ELSE (SELECT now FROM clock) END,
+    expires_at = CASE WHEN cancelling = 0 AND CAST(:retry AS integer) = 1
+        AND attempts < max_attempts THEN NULL
+        ELSE (SELECT now FROM clock) + CAST(:ttl AS bigint) END,
+    due_at = (SELECT now FROM clock) + CAST(:delay AS bigint),
+    owner = NULL, error = CAST(:error AS text), progress = CAST(:progress AS double precision),
+    message = CAST(:message AS text)
+WHERE id = :id AND state = 'running' AND owner = :owner AND epoch = :epoch
+RETURNING state;
+
+-- name: give_back
+WITH clock AS (SELECT {now} AS now)
+UPDATE {jobs} SET
+    state = CASE WHEN cancelling = 1 THEN 'cancelled' ELSE 'queued' END,
+    ended_at = CASE WHEN cancelling = 1 THEN (SELECT now FROM clock) ELSE NULL END,
+    expires_at = CASE WHEN cancelling = 1
+        THEN (SELECT now FROM clock) + CAST(:ttl AS bigint) ELSE NULL END,
+    due_at = (SELECT now FROM clock) + CAST(:delay AS bigint), owner = NULL,
+    attempts = attempts - 1
+WHERE id = :id AND state = 'running' AND owner = :owner AND epoch = :epoch
+RETURNING state;
+
+-- name: cancel
+WITH clock AS (SELECT {now} AS now)
+UPDATE {jobs} SET
+    cancelling = 1,
+    state = CASE WHEN state = 'queued' OR due_at <= (SELECT now FROM clock)
+        THEN 'cancelled' ELSE state END,
+    owner = CASE WHEN state = 'queued' OR due_at <= (SELECT now FROM clock)
+        THEN NULL ELSE owner END,
+    ended_at = CASE WHEN state = 'queued' OR due_at <= (SELECT now FROM clock)
+        THEN (SELECT now FROM clock) ELSE NULL END,
+    expires_at = CASE WHEN state = 'queued' OR due_at <= (SELECT now FROM clock)
+        THEN (SELECT now FROM clock) + CAST(:ttl AS bigint) ELSE NULL END
+WHERE id = :id AND scope = :scope AND state IN ('queued', 'running')
+RETURNING state;
 
 -- name: counts
 SELECT state, count(*), min(created_at), {now} FROM {jobs} GROUP BY state;

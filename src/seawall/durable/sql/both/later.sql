@@ -1,5 +1,6 @@
 -- Calls that are done later. state: 0 it waits (or is being done until not_before), 1 done, 2 dead.
 -- A claim is an owner and an epoch: what somebody else has claimed since, nobody else can change.
+-- `done` and `dead` may be said twice by the same claim: the word of the first may have got lost.
 
 -- name: of_key
 SELECT id, state, CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END FROM {later}
@@ -11,8 +12,8 @@ DELETE FROM {later} WHERE id = :id AND state = 1 AND expires_at <= {now};
 -- name: done
 -- One that has a key stays until it expires: so the same key is not stored again. Nothing else does.
 UPDATE {later}
-SET state = 1, call = '', idempotency_key = NULL, tenant = NULL, owner = NULL, error = NULL
-WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
+SET state = 1, call = '', idempotency_key = NULL, tenant = NULL, error = NULL
+WHERE id = :id AND state IN (0, 1) AND owner = :owner AND epoch = :epoch
 RETURNING 1;
 
 -- name: done_without_key
@@ -21,8 +22,8 @@ WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
 RETURNING 1;
 
 -- name: dead
-UPDATE {later} SET state = 2, owner = NULL, error = :error
-WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
+UPDATE {later} SET state = 2, error = :error
+WHERE id = :id AND state IN (0, 2) AND owner = :owner AND epoch = :epoch
 RETURNING 1;
 
 -- name: discard

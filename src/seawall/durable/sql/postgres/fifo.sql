@@ -55,6 +55,7 @@ JOIN {fifo_buffer} AS held ON held.receiver = place.receiver AND held.sender = p
     AND held.epoch = place.epoch AND held.sequence >= place.expected
 WHERE place.receiver = :receiver AND place.buffered > 0
 GROUP BY place.sender, place.epoch, place.expected
+HAVING min(held.sequence) > place.expected
 ORDER BY min(held.received_at) LIMIT CAST(:most AS bigint);
 
 -- name: forget_skipped

@@ -2,7 +2,9 @@
 -- A record's life never ends before its lease, so who looks at expires_at need not look at both.
 
 -- name: take
-INSERT INTO {idempotency} AS had (
+-- A row: nobody has had it. Waits for another transaction that has inserted the same and is not over;
+-- what is committed already is neither changed nor locked: repeats are in nobody's way.
+INSERT INTO {idempotency} (
     scope, operation, key_hash, fingerprint, state, owner, epoch, takeovers, lease_until,
     created_at, expires_at
 ) VALUES (
@@ -10,22 +12,26 @@ INSERT INTO {idempotency} AS had (
     CAST(:fingerprint AS bytea), CAST(:state AS smallint), CAST(:owner AS text), {now}, 0,
     {now} + CAST(:lease AS bigint), {now}, {now} + CAST(:ttl AS bigint)
 )
-ON CONFLICT (scope, operation, key_hash) DO UPDATE SET
-    fingerprint = excluded.fingerprint,
-    state = excluded.state,
-    owner = excluded.owner,
-    epoch = greatest(had.epoch + 1, {now}),
-    takeovers = CASE WHEN had.expires_at <= {now} THEN 0 ELSE had.takeovers + 1 END,
+ON CONFLICT (scope, operation, key_hash) DO NOTHING
+RETURNING epoch, takeovers, lease_until - {now};
+
+-- name: take_over
+-- What was free when it was read; looked at again, since another one may have been faster.
+UPDATE {idempotency} SET
+    fingerprint = CAST(:fingerprint AS bytea), state = CAST(:state AS smallint),
+    owner = CAST(:owner AS text), epoch = greatest(epoch + 1, {now}),
+    takeovers = CASE WHEN expires_at <= {now} THEN 0 ELSE takeovers + 1 END,
     lease_until = {now} + CAST(:lease AS bigint),
     form = NULL, status = NULL, headers = NULL, body = NULL, kept = NULL,
-    created_at = {now},
-    expires_at = {now} + CAST(:ttl AS bigint)
-WHERE had.expires_at <= {now} OR (
-    had.state = 0 AND had.lease_until <= {now} AND (
-        had.fingerprint = excluded.fingerprint
-        OR length(had.fingerprint) = 0 OR length(excluded.fingerprint) = 0
-    )
-)
+    created_at = {now}, expires_at = {now} + CAST(:ttl AS bigint)
+WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
+    AND key_hash = CAST(:key_hash AS bytea)
+    AND (expires_at <= {now} OR (
+        state = 0 AND lease_until <= {now} AND (
+            fingerprint = CAST(:fingerprint AS bytea)
+            OR length(fingerprint) = 0 OR length(CAST(:fingerprint AS bytea)) = 0
+        )
+    ))
 RETURNING epoch, takeovers, lease_until - {now};
 
 -- name: read
@@ -74,7 +80,7 @@ DELETE FROM {idempotency}
 WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
     AND key_hash = CAST(:key_hash AS bytea)
     AND owner = CAST(:owner AS text) AND epoch = CAST(:epoch AS bigint)
-    AND state = CAST(:state AS smallint)
+    AND state = 0
 RETURNING 1;
 
 -- name: clear
@@ -90,9 +96,10 @@ WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
 RETURNING 1;
 
 -- name: clean
+-- The time is asked once, else no index could be used.
 DELETE FROM {idempotency}
 WHERE ctid = ANY(ARRAY(
-    SELECT ctid FROM {idempotency} WHERE expires_at <= {now}
+    SELECT ctid FROM {idempotency} WHERE expires_at <= (SELECT {now})
     ORDER BY expires_at LIMIT CAST(:batch AS bigint) FOR UPDATE SKIP LOCKED
 ))
 RETURNING 1;
@@ -111,7 +118,7 @@ INSERT INTO {idempotency} (
 SELECT
     CAST(:seawall_scope AS text), CAST(:seawall_operation AS text),
     CAST(:seawall_key_hash AS bytea), CAST(:seawall_fingerprint AS bytea), 1,
-    CAST(:seawall_owner AS text), at, 0, at, 2,
+    '', at, 0, at, 2,
     CASE WHEN octet_length(body) <= CAST(:seawall_max_body AS bigint) THEN body END,
     CASE WHEN octet_length(body) <= CAST(:seawall_max_body AS bigint) THEN 1 ELSE 0 END,
     at, at + CAST(:seawall_ttl AS bigint)

@@ -17,30 +17,36 @@ RETURNING id;
 
 -- name: claim
 -- queue, owner, lease, most. The calls that are due, for as long as the lease.
-UPDATE {later} AS due
-SET owner = :owner, epoch = due.epoch + 1, attempts = due.attempts + 1,
-    not_before = {now} + CAST(:lease AS bigint)
-FROM (
+-- (Materialized: looked for once, whatever the plan, so that there are no more than `most`.)
+WITH found AS MATERIALIZED (
     SELECT position FROM {later}
     WHERE queue = :queue AND state = 0 AND not_before <= (SELECT {now})
     ORDER BY not_before, position LIMIT CAST(:most AS bigint) FOR UPDATE SKIP LOCKED
-) AS found
+)
+UPDATE {later} AS due
+SET owner = :owner, epoch = due.epoch + 1, attempts = due.attempts + 1,
+    not_before = {now} + CAST(:lease AS bigint)
+FROM found
 WHERE due.position = found.position
 RETURNING due.position, due.id, due.epoch, due.attempts, due.call, due.idempotency_key, due.tenant,
     CASE WHEN due.expires_at <= {now} THEN 1 ELSE 0 END;
 
+-- name: one_claims
+-- queue. Until the transaction ends, nobody else looks which is the oldest.
+SELECT pg_advisory_xact_lock(hashtextextended(CAST(:queue AS text), 6));
+
 -- name: claim_first
--- The same for the oldest alone, if it is due.
+-- The same for the oldest alone, if it is due and none is being done: a call that was committed
+-- late, or revived, may be older than the one at work.
 UPDATE {later} AS due
 SET owner = :owner, epoch = due.epoch + 1, attempts = due.attempts + 1,
     not_before = {now} + CAST(:lease AS bigint)
-FROM (
-    SELECT position FROM {later}
-    WHERE position = (SELECT min(position) FROM {later} WHERE queue = :queue AND state = 0)
-        AND state = 0 AND not_before <= (SELECT {now})
-    LIMIT CAST(:most AS bigint) FOR UPDATE SKIP LOCKED
-) AS found
-WHERE due.position = found.position
+WHERE due.position = (SELECT min(position) FROM {later} WHERE queue = :queue AND state = 0)
+    AND due.state = 0 AND due.not_before <= {now} AND CAST(:most AS bigint) > 0
+    AND NOT EXISTS (
+        SELECT 1 FROM {later}
+        WHERE queue = :queue AND state = 0 AND owner IS NOT NULL AND not_before > (SELECT {now})
+    )
 RETURNING due.position, due.id, due.epoch, due.attempts, due.call, due.idempotency_key, due.tenant,
     CASE WHEN due.expires_at <= {now} THEN 1 ELSE 0 END;
 
@@ -61,7 +67,7 @@ SELECT id, attempts, call, error FROM {later}
 WHERE queue = :queue AND state = 2 ORDER BY position LIMIT CAST(:most AS bigint);
 
 -- name: revive
-UPDATE {later} SET state = 0, attempts = 0, not_before = {now},
+UPDATE {later} SET state = 0, attempts = 0, owner = NULL, not_before = {now},
     expires_at = {now} + CAST(:ttl AS bigint)
 WHERE queue = :queue AND id = :id AND state = 2
 RETURNING 1;

@@ -18,13 +18,11 @@ FROM place
 RETURNING sequence
 
 -- name: by_index
--- Claims come and go, so their number when a plan is made says nothing of later. What is off counts
--- as very costly, which is no reason to compile it. These settings end with the transaction.
-SELECT
-    set_config('jit', 'off', true),
-    set_config('enable_seqscan', 'off', true),
-    set_config('enable_mergejoin', 'off', true),
-    set_config('enable_hashjoin', CAST(:hashing AS text), true)
+-- Claims come and go, so their number when a plan is made says nothing of later. So below, tables are
+-- asked by a list of keys, or by one descent into an index for each (what OFFSET 0 sees to): that
+-- costs the same, however many there are. What is off counts as very costly, which is no reason to
+-- compile it. These settings end with the transaction.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true)
 
 -- name: claim
 -- The aggregates of the next `near` events behind a place; or the next `far` aggregates, by one
@@ -52,7 +50,7 @@ WITH RECURSIVE steps AS (
 ),
 times AS MATERIALIZED (SELECT {now} AS now),
 heads AS (
-    SELECT lane, min(sequence) AS head, max(sequence) AS tail, count(*) AS events
+    SELECT lane, min(sequence) AS head, count(*) AS events
     FROM (
         (
             SELECT e.lane, e.sequence
@@ -67,7 +65,7 @@ heads AS (
     GROUP BY lane
 ),
 free AS (
-    SELECT heads.lane, heads.head, heads.tail
+    SELECT heads.lane, heads.head
     FROM heads
     CROSS JOIN times
     WHERE coalesce((
@@ -101,38 +99,40 @@ taken AS (
     WHERE NOT c.blocked AND c.lease_until <= {now} AND c.next_at <= {now}
     RETURNING c.lane, c.epoch, c.attempts
 )
-SELECT seen.looked, seen.furthest, taken.lane, taken.epoch, taken.attempts, heads.head, heads.tail
+SELECT seen.looked, seen.furthest, taken.lane, taken.epoch, taken.attempts
 FROM (SELECT sum(events) AS looked, max(lane) AS furthest FROM heads) AS seen
-LEFT JOIN (taken INNER JOIN heads ON heads.lane = taken.lane) ON true
+LEFT JOIN taken ON true
 
 -- name: fetch
--- A statement of its own, after the claim: it sees what the holder before has deleted.
+-- A statement of its own, after the claim: it sees what the holder before has deleted. One descent
+-- into the index for each aggregate, until there are enough; never a look at all that is pending.
 SELECT
     lane, sequence, id, aggregate, aggregate_id, type, payload, headers, created_at
 FROM (
-    SELECT e.*, sum(octet_length(e.payload)) OVER (ORDER BY e.lane, e.sequence) AS size
-    FROM unnest(
-        CAST(string_to_array(:lanes, ',') AS bigint[]),
-        CAST(string_to_array(:tails, ',') AS bigint[])
-    ) AS held (lane, tail)
-    INNER JOIN {outbox} AS e
-        ON e.outbox = :outbox AND e.lane = held.lane AND e.sequence <= held.tail
+    SELECT enough.*, sum(octet_length(payload)) OVER (ORDER BY lane, sequence) AS size
+    FROM (
+        SELECT e.*
+        FROM unnest(CAST(string_to_array(:lanes, ',') AS bigint[])) AS held (lane)
+        CROSS JOIN LATERAL (
+            SELECT o.*
+            FROM {outbox} AS o
+            WHERE o.outbox = :outbox AND o.lane = held.lane
+            ORDER BY o.outbox, o.lane, o.sequence
+            LIMIT CAST(:each AS bigint)
+        ) AS e
+        LIMIT CAST(:batch AS bigint)
+    ) AS enough
 ) AS found
 WHERE size - octet_length(payload) <= CAST(:bytes AS bigint)
 ORDER BY lane, sequence
 
 -- name: renew
-WITH marks AS (
-    SELECT *
-    FROM unnest(
-        CAST(string_to_array(:lanes, ',') AS bigint[]),
-        CAST(string_to_array(:epochs, ',') AS bigint[])
-    ) AS m (lane, epoch)
-)
+-- An owner is that of one round, in which it claims an aggregate once: one of its epochs is this one's.
 UPDATE {outbox_claims} AS c
 SET lease_until = {now} + CAST(:lease AS bigint)
-FROM marks
-WHERE c.lane = marks.lane AND c.owner = :owner AND c.epoch = marks.epoch
+WHERE
+    c.lane = ANY(CAST(string_to_array(:lanes, ',') AS bigint[])) AND c.owner = :owner
+    AND c.epoch = ANY(CAST(string_to_array(:epochs, ',') AS bigint[]))
 RETURNING c.lane
 
 -- name: done
@@ -141,20 +141,29 @@ WITH marks AS (
     SELECT *
     FROM unnest(
         CAST(string_to_array(:lanes, ',') AS bigint[]),
-        CAST(string_to_array(:epochs, ',') AS bigint[]),
         CAST(string_to_array(:uptos, ',') AS bigint[])
-    ) AS m (lane, epoch, upto)
+    ) AS m (lane, upto)
 ),
 freed AS (
     DELETE FROM {outbox_claims} AS c
-    USING marks
-    WHERE c.lane = marks.lane AND c.owner = :owner AND c.epoch = marks.epoch
-    RETURNING c.lane, marks.upto
+    WHERE
+        c.lane = ANY(CAST(string_to_array(:lanes, ',') AS bigint[])) AND c.owner = :owner
+        AND c.epoch = ANY(CAST(string_to_array(:epochs, ',') AS bigint[]))
+    RETURNING c.lane
 ),
 gone AS (
-    DELETE FROM {outbox} AS e
-    USING freed
-    WHERE e.outbox = :outbox AND e.lane = freed.lane AND e.sequence <= freed.upto
+    DELETE FROM {outbox}
+    WHERE ctid = ANY(ARRAY(
+        SELECT e.ctid
+        FROM marks
+        INNER JOIN freed ON freed.lane = marks.lane
+        CROSS JOIN LATERAL (
+            SELECT o.ctid
+            FROM {outbox} AS o
+            WHERE o.outbox = :outbox AND o.lane = marks.lane AND o.sequence <= marks.upto
+            OFFSET 0
+        ) AS e
+    ))
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM freed), (SELECT count(*) FROM gone)
@@ -165,16 +174,16 @@ WITH marks AS (
     SELECT *
     FROM unnest(
         CAST(string_to_array(:lanes, ',') AS bigint[]),
-        CAST(string_to_array(:epochs, ',') AS bigint[]),
         CAST(string_to_array(:uptos, ',') AS bigint[])
-    ) AS m (lane, epoch, upto)
+    ) AS m (lane, upto)
 ),
 held AS (
-    SELECT c.lane, marks.upto
+    SELECT c.lane
     FROM {outbox_claims} AS c
-    INNER JOIN marks ON marks.lane = c.lane AND marks.epoch = c.epoch
-    WHERE c.owner = :owner
-    FOR UPDATE OF c
+    WHERE
+        c.lane = ANY(CAST(string_to_array(:lanes, ',') AS bigint[])) AND c.owner = :owner
+        AND c.epoch = ANY(CAST(string_to_array(:epochs, ',') AS bigint[]))
+    FOR UPDATE
 )
 INSERT INTO {outbox_ended} (
     outbox, id, aggregate, aggregate_id, sequence, type, payload, headers, created_at,
@@ -183,9 +192,14 @@ INSERT INTO {outbox_ended} (
 SELECT
     e.outbox, e.id, e.aggregate, e.aggregate_id, e.sequence, e.type, e.payload, e.headers,
     e.created_at, false, 0, NULL, {now}
-FROM {outbox} AS e
-INNER JOIN held ON held.lane = e.lane AND e.sequence <= held.upto
-WHERE e.outbox = :outbox
+FROM marks
+INNER JOIN held ON held.lane = marks.lane
+CROSS JOIN LATERAL (
+    SELECT *
+    FROM {outbox} AS o
+    WHERE o.outbox = :outbox AND o.lane = marks.lane AND o.sequence <= marks.upto
+    OFFSET 0
+) AS e
 ON CONFLICT DO NOTHING
 
 -- name: failed
@@ -211,9 +225,17 @@ held AS (
     RETURNING c.lane, marks.upto
 ),
 gone AS (
-    DELETE FROM {outbox} AS e
-    USING held
-    WHERE e.outbox = :outbox AND e.lane = held.lane AND e.sequence <= held.upto
+    DELETE FROM {outbox}
+    WHERE ctid = ANY(ARRAY(
+        SELECT e.ctid
+        FROM held
+        CROSS JOIN LATERAL (
+            SELECT o.ctid
+            FROM {outbox} AS o
+            WHERE o.outbox = :outbox AND o.lane = held.lane AND o.sequence <= held.upto
+            OFFSET 0
+        ) AS e
+    ))
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM held), (SELECT count(*) FROM gone)
@@ -233,10 +255,18 @@ freed AS (
     RETURNING c.lane, marks.upto, marks.dead, marks.attempts, marks.error
 ),
 gone AS (
-    DELETE FROM {outbox} AS e
-    USING freed
-    WHERE e.outbox = :outbox AND e.lane = freed.lane AND e.sequence <= freed.dead
-    RETURNING e.*, freed.upto, freed.attempts, freed.error
+    DELETE FROM {outbox}
+    WHERE ctid = ANY(ARRAY(
+        SELECT e.ctid
+        FROM freed
+        CROSS JOIN LATERAL (
+            SELECT o.ctid
+            FROM {outbox} AS o
+            WHERE o.outbox = :outbox AND o.lane = freed.lane AND o.sequence <= freed.dead
+            OFFSET 0
+        ) AS e
+    ))
+    RETURNING *
 ),
 buried AS (
     INSERT INTO {outbox_ended} (
@@ -244,44 +274,16 @@ buried AS (
         dead, attempts, error, ended_at
     )
     SELECT
-        outbox, id, aggregate, aggregate_id, sequence, type, payload, headers, created_at,
-        true, attempts, error, {now}
+        gone.outbox, gone.id, gone.aggregate, gone.aggregate_id, gone.sequence, gone.type,
+        gone.payload, gone.headers, gone.created_at, true, freed.attempts, freed.error, {now}
     FROM gone
-    WHERE sequence > upto
+    INNER JOIN freed ON freed.lane = gone.lane AND freed.upto < gone.sequence
     ON CONFLICT (outbox, id) DO UPDATE SET dead = true, error = excluded.error
     RETURNING 1
 )
 SELECT
     (SELECT count(*) FROM freed),
     (SELECT count(*) FROM gone) - (SELECT count(*) FROM buried)
-
--- name: unblock
-UPDATE {outbox_claims} AS c
-SET blocked = false, attempts = 0, next_at = 0, epoch = c.epoch + 1, owner = NULL, lease_until = 0
-FROM {outbox_sequences} AS s
-WHERE
-    c.lane = s.lane AND c.blocked AND s.outbox = :outbox
-    AND s.aggregate = :aggregate AND s.aggregate_id = :aggregate_id
-RETURNING c.lane
-
--- name: hold_blocked
--- Blocked aggregates are nobody's: whoever wants to put the first event aside takes it.
-UPDATE {outbox_claims} AS c
-SET owner = :owner, epoch = c.epoch + 1
-FROM {outbox_sequences} AS s
-WHERE
-    c.lane = s.lane AND c.blocked AND s.outbox = :outbox
-    AND s.aggregate = :aggregate AND s.aggregate_id = :aggregate_id
-RETURNING c.lane, c.epoch, c.attempts, c.error
-
--- name: dead
-SELECT
-    id, aggregate, aggregate_id, sequence, type, payload, headers, created_at, attempts, error,
-    ended_at
-FROM {outbox_ended}
-WHERE outbox = :outbox AND dead
-ORDER BY ended_at, id
-LIMIT CAST(:most AS bigint)
 
 -- name: blocked
 SELECT e.aggregate, e.aggregate_id, c.attempts, c.error
@@ -302,7 +304,7 @@ DELETE FROM {outbox_ended}
 WHERE ctid = ANY(ARRAY(
     SELECT ctid
     FROM {outbox_ended}
-    WHERE outbox = :outbox AND dead = CAST(:dead AS boolean) AND ended_at <= {now} - CAST(:age AS bigint)
+    WHERE outbox = :outbox AND dead = CAST(:dead AS boolean) AND ended_at <= (SELECT {now}) - CAST(:age AS bigint)
     LIMIT CAST(:most AS bigint)
     FOR UPDATE SKIP LOCKED
 ))
@@ -315,25 +317,12 @@ WHERE ctid = ANY(ARRAY(
     SELECT s.ctid
     FROM {outbox_sequences} AS s
     WHERE
-        s.outbox = :outbox AND s.touched_at <= {now} - CAST(:age AS bigint)
+        s.outbox = :outbox AND s.touched_at <= (SELECT {now}) - CAST(:age AS bigint)
         AND NOT EXISTS (SELECT 1 FROM {outbox} AS e WHERE e.outbox = s.outbox AND e.lane = s.lane)
     LIMIT CAST(:most AS bigint)
     FOR UPDATE OF s SKIP LOCKED
 ))
 RETURNING 1
-
--- name: survey
-SELECT
-    count(*),
-    {now} - min(created_at),
-    (SELECT count(*) FROM (
-        SELECT 1 FROM {outbox_ended} AS d WHERE d.outbox = :outbox AND d.dead LIMIT 100000
-    ) AS some_dead),
-    (SELECT count(*) FROM {outbox_claims} AS c
-        WHERE c.blocked AND EXISTS (
-            SELECT 1 FROM {outbox} AS e WHERE e.outbox = :outbox AND e.lane = c.lane
-        ))
-FROM (SELECT created_at FROM {outbox} WHERE outbox = :outbox LIMIT 100000) AS some_pending
 
 -- name: notify
 SELECT pg_notify(:channel, '')

@@ -2,29 +2,33 @@
 -- A record's life never ends before its lease, so who looks at expires_at need not look at both.
 
 -- name: take
-INSERT INTO {idempotency} AS had (
+-- A row: nobody has had it. What is there already is not changed.
+INSERT INTO {idempotency} (
     scope, operation, key_hash, fingerprint, state, owner, epoch, takeovers, lease_until,
     created_at, expires_at
 ) VALUES (
     :scope, :operation, :key_hash, :fingerprint, :state, :owner, {now}, 0,
     {now} + :lease, {now}, {now} + :ttl
 )
-ON CONFLICT (scope, operation, key_hash) DO UPDATE SET
-    fingerprint = excluded.fingerprint,
-    state = excluded.state,
-    owner = excluded.owner,
-    epoch = max(had.epoch + 1, {now}),
-    takeovers = CASE WHEN had.expires_at <= {now} THEN 0 ELSE had.takeovers + 1 END,
+ON CONFLICT (scope, operation, key_hash) DO NOTHING
+RETURNING epoch, takeovers, lease_until - {now};
+
+-- name: take_over
+-- What was free when it was read; looked at again, since another one may have been faster.
+UPDATE {idempotency} SET
+    fingerprint = :fingerprint, state = :state,
+    owner = :owner, epoch = max(epoch + 1, {now}),
+    takeovers = CASE WHEN expires_at <= {now} THEN 0 ELSE takeovers + 1 END,
     lease_until = {now} + :lease,
     form = NULL, status = NULL, headers = NULL, body = NULL, kept = NULL,
-    created_at = {now},
-    expires_at = {now} + :ttl
-WHERE had.expires_at <= {now} OR (
-    had.state = 0 AND had.lease_until <= {now} AND (
-        had.fingerprint = excluded.fingerprint
-        OR length(had.fingerprint) = 0 OR length(excluded.fingerprint) = 0
-    )
-)
+    created_at = {now}, expires_at = {now} + :ttl
+WHERE scope = :scope AND operation = :operation AND key_hash = :key_hash
+    AND (expires_at <= {now} OR (
+        state = 0 AND lease_until <= {now} AND (
+            fingerprint = :fingerprint
+            OR length(fingerprint) = 0 OR length(:fingerprint) = 0
+        )
+    ))
 RETURNING epoch, takeovers, lease_until - {now};
 
 -- name: read
@@ -73,7 +77,7 @@ DELETE FROM {idempotency}
 WHERE scope = :scope AND operation = :operation
     AND key_hash = :key_hash
     AND owner = :owner AND epoch = :epoch
-    AND state = :state
+    AND state = 0
 RETURNING 1;
 
 -- name: clear

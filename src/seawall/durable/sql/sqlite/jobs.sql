@@ -16,131 +16,53 @@ FROM (SELECT {now} AS now) AS clock
 WHERE true
 ON CONFLICT (scope, kind, key_hash) WHERE key_hash IS NOT NULL DO NOTHING
 RETURNING id, scope, kind, state, priority, attempts, max_attempts, cancelling, progress, message,
-    result, result_type, error, created_at, started_at, ended_at, expires_at, fingerprint, {now};
+    result, result_type, error, created_at, started_at, ended_at, expires_at, due_at, fingerprint,
+    {now};
 
--- name: claim
-WITH clock AS (SELECT {now} AS now),
-due AS (
+-- name: due
+-- Each kind by its own part of the index: a long line of others is not looked through. Told
+-- of each is whether it is over: cancelled, or tried often enough.
+SELECT job.id, job.cancelling = 1 OR job.attempts >= job.max_attempts
+FROM (SELECT {now} AS now) AS clock
+CROSS JOIN json_each(:kinds) AS wanted
+CROSS JOIN {jobs} AS job ON job.id IN (
     SELECT id FROM {jobs}
-    WHERE state IN ('queued', 'running')
-        AND rank <= (SELECT now FROM clock) + CAST(:reach AS integer)
-        AND due_at <= (SELECT now FROM clock)
-        AND kind IN (SELECT value FROM json_each(:kinds))
+    WHERE kind = wanted.value AND state IN ('queued', 'running')
+        AND rank <= clock.now + CAST(:reach AS integer) AND due_at <= clock.now
     ORDER BY rank, id
     LIMIT CAST(:most AS integer)
 )
-UPDATE {jobs} AS job SET
-    state = CASE WHEN job.cancelling = 1 THEN 'cancelled'
-        WHEN job.attempts >= job.max_attempts THEN 'failed' ELSE 'running' END,
-    owner = CASE WHEN job.cancelling = 1 OR job.attempts >= job.max_attempts
-        THEN NULL ELSE CAST(:owner AS text) END,
-    error = CASE WHEN job.cancelling = 0 AND job.attempts >= job.max_attempts AND job.error = ''
-        THEN CAST(:lost AS text) ELSE job.error END,
-    epoch = job.epoch + CASE WHEN job.cancelling = 1 OR job.attempts >= job.max_attempts
-        THEN 0 ELSE 1 END,
-    attempts = job.attempts + CASE WHEN job.cancelling = 1 OR job.attempts >= job.max_attempts
-        THEN 0 ELSE 1 END,
-    due_at = CASE WHEN job.cancelling = 1 OR job.attempts >= job.max_attempts
-        THEN job.due_at ELSE clock.now + CAST(:lease AS integer) END,
-    started_at = COALESCE(job.started_at, clock.now),
-    ended_at = CASE WHEN job.cancelling = 1 OR job.attempts >= job.max_attempts
-        THEN clock.now ELSE NULL END,
-    expires_at = CASE WHEN job.cancelling = 1 OR job.attempts >= job.max_attempts
-        THEN clock.now + CAST(:ttl AS integer) ELSE NULL END
-FROM due, clock
-WHERE job.id = due.id
-RETURNING id, scope, kind, state, epoch, attempts, max_attempts,
-    payload, rank, progress, message;
+ORDER BY job.rank, job.id
+LIMIT CAST(:most AS integer);
 
--- name: claim_one
-WITH clock AS (SELECT {now} AS now),
-due AS (
-    SELECT id FROM {jobs}
-    WHERE id = :id AND state IN ('queued', 'running') AND due_at <= (SELECT now FROM clock)
-)
-UPDATE {jobs} AS job SET
-    state = CASE WHEN job.cancelling = 1 THEN 'cancelled'
-        WHEN job.attempts >= job.max_attempts THEN 'failed' ELSE 'running' END,
-    owner = CASE WHEN job.cancelling = 1 OR job.attempts >= job.max_attempts
-        THEN NULL ELSE CAST(:owner AS text) END,
-    error = CASE WHEN job.cancelling = 0 AND job.attempts >= job.max_attempts AND job.error = ''
-        THEN CAST(:lost AS text) ELSE job.error END,
-    epoch = job.epoch + CASE WHEN job.cancelling = 1 OR job.attempts >= job.max_attempts
-        THEN 0 ELSE 1 END,
-    attempts = job.attempts + CASE WHEN job.cancelling = 1 OR job.attempts >= job.max_attempts
-        THEN 0 ELSE 1 END,
-    due_at = CASE WHEN job.cancelling = 1 OR job.attempts >= job.max_attempts
-        THEN job.due_at ELSE clock.now + CAST(:lease AS integer) END,
-    started_at = COALESCE(job.started_at, clock.now),
-    ended_at = CASE WHEN job.cancelling = 1 OR job.attempts >= job.max_attempts
-        THEN clock.now ELSE NULL END,
-    expires_at = CASE WHEN job.cancelling = 1 OR job.attempts >= job.max_attempts
-        THEN clock.now + CAST(:ttl AS integer) ELSE NULL END
-FROM due, clock
-WHERE job.id = due.id
-RETURNING id, scope, kind, state, epoch, attempts, max_attempts,
-    payload, rank, progress, message;
+-- name: due_one
+SELECT id, cancelling = 1 OR attempts >= max_attempts FROM {jobs}
+WHERE id = :id AND state IN ('queued', 'running') AND due_at <= {now};
 
--- name: renew
-UPDATE {jobs} SET due_at = {now} + CAST(:lease AS integer),
-    progress = CAST(:progress AS real), message = CAST(:message AS text)
-WHERE id = :id AND state = 'running' AND owner = :owner AND epoch = :epoch
-RETURNING cancelling;
+-- name: take
+-- What was found is asked again: some drivers of SQLite begin their transaction only here.
+UPDATE {jobs} SET state = 'running', owner = CAST(:owner AS text), epoch = epoch + 1,
+    attempts = attempts + 1, started_at = COALESCE(started_at, {now}),
+    due_at = {now} + CAST(:lease AS bigint)
+WHERE id IN (SELECT value FROM json_each(:ids))
+    AND state IN ('queued', 'running') AND due_at <= {now}
+RETURNING id, scope, kind, state, epoch, attempts, max_attempts, payload, rank, progress,
+    message;
+
+-- name: give_up
+UPDATE {jobs} SET state = CASE WHEN cancelling = 1 THEN 'cancelled' ELSE 'failed' END,
+    error = CASE WHEN cancelling = 0 AND error = '' THEN CAST(:lost AS text) ELSE error END,
+    owner = NULL, started_at = COALESCE(started_at, {now}), ended_at = {now},
+    expires_at = {now} + CAST(:ttl AS bigint)
+WHERE id IN (SELECT value FROM json_each(:ids))
+    AND state IN ('queued', 'running') AND due_at <= {now}
+RETURNING id, scope, kind, state, epoch, attempts, max_attempts, payload, rank, progress,
+    message;
 
 -- name: look
 SELECT id, epoch, cancelling FROM {jobs}
-WHERE id IN (SELECT value FROM json_each(:ids)) AND state = 'running' AND owner = :owner;
-
--- name: succeed
-UPDATE {jobs} SET state = 'succeeded', owner = NULL, progress = 1, message = CAST(:message AS text),
-    error = '', result = :result, result_type = :result_type, ended_at = {now},
-    expires_at = {now} + CAST(:ttl AS integer)
-WHERE id = :id AND state = 'running' AND owner = :owner AND epoch = :epoch
-RETURNING state;
-
--- name: fail
-WITH clock AS (SELECT {now} AS now)
-UPDATE {jobs} SET
-    state = CASE WHEN cancelling = 1 THEN 'cancelled'
-        WHEN CAST(:retry AS integer) = 1 AND attempts < max_attempts THEN 'queued'
-        ELSE 'failed' END,
-    ended_at = CASE WHEN cancelling = 0 AND CAST(:retry AS integer) = 1 AND attempts < max_attempts
-        THEN NULL ELSE (SELECT now FROM clock) END,
-    expires_at = CASE WHEN cancelling = 0 AND CAST(:retry AS integer) = 1
-        AND attempts < max_attempts THEN NULL
-        ELSE (SELECT now FROM clock) + CAST(:ttl AS integer) END,
-    due_at = (SELECT now FROM clock) + CAST(:delay AS integer),
-    owner = NULL, error = CAST(:error AS text), progress = CAST(:progress AS real),
-    message = CAST(:message AS text)
-WHERE id = :id AND state = 'running' AND owner = :owner AND epoch = :epoch
-RETURNING state;
-
--- name: give_back
-WITH clock AS (SELECT {now} AS now)
-UPDATE {jobs} SET
-    state = CASE WHEN cancelling = 1 THEN 'cancelled' ELSE 'queued' END,
-    ended_at = CASE WHEN cancelling = 1 THEN (SELECT now FROM clock) ELSE NULL END,
-    expires_at = CASE WHEN cancelling = 1
-        THEN (SELECT now FROM clock) + CAST(:ttl AS integer) ELSE NULL END,
-    due_at = (SELECT now FROM clock) + CAST(:delay AS integer), owner = NULL,
-    attempts = attempts - 1
-WHERE id = :id AND state = 'running' AND owner = :owner AND epoch = :epoch
-RETURNING state;
-
--- name: cancel
-WITH clock AS (SELECT {now} AS now)
-UPDATE {jobs} SET
-    cancelling = 1,
-    state = CASE WHEN state = 'queued' OR due_at <= (SELECT now FROM clock)
-        THEN 'cancelled' ELSE state END,
-    owner = CASE WHEN state = 'queued' OR due_at <= (SELECT now FROM clock)
-        THEN NULL ELSE owner END,
-    ended_at = CASE WHEN state = 'queued' OR due_at <= (SELECT now FROM clock)
-        THEN (SELECT now FROM clock) ELSE NULL END,
-    expires_at = CASE WHEN state = 'queued' OR due_at <= (SELECT now FROM clock)
-        THEN (SELECT now FROM clock) + CAST(:ttl AS integer) ELSE NULL END
-WHERE id = :id AND scope = :scope AND state IN ('queued', 'running')
-RETURNING state;
+WHERE id IN (SELECT value FROM json_each(:ids))
+    AND state = 'running' AND owner = :owner;
 
 -- name: waiting
 SELECT id, priority FROM {jobs}
@@ -153,7 +75,7 @@ LIMIT CAST(:most AS integer);
 UPDATE {jobs} SET state = 'expired', key_hash = NULL, payload = 'null', result = NULL,
     result_type = NULL, error = '', message = '', expires_at = {now} + CAST(:gone_for AS integer)
 WHERE id IN (
-    SELECT id FROM {jobs} WHERE expires_at <= {now} AND state <> 'expired'
+    SELECT id FROM {jobs} WHERE expires_at <= (SELECT {now}) AND state <> 'expired'
     ORDER BY expires_at LIMIT CAST(:most AS integer)
 )
 RETURNING id;
@@ -161,7 +83,7 @@ RETURNING id;
 -- name: forget
 DELETE FROM {jobs}
 WHERE id IN (
-    SELECT id FROM {jobs} WHERE expires_at <= {now} AND state = 'expired'
+    SELECT id FROM {jobs} WHERE expires_at <= (SELECT {now}) AND state = 'expired'
     ORDER BY expires_at LIMIT CAST(:most AS integer)
 )
 RETURNING id;

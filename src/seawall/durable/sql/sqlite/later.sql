@@ -28,12 +28,16 @@ RETURNING position, id, epoch, attempts, call, idempotency_key, tenant,
     CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END;
 
 -- name: claim_first
--- The same for the oldest alone, if it is due.
+-- The same for the oldest alone, if it is due and none is being done: one that was revived may be
+-- older than the one at work.
 UPDATE {later}
 SET owner = :owner, epoch = epoch + 1, attempts = attempts + 1, not_before = {now} + :lease
 WHERE position IN (
     SELECT min(position) FROM {later} WHERE queue = :queue AND state = 0 LIMIT :most
-) AND not_before <= {now}
+) AND not_before <= {now} AND NOT EXISTS (
+    SELECT 1 FROM {later}
+    WHERE queue = :queue AND state = 0 AND owner IS NOT NULL AND not_before > {now}
+)
 RETURNING position, id, epoch, attempts, call, idempotency_key, tenant,
     CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END;
 
@@ -54,7 +58,7 @@ SELECT id, attempts, call, error FROM {later}
 WHERE queue = :queue AND state = 2 ORDER BY position LIMIT CAST(:most AS integer);
 
 -- name: revive
-UPDATE {later} SET state = 0, attempts = 0, not_before = {now},
+UPDATE {later} SET state = 0, attempts = 0, owner = NULL, not_before = {now},
     expires_at = {now} + CAST(:ttl AS integer)
 WHERE queue = :queue AND id = :id AND state = 2
 RETURNING 1;

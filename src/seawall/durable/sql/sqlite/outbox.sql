@@ -70,11 +70,19 @@ RETURNING lane, epoch, attempts
 -- name: fetch
 SELECT
     e.lane, e.sequence, e.id, e.aggregate, e.aggregate_id, e.type, e.payload, e.headers,
-    e.created_at, sum(length(e.payload)) OVER (ORDER BY e.lane, e.sequence) - length(e.payload)
-FROM json_each('[' || :marks || ']') AS m
+    e.created_at
+FROM (
+    SELECT
+        o.lane, o.sequence,
+        sum(length(o.payload)) OVER (ORDER BY o.lane, o.sequence) - length(o.payload) AS before
+    FROM json_each('[' || :marks || ']') AS m
+    INNER JOIN {outbox} AS o
+        ON o.outbox = :outbox AND o.lane = json_extract(m.value, '$[0]')
+        AND o.sequence <= json_extract(m.value, '$[1]')
+) AS found
 INNER JOIN {outbox} AS e
-    ON e.outbox = :outbox AND e.lane = json_extract(m.value, '$[0]')
-    AND e.sequence <= json_extract(m.value, '$[1]')
+    ON e.outbox = :outbox AND e.lane = found.lane AND e.sequence = found.sequence
+WHERE found.before <= :bytes
 ORDER BY e.lane, e.sequence
 
 -- name: held
@@ -139,35 +147,6 @@ FROM {outbox}
 WHERE outbox = :outbox AND lane = :lane AND sequence = :dead
 ON CONFLICT (outbox, id) DO UPDATE SET dead = 1, error = excluded.error
 
--- name: unblock
-UPDATE {outbox_claims}
-SET blocked = 0, attempts = 0, next_at = 0, epoch = epoch + 1, owner = NULL, lease_until = 0
-WHERE blocked AND lane = (
-    SELECT s.lane
-    FROM {outbox_sequences} AS s
-    WHERE s.outbox = :outbox AND s.aggregate = :aggregate AND s.aggregate_id = :aggregate_id
-)
-RETURNING lane
-
--- name: hold_blocked
-UPDATE {outbox_claims}
-SET owner = :owner, epoch = epoch + 1
-WHERE blocked AND lane = (
-    SELECT s.lane
-    FROM {outbox_sequences} AS s
-    WHERE s.outbox = :outbox AND s.aggregate = :aggregate AND s.aggregate_id = :aggregate_id
-)
-RETURNING lane, epoch, attempts, error
-
--- name: dead
-SELECT
-    id, aggregate, aggregate_id, sequence, type, payload, headers, created_at, attempts, error,
-    ended_at
-FROM {outbox_ended}
-WHERE outbox = :outbox AND dead = 1
-ORDER BY ended_at, id
-LIMIT :most
-
 -- name: blocked
 SELECT s.aggregate, s.aggregate_id, c.attempts, c.error
 FROM {outbox_claims} AS c
@@ -197,16 +176,3 @@ WHERE lane IN (
     LIMIT :most
 )
 RETURNING 1
-
--- name: survey
-SELECT
-    count(*),
-    {now} - min(created_at),
-    (SELECT count(*) FROM (
-        SELECT 1 FROM {outbox_ended} AS d WHERE d.outbox = :outbox AND d.dead = 1 LIMIT 100000
-    )),
-    (SELECT count(*) FROM {outbox_claims} AS c
-        WHERE c.blocked AND EXISTS (
-            SELECT 1 FROM {outbox} AS e WHERE e.outbox = :outbox AND e.lane = c.lane
-        ))
-FROM (SELECT created_at FROM {outbox} WHERE outbox = :outbox LIMIT 100000)

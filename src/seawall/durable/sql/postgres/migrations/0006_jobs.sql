@@ -27,6 +27,7 @@ CREATE TABLE {jobs} (
 
 CREATE UNIQUE INDEX {index_jobs_key} ON {jobs} (scope, kind, key_hash) WHERE key_hash IS NOT NULL;
 
-CREATE INDEX {index_jobs_line} ON {jobs} (rank, id) WHERE state IN ('queued', 'running');
+CREATE INDEX {index_jobs_line} ON {jobs} (kind, rank, id)
+    WHERE state IN ('queued', 'running');
 
 CREATE INDEX {index_jobs_expiry} ON {jobs} (expires_at) WHERE expires_at IS NOT NULL;

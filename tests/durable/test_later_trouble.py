@@ -1,0 +1,130 @@
+"""Workers whose database hangs, forgets to answer, or brings back what was given up."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seawall import idempotency_key, subscribe
+from seawall.durable import Database, Sqlite, _later_worker, migrate
+from seawall.durable.later import Later, LaterWorker
+from seawall.runtime.events import JobDied
+from tests.durable.conftest import Opening
+from tests.durable.later_support import Vendor, at
+
+
+def test_one_that_is_revived_does_not_overtake_the_one_at_work(opening: Opening):
+    """Ordered calls are done one at a time, also where an older one comes back meanwhile."""
+
+    async def main() -> None:
+        async with opening() as database:
+            await at(database, 0)
+            later, vendor = Later(database, "receipts", delay=0), Vendor(down=True)
+            worker = LaterWorker(later, vendor.send, ordered=True, attempts=1, lease=10)
+            for order in range(2):
+                await later.astore(order)
+            await worker.run_once()
+            (at_work,) = await worker._claims(1)
+            assert await later.aretry((await later.adead())[0].id)
+            assert await worker._claims(1) == []
+            await worker._report(at_work, None)
+            (revived,) = await worker._claims(1)
+            assert revived.position < at_work.position
+
+    asyncio.run(main())
+
+
+def test_a_word_that_got_lost_is_said_again(opening: Opening, monkeypatch: pytest.MonkeyPatch):
+    """The commit of a dead letter is not acknowledged: it is told nevertheless, and once."""
+
+    async def main() -> None:
+        told: list[JobDied] = []
+        stop = subscribe(told.append, JobDied)
+        async with opening() as database:
+            later, vendor = Later(database, "receipts", delay=0), Vendor(down=True)
+            worker = LaterWorker(later, vendor.send, attempts=1)
+            change, lost = worker._change, iter([True, False, True, False])
+
+            async def unheard(*args: Any, **more: Any) -> bool:
+                done = await change(*args, **more)
+                if next(lost):
+                    raise ConnectionError("the commit was not acknowledged")
+                return done
+
+            async def no_time(_seconds: float) -> None: ...
+
+            monkeypatch.setattr(worker, "_change", unheard)
+            monkeypatch.setattr(_later_worker, "sleep_async", no_time)
+            await later.astore(1)
+            await worker.run_once()
+            assert [event.cause for event in told] == ["ConnectionError"]
+            vendor.down = False
+            with idempotency_key("k"):
+                await later.astore(2)
+            await worker.run_once()
+            counts = worker.snapshot()
+            assert (counts["dead"], counts["done"], counts["lost"]) == (1, 1, 0)
+        stop()
+
+    asyncio.run(main())
+
+
+def test_a_database_that_hangs_ends_the_claim_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A call whose lease cannot be prolonged is stopped at its end, whenever that is heard."""
+    source = Sqlite(tmp_path / "later.db")
+    database = Database(source, name="later")
+    migrate(database)
+    later = Later(database, "receipts", delay=0)
+    later.store(1)
+    stopped: list[int] = []
+
+    async def main() -> None:
+        never = asyncio.Event()
+
+        async def slow(order: int) -> None:
+            try:
+                await never.wait()
+            finally:
+                stopped.append(order)
+
+        async def hangs(*_: Any, **__: Any) -> bool:
+            await never.wait()
+            return True
+
+        worker = LaterWorker(later, slow, lease=0.1)
+        monkeypatch.setattr(worker, "_change", hangs)
+        await worker.run_once()
+        assert worker.snapshot()["lost"] == 1
+
+    asyncio.run(main())
+    assert stopped == [1]
+    source.close()
+
+
+def test_a_worker_removes_what_is_over(opening: Opening, monkeypatch: pytest.MonkeyPatch):
+    """What was done and is past its time goes by itself, a batch at a time."""
+
+    async def main() -> None:
+        async with opening() as database:
+            await at(database, 0)
+            later, vendor = Later(database, "receipts", delay=0, ttl=1), Vendor()
+            monkeypatch.setattr(_later_worker, "CLEANED", 2)
+            for order in range(3):
+                with idempotency_key(str(order)):
+                    await later.astore(order)
+            worker = LaterWorker(later, vendor.send, poll=0.01)
+            await worker.run_once()
+            assert (await later.acounts())["done"] == 3
+            await at(database, 1_000_000)
+            running = asyncio.create_task(worker.run())
+            while (await later.acounts())["done"]:
+                await asyncio.wait([running], timeout=0.01)
+            worker.stop()
+            await running
+
+    asyncio.run(main())
