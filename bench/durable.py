@@ -15,6 +15,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
+from seawall.durable import _idempotency_single
+from seawall.durable._idempotency_asking import wanted_of
 from seawall.durable.database import Database
 from seawall.durable.dispatcher import Dispatcher
 from seawall.durable.idempotency import Idempotency
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 BARE, SINGLE, ONCE = "bare", "single statement", "inside the transaction"
+ALONE = "its text alone"
+"""The single statement as a driver is given it: what the database takes for it, and nobody else."""
 DRAIN, GROUPED, EACH = "drain", "committed together", "one commit each"
 ON_ONE, ON_EIGHT = "durable, write on one connection", "durable, write on eight connections"
 TRANSACTION = "durable, transaction of two statements on one connection"
@@ -65,12 +69,25 @@ async def opened(server: Postgres) -> AsyncIterator[tuple[Any, Database]]:
         database.close()
 
 
+def as_sent(idempotency: Idempotency, outbox: Outbox, sql: str) -> tuple[Any, dict[str, Any]]:
+    """Return the text of a single statement with an event, and its arguments."""
+    wanted = wanted_of("shop", "POST /orders", "k", b"7", unscoped=False)
+    event = NewEvent("order", "k", "placed", {"total": 7})
+    arguments = {"customer": "ann", "total": 7}
+    checked = _idempotency_single._checked  # noqa: SLF001 - what is measured is what it sends
+    asked = checked(idempotency, sql, arguments, wanted, outbox, [event])
+    names = idempotency.database.names
+    text = _idempotency_single.text_of("dollar", names, None, asked.sql, asked.events)
+    return text, asked.arguments
+
+
 def writers(database: Database) -> dict[str, dict[str, Callable[[Any], Awaitable[None]]]]:
     """Return what is compared: each writes one order on the connection that it is given."""
     idempotency, outbox = Idempotency(database), Outbox(database)
     bare_sql = INSERT.format(one="$1", two="$2")
     own_sql = INSERT.format(one=":customer", two=":total")
     rng = Random(1)
+    ready = as_sent(idempotency, outbox, own_sql)
 
     async def bare(connection: Any) -> None:
         await connection.fetchval(bare_sql, "ann", 7)
@@ -84,6 +101,12 @@ def writers(database: Database) -> dict[str, dict[str, Callable[[Any], Awaitable
             scope="shop", operation="POST /orders", key=key, fingerprint=b"7",
             outbox=outbox, events=[event], conn=connection,
         )  # fmt: skip
+
+    async def alone(connection: Any) -> None:
+        key = uuid4().hex
+        text, arguments = ready
+        told = {"seawall_key_hash": key.encode(), "outbox_of_0": key, "outbox_id_0": key}
+        await connection.fetch(text.sql, *text.positional({**arguments, **told}))
 
     async def transaction(connection: Any) -> None:
         async with connection.transaction():
@@ -100,7 +123,7 @@ def writers(database: Database) -> dict[str, dict[str, Callable[[Any], Awaitable
             first.answer({"id": number}, outbox=outbox, events=[event])
 
     return {
-        "write": {BARE: bare, SINGLE: single},
+        "write": {BARE: bare, SINGLE: single, ALONE: alone},
         "transaction": {BARE: transaction, ONCE: once},
     }
 
