@@ -88,10 +88,7 @@ class Gate(SlotGate):
         """Give the slot back, and learn from what the call took."""
         if ticket is _BEYOND:
             return
-        self._free.append(None)  # as `give_back` does, without its frame
-        slots = self._slots
-        if slots.attention:
-            slots.attend()
+        self._slots.give_back()
         if outcome is OK and self.policy.is_drop is None:
             windows = self._windows
             windows.samples.append(now - ticket)
