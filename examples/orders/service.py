@@ -20,12 +20,13 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from sqlalchemy import insert, select
 from starlette.exceptions import HTTPException as AnyHTTPException
 from storage import OrderStorage, orders, tables
 
-from seawall.durable import IdempotentRequests, JobsApi, KeyMissing, keyed
+from seawall.durable import IdempotentRequests, JobsApi, NewEvent, keyed
 from seawall.web import Incoming, Problem
 from seawall.web.fastapi import protect
 
@@ -93,24 +94,21 @@ class NewOrder(BaseModel):
 
 
 @app.post("/orders", status_code=201)
-async def place(order: NewOrder, request: Request, response: Response) -> Any:
-    """Place an order: its row, its key and its event are committed together, or none of them."""
-    name = keyed(request)
-    assert name is not None  # noqa: S101 - the middleware sees to it
-    async with (
-        storage.engine.begin() as connection,
-        storage.idempotency.once(connection, **name.part("order")) as once,
-    ):
-        if once.first:
-            values = {"tenant": name.scope, **order.model_dump()}
-            row = await connection.execute(insert(orders).values(values).returning(orders.c.id))
-            placed = {"id": row.scalar_one(), **order.model_dump()}
-            once.answer(placed)
-            await storage.outbox.aadd(
-                connection, "order", str(placed["id"]), "order.placed", placed, notify=True
-            )
-    response.headers["Location"] = f"/orders/{once.value['id']}"
-    return once.value
+async def place(order: NewOrder, request: Request) -> Response:
+    """Place an order: its row, its event and its answer are committed together, or none of them."""
+    claim = keyed(request, required=True)
+    async with storage.engine.begin() as connection:
+        values = {"tenant": claim.scope, **order.model_dump()}
+        row = await connection.execute(insert(orders).values(values).returning(orders.c.id))
+        placed = {"id": row.scalar_one(), **order.model_dump()}
+        number = str(placed["id"])
+        return await claim.acomplete(
+            connection,
+            JSONResponse(placed, 201, {"Location": f"/orders/{number}"}),
+            outbox=storage.outbox,
+            events=[NewEvent("order", number, "order.placed", placed)],
+            notify=True,
+        )
 
 
 @app.get("/orders/{number}")
@@ -131,7 +129,5 @@ async def show(number: int, tenant: Tenant) -> dict[str, Any]:
 @app.post("/orders/{number}/invoice", status_code=202)
 async def invoice(number: int, tenant: Tenant, request: Request) -> Any:
     """Have an invoice made. The key is the job's: who sends it again gets the same job."""
-    if "idempotency-key" not in request.headers:
-        raise KeyMissing("an invoice needs an Idempotency-Key")
     order = await show(number, tenant)
-    return (await jobs.submitted(request, "invoice", order)).response()
+    return (await jobs.submitted(request, "invoice", order, require_key=True)).response()

@@ -8,11 +8,8 @@ DATABASE_URL decides which database it is; nothing else in this folder knows:
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sqlalchemy import Column, Integer, MetaData, Table, Text
@@ -98,25 +95,3 @@ class OrderStorage(Storage):
         self.idempotency = Idempotency(self.database, lease=self.lease)
         self.outbox = Outbox(self.database)
         self.jobs = Jobs(self.database, lease=self.lease, notify=True)
-
-
-# --- What is over ---
-
-CLEAN_EVERY = 600.0
-
-
-@asynccontextmanager
-async def cleaning(clean_up: Callable[[], Awaitable[int]]) -> AsyncIterator[None]:
-    """Remove what is older than its TTL, every ten minutes; that several processes do is fine."""
-
-    async def clean() -> None:
-        while True:
-            await asyncio.sleep(CLEAN_EVERY)  # noqa: TID251 - in real time
-            try:
-                await clean_up()
-            except Exception:  # the database may be away: next time, then
-                logging.getLogger(__name__).exception("cleaning up")
-
-    task = asyncio.create_task(clean())
-    yield
-    task.cancel()

@@ -15,9 +15,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from sqlalchemy import Column, Integer, MetaData, Table, Text, insert, select
-from storage import Storage, cleaning
+from storage import Storage
 
-from seawall.durable import SIGNATURE_HEADER, Inbox, verify
+from seawall.durable import SIGNATURE_HEADER, Inbox, cleaning, verify
 from seawall.web.fastapi import protect
 
 tables = MetaData()
@@ -37,7 +37,7 @@ secret = os.environ["WEBHOOK_SECRET"].encode()
 async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
     """Have the tables before the first event, and close after the last."""
     await storage.prepare(tables)
-    async with cleaning(inbox.acleanup):
+    async with cleaning(inbox):
         yield
     await storage.close()
 

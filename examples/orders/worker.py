@@ -13,9 +13,9 @@ import signal
 from typing import Any
 
 from sqlalchemy import insert
-from storage import OrderStorage, cleaning, invoices
+from storage import OrderStorage, invoices
 
-from seawall.durable import JobHandle, JobWorker
+from seawall.durable import JobHandle, JobWorker, NewEvent
 
 storage = OrderStorage()
 CENTS = 250
@@ -37,10 +37,8 @@ async def make_invoice(job: JobHandle) -> Any:
             values = {"order_id": order["id"], "cents": CENTS * order["quantity"]}
             row = await connection.execute(insert(invoices).values(values).returning(invoices.c.id))
             made = {"invoice": row.scalar_one(), **values}
-            once.answer(made)
-            await storage.outbox.aadd(
-                connection, "order", str(order["id"]), "order.invoiced", made, notify=True
-            )
+            event = NewEvent("order", str(order["id"]), "order.invoiced", made)
+            once.answer(made, outbox=storage.outbox, events=[event], notify=True)
     return once.value
 
 
@@ -50,8 +48,7 @@ async def main() -> None:
     worker = JobWorker(storage.jobs, {"invoice": make_invoice}, listen=storage.listen)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, worker.stop)
-    async with cleaning(storage.idempotency.acleanup):
-        await worker.run()
+    await worker.run()
     await storage.close()
 
 

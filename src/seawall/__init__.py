@@ -109,7 +109,7 @@ if TYPE_CHECKING:
     from seawall.pools import Pool
     from seawall.pools._borrowed import Borrowed
     from seawall.registry import check_threads, get_guard, guards
-    from seawall.runtime.durable_events import FifoGap
+    from seawall.runtime.durable_events import EventDied, FifoGap, OutboxBlocked
     from seawall.runtime.edge_events import (
         HealthChanged,
         HostEjected,
@@ -177,6 +177,7 @@ __all__ = [
     "Deadline",
     "DeadlineExceeded",
     "Event",
+    "EventDied",
     "Fallback",
     "FallbackUsed",
     "FifoFull",
@@ -210,6 +211,7 @@ __all__ = [
     "LoopBlocked",
     "LoopWatchdog",
     "NotDelivered",
+    "OutboxBlocked",
     "Overloaded",
     "Policy",
     "Pool",
@@ -360,7 +362,7 @@ _HOMES = {
     "pools": "Pool",
     "pools._borrowed": "Borrowed",
     "registry": "check_threads get_guard guards",
-    "runtime.durable_events": "FifoGap",
+    "runtime.durable_events": "EventDied FifoGap OutboxBlocked",
     "runtime.edge_events": (
         "HealthChanged HostEjected HostRestored LifecycleChanged SoftLimitExceeded"
     ),

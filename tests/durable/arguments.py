@@ -13,7 +13,7 @@ from typing import Any
 
 from seawall import Guard, LocalQueue, SystemClock
 from seawall.durable import (
-    Claim,
+    Answer,
     Database,
     Dispatcher,
     FifoReceiver,
@@ -25,6 +25,8 @@ from seawall.durable import (
     Jobs,
     JobsApi,
     JobWorker,
+    KeyClaim,
+    Keyed,
     Later,
     LaterWorker,
     NewEvent,
@@ -34,12 +36,14 @@ from seawall.durable import (
     Sqlite,
     Webhook,
     amigrate,
+    cleaning,
     fingerprint_of,
     keyed,
     migrate,
     sign,
     verify,
 )
+from seawall.durable._asgi_completing import Name
 from seawall.durable._jobs_records import JobClaim
 from seawall.durable._jobs_run import JobHandle
 from seawall.web import Trust
@@ -76,6 +80,7 @@ _BYTES = [(5, TypeError), ({}, TypeError), (None, TypeError)]
 _POLLS = [(1.0, TypeError), ((1.0,), TypeError), ((0, 1), ValueError), ((1, "2"), TypeError)]
 _POLLS += [((2.0, 1.0), ValueError)]
 _OTHERS = [(5, TypeError), (None, TypeError)]
+_CLEANUP: Any = {"batch": (_LIMITED, "write"), "within": (_POSITIVE, "seconds")}
 
 Bads = list[tuple[Any, Any]]
 Row = tuple[str, Callable[[Any], Any], Bads, str]
@@ -106,7 +111,8 @@ DATABASE = _database()
 POSTGRES = _database()
 POSTGRES.dialect = "postgres"
 JOB_ID = "00000000-0000-4000-8000-000000000000"
-CLAIM = Claim("acme", "pay", b"x" * 32, "owner", 1)
+CLAIM = KeyClaim("acme", "pay", b"x" * 32, "owner", 1)
+_ODD = Answer(99, [], b"")
 CONNECTION = object()
 """Stands for a connection that is made for one call."""
 
@@ -150,6 +156,10 @@ def _idempotency(**settings: Any) -> Idempotency:
     return Idempotency(settings.pop("database", DATABASE), **settings)
 
 
+def _keyed() -> Keyed:
+    return Keyed(Name("acme", "pay", "k", b""), CLAIM, _idempotency(), frozenset())
+
+
 def _jobs() -> Jobs:
     return Jobs(DATABASE)
 
@@ -178,16 +188,16 @@ _RECORD_BAD: dict[str, tuple[Bads, str]] = {
     "key": (_KEYS, "write"),
     "fingerprint": (_FINGERPRINTS, "fingerprint_of"),
 }
-_SUBMIT = {"connection": None, "kind": "report", "scope": "acme"}
+_SUBMIT = {"conn": None, "kind": "report", "scope": "acme"}
 _EVENT = {
-    "connection": CONNECTION,
+    "conn": CONNECTION,
     "aggregate": "order",
     "aggregate_id": "1",
     "event_type": "paid",
     "payload": {},
 }
 _EVENT_BAD: dict[str, tuple[Bads, str]] = {
-    "connection": (_CONNECTIONS, "pass"),
+    "conn": (_CONNECTIONS, "pass"),
     "aggregate": (_NUL, "write"),
     "aggregate_id": (_NUL, "write"),
     "event_type": (_NUL, "write"),
@@ -359,8 +369,7 @@ DURABLE: list[Row] = [
         "Idempotency.cleanup",
         {},
         "acleanup",
-        batch=(_COUNTS, "write"),
-        within=(_POSITIVE, "seconds"),
+        **_CLEANUP,
     ),
     (
         "durable.Once.answer(value)",
@@ -379,6 +388,12 @@ DURABLE: list[Row] = [
         lambda x: _answer(outbox=x, events=[NewEvent("a", "1", "b", 1)]),
         [(5, TypeError), (None, TypeError)],
         "outbox",
+    ),
+    (
+        "durable.Once.answer(notify)",
+        lambda x: _answer(notify=x),
+        _FLAGS,
+        "True or False",
     ),
     (
         "durable.fingerprint_of(parts)",
@@ -404,9 +419,33 @@ DURABLE: list[Row] = [
         retry_after=(_POSITIVE, "seconds"),
         max_request_body=(_COUNTS, "write"),
         never_store=([(5, TypeError), ("x-a", TypeError), ([5], TypeError)], "write a list"),
+        clean_every=([case for case in _POSITIVE if case[0] is not None], "seconds"),
         trust=(_TRUSTS, "Trust"),
     ),
     *_new(keyed, {}, request=(_OTHERS, "pass the request")),
+    *_new(keyed, {"request": {}}, required=(_FLAGS, "True or False")),
+    *_method(
+        _keyed,
+        "Keyed.complete",
+        {"conn": None, "answer": 1},
+        "acomplete",
+        conn=(_CONNECTIONS, "pass"),
+        answer=(
+            [(object(), TypeError), (b"x", TypeError), (_ODD, ValueError)],
+            "JSON|Answer|status",
+        ),
+        outbox=([(5, TypeError)], "pass an Outbox"),
+        events=([(5, TypeError), ([NewEvent("a", "1", "b", 1)], TypeError)], "events"),
+        notify=(_FLAGS, "True or False"),
+    ),
+    (
+        "durable.Keyed.part(name)",
+        lambda x: _keyed().part(x),
+        [(5, ValueError), ("", ValueError)],
+        "write",
+    ),
+    ("durable.cleaning(stores)", cleaning, _OTHERS, "acleanup"),
+    *_new(cleaning, {}, every=(_POSITIVE, "seconds")),
     # Jobs
     *_new(
         Jobs,
@@ -414,7 +453,7 @@ DURABLE: list[Row] = [
         database=(_DATABASES, "pass a Database"),
         name=(_NUL, "write|characters"),
         lease=(_POSITIVE, "seconds"),
-        max_attempts=(_LIMITED, "write"),
+        attempts=(_LIMITED, "write"),
         max_size=([case for case in _COUNTS if case[0] is not None], "write"),
         notify=(_FLAGS, "True or False"),
         result_ttl=(_POSITIVE, "seconds"),
@@ -428,14 +467,14 @@ DURABLE: list[Row] = [
         "Jobs.submit",
         _SUBMIT,
         "asubmit",
-        connection=([(5, TypeError), ("x", TypeError)], "pass"),
+        conn=([(5, TypeError), ("x", TypeError)], "pass"),
         kind=(_NUL, "write|characters"),
         payload=([*_JSON, ("x" * 300_000, ValueError)], "payload"),
         scope=(_NUL, "write|characters"),
         key=(_optional := [case for case in _KEYS if case[0] is not None], "write"),
         priority=([(-1, ValueError), (10, ValueError), ("1", TypeError)], "write"),
         delay=(_SECONDS, "seconds"),
-        max_attempts=([case for case in _LIMITED if case[0] is not None], "write"),
+        attempts=([case for case in _LIMITED if case[0] is not None], "write"),
     ),
     *(
         row
@@ -452,7 +491,7 @@ DURABLE: list[Row] = [
     *_method(
         _jobs, "Jobs.wait", {"id": JOB_ID, "scope": "a"}, "await_", timeout=(_FINITE, "seconds")
     ),
-    *_method(_jobs, "Jobs.cleanup", {}, "acleanup", limit=(_COUNTS, "write")),
+    *_method(_jobs, "Jobs.cleanup", {}, "acleanup", **_CLEANUP),
     *(
         row
         for make, more in ((JobWorker, {}), (QueuedJobs, {"queue": LocalQueue("bad arguments")}))
@@ -482,6 +521,12 @@ DURABLE: list[Row] = [
         {},
         grace=(_SECONDS, "seconds"),
     ),
+    *_method(
+        lambda: LaterWorker(Later(DATABASE, "mail"), _report),
+        "LaterWorker.stop",
+        {},
+        grace=(_SECONDS, "seconds"),
+    ),
     *_new(
         QueuedJobs,
         {"jobs": _jobs(), "functions": {"report": _report}},
@@ -496,8 +541,9 @@ DURABLE: list[Row] = [
     ),
     *_method(
         lambda: QueuedJobs(_jobs(), LocalQueue("bad arguments"), {"report": _report}),
-        "QueuedJobs.asweep",
+        "QueuedJobs.sweep",
         {},
+        "asweep",
         limit=(_LIMITED, "write"),
     ),
     *_method(_handle, "JobHandle.progress", {}, share=([*_RATIOS, (None, TypeError)], "share")),
@@ -531,6 +577,12 @@ DURABLE: list[Row] = [
             request=(_OTHERS, "pass the request"),
         )
     ),
+    *_method(
+        lambda: JobsApi(_jobs(), scope=_who),
+        "JobsApi.submitted",
+        {"request": {"type": "http", "headers": []}, "kind": "report"},
+        require_key=(_FLAGS, "True or False"),
+    ),
     # Outbox
     *_new(
         Outbox,
@@ -544,9 +596,9 @@ DURABLE: list[Row] = [
     *_method(
         lambda: Outbox(DATABASE),
         "Outbox.add_all",
-        {"connection": CONNECTION, "events": []},
+        {"conn": CONNECTION, "events": []},
         "aadd_all",
-        connection=(_CONNECTIONS, "pass"),
+        conn=(_CONNECTIONS, "pass"),
         notify=(_FLAGS, "True or False"),
         events=([(5, TypeError), ([5], TypeError), ([("a", "1", "b", 1)], TypeError)], "NewEvent"),
     ),
@@ -557,8 +609,8 @@ DURABLE: list[Row] = [
         events=([(5, TypeError), ([5], TypeError), ([("a", "1", "b", 1)], TypeError)], "NewEvent"),
         source=([(5, ValueError), ("", ValueError), ("a b", ValueError)], "write"),
     ),
-    *_method(lambda: Outbox(DATABASE), "Outbox.dead", {}, "adead", most=(_LIMITED, "write")),
-    *_method(lambda: Outbox(DATABASE), "Outbox.blocked", {}, "ablocked", most=(_LIMITED, "write")),
+    *_method(lambda: Outbox(DATABASE), "Outbox.dead", {}, "adead", limit=(_LIMITED, "write")),
+    *_method(lambda: Outbox(DATABASE), "Outbox.blocked", {}, "ablocked", limit=(_LIMITED, "write")),
     *_method(lambda: Outbox(DATABASE), "Outbox.retry", {}, "aretry", event_id=(_NUL, "write")),
     *_method(lambda: Outbox(DATABASE), "Outbox.drop", {}, "adrop", event_id=(_NUL, "write")),
     *_method(
@@ -572,13 +624,21 @@ DURABLE: list[Row] = [
     ),
     *_method(
         lambda: Outbox(DATABASE),
-        "Outbox.clean",
+        "Outbox.cleanup",
         {},
-        "aclean",
+        "acleanup",
         keep=(_SECONDS, "seconds"),
         keep_dead=(_SECONDS, "seconds"),
+        **_CLEANUP,
     ),
-    *_method(lambda: Outbox(DATABASE), "Outbox.forget", {}, "aforget", idle=(_POSITIVE, "seconds")),
+    *_method(
+        lambda: Outbox(DATABASE),
+        "Outbox.forget",
+        {"idle": 60.0},
+        "aforget",
+        idle=(_POSITIVE, "seconds"),
+        **_CLEANUP,
+    ),
     *_new(
         Dispatcher,
         {"outbox": Outbox(DATABASE), "sink": _deliver},
@@ -650,8 +710,8 @@ DURABLE: list[Row] = [
     *_method(
         lambda: Inbox(DATABASE),
         "Inbox.once",
-        {"connection": CONNECTION, "consumer": "billing", "message_id": "1"},
-        connection=(_CONNECTIONS, "pass"),
+        {"conn": CONNECTION, "consumer": "billing", "message_id": "1"},
+        conn=(_CONNECTIONS, "pass"),
         consumer=(_NUL, "write"),
         message_id=(_NAMES, "write"),
     ),
@@ -668,8 +728,7 @@ DURABLE: list[Row] = [
         "Inbox.cleanup",
         {},
         "acleanup",
-        batch=(_LIMITED, "write"),
-        within=(_POSITIVE, "seconds"),
+        **_CLEANUP,
     ),
     *_new(
         FifoReceiver,
@@ -685,8 +744,8 @@ DURABLE: list[Row] = [
     *_method(
         lambda: FifoReceiver(DATABASE, "billing"),
         "FifoReceiver.receive",
-        {"connection": CONNECTION, "sender": "shop", "sequence": 1, "payload": b""},
-        connection=(_CONNECTIONS, "pass"),
+        {"conn": CONNECTION, "sender": "shop", "sequence": 1, "payload": b""},
+        conn=(_CONNECTIONS, "pass"),
         sender=(_NUL, "write"),
         sequence=(_LIMITED, "write"),
         payload=([*_BYTES, (b"x" * 2**21, ValueError)], "bytes"),
@@ -695,8 +754,8 @@ DURABLE: list[Row] = [
     *_method(
         lambda: FifoReceiver(DATABASE, "billing"),
         "FifoReceiver.drain",
-        {"connection": CONNECTION, "sender": "shop"},
-        connection=(_CONNECTIONS, "pass"),
+        {"conn": CONNECTION, "sender": "shop"},
+        conn=(_CONNECTIONS, "pass"),
         sender=(_NUL, "write"),
     ),
     *(
@@ -724,7 +783,7 @@ DURABLE: list[Row] = [
         {},
         "acleanup",
         older_than=(_SECONDS, "seconds"),
-        batch=(_COUNTS, "write"),
+        **_CLEANUP,
     ),
     *_new(
         FifoSender,
@@ -738,9 +797,9 @@ DURABLE: list[Row] = [
     *_method(
         lambda: FifoSender(DATABASE, "shop", to="billing"),
         "FifoSender.send",
-        {"connection": CONNECTION, "payload": b""},
+        {"conn": CONNECTION, "payload": b""},
         "asend",
-        connection=(_CONNECTIONS, "pass"),
+        conn=(_CONNECTIONS, "pass"),
         payload=([*_BYTES, (b"x" * 2**21, ValueError)], "bytes"),
     ),
     *_method(
@@ -790,9 +849,7 @@ DURABLE: list[Row] = [
     *_method(
         lambda: Later(DATABASE, "mail"), "Later.discard", {}, "adiscard", stored=(_NUL, "write")
     ),
-    *_method(
-        lambda: Later(DATABASE, "mail"), "Later.cleanup", {}, "acleanup", batch=(_LIMITED, "write")
-    ),
+    *_method(lambda: Later(DATABASE, "mail"), "Later.cleanup", {}, "acleanup", **_CLEANUP),
     *_new(
         LaterWorker,
         {"later": Later(DATABASE, "mail"), "function": _report},
@@ -805,7 +862,7 @@ DURABLE: list[Row] = [
         backoff=(_BACKOFFS, "seconds|delay|backoff"),
         poll=(_POSITIVE, "seconds"),
         ordered=(_FLAGS, "True or False"),
-        fatal=(_ERRORS, "fatal="),
+        give_up_on=(_ERRORS, "give_up_on="),
         rng=(_RNGS, "Random"),
     ),
 ]
@@ -823,12 +880,9 @@ SHOWN_BY_DURABLE = frozenset(
         *_given_by_seawall("Sqlite.run", "work"),
         *_given_by_seawall("Sqlite.arun", "work"),
         # what Seawall makes and hands out
-        *_given_by_seawall("Idempotency.count", "what", "by"),
-        *_given_by_seawall("Idempotency.wanted", "scope", "operation", "key", "fingerprint"),
-        *_given_by_seawall("IdempotentRequests.count", "what"),
         *_given_by_seawall("JobHandle", "claim"),
+        *_given_by_seawall("Keyed", "name", "claim", "idempotency", "never"),
         *_given_by_seawall("Once", "connection", "wanted", "terms", "count"),
-        *_given_by_seawall("Outbox.has_dispatcher", "dispatcher"),
         *_given_by_seawall("QueuedJobs.handle", "queued"),
         *_given_by_seawall("Received", "verdict", "messages", "ack"),
         # a job that `Jobs` has handed out, and what `Jobs.asubmit` checks

@@ -13,7 +13,7 @@ from seawall.durable import Database
 from seawall.durable._connections import AskText
 from seawall.durable._sql import statement, statements
 from seawall.durable.dispatcher import Dispatcher
-from seawall.durable.outbox import Event, Outbox
+from seawall.durable.outbox import Outbox, OutboxEvent
 
 
 @asynccontextmanager
@@ -53,15 +53,15 @@ class Seen:
     """A sink that remembers, and fails where it is told to."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[OutboxEvent] = []
         self.poison: set[str] = set()
 
-    async def each(self, event: Event) -> None:
+    async def each(self, event: OutboxEvent) -> None:
         if event.aggregate_id in self.poison:
             raise ValueError("poison")
         self.events.append(event)
 
-    async def batch(self, events: list[Event]) -> None:
+    async def batch(self, events: list[OutboxEvent]) -> None:
         if any(event.aggregate_id in self.poison for event in events):
             raise ValueError("poison")
         self.events.extend(events)

@@ -45,8 +45,9 @@ class Book:
             self.kept = answer
         return self.refuses
 
-    async def abandon(self) -> Any:
+    async def abandon(self, answer: Stored | None) -> Any:
         """Keep nothing."""
+        del answer
         return self.refuses
 
 

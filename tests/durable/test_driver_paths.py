@@ -14,7 +14,6 @@ import pytest
 from seawall.durable import (
     Database,
     Dispatcher,
-    Event,
     FifoReceiver,
     FifoSender,
     Fresh,
@@ -27,6 +26,7 @@ from seawall.durable import (
     LaterWorker,
     NewEvent,
     Outbox,
+    OutboxEvent,
     Replay,
     Single,
     Sqlite,
@@ -309,9 +309,9 @@ def test_all_in_one_transaction(dialect: str, held: Any, postgres: Postgres, tmp
                 assert await everything(database, mine.raw) == (False, {"order": 1})
                 await done(mine.commit())
             assert await counts(database) == [1, 2, 1, 1]
-            events: list[Event] = []
+            events: list[OutboxEvent] = []
 
-            async def sink(event: Event) -> None:
+            async def sink(event: OutboxEvent) -> None:
                 events.append(event)
 
             assert await Dispatcher(Outbox(database), sink).drain() == 2

@@ -121,7 +121,9 @@ class Ledger:
     async def _state(self) -> tuple[list[int], int]:
         async with opened(self.url) as database:
             world, sender = World(database), FifoSender(database, "shop", to="ledger")
-            return await world.effects(), len(await sender.aunacknowledged())
+            # In this order: what is acknowledged by now has taken effect, and is seen.
+            left = len(await sender.aunacknowledged())
+            return await world.effects(), left
 
     def check(self, nursery: Nursery, told: dict[str, Any], receivers: int = 1) -> None:
         """Let it come to an end; demand each message's effect in order, once, and all of them."""

@@ -15,9 +15,9 @@ from seawall.durable import _idempotency_records as records
 from seawall.durable._connections import AskText
 from seawall.durable.idempotency import (
     Answer,
-    Claim,
     Fresh,
     Idempotency,
+    KeyClaim,
     Mismatch,
     Pending,
     RecordGarbled,
@@ -78,7 +78,7 @@ async def begun(opening: Opening, **options: Any) -> Any:
         yield Idempotency(database, **options), time
 
 
-async def first(idempotency: Idempotency, key: str = "k", payload: str | None = "p") -> Claim:
+async def first(idempotency: Idempotency, key: str = "k", payload: str | None = "p") -> KeyClaim:
     """Reserve a key that is free."""
     found = await idempotency.areserve("tenant", "order", key, payload)
     assert isinstance(found, Fresh)
@@ -361,7 +361,7 @@ def test_without_the_record_many_run(
 
     def look_and_leap(wanted: records.Wanted, *_: Any) -> Any:
         found = yield from records.read(wanted)
-        return found if found != "free" else Fresh(Claim(*wanted[:3], wanted.owner, 1))
+        return found if found != "free" else Fresh(KeyClaim(*wanted[:3], wanted.owner, 1))
 
     monkeypatch.setattr(records, "reserve", look_and_leap)
 

@@ -75,7 +75,7 @@ def slow(local: Idempotency, meanwhile: Any) -> Any:
     """Reserve with payload "a"; `meanwhile` happens after the look that found it free."""
 
     def steps() -> Any:
-        own = records.reserve(local.wanted("t", "o", "k", "a"), local.terms)
+        own = records.reserve(local._wanted("t", "o", "k", "a"), local.terms)
         asked = next(own)
         while asked.which != "idempotency.take_over":
             asked = own.send((yield asked))

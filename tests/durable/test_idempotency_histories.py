@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from seawall.durable import Database, Sqlite, _sql, migrate
 from seawall.durable._connections import AskText
 from seawall.durable.idempotency import (
-    Claim,
     Fresh,
     Idempotency,
+    KeyClaim,
     Mismatch,
     Pending,
     Replay,
@@ -59,7 +59,7 @@ class Kept:
     """A record as the rules have it."""
 
     payload: str | None
-    holder: Claim
+    holder: KeyClaim
     lease_until: float
     expires: float
     answer: Any = None
@@ -84,7 +84,7 @@ class Reference:
             return Replay
         return Pending if kept.lease_until > self.now else None
 
-    def held(self, claim: Claim) -> Kept | None:
+    def held(self, claim: KeyClaim) -> Kept | None:
         """Return the record if it is this claim's."""
         return self.kept if self.kept is not None and self.kept.holder == claim else None
 
@@ -130,7 +130,7 @@ class Server:
                 self._claimed(what, claims[which], reference, number)
 
     def _reserve(
-        self, key: str, payload: str | None, reference: Reference, claims: list[Claim]
+        self, key: str, payload: str | None, reference: Reference, claims: list[KeyClaim]
     ) -> None:
         found = self.idempotency.reserve("scope", "operation", key, payload)
         told = reference.free(payload)
@@ -151,7 +151,7 @@ class Server:
         if isinstance(found, Replay):
             assert (found.value, found.failed) == (kept.answer, kept.failed)
 
-    def _claimed(self, what: str, claim: Claim, reference: Reference, number: int) -> None:
+    def _claimed(self, what: str, claim: KeyClaim, reference: Reference, number: int) -> None:
         kept = reference.held(claim)
         open_ = kept is not None and kept.answer is None
         if what in {"complete", "fail"}:

@@ -141,7 +141,7 @@ def test_the_life_of_a_job(opening: Opening):
             (claim,) = await jobs.aclaim(["report", "mail"], 5, owner="w")
             assert (claim.id, claim.payload, claim.attempt) == (made.id, {"n": 7}, 1)
             assert await jobs.aclaim(["report"], owner="v") == []
-            held = await jobs.abeat("w", [steps.Beat(claim.id, claim.epoch, 0.5, "half")], [])
+            held = await jobs._abeat("w", [steps.Beat(claim.id, claim.epoch, 0.5, "half")], [])
             assert held == {(claim.id, claim.epoch): False}
             seen = await jobs.aget(made.id, scope="acme")
             assert (seen.state, seen.progress, seen.message) == ("running", 0.5, "half")
@@ -174,7 +174,7 @@ def test_a_dead_workers_job_is_taken_over_and_the_zombie_refused(opening: Openin
 
     async def main() -> None:
         async with world_of(opening) as world:
-            jobs = Jobs(world.database, lease=10.0, max_attempts=2)
+            jobs = Jobs(world.database, lease=10.0, attempts=2)
             made = await jobs.asubmit(None, "report", scope="acme")
             (zombie,) = await jobs.aclaim(["report"], owner="zombie")
             await world.pass_(9.9)
@@ -189,7 +189,7 @@ def test_a_dead_workers_job_is_taken_over_and_the_zombie_refused(opening: Openin
             assert await jobs.afail(zombie, "late") is None
             assert await jobs.agive_back(zombie) is None
             assert (
-                await jobs.abeat("zombie", [steps.Beat(zombie.id, zombie.epoch, 0, "")], []) == {}
+                await jobs._abeat("zombie", [steps.Beat(zombie.id, zombie.epoch, 0, "")], []) == {}
             )
             assert jobs.snapshot()["refused_late"] == 3
             await world.pass_(10)
@@ -538,7 +538,7 @@ class Both:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.jobs = Jobs(world.database, lease=10.0, result_ttl=20.0, gone_for=15.0, max_attempts=3)
+        self.jobs = Jobs(world.database, lease=10.0, result_ttl=20.0, gone_for=15.0, attempts=3)
         self.claims: list[Any] = []
 
     async def begin(self) -> None:
@@ -574,7 +574,7 @@ class Both:
         model, who = self.model, (self.now, claim.owner, claim.epoch)
         if operation == "renew":
             beat = steps.Beat(claim.id, claim.epoch, 0.0, "")
-            assert bool(await self.jobs.abeat(claim.owner, [beat], [])) == model.renew(*who, LEASE)
+            assert bool(await self.jobs._abeat(claim.owner, [beat], [])) == model.renew(*who, LEASE)
         elif operation == "succeed":
             assert await self.jobs.asucceed(claim, 1) == model.succeed(*who, TTL)
         elif operation == "give_back":

@@ -299,7 +299,8 @@ def test_behind_the_edge_and_a_login(opening: Opening):
 
             @app.post("/reports")
             async def report(request: Request) -> Any:
-                return (await api.submitted(request, "report")).response()
+                needs = "must" in request.query_params
+                return (await api.submitted(request, "report", require_key=needs)).response()
 
             for user, same in [("ann", "ann"), ("bob", "bob"), ("u" * 300, "u" * 299 + "v")]:
                 async with client_of(app, user) as client:
@@ -309,6 +310,11 @@ def test_behind_the_edge_and_a_login(opening: Opening):
                     assert (await client.get(url)).json()["state"] == "queued"
                 async with client_of(app, "eve" if user == same else same) as client:
                     assert (await client.get(url)).status_code == 404
+            async with client_of(app, "ann") as client:
+                answer = await client.post("/reports?must")
+                assert (answer.status_code, answer.json()["reason"]) == (400, "key_missing")
+                keyed = {"idempotency-key": "k"}
+                assert (await client.post("/reports?must", headers=keyed)).status_code == 202
             async with client_of(app, "") as client:
                 assert (await client.post("/reports")).status_code == 403
                 assert (await client.get(url)).status_code == 404

@@ -76,7 +76,7 @@ def test_jobs_go_by_a_queue(opening: Opening, queue: JobQueue):
 
     async def report(job: JobHandle) -> Any:
         runs.append(job.id)
-        job.progress(0.5, "half")
+        job.progress(1.0, "all of it")
         if job.payload == "once more" and job.attempt == 1:
             raise OSError("down")
         return job.attempt
@@ -89,7 +89,7 @@ def test_jobs_go_by_a_queue(opening: Opening, queue: JobQueue):
                 first = await jobs.asubmit(None, "report", "a", scope="acme")
                 await queued.apush(first)
                 seen = await ended(jobs, first)
-                assert (seen.result, seen.message) == (1, "half")
+                assert (seen.result, seen.message) == (1, "all of it")
                 again = await jobs.asubmit(None, "report", "once more", scope="acme")
                 await queued.apush(again)
                 assert (await ended(jobs, again)).result == 2
@@ -177,7 +177,7 @@ def test_what_was_not_done_stays_in_the_queue(
     async def taken(job: JobHandle) -> str:
         passing, others = steal
         await passing(10)
-        assert await others.aclaim_one(job.id, owner="other")
+        assert await others._aclaim_one(job.id, owner="other")
         return "late"
 
     asyncio.run(main())
@@ -196,7 +196,7 @@ def test_who_is_cancelled_gives_back(when: str, opening: Opening, monkeypatch: p
         async with opening() as database:
             jobs, queue = Jobs(database), LocalQueue(f"jobs {token_hex(4)}")
             queued = QueuedJobs(jobs, queue, {"report": endless})
-            claim_one = jobs.aclaim_one
+            claim_one = jobs._aclaim_one
 
             async def slow(id_: str, *, owner: str) -> Any:
                 claimed = await claim_one(id_, owner=owner)
@@ -205,7 +205,7 @@ def test_who_is_cancelled_gives_back(when: str, opening: Opening, monkeypatch: p
                 return claimed
 
             if when == "while it is claimed":
-                monkeypatch.setattr(jobs, "aclaim_one", slow)
+                monkeypatch.setattr(jobs, "_aclaim_one", slow)
             job = await jobs.asubmit(None, "report", scope="acme")
             await queued.apush(job)
             (claim,) = await queue.aclaim(wait=10.0)

@@ -61,7 +61,7 @@ def test_jobs_are_done(opening: Opening):
 
     async def main() -> None:
         async with opening() as database:
-            jobs = Jobs(database, max_attempts=2)
+            jobs = Jobs(database, attempts=2)
             functions = {"double": double, "plain": plain, "broken": broken, "odd": unwritable}
             worker = JobWorker(jobs, functions, backoff=[0.0], rng=Random(1))
             async with at_work(worker):
@@ -351,7 +351,7 @@ def test_failures_back_off_and_are_bounded(opening: Opening):
 
     async def main() -> None:
         async with world_of(opening) as world:
-            jobs = Jobs(world.database, max_attempts=3)
+            jobs = Jobs(world.database, attempts=3)
             died: list[tuple[str, int, str]] = []
             end = subscribe(lambda e: died.append((e.job, e.attempts, e.cause)), JobDied)
             worker = JobWorker(jobs, {"fail": fail}, backoff=[5.0, 20.0], give_up_on=(ValueError,))
@@ -470,7 +470,7 @@ def test_who_cannot_prolong_a_lease_stops_when_it_is_over(
             run = worker._running(claim)
             clock.advance(20.0)
             assert await worker._beat_once([run])
-            monkeypatch.setattr(jobs, "abeat", away)
+            monkeypatch.setattr(jobs, "_abeat", away)
             for seconds, wanted in [(29.9, "nothing"), (0.1, "to stop")]:
                 clock.advance(seconds)
                 assert not await worker._beat_once([run])
@@ -550,7 +550,7 @@ def test_progress_is_stored_while_it_runs(opening: Opening):
                 assert (seen.state, seen.message) == ("running", "a quarter")
                 go.set()
                 seen = await ended(jobs, job)
-                assert (seen.progress, seen.message) == (1.0, "a quarter")
+                assert (seen.progress, seen.message) == (1.0, "")  # nor a quarter any more
 
     asyncio.run(main())
 

@@ -84,7 +84,7 @@ def test_with_its_fallback_a_failure_would_look_like_an_answer(
 ):
     """The stored call is kept while it fails; through the fallback it would be lost."""
     if not safe:
-        monkeypatch.setattr(_later_worker, "_WithoutFallbacks", lambda guard: guard)
+        monkeypatch.setattr(_later_worker, "WithoutFallbacks", lambda guard: guard)
     source = Sqlite(tmp_path / "later.db")
     database = Database(source, name="later")
     migrate(database)
@@ -172,7 +172,7 @@ def test_in_the_end_it_is_a_dead_letter(opening: Opening):
             await at(database, 102_000_000)
             assert await worker.run_once() == 1
             await later.astore(3)
-            await LaterWorker(later, vendor.send, fatal=ConnectionError).run_once()
+            await LaterWorker(later, vendor.send, give_up_on=ConnectionError).run_once()
             assert [event.cause for event in told] == [
                 "ConnectionError",
                 "expired",

@@ -72,7 +72,7 @@ def test_every_way_of_failing_is_written_down(opening: Opening):
             assert await worker.drain() == 1
             assert seen.order == [("1", 1), ("1", 2), ("2", 3)]
             await time.pass_by(20.0)
-            assert await outbox.aclean(keep=10.0, keep_dead=10.0) == 4
+            assert await outbox.acleanup(keep=10.0, keep_dead=10.0) == 4
 
     asyncio.run(main())
 
@@ -138,9 +138,9 @@ def test_what_is_kept_is_cleaned_in_its_time(opening: Opening):
         async with timed(opening) as (outbox, time):
             await numbered(outbox, "1", 3)
             await dispatcher(outbox, Seen().each, keep=60.0).drain()
-            assert await outbox.aclean(keep=60.0) == 0
+            assert await outbox.acleanup(keep=60.0) == 0
             await time.pass_by(61.0)
-            assert await outbox.aclean(keep=60.0) == 3
+            assert await outbox.acleanup(keep=60.0) == 3
 
     asyncio.run(main())
 
@@ -230,7 +230,7 @@ def test_a_plain_program_adds_and_looks(tmp_path: Path):
         assert outbox.blocked() == []
         assert not outbox.retry("unknown")
         assert not outbox.unblock("order", "1")
-        assert outbox.clean() == 0
+        assert outbox.cleanup() == 0
         assert outbox.forget(idle=1.0) == 0
         assert isinstance(connection, sqlite3.Connection)
         assert "Outbox 'outbox'" in repr(outbox)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from seawall.durable.database import is_conflict
-from seawall.durable.outbox import Event, Outbox
+from seawall.durable.outbox import Outbox, OutboxEvent
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import Seen, a_moment, add, begun, dispatcher, numbered, without
 from tests.durable.postgres import Postgres
@@ -33,7 +33,7 @@ async def history(opening: Opening, seed: int) -> None:  # noqa: C901 - one hist
     async with opening() as database:
         outbox = Outbox(database)
         wanted: set[str] = set()
-        came: dict[str, list[Event]] = defaultdict(list)
+        came: dict[str, list[OutboxEvent]] = defaultdict(list)
         writing = True
 
         async def write(writer: int) -> None:
@@ -59,7 +59,7 @@ async def history(opening: Opening, seed: int) -> None:  # noqa: C901 - one hist
                     continue
                 wanted.update(ids)
 
-        async def sink(event: Event) -> None:
+        async def sink(event: OutboxEvent) -> None:
             if rng.random() < 0.5:
                 await a_moment()
             came[event.aggregate_id].append(event)
@@ -143,7 +143,7 @@ def test_a_slow_delivery_makes_no_transaction_wait(server: Opening):
             outbox, seen = Outbox(database), Seen()
             await numbered(outbox, "1", 1)
 
-            async def sink(event: Event) -> None:
+            async def sink(event: OutboxEvent) -> None:
                 if event.sequence == 1:
                     async with asyncio.timeout(10):
                         await numbered(outbox, "1", 1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from seawall.durable import _outbox_delivery
-from seawall.durable.outbox import Event, Outbox
+from seawall.durable.outbox import Outbox, OutboxEvent
 from seawall.errors import CircuitOpen
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import (
@@ -74,7 +74,7 @@ def test_poison_is_put_aside_where_that_is_the_policy(opening: Opening):
             seen = Seen()
             ids = await numbered(outbox, "1", 3)
 
-            async def sink(event: Event) -> None:
+            async def sink(event: OutboxEvent) -> None:
                 if event.id in bad:
                     raise ValueError("no")
                 await seen.each(event)
@@ -108,7 +108,7 @@ def test_a_blocked_aggregate_can_go_on_without_its_poison(opening: Opening):
             seen = Seen()
             ids = await numbered(outbox, "1", 2)
 
-            async def sink(event: Event) -> None:
+            async def sink(event: OutboxEvent) -> None:
                 if event.id == ids[0]:
                     raise ValueError("no")
                 await seen.each(event)
@@ -119,7 +119,7 @@ def test_a_blocked_aggregate_can_go_on_without_its_poison(opening: Opening):
             await worker.drain()
             assert seen.of("1") == [2]
             assert [dead.event.id for dead in await outbox.adead()] == [ids[0]]
-            assert await outbox.aclean(keep_dead=1.0) == 0
+            assert await outbox.acleanup(keep_dead=1.0) == 0
 
     asyncio.run(main())
 
@@ -132,7 +132,7 @@ def test_a_failure_counts_for_the_event_that_failed(opening: Opening):
             seen = Seen()
             ids = await numbered(outbox, "1", 3)
 
-            async def sink(events: list[Event]) -> list[str]:
+            async def sink(events: list[OutboxEvent]) -> list[str]:
                 seen.events += [event for event in events if event.id not in bad]
                 return [event.id for event in events if event.id in bad]
 
@@ -162,7 +162,7 @@ def test_a_refusal_by_a_guard_costs_no_attempt(opening: Opening):
             await numbered(outbox, "1", 1)
             await numbered(outbox, "2", 1)
 
-            async def closed(_event: Event) -> None:
+            async def closed(_event: OutboxEvent) -> None:
                 raise CircuitOpen("closed", retry_after=3.0)
 
             worker = dispatcher(outbox, closed, attempts=1, concurrency=1)
@@ -207,7 +207,7 @@ async def take_over(opening: Opening) -> tuple[int, list[int], dict[str, Any]]:
         begun, goes_on, seen = asyncio.Event(), asyncio.Event(), Seen()
         await numbered(outbox, "1", 1)
 
-        async def paused(_event: Event) -> None:
+        async def paused(_event: OutboxEvent) -> None:
             begun.set()
             await goes_on.wait()
 
@@ -220,7 +220,7 @@ async def take_over(opening: Opening) -> tuple[int, list[int], dict[str, Any]]:
         # The other one has it now; and it is still at work when the first comes back.
         at_work, ends = asyncio.Event(), asyncio.Event()
 
-        async def working(event: Event) -> None:
+        async def working(event: OutboxEvent) -> None:
             at_work.set()
             await ends.wait()
             await seen.each(event)
@@ -251,10 +251,12 @@ def test_without_the_fence_a_late_one_writes(opening: Opening, monkeypatch: pyte
         "AND c.owner = :owner\n"
         "        AND c.epoch = ANY(CAST(string_to_array(:epochs, ',') AS bigint[]))"
     )
-    held = "AND c.epoch = json_extract(m.value, '$[1]')\nWHERE c.owner = :owner"
+    pair = "json_extract(m.value, '$[0]'), json_extract(m.value, '$[1]')"
+    epochs = f"(lane, epoch) IN (\n        SELECT {pair}"
     with (
         without(monkeypatch, "done", fence, "AND CAST(:owner AS text) || :epochs IS NOT NULL"),
-        without(monkeypatch, "held", held, "WHERE :owner IS NOT NULL"),
+        without(monkeypatch, "held", "WHERE owner = :owner", "WHERE :owner IS NOT NULL"),
+        without(monkeypatch, "held", epochs, "lane IN (SELECT json_extract(m.value, '$[0]')"),
         without(monkeypatch, "free", "owner = :owner", ":owner IS NOT NULL"),
     ):
         pending, _, told = asyncio.run(take_over(opening))
@@ -279,7 +281,7 @@ def test_a_long_delivery_keeps_its_lease(opening: Opening):
 
             database.arun = watched  # type: ignore[method-assign]
 
-            async def slow(_event: Event) -> None:
+            async def slow(_event: OutboxEvent) -> None:
                 await renewed.wait()
 
             worker = dispatcher(outbox, slow, lease=1.0)
@@ -298,7 +300,7 @@ def test_several_dispatchers_share_the_work(opening: Opening):
             for whose in range(20):
                 await numbered(outbox, str(whose), 5)
 
-            async def sink(event: Event) -> None:
+            async def sink(event: OutboxEvent) -> None:
                 await a_moment()
                 await seen.each(event)
 
@@ -341,7 +343,7 @@ def test_a_batch_is_bounded_in_bytes_too(opening: Opening, monkeypatch: pytest.M
             for whose in "abcd":
                 await committed(outbox, *[("order", whose, "made", b"x" * 100)] * 3)
 
-            async def sink(events: list[Event]) -> None:
+            async def sink(events: list[OutboxEvent]) -> None:
                 sizes.append(len(events))
 
             assert await dispatcher(outbox, sink, batched=True).drain() == 12
@@ -362,7 +364,7 @@ def test_cancelling_lets_go_of_everything(opening: Opening):
             await numbered(outbox, "1", 3)
             await numbered(outbox, "2", 1)
 
-            async def sink(event: Event) -> None:
+            async def sink(event: OutboxEvent) -> None:
                 if event.sequence == 2:
                     stuck.set()
                     await asyncio.Event().wait()
@@ -412,7 +414,7 @@ def test_stopping_finishes_what_is_begun(opening: Opening):
             outbox, seen = Outbox(database), Seen()
             await numbered(outbox, "1", 3)
 
-            async def sink(event: Event) -> None:
+            async def sink(event: OutboxEvent) -> None:
                 worker.stop()
                 await a_moment()
                 await seen.each(event)
@@ -433,7 +435,7 @@ def test_it_wakes_when_it_is_told(opening: Opening):
         async with opening() as database:
             outbox, came = Outbox(database), asyncio.Event()
 
-            def plain(_event: Event) -> None:
+            def plain(_event: OutboxEvent) -> None:
                 assert threading.current_thread() is not threading.main_thread()
                 loop.call_soon_threadsafe(came.set)
 
@@ -470,7 +472,7 @@ def test_a_dispatcher_elsewhere_hears_of_it(driver: str, postgres: Postgres, tmp
 
     async def main() -> None:
         async with opening_by(driver, postgres, tmp_path)() as database:
-            outbox, came = Outbox(database), asyncio.Queue[Event]()
+            outbox, came = Outbox(database), asyncio.Queue[OutboxEvent]()
             elsewhere = Outbox(database)  # another process: it knows nothing of the dispatcher
             worker = dispatcher(outbox, came.put, poll=1000.0, listen=connect)
             running = asyncio.create_task(worker.run())
@@ -509,7 +511,7 @@ def test_a_database_that_fails_is_asked_again(opening: Opening):
 
             database.arun = failing  # type: ignore[method-assign]
 
-            async def sink(event: Event) -> None:
+            async def sink(event: OutboxEvent) -> None:
                 await seen.each(event)
                 worker.stop()
 

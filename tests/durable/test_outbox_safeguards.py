@@ -16,7 +16,7 @@ from seawall.clock import VirtualClock
 from seawall.durable import _outbox_care, _outbox_delivery
 from seawall.durable._connections import Ask, AskText
 from seawall.durable._sql import statement
-from seawall.durable.outbox import Event, Outbox
+from seawall.durable.outbox import Outbox, OutboxEvent
 from seawall.errors import Overloaded
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import (
@@ -59,7 +59,7 @@ def test_a_plain_function_may_return_what_is_awaited(file: Opening):
             outbox, seen = Outbox(database), Seen()
             await numbered(outbox, "1", 2)
 
-            def give(event: Event) -> Any:
+            def give(event: OutboxEvent) -> Any:
                 return seen.each(event)
 
             assert await dispatcher(outbox, give).drain() == 2
@@ -88,15 +88,15 @@ def test_whatever_a_sink_raises_is_its_own_aggregates_trouble(
             await numbered(outbox, "good", 2)
             asked: list[str] = []
 
-            def plain(event: Event) -> None:
+            def plain(event: OutboxEvent) -> None:
                 asked.append(event.aggregate_id)
                 if event.aggregate_id == "bad":
                     raise error
 
-            async def each(event: Event) -> None:
+            async def each(event: OutboxEvent) -> None:
                 plain(event)
 
-            async def batch(events: list[Event]) -> None:
+            async def batch(events: list[OutboxEvent]) -> None:
                 for event in events:
                     plain(event)
 
@@ -120,7 +120,7 @@ def test_what_is_no_id_is_no_answer(file: Opening):
         async with timed(file) as (outbox, _time):
             await numbered(outbox, "1", 2)
 
-            async def sink(_events: list[Event]) -> list[Any]:
+            async def sink(_events: list[OutboxEvent]) -> list[Any]:
                 return [7]
 
             assert await dispatcher(outbox, sink, batched=True, attempts=1).drain() == 0
@@ -138,7 +138,7 @@ def test_news_do_not_end_a_pause_that_the_receiver_asked_for(file: Opening):
             outbox, asked = Outbox(database), []
             await numbered(outbox, "1", 1)
 
-            async def busy(event: Event) -> None:
+            async def busy(event: OutboxEvent) -> None:
                 asked.append(event.id)
                 raise Overloaded("busy", retry_after=1000.0)
 
@@ -166,7 +166,7 @@ def test_what_is_refused_for_ever_starves_nobody(opening: Opening):
             for whose in "1234":
                 await numbered(outbox, whose, 1)
 
-            async def sink(event: Event) -> None:
+            async def sink(event: OutboxEvent) -> None:
                 if event.aggregate_id in "12":
                     raise Overloaded("busy", retry_after=0.0)
                 await seen.each(event)
@@ -208,7 +208,7 @@ def test_after_letting_go_a_plain_sink_is_given_nothing_more(file: Opening):
             loop = asyncio.get_running_loop()
             await numbered(outbox, "1", 3)
 
-            def slow(event: Event) -> None:
+            def slow(event: OutboxEvent) -> None:
                 loop.call_soon_threadsafe(begun.set)
                 goes_on.wait(20)
                 got.append(event.sequence)
@@ -238,7 +238,7 @@ async def paused_past_its_lease(opening: Opening) -> list[int]:
         outbox, seen = Outbox(database, clock=clock), Seen()
         await numbered(outbox, "1", 2)
 
-        async def away(event: Event) -> None:
+        async def away(event: OutboxEvent) -> None:
             clock.advance(31.0)
             await seen.each(event)
 
@@ -325,7 +325,7 @@ def test_cleaning_lets_others_have_their_turn(file: Opening, monkeypatch: pytest
             await numbered(outbox, "1", 5)
             await dispatcher(outbox, Seen().each, keep=1.0).drain()
             await time.pass_by(2.0)
-            assert [await outbox.aclean_some(keep=1.0) for _ in range(4)] == [
+            assert [await outbox._aclean_some(keep=1.0) for _ in range(4)] == [
                 True,
                 True,
                 False,

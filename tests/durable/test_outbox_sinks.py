@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seawall import Breaker, Guard
 from seawall.durable import sinks
-from seawall.durable.outbox import Event
+from seawall.durable.outbox import OutboxEvent
 from seawall.durable.sinks import (
     BadSignature,
     JetStream,
@@ -27,7 +27,7 @@ from tests.shared.conftest import redis_url
 __all__ = ["redis_url"]
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
-EVENT = Event(
+EVENT = OutboxEvent(
     "abc123",
     "order",
     "7 ü",
@@ -240,7 +240,7 @@ async def transactions(client: Any) -> int:
 
 
 class FakeContext:
-    """The publishing of a JetStream context; no server of it can be had here."""
+    """The publishing of a JetStream context; test_sink_peers.py has a real server."""
 
     def __init__(self) -> None:
         self.published: list[tuple[str, bytes, dict[str, str]]] = []

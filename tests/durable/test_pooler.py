@@ -15,7 +15,6 @@ import pytest
 from seawall.durable import (
     Database,
     Dispatcher,
-    Event,
     FifoMessage,
     Fresh,
     FromRow,
@@ -27,6 +26,7 @@ from seawall.durable import (
     LaterWorker,
     NewEvent,
     Outbox,
+    OutboxEvent,
     Replay,
     amigrate,
     migrations,
@@ -227,9 +227,9 @@ async def orders(database: Database) -> None:
             return once.first
 
     assert sum(await asyncio.gather(*(place(n) for n in range(20)))) == 5
-    events: list[Event] = []
+    events: list[OutboxEvent] = []
 
-    async def deliver(event: Event) -> None:
+    async def deliver(event: OutboxEvent) -> None:
         async with begun(database) as connection:
             async with entered(database, inbox.once(connection, "billing", event.id)) as first:
                 assert first
@@ -332,7 +332,7 @@ def test_listening_is_beside_the_pooler(pooler: Pooler, postgres: Postgres):
     async def main() -> None:
         async with pooled_by(by_asyncpg, pooler.url) as database:
             outbox, elsewhere = Outbox(database), Outbox(database)
-            came = asyncio.Queue[Event]()
+            came = asyncio.Queue[OutboxEvent]()
             worker = Dispatcher(
                 outbox, came.put, poll=1000.0, listen=lambda: asyncpg.connect(postgres.url)
             )

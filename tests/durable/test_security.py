@@ -218,13 +218,13 @@ def test_without_its_parts_a_name_would_cross(
         monkeypatch.setattr(asgi, "fingerprint_of", lambda *parts: model.fingerprint_of(parts[-1]))
     else:
         monkeypatch.setattr(
-            asgi, "Keyed", lambda whose, _operation, *rest: asgi_keyed(whose, "same", *rest)
+            asgi, "Name", lambda whose, _operation, *rest: asgi_name(whose, "same", *rest)
         )
-    asgi_keyed = _KEYED
+    asgi_name = _NAME
     assert falsified(Crossing(database).check, ASKED)
 
 
-_KEYED = asgi.Keyed
+_NAME = asgi.Name
 
 
 @given(

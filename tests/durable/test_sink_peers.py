@@ -22,11 +22,11 @@ from seawall.durable import (
     SIGNATURE_HEADER,
     Database,
     Dispatcher,
-    Event,
     Idempotency,
     IdempotentRequests,
     JetStream,
     Outbox,
+    OutboxEvent,
     Sqlite,
     Webhook,
     amigrate,
@@ -126,7 +126,7 @@ def test_jetstream_drops_what_it_has_had(nats_server: NatsServer, tmp_path: Path
         async with outbox_in(tmp_path) as outbox, stream_of(nats_server, "shop") as context:
             sink, lost = JetStream(context, "shop.{aggregate}.{type}"), set[str]()
 
-            async def unlucky(event: Event) -> None:
+            async def unlucky(event: OutboxEvent) -> None:
                 await sink(event)
                 if event.id not in lost:
                     lost.add(event.id)
@@ -157,7 +157,7 @@ def test_jetstream_drops_what_it_has_had(nats_server: NatsServer, tmp_path: Path
 
 def test_without_the_id_jetstream_has_it_twice(nats_server: NatsServer):
     """Ablation: the header is what the server tells repeats by; and it tells us of them."""
-    event = Event("abc", "order", "7", 1, "made", b"{}", {"Nats-Msg-Id": "of the user"}, 1.0)
+    event = OutboxEvent("abc", "order", "7", 1, "made", b"{}", {"Nats-Msg-Id": "of the user"}, 1.0)
 
     async def main() -> None:
         async with stream_of(nats_server, "twice") as context:
@@ -309,7 +309,7 @@ def test_a_webhook_is_taken_once_by_its_receiver(tmp_path: Path):
         async with posting(tmp_path, url) as (outbox, hook):
             lost: set[str] = set()
 
-            async def unlucky(event: Event) -> None:
+            async def unlucky(event: OutboxEvent) -> None:
                 await hook(event)
                 if event.id not in lost:
                     lost.add(event.id)
@@ -520,7 +520,7 @@ def test_nobody_there(tmp_path: Path):
     async def main() -> None:
         async with posting(tmp_path, f"http://127.0.0.1:{free_port()}") as (outbox, hook):
 
-            async def deliver(event: Event) -> None:
+            async def deliver(event: OutboxEvent) -> None:
                 await (hook(event) if event.aggregate_id == "1" else seen.each(event))
 
             await numbered(outbox, "1", 1)

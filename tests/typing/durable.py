@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
+from starlette.responses import JSONResponse
+
 import seawall
 import seawall.durable
 from seawall.durable import (
@@ -13,14 +15,17 @@ from seawall.durable import (
     Idempotency,
     Job,
     Jobs,
+    Keyed,
     KeyInFlight,
     Later,
     Outbox,
     Pending,
     Replay,
+    Reply,
     Single,
     Sqlite,
     Stored,
+    keyed,
     migrate,
 )
 
@@ -53,6 +58,17 @@ async def check_awaited(database: Database, connection: Any) -> None:
         assert_type(once.first, bool)
         assert_type(await outbox.aadd(connection, "order", "7", "paid", {}), str)
     assert_type(await idempotency.asingle("DELETE", {}, **named), Single)
+
+
+async def check_completed(request: Any, connection: Any, response: JSONResponse) -> None:
+    """Check what a handler gets back: its own response, or a reply."""
+    assert_type(keyed(request), Keyed | None)
+    claim = keyed(request, required=True)
+    assert_type(claim, Keyed)
+    assert_type(claim.complete(connection, response), JSONResponse)
+    assert_type(await claim.acomplete(connection, response), JSONResponse)
+    assert_type(claim.complete(connection, {"order": 7}), Reply)
+    assert_type(await claim.acomplete(connection, Answer(201, [], b"")), Reply)
 
 
 def check_decorated(idempotency: Idempotency) -> None:

@@ -11,6 +11,7 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
 if TYPE_CHECKING:
+    from seawall.durable._cleaning import cleaning
     from seawall.durable._jobs_queue import QueuedJobs
     from seawall.durable._jobs_run import JobFunction, JobHandle
     from seawall.durable._jobs_worker import JobWorker
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
     )
     from seawall.durable.idempotency import (
         Answer,
-        Claim,
         Fresh,
         Idempotency,
+        KeyClaim,
+        KeyState,
         Mismatch,
         Once,
         Pending,
         Replay,
-        Reservation,
         Single,
         fingerprint_of,
     )
@@ -44,7 +45,14 @@ if TYPE_CHECKING:
     from seawall.durable.jobs_asgi import JobsApi, Reply
     from seawall.durable.later import DeadLetter, Later, LaterWorker, Stored
     from seawall.durable.migrations import amigrate, migrate
-    from seawall.durable.outbox import Blocked, Dead, Event, FromRow, NewEvent, Outbox
+    from seawall.durable.outbox import (
+        BlockedAggregate,
+        DeadEvent,
+        FromRow,
+        NewEvent,
+        Outbox,
+        OutboxEvent,
+    )
     from seawall.durable.sinks import (
         SIGNATURE_HEADER,
         JetStream,
@@ -70,20 +78,19 @@ if TYPE_CHECKING:
         RecordedFailure,
         RecordGarbled,
     )
-    from seawall.runtime.durable_events import FifoGap
+    from seawall.runtime.durable_events import EventDied, FifoGap, OutboxBlocked
 
 __all__ = [
     "SIGNATURE_HEADER",
     "Answer",
     "AnswerNotKept",
     "BadSignature",
-    "Blocked",
-    "Claim",
+    "BlockedAggregate",
     "Database",
-    "Dead",
+    "DeadEvent",
     "DeadLetter",
     "Dispatcher",
-    "Event",
+    "EventDied",
     "FifoAck",
     "FifoFull",
     "FifoGap",
@@ -108,9 +115,11 @@ __all__ = [
     "JobWorker",
     "Jobs",
     "JobsApi",
+    "KeyClaim",
     "KeyInFlight",
     "KeyMissing",
     "KeyReused",
+    "KeyState",
     "Keyed",
     "Later",
     "LaterFull",
@@ -120,6 +129,8 @@ __all__ = [
     "NotDelivered",
     "Once",
     "Outbox",
+    "OutboxBlocked",
+    "OutboxEvent",
     "Pending",
     "QueuedJobs",
     "Received",
@@ -128,13 +139,13 @@ __all__ = [
     "RedisStream",
     "Replay",
     "Reply",
-    "Reservation",
     "Single",
     "Skipped",
     "Sqlite",
     "Stored",
     "Webhook",
     "amigrate",
+    "cleaning",
     "fingerprint_of",
     "keyed",
     "migrate",
@@ -143,6 +154,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "durable._cleaning": "cleaning",
     "durable._jobs_queue": "QueuedJobs",
     "durable._jobs_run": "JobFunction JobHandle",
     "durable._jobs_worker": "JobWorker",
@@ -151,7 +163,7 @@ _HOMES = {
     "durable.dispatcher": "Dispatcher",
     "durable.fifo": "FifoAck FifoMessage FifoReceiver FifoSender Gap Received Skipped",
     "durable.idempotency": (
-        "Answer Claim Fresh Idempotency Mismatch Once Pending Replay Reservation Single "
+        "Answer Fresh Idempotency KeyClaim KeyState Mismatch Once Pending Replay Single "
         "fingerprint_of"
     ),
     "durable.inbox": "Inbox",
@@ -159,7 +171,7 @@ _HOMES = {
     "durable.jobs_asgi": "JobsApi Reply",
     "durable.later": "DeadLetter Later LaterWorker Stored",
     "durable.migrations": "amigrate migrate",
-    "durable.outbox": "Blocked Dead Event FromRow NewEvent Outbox",
+    "durable.outbox": "BlockedAggregate DeadEvent FromRow NewEvent Outbox OutboxEvent",
     "durable.sinks": "JetStream RedisStream SIGNATURE_HEADER Webhook sign verify",
     "durable.sqlite": "Sqlite",
     "errors": (
@@ -167,7 +179,7 @@ _HOMES = {
         "JobNotReady KeyInFlight KeyMissing KeyReused LaterFull NotDelivered "
         "RecordGarbled RecordedFailure"
     ),
-    "runtime.durable_events": "FifoGap",
+    "runtime.durable_events": "EventDied FifoGap OutboxBlocked",
 }
 """The public names by the module in which they are at home."""
 

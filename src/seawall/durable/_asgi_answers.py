@@ -90,13 +90,15 @@ def _storable(headers: Headers, never: frozenset[bytes]) -> Headers:
     return [pair for pair in storable(headers) if pair[0].lower() not in left_out]
 
 
-async def send_replay(send: Send, answer: Answer, never: frozenset[bytes]) -> None:
+async def send_stored(
+    send: Send, answer: Answer, never: frozenset[bytes], *, replayed: bool
+) -> None:
     """Answer as the first was answered; raise `Garbled` where no server could send that."""
     if not answer.kept:
         answer = tombstone(answer.status, answer.headers)
     status, headers, body = _sendable(answer)
     # Once more: who can write into the table must not log anybody in.
-    told = [*_storable(headers, never), REPLAYED]
+    told = [*_storable(headers, never), *([REPLAYED] if replayed else ())]
     await send({"type": "http.response.start", "status": status, "headers": told})
     await send({"type": "http.response.body", "body": body})
 

@@ -32,6 +32,10 @@ UNSEEN: Final = frozenset(
 """Ways to send what we would not see, and so could not record: the app is not offered them."""
 
 
+class StillOpen(RuntimeError):
+    """What completes the claim is neither committed nor rolled back, and the app has answered."""
+
+
 class Settling(Protocol):
     """What becomes of the claim."""
 
@@ -41,7 +45,7 @@ class Settling(Protocol):
         """Record `answer`; return what is to be sent instead, if that was refused."""
         ...
 
-    async def abandon(self) -> Callable[[], Awaitable[None]] | None:
+    async def abandon(self, answer: Answer | None) -> Callable[[], Awaitable[None]] | None:
         """Keep nothing: the next one runs; return what is to be sent instead, if that has run."""
         ...
 
@@ -166,18 +170,21 @@ class Exchange:
         headers: Headers = self._start["headers"]
         self._settled = True
         try:
+            body = bytes(self._recording) if self._size <= self._most else None
+            answer = recorded(status, headers, body, self._never)
             if keeps(status, headers):
-                body = bytes(self._recording) if self._size <= self._most else None
-                answer = recorded(status, headers, body, self._never)
                 instead = await self._settling.complete(answer, failed=status >= FAILURE)
             else:
-                instead = await self._settling.abandon()
+                instead = await self._settling.abandon(answer)
             self._recording.clear()
             if instead is not None:
                 await self._send_instead(instead)
             else:
                 for message in (*self._held, last):
                     await self._release(message)
+        except StillOpen:
+            self._settled = False  # the app is to roll back, and is told so where it sends
+            raise
         finally:
             self._over.set()
 
@@ -193,7 +200,7 @@ class Exchange:
         """Settle what the app has left without an answer, or with half of one."""
         self._settled = True
         if not self._begun and says_nothing_was_done(error):
-            instead = await self._settling.abandon()
+            instead = await self._settling.abandon(None)
             if instead is not None:
                 await self._send_instead(instead)
             self._over.set()

@@ -4,52 +4,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from seawall.durable import _asgi_answers as answers
-from seawall.durable._asgi_exchange import UNSEEN, Exchange
+from seawall.durable import _idempotency_records as records
+from seawall.durable._asgi_completing import Keyed, Name
+from seawall.durable._asgi_exchange import UNSEEN, Exchange, StillOpen
+from seawall.durable._idempotency_keeping import regardless
 from seawall.durable._uncut import Renewal, first_line, uncut
 from seawall.durable.idempotency import Idempotency
 from seawall.errors import RecordGarbled
 from seawall.models.idempotency import (
     Answer,
-    Claim,
     Fresh,
     Garbled,
+    KeyClaim,
+    KeyState,
     Mismatch,
     Pending,
     Replay,
-    Reservation,
 )
 from seawall.runtime.runners import sleep_async
 from seawall.web._edge_answers import send_problem
 from seawall.web.sending import Send
 
 Scope = MutableMapping[str, Any]
+Instead = Callable[[], Awaitable[None]] | None
+"""Sends something else than the app's own answer; None: that is sent."""
 
 KEYED: Final = "seawall.idempotency"
 """Where in the scope the app finds how its request is keyed."""
 
 PAUSES: Final = (0.1, 0.4, 1.6)
 """Seconds between tries to record an answer while the database is away."""
-
-
-class Keyed(NamedTuple):
-    """How a request is keyed: whose it is, what it does, which one it is."""
-
-    scope: str | None
-    operation: str
-    key: str
-    fingerprint: bytes
-
-    def part(self, name: str) -> dict[str, Any]:
-        """Return what names one effect of several: the arguments of `Idempotency.once(conn, ...)`.
-
-        It is never the request's own name, which the middleware's record has.
-        """
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"name={name!r}: write what this part does, such as 'charge'")
-        return {**self._asdict(), "operation": f"{self.operation} > {name}"}
 
 
 class Owner(Protocol):
@@ -61,7 +48,7 @@ class Owner(Protocol):
     retry_after: float
     never: frozenset[bytes]
 
-    def count(self, what: str) -> None:
+    def _count(self, what: str) -> None:
         """Count something that happened."""
         ...
 
@@ -69,12 +56,13 @@ class Owner(Protocol):
 class Request:
     """One request that has a key: what its record says, and what becomes of its claim."""
 
-    def __init__(self, owner: Owner, name: Keyed, send: Send) -> None:
+    def __init__(self, owner: Owner, name: Name, send: Send) -> None:
         self._owner = owner
         self._idempotency = owner.idempotency
         self._name = name
         self._send = send
-        self._claim: Claim | None = None
+        self._claim: KeyClaim | None = None
+        self._keyed: Keyed | None = None
         self._renewal: Renewal | None = None
 
     async def serve(self, scope: Scope, body: bytes) -> None:
@@ -84,7 +72,7 @@ class Request:
         except RecordGarbled as error:
             await self._tell_unreadable(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing is done without a record
-            self._owner.count("store_away")
+            self._owner._count("store_away")
             self._log(error)
             await send_problem(self._send, answers.store_away(1.0), [])
         else:
@@ -93,7 +81,7 @@ class Request:
             else:
                 await self._tell(found)
 
-    async def _reserve(self, wait: float = 0.0) -> Reservation:
+    async def _reserve(self, wait: float = 0.0) -> KeyState:
         """Ask; who is cancelled meanwhile has taken nothing."""
         scope, operation, key, fingerprint = self._name
         return await self._idempotency.areserve(scope, operation, key, fingerprint, wait=wait)
@@ -103,40 +91,41 @@ class Request:
         if isinstance(found, Replay):
             await self._replay(found.answer)
         elif isinstance(found, Mismatch):
-            self._owner.count("reused")
+            self._owner._count("reused")
             await send_problem(self._send, answers.REUSED, [])
         else:
-            self._owner.count("in_flight")
+            self._owner._count("in_flight")
             wait = min(found.retry_after, self._owner.retry_after)
             await send_problem(self._send, answers.in_flight(wait), [])
 
     async def _replay(self, answer: Answer) -> None:
         """Answer as before; or, where that cannot be sent, say so and do nothing."""
         try:
-            await answers.send_replay(self._send, answer, self._owner.never)
+            await answers.send_stored(self._send, answer, self._owner.never, replayed=True)
         except Garbled as error:
             await self._tell_unreadable(error)
         else:
-            self._owner.count("replays")
+            self._owner._count("replays")
 
     async def _tell_unreadable(self, error: Exception) -> None:
-        self._owner.count("unreadable")
+        self._owner._count("unreadable")
         self._log(error)
         await send_problem(self._send, answers.UNREADABLE, [])
 
     # Carrying it out
 
-    async def _execute(self, claim: Claim, scope: Scope, body: bytes) -> None:
+    async def _execute(self, claim: KeyClaim, scope: Scope, body: bytes) -> None:
         owner, idempotency = self._owner, self._idempotency
         self._claim = claim
-        owner.count("executed")
+        self._keyed = Keyed(self._name, claim, idempotency, owner.never)
+        owner._count("executed")
         if claim.taken_over:
-            owner.count("taken_over")
+            owner._count("taken_over")
         exchange = Exchange(body, self._send, self, idempotency.max_body, owner.never)
         self._renewal = renewal = Renewal(idempotency.lease, lambda: idempotency.arenew(claim))
         offered = scope.get("extensions")
         outer = scope.get(KEYED)
-        scope[KEYED] = self._name
+        scope[KEYED] = self._keyed
         if offered:
             scope["extensions"] = {name: offered[name] for name in offered if name not in UNSEEN}
         try:
@@ -151,14 +140,15 @@ class Request:
                 scope["extensions"] = offered
             await renewal.stop()
 
-    async def complete(
-        self, answer: Answer, *, failed: bool
-    ) -> Callable[[], Awaitable[None]] | None:
+    async def complete(self, answer: Answer, *, failed: bool) -> Instead:
         """Record `answer`; return what is to be sent instead, if that was refused."""
+        settled = await self._completed_by_the_app(answer)
+        if settled is not None:
+            return settled[0]
         if failed:
-            self._owner.count("failed")
+            self._owner._count("failed")
         if answers.is_tombstone(answer):
-            self._owner.count("dropped_bodies")
+            self._owner._count("dropped_bodies")
         assert self._claim is not None  # noqa: S101 - only who has one is completed
         for pause in (*PAUSES, None):
             try:
@@ -169,15 +159,86 @@ class Request:
             except Exception as error:  # noqa: BLE001 - of any driver's; tried again, and told
                 self._log(error)
                 if pause is None:
-                    self._owner.count("store_away")
+                    self._owner._count("store_away")
                     return lambda: send_problem(
                         self._send, answers.store_away(self._idempotency.lease), []
                     )
                 await sleep_async(pause)
             else:
                 break
-        self._owner.count("refused_late")
+        self._owner._count("refused_late")
         return self._tell_the_truth
+
+    # Completed by the app, in a transaction of its own
+
+    async def _completed_by_the_app(self, answer: Answer | None) -> tuple[Instead] | None:
+        """Return what is to be sent; None: the app has not completed it, and the usual rules hold.
+
+        What was said to `Keyed.complete` is no proof: its transaction may have been rolled back, or
+        committed without a word. The record knows.
+        """
+        if self._keyed is None or not self._keyed._tried:
+            return None
+        try:
+            found = await self._found(self._keyed)
+        except StillOpen:
+            raise
+        except Exception:  # noqa: BLE001 - of any driver's; logged there
+            self._owner._count("store_away")
+            wait = self._idempotency.lease
+            return (lambda: send_problem(self._send, answers.store_away(wait), []),)
+        if isinstance(found, Pending):  # it was rolled back
+            return None
+        if found is None:
+            self._owner._count("refused_late")
+            return (self._tell_the_truth,)
+        await self._stop_renewing()
+        self._idempotency._count("failed" if found.failed else "completed")
+        if found.failed:
+            self._owner._count("failed")
+        if answers.is_tombstone(found.answer):
+            self._owner._count("dropped_bodies")
+        self._keyed._wake()
+        if answer is not None and answer[:3] == found.answer[:3]:
+            return (None,)
+        self._owner._count("differed")
+        log = logging.getLogger("seawall")
+        log.warning(
+            "%s: was completed in the app's transaction, which then answered otherwise: what is"
+            " stored is sent",
+            self._name.operation,
+        )
+        never = self._owner.never
+        return (lambda: answers.send_stored(self._send, found.answer, never, replayed=False),)
+
+    async def _found(self, keyed: Keyed) -> Replay | Pending | None:
+        """Return what the record says, when the app's transaction has ended."""
+        for pause in (*PAUSES, None):
+            open_ = keyed._is_open()
+            # On SQLite who asks would wait for it, and it perhaps for us.
+            if not (open_ and self._idempotency.database.dialect == "sqlite"):
+                try:
+                    found = await uncut(self._look())
+                except Exception as error:
+                    self._log(error)
+                    if pause is None:
+                        raise
+                else:
+                    # The connection may be in somebody else's transaction by now.
+                    if not isinstance(found, Pending) or not open_:
+                        return found
+            if pause is not None:
+                await sleep_async(pause)
+        raise StillOpen(
+            f"{self._name.operation}: the transaction in which it was completed is still open when"
+            " its answer is sent: commit before you return"
+        )
+
+    async def _look(self) -> Replay | Pending | None:
+        claim = self._claim
+        assert claim is not None  # noqa: S101 - only who has one has a Keyed
+        with regardless():
+            return await self._idempotency.database.arun(lambda: records.held(claim))
 
     async def _stop_renewing(self) -> None:
         """Hold no lease any more: what the app does after its answer is its own business."""
@@ -197,8 +258,11 @@ class Request:
             found = Pending(1.0)
         await self._tell(found)
 
-    async def abandon(self) -> Callable[[], Awaitable[None]] | None:
+    async def abandon(self, answer: Answer | None = None) -> Instead:
         """Keep nothing: the next one runs; return what is to be sent instead, if that has run."""
+        settled = await self._completed_by_the_app(answer)
+        if settled is not None:
+            return settled[0]
         assert self._claim is not None  # noqa: S101 - only who has one is abandoned
         held = True
         try:
@@ -208,7 +272,7 @@ class Request:
             self._log(error)
         await self._stop_renewing()
         # Perhaps nothing was done since who took over had done it already.
-        self._owner.count("abandoned" if held else "refused_late")
+        self._owner._count("abandoned" if held else "refused_late")
         return None if held else self._tell_the_truth
 
     def _log(self, error: Exception) -> None:

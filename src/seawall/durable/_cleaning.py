@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final, Protocol
 
 from seawall import _checks as check
 from seawall.clock import current_clock
+from seawall.context import deadline_var
+from seawall.durable._uncut import first_line
 from seawall.durable.database import Database
+from seawall.runtime.runners import sleep_async
 from seawall.runtime.stepping import Steps
 
 LARGEST: Final = 100_000
@@ -17,9 +23,12 @@ LARGEST: Final = 100_000
 class Cleaning:
     """One time of removing."""
 
-    def __init__(self, remove: Callable[[int], Steps[int]], batch: int, within: float) -> None:
-        """Call `remove(batch)`, which tells how many there were, for about `within` seconds."""
-        self._remove = remove
+    def __init__(self, batch: int, within: float, *removals: Callable[[int], Steps[int]]) -> None:
+        """Call `removal(batch)`, which tells how many there were, for about `within` seconds.
+
+        One after another: the next, where the one before has found less than a batch.
+        """
+        self._removals = list(removals)
         self._batch = check.count("batch", batch, maximum=LARGEST)
         self._clock = current_clock()
         self._until = self._clock.now() + check.seconds("within", within)
@@ -38,8 +47,52 @@ class Cleaning:
         return self._removed
 
     def _steps(self) -> Steps[int]:
-        return self._remove(self._batch)
+        return self._removals[0](self._batch)
 
     def _another(self, removed: int) -> bool:
         self._removed += removed
-        return removed >= self._batch and self._clock.now() < self._until
+        if removed < self._batch:
+            del self._removals[0]
+        return bool(self._removals) and self._clock.now() < self._until
+
+
+class Cleaned(Protocol):
+    """What has something that is over: `Idempotency`, `Inbox`, `Outbox`..."""
+
+    async def acleanup(self) -> int:
+        """Remove it."""
+        ...
+
+
+def cleaning(*stores: Cleaned, every: float = 60.0) -> AbstractAsyncContextManager[None]:
+    """Have `stores` remove what is over while the block runs, every so many seconds.
+
+    For the lifespan of an app, or around what a consumer does. Several processes may do it for one
+    database. What goes wrong is logged, and tried again the next time.
+    """
+    for store in stores:
+        if not callable(getattr(store, "acleanup", None)):
+            raise TypeError(f"{store!r}: pass what has `acleanup`: an Idempotency, an Inbox...")
+    return _cleaning(stores, check.seconds("every", every))
+
+
+@asynccontextmanager
+async def _cleaning(stores: tuple[Cleaned, ...], pause: float) -> AsyncIterator[None]:
+    task = asyncio.get_running_loop().create_task(_clean(stores, pause))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _clean(stores: tuple[Cleaned, ...], pause: float) -> None:
+    deadline_var.set(None)  # of this task alone
+    while True:
+        await sleep_async(pause)
+        for store in stores:
+            try:
+                await store.acleanup()
+            except Exception as error:  # noqa: BLE001 - of any driver's; told, and tried again
+                log = logging.getLogger("seawall")
+                log.error("%r could not be cleaned up: %s", store, first_line(error))  # noqa: TRY400 - see there

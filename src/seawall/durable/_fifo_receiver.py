@@ -9,11 +9,12 @@ not come.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
 from seawall import _checks as check
 from seawall.durable._blocks import Block, named
+from seawall.durable._cleaning import Cleaning
 from seawall.durable._connections import Ask, Connection
 from seawall.durable._fifo_wire import (
     LARGEST,
@@ -32,6 +33,8 @@ from seawall.runtime.stepping import Steps
 
 WIDEST: Final = 10_000
 """Messages that may be buffered for a sender."""
+KEEP_SKIPPED: Final = 90 * 86_400.0
+"""Seconds for which it is kept what was given up."""
 MOST_TOLD: Final = 10_000
 """Senders whose last gap is remembered, so that it is told once."""
 
@@ -80,21 +83,21 @@ class FifoReceiver:
         return f"<FifoReceiver {self.name!r}: window={self.window}, on_gap={self.on_gap!r}>"
 
     def receive(
-        self, connection: Any, sender: str, sequence: int, payload: bytes | str, epoch: int = 1
+        self, conn: Any, sender: str, sequence: int, payload: bytes | str, epoch: int = 1
     ) -> Block[Received]:
-        """Take a message: `async with receiver.receive(connection, *message) as ready:`.
+        """Take a message: `async with receiver.receive(conn, *message) as ready:`.
 
         `ready` are the messages whose turn it is now, in order: none, this one, or this one and
-        those that waited for it. Make their effects in the block, by the same `connection`, which
+        those that waited for it. Make their effects in the block, by the same `conn`, which
         has a transaction begun; commit it, then send `ready.ack` back. Left by an error, nothing is
         received. For connections that are not awaited, write `with`.
         """
         message = checked_message(sender, sequence, payload, epoch, self.max_payload)
-        return _Receiving(self, self.database.connection(connection), message.sender, message)
+        return _Receiving(self, self.database.connection(conn), message.sender, message)
 
-    def drain(self, connection: Any, sender: str) -> Block[Received]:
+    def drain(self, conn: Any, sender: str) -> Block[Received]:
         """Give out what is ready without a new message: behind a gap that is too old, or `more`."""
-        own = self.database.connection(connection)
+        own = self.database.connection(conn)
         return _Receiving(self, own, named("sender", sender), None)
 
     # What is missing
@@ -158,18 +161,29 @@ class FifoReceiver:
         rows = yield Ask("fifo.skips", {"receiver": self.name, "most": most})
         return [Skipped(*row[:4]) for row in rows]
 
-    async def acleanup(self, *, older_than: float = 90 * 86_400.0, batch: int = 1000) -> int:
-        """Remove the oldest records of what was given up, at most `batch`; return how many."""
-        return await self.database.arun(lambda: self._cleaning(older_than, batch))
+    async def acleanup(
+        self, *, older_than: float = KEEP_SKIPPED, batch: int = 1000, within: float = 10.0
+    ) -> int:
+        """Remove records of what was given up `older_than` so many seconds ago; return how many.
 
-    def cleanup(self, *, older_than: float = 90 * 86_400.0, batch: int = 1000) -> int:
+        Batch by batch. It ends after about `within` seconds, done or not.
+        """
+        return await Cleaning(batch, within, self._cleaning(older_than)).arun(self.database)
+
+    def cleanup(
+        self, *, older_than: float = KEEP_SKIPPED, batch: int = 1000, within: float = 10.0
+    ) -> int:
         """Do the same, blocking."""
-        return self.database.run(lambda: self._cleaning(older_than, batch))
+        return Cleaning(batch, within, self._cleaning(older_than)).run(self.database)
 
-    def _cleaning(self, older_than: float, batch: int) -> Steps[int]:
+    def _cleaning(self, older_than: float) -> Callable[[int], Steps[int]]:
         age = int(check.seconds("older_than", older_than, zero=True) * 1_000_000)
-        asked = {"receiver": self.name, "age": age, "batch": check.count("batch", batch)}
-        return len((yield Ask("fifo.forget_skipped", asked)))
+
+        def removing(batch: int) -> Steps[int]:
+            asked = {"receiver": self.name, "age": age, "batch": batch}
+            return len((yield Ask("fifo.forget_skipped", asked)))
+
+        return removing
 
     # What is told
 
@@ -202,7 +216,10 @@ class FifoReceiver:
 
 
 class Received:
-    """What it is the turn of now, in order; and what became of the message that came."""
+    """What it is the turn of now, in order; and what became of the message that came.
+
+    Made by `FifoReceiver.receive` and `drain`, and by nobody else.
+    """
 
     def __init__(self, verdict: str, messages: list[FifoMessage], ack: FifoAck) -> None:
         """Hold the messages that are to take effect."""
@@ -299,7 +316,7 @@ class _Receiving(Block[Received]):
         since = gap_since(position, self._held)
         age = 0.0 if since is None else (now - since) / 1_000_000
         if receiver.on_gap == "wait":
-            receiver._tell(self._pair["sender"], position, age, None)  # noqa: SLF001
+            receiver._tell(self._pair["sender"], position, age, None)
             return position
         self._skipped_from, self._skipped_to, self._gap_age = position, behind.expected, age
         return behind
@@ -337,10 +354,8 @@ class _Receiving(Block[Received]):
                 )
         if self._skipped_from is not None:
             receiver, behind = self._receiver, self._skipped_to
-            yield from receiver._record(self._pair, self._skipped_from, behind)  # noqa: SLF001
-            receiver._tell(  # noqa: SLF001 - of this file
-                self._pair["sender"], self._skipped_from, self._gap_age, behind
-            )
+            yield from receiver._record(self._pair, self._skipped_from, behind)
+            receiver._tell(self._pair["sender"], self._skipped_from, self._gap_age, behind)
         if message is not None and message.sequence >= after.expected and self._kept:
             kept = {"epoch": after.epoch, "sequence": message.sequence, "payload": message.payload}
             yield Ask("fifo.buffer", {**self._pair, **kept})
@@ -355,8 +370,8 @@ class _Receiving(Block[Received]):
         return self._verdict in ("delivered", "buffered")
 
     def _undo(self) -> Steps[None]:
-        with self._receiver._mutex:  # noqa: SLF001
-            self._receiver._counts["failed"] += 1  # noqa: SLF001
+        with self._receiver._mutex:
+            self._receiver._counts["failed"] += 1
         return
         yield
 
@@ -367,8 +382,8 @@ class _Receiving(Block[Received]):
         skipped = 0
         if self._skipped_from is not None:
             skipped = self._skipped_to - self._skipped_from.expected
-        with self._receiver._mutex:  # noqa: SLF001
-            counts = self._receiver._counts  # noqa: SLF001
+        with self._receiver._mutex:
+            counts = self._receiver._counts
             counts["skipped"] += skipped
             counts["delivered"] += delivered - skipped
             counts["restarts"] += self._after.epoch != self._before.epoch

@@ -57,18 +57,18 @@ class FifoSender:
     def __repr__(self) -> str:
         return f"<FifoSender {self.sender!r} to {self.receiver!r}>"
 
-    async def asend(self, connection: Any, payload: bytes | str) -> FifoMessage:
-        """Give a message its number and keep it, in the transaction of `connection`.
+    async def asend(self, conn: Any, payload: bytes | str) -> FifoMessage:
+        """Give a message its number and keep it, in the transaction of `conn`.
 
         Bring it to the receiver after the commit: what `aunacknowledged` or `aresend` finds. Others
         who send as this sender wait for the end of the transaction.
         """
-        own = self.database.connection(connection)
+        own = self.database.connection(conn)
         return await own.arun(self._sending(checked_payload(payload, self.max_payload)))
 
-    def send(self, connection: Any, payload: bytes | str) -> FifoMessage:
+    def send(self, conn: Any, payload: bytes | str) -> FifoMessage:
         """Do the same, on a connection that is not awaited."""
-        own = self.database.connection(connection)
+        own = self.database.connection(conn)
         return own.run(self._sending(checked_payload(payload, self.max_payload)))
 
     def _sending(self, payload: bytes) -> Steps[FifoMessage]:

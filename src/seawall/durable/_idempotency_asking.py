@@ -9,8 +9,8 @@ from seawall import _checks as check
 from seawall.context import give_up_at
 from seawall.durable._idempotency_records import Wanted
 from seawall.models.idempotency import (
+    KeyState,
     Pending,
-    Reservation,
     check_key,
     check_name,
     fingerprint_of,
@@ -65,7 +65,7 @@ class Waiting:
         self._until = now if until is None else until
         self._pause = FIRST_PAUSE
 
-    def pause(self, found: Reservation, now: float) -> float | None:
+    def pause(self, found: KeyState, now: float) -> float | None:
         """Return after how many seconds to look again; None: not at all."""
         left = self._until - now
         if not isinstance(found, Pending) or left <= 0:

@@ -20,7 +20,7 @@ from seawall.durable import _idempotency_records as records
 from seawall.durable._idempotency_once import refuse
 from seawall.durable._uncut import Renewal, uncut
 from seawall.errors import AnswerNotKept, KeyMissing, LeaseLost, RecordedFailure, RecordGarbled
-from seawall.models.idempotency import Answer, Claim, Fresh, Replay, check_key, check_name
+from seawall.models.idempotency import Answer, Fresh, KeyClaim, Replay, check_key, check_name
 from seawall.runtime.functions import kind_of
 from seawall.runtime.runners import sleep_async
 from seawall.runtime.stepping import Steps, adrive, drive
@@ -71,7 +71,7 @@ class _Do(NamedTuple):
 
 
 class _Run(NamedTuple):
-    claim: Claim
+    claim: KeyClaim
 
 
 class _Pause(NamedTuple):
@@ -213,7 +213,7 @@ def _steps(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps
     return result
 
 
-def _store(claim: Claim, answer: object, *, failed: bool = False) -> Steps[bool]:
+def _store(claim: KeyClaim, answer: object, *, failed: bool = False) -> Steps[bool]:
     """Complete it, again and again where that fails: to complete twice is the same as once."""
     asked = _Do("complete", (claim, answer), {"failed": failed})
     for pause in PAUSES:
@@ -224,7 +224,7 @@ def _store(claim: Claim, answer: object, *, failed: bool = False) -> Steps[bool]
     return bool((yield asked))
 
 
-def _give_up(claim: Claim) -> Steps[None]:
+def _give_up(claim: KeyClaim) -> Steps[None]:
     yield _Do("abandon", (claim,), {})
 
 

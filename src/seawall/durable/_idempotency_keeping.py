@@ -13,8 +13,8 @@ from threading import Condition, Thread
 
 from seawall.clock import SYSTEM
 from seawall.context import deadline_var, reset
-from seawall.durable._uncut import Renewal
-from seawall.models.idempotency import Claim
+from seawall.durable._uncut import Renewal, first_line
+from seawall.models.idempotency import KeyClaim
 from seawall.runtime.mutex import survives_fork
 
 
@@ -43,7 +43,7 @@ class Keeper:
     """Does the same for those who block."""
 
     def __init__(
-        self, lease: float, renew: Callable[[Claim], bool], lost: Callable[[], None]
+        self, lease: float, renew: Callable[[KeyClaim], bool], lost: Callable[[], None]
     ) -> None:
         """Call `renew(claim)` each third of a lease; if that says no, `lost()`, and no more."""
         self._every = lease / 3
@@ -55,11 +55,11 @@ class Keeper:
     def _after_fork(self) -> None:
         self._changed = Condition()
         # All are kept for equally long, so the first in here is the first that is due.
-        self._kept: dict[object, tuple[float, Claim]] = {}
+        self._kept: dict[object, tuple[float, KeyClaim]] = {}
         self._thread: Thread | None = None
 
     @contextmanager
-    def keeping(self, claim: Claim) -> Iterator[None]:
+    def keeping(self, claim: KeyClaim) -> Iterator[None]:
         """Renew the lease of `claim` while the block runs."""
         token = object()
         with self._changed:
@@ -79,9 +79,10 @@ class Keeper:
             good = True
             try:
                 good = self._renew(claim)
-            except Exception:
+            except Exception as error:  # noqa: BLE001 - of any driver's; told
                 # A database that is away may be back next time: the lease is three times that.
-                logging.getLogger("seawall").exception("a lease could not be renewed")
+                log = logging.getLogger("seawall")
+                log.error("a lease could not be renewed: %s", first_line(error))  # noqa: TRY400 - see there
             with self._changed:
                 # Who is done meanwhile has completed it: then a "no" means nothing.
                 if self._kept.pop(token, None) is None:
@@ -91,7 +92,7 @@ class Keeper:
             if not good:
                 self._lost()
 
-    def _next(self) -> tuple[object, Claim] | None:
+    def _next(self) -> tuple[object, KeyClaim] | None:
         """Wait until one is due; None, and the end of the thread, if there is none."""
         with self._changed:
             while self._kept:

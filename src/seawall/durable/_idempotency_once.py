@@ -19,7 +19,7 @@ from seawall.durable._idempotency_records import Terms, Wanted
 from seawall.durable._sql import Dialect, Names
 from seawall.durable.database import Database
 from seawall.errors import KeyInFlight, KeyReused
-from seawall.models.idempotency import Claim, Fresh, Mismatch, Pending, Replay, State
+from seawall.models.idempotency import Fresh, KeyClaim, Mismatch, Pending, Replay, State
 from seawall.runtime.stepping import Steps
 
 
@@ -36,13 +36,20 @@ class Outbox(Protocol):
         """Add them in the transaction that carries the steps out."""
         ...
 
+    def _notifying(self, dialect: Dialect) -> Steps[None]:
+        """Tell dispatchers elsewhere, when it is committed; not too often."""
+        ...
+
     def wake(self) -> None:
         """Have dispatchers look."""
         ...
 
 
 class Once(Block["Once"]):
-    """One block: `first` tells whether to do it, `value` is what the first has answered."""
+    """One block: `first` tells whether to do it, `value` is what the first has answered.
+
+    Made by `Idempotency.once`, and by nobody else.
+    """
 
     def __init__(
         self,
@@ -55,10 +62,11 @@ class Once(Block["Once"]):
         self._wanted = wanted
         self._terms = terms
         self._count = count
-        self._claim: Claim | None = None
+        self._claim: KeyClaim | None = None
         self._answer: tuple[object] | None = None
         self._outbox: Outbox | None = None
         self._events: list[Any] = []
+        self._notify = False
         self._known = False
         self.first = False
         """Whether nobody has done it before."""
@@ -74,12 +82,18 @@ class Once(Block["Once"]):
         return f"<Once of {self._wanted.operation!r}: {state}>"
 
     def answer(
-        self, value: object, *, outbox: Outbox | None = None, events: Iterable[Any] = ()
+        self,
+        value: object,
+        *,
+        outbox: Outbox | None = None,
+        events: Iterable[Any] = (),
+        notify: bool = False,
     ) -> None:
         """Store `value` (what JSON has, bytes, or an `Answer`) for all who come again.
 
         `events` are added to `outbox` with it, at the end of the block: on PostgreSQL in the same
-        statement, which saves a round trip.
+        statement, which saves a round trip. With `notify`, dispatchers that listen are told when it
+        commits, as `Outbox.add` does it.
         """
         if not self.first:
             raise RuntimeError(
@@ -89,6 +103,7 @@ class Once(Block["Once"]):
             raise RuntimeError("answer once, inside the block: this would be lost")
         records.check_storable(value)  # raises here, where the mistake is
         self._events = checked_events(outbox, events, self._connection.names)
+        self._notify = check.flag("notify", notify)
         self._outbox = outbox
         self._answer = (value,)
         self.value = value
@@ -117,11 +132,13 @@ class Once(Block["Once"]):
                 if self._connection.dialect == "postgres":
                     members = self._outbox.rows_cte(self._events)[:2]
                 else:
-                    own = self._outbox._adding_all  # noqa: SLF001 - of this package
+                    own = self._outbox._adding_all
                     yield from own(self._connection.dialect, self._events, notify=False)
             there = yield from records.set_answer(
                 self._claim, self._answer[0], self._terms, *members
             )
+            if self._outbox is not None and self._events and self._notify and there:
+                yield from self._outbox._notifying(self._connection.dialect)
             if not there:
                 raise RuntimeError(
                     f"the record of {self._wanted.operation!r} is gone: it was rolled back to a"

@@ -10,13 +10,14 @@ from seawall.durable._sql import Arguments, statements
 from seawall.errors import Contended, RecordGarbled
 from seawall.models.idempotency import (
     Answer,
-    Claim,
     Form,
     Fresh,
     Garbled,
+    KeyClaim,
+    KeyState,
+    Pending,
     Record,
     Replay,
-    Reservation,
     State,
     check_answer,
     decide,
@@ -53,7 +54,7 @@ class Wanted(NamedTuple):
         return {"scope": self.scope, "operation": self.operation, "key_hash": self.key_hash}
 
 
-def reserve(wanted: Wanted, terms: Terms, state: State = State.PENDING) -> Steps[Reservation]:
+def reserve(wanted: Wanted, terms: Terms, state: State = State.PENDING) -> Steps[KeyState]:
     """Take the record, or tell why not.
 
     `state` SUCCEEDED is for a transaction that commits the record with the effect: nobody sees it
@@ -64,13 +65,13 @@ def reserve(wanted: Wanted, terms: Terms, state: State = State.PENDING) -> Steps
         rows = yield Ask("idempotency.take", taking)
         if not rows:
             rows = yield Ask("idempotency.read", wanted.name)
-            found: Reservation | Literal["free"] = decision(rows, wanted.fingerprint)
+            found: KeyState | Literal["free"] = decision(rows, wanted.fingerprint)
             if found != "free":
                 return found
             rows = yield Ask("idempotency.take_over", taking)
         if rows:
             epoch, takeovers, rest = rows[0]
-            claim = Claim(*wanted[:3], wanted.owner, epoch, takeovers > 0)
+            claim = KeyClaim(*wanted[:3], wanted.owner, epoch, takeovers > 0)
             if state is State.PENDING and rest < terms.lease // 2:
                 # It waited for another transaction, and its lease began before that.
                 yield from renew(claim, terms)
@@ -78,7 +79,7 @@ def reserve(wanted: Wanted, terms: Terms, state: State = State.PENDING) -> Steps
     raise Contended(f"the record of {wanted.operation!r} changed {LOOKS} times while looked at")
 
 
-def decision(rows: list[tuple[Any, ...]], fingerprint: bytes) -> Reservation | Literal["free"]:
+def decision(rows: list[tuple[Any, ...]], fingerprint: bytes) -> KeyState | Literal["free"]:
     """Return what is to be done with what was read; "free" where it may be taken."""
     try:
         return decide(Record(*rows[0]) if rows else None, fingerprint)
@@ -94,7 +95,7 @@ def value_of(found: Replay) -> Any:
         raise RecordGarbled(f"the stored record makes no sense: {error}") from None
 
 
-def complete(claim: Claim, said: Arguments, terms: Terms) -> Steps[bool]:
+def complete(claim: KeyClaim, said: Arguments, terms: Terms) -> Steps[bool]:
     """Store an answer (as `stored` has it), if the claim is still good; tell whether it is."""
     rows = yield Ask("idempotency.complete", {**_held(claim), **said, "ttl": terms.ttl})
     if rows:
@@ -104,8 +105,39 @@ def complete(claim: Claim, said: Arguments, terms: Terms) -> Steps[bool]:
     return bool(rows)
 
 
+def complete_with(
+    claim: KeyClaim,
+    said: Arguments,
+    terms: Terms,
+    members: str = "",
+    arguments: Arguments | None = None,
+) -> Steps[bool]:
+    """Store an answer in a transaction of the user's, if the claim is still good.
+
+    `members` of a WITH clause (PostgreSQL's, with their `arguments`) are done with it, if it is:
+    they are written for the source `seawall_done`.
+    """
+    asked = {**_held(claim), **said, "ttl": terms.ttl, **(arguments or {})}
+    if members:
+        own = statements("postgres", "idempotency")["complete"]
+        text = f"WITH seawall_done AS (\n{own}\n),\n{members}\nSELECT 1 FROM seawall_done"
+        rows = yield AskText(text, asked)
+    else:
+        rows = yield Ask("idempotency.complete", asked)
+    return bool(rows)
+
+
+def held(claim: KeyClaim) -> Steps[Replay | Pending | None]:
+    """Tell what has become of a claim: completed, still open, or (None) somebody else's."""
+    rows = yield Ask("idempotency.held", _held(claim))
+    if not rows:
+        return None
+    found = decision(rows, b"")
+    return found if isinstance(found, Replay) else Pending(0.0)
+
+
 def set_answer(
-    claim: Claim,
+    claim: KeyClaim,
     answer: object,
     terms: Terms,
     members: str = "",
@@ -124,14 +156,14 @@ def set_answer(
     return bool(rows)
 
 
-def renew(claim: Claim, terms: Terms) -> Steps[bool]:
+def renew(claim: KeyClaim, terms: Terms) -> Steps[bool]:
     """Let the lease begin anew, if the claim is still good."""
     said = {**_held(claim), "lease": terms.lease, "ttl": terms.ttl}
     rows = yield Ask("idempotency.renew", said)
     return bool(rows)
 
 
-def forget(claim: Claim) -> Steps[bool]:
+def forget(claim: KeyClaim) -> Steps[bool]:
     """Remove the record, if the claim is still good: the next one runs."""
     rows = yield Ask("idempotency.forget", _held(claim))
     return bool(rows)
@@ -162,7 +194,7 @@ def clean(batch: int) -> Steps[int]:
     return len(rows)
 
 
-def _held(claim: Claim) -> dict[str, Any]:
+def _held(claim: KeyClaim) -> dict[str, Any]:
     said = claim._asdict()
     del said["taken_over"]
     return said

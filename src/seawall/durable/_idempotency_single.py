@@ -146,7 +146,7 @@ def _steps(
         if isinstance(found, Replay):
             return _repeated(idempotency, found, wanted)
         if found != "free":
-            refuse(found, wanted.operation, idempotency.count)
+            refuse(found, wanted.operation, idempotency._count)
         if failure is None:
             return Single(first=True, value=[])
         cleared = yield lambda: records.clear(wanted)
@@ -162,15 +162,15 @@ def _steps(
 
 
 def _made(idempotency: Idempotency, rows: Rows, outbox: Outbox | None) -> Single:
-    idempotency.count("fresh")
-    idempotency.count("completed")
+    idempotency._count("fresh")
+    idempotency._count("completed")
     if outbox is not None:
         outbox.wake()
     return Single(first=True, value=json_of(rows[0][0]))
 
 
 def _repeated(idempotency: Idempotency, found: Replay, wanted: Wanted) -> Single:
-    idempotency.count("replays")
+    idempotency._count("replays")
     if not found.answer.kept:
         raise AnswerNotKept(f"the rows of {wanted.operation!r} were too large to be kept")
     return Single(first=False, value=records.value_of(found))
@@ -248,7 +248,7 @@ def _execute(database: Database, asked: _Statement) -> list[tuple[Any, ...]]:
 
 
 def _text(connection: Connection, asked: _Statement) -> Text:
-    now = connection._now  # noqa: SLF001 - a test's time
+    now = connection._now
     return text_of(connection.kind.style, connection.names, now, asked.sql, asked.events)
 
 

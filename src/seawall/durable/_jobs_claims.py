@@ -49,7 +49,7 @@ class ClaimedJobs:
         taken = await self.database.arun(self._claiming(kinds, count, owner))
         return self._claimed(taken, owner, begun)
 
-    async def aclaim_one(self, id: str, *, owner: str) -> JobClaim | None:  # noqa: A002
+    async def _aclaim_one(self, id: str, *, owner: str) -> JobClaim | None:  # noqa: A002
         """Take one job, or return None: it has ended, is at work, is not due, or is not there."""
         if not is_id(id):
             return None
@@ -68,7 +68,7 @@ class ClaimedJobs:
         told = await self.database.arun(self._succeeding(claim, result, message))
         return self._told(claim, told) is not None
 
-    async def afail(
+    def fail(
         self,
         claim: JobClaim,
         error: str,
@@ -83,42 +83,50 @@ class ClaimedJobs:
         The job is tried again after `delay` seconds if it may be, else it has failed; one that is
         to be cancelled is cancelled.
         """
-        told = {
-            **self._holding(claim),
-            "error": shown(error),
-            "delay": round(check.seconds("delay", delay, zero=True) * MICRO),
-            "retry": int(retry),
-            "ttl": self._ttl,
-            "progress": progress,
-            "message": shown(message),
-        }
-        state = self._told(claim, await self.database.arun(lambda: steps.telling("fail", told)))
-        if state == "failed":
-            self._died(claim.id, claim.attempt, told["error"])
-        return state
+        told = self._failing(claim, error, delay, retry=retry, progress=progress, message=message)
+        return self._failed(claim, told, self._run(lambda: steps.telling("fail", told)))
+
+    async def afail(
+        self,
+        claim: JobClaim,
+        error: str,
+        *,
+        delay: float = 0.0,
+        retry: bool = True,
+        progress: float = 0.0,
+        message: str = "",
+    ) -> str | None:
+        """Say that an attempt failed, as `fail` does."""
+        told = self._failing(claim, error, delay, retry=retry, progress=progress, message=message)
+        state = await self.database.arun(lambda: steps.telling("fail", told))
+        return self._failed(claim, told, state)
+
+    def give_back(self, claim: JobClaim, *, delay: float = 0.0) -> str | None:
+        """Give a job back as if it had not been begun; return the new state, or None: refused."""
+        told = self._returning(claim, delay)
+        return self._told(claim, self._run(lambda: steps.telling("give_back", told)))
 
     async def agive_back(self, claim: JobClaim, *, delay: float = 0.0) -> str | None:
-        """Give a job back as if it had not been begun; return the new state, or None: refused."""
-        told = {**self._holding(claim), "ttl": self._ttl}
-        told["delay"] = round(check.seconds("delay", delay, zero=True) * MICRO)
+        """Give a job back, as `give_back` does."""
+        told = self._returning(claim, delay)
         return self._told(claim, await self.database.arun(lambda: steps.telling("give_back", told)))
 
-    async def abeat(
+    async def _abeat(
         self, owner: str, beats: list[Beat], looks: list[str]
     ) -> dict[tuple[str, int], bool]:
         """Prolong some claims, and look after others; return those held, and who is to stop."""
         lease = self._lease
         return await self.database.arun(lambda: steps.beating(owner, lease, beats, looks))
 
-    async def astanding(self, id: str) -> Standing | None:  # noqa: A002
+    async def _astanding(self, id: str) -> Standing | None:  # noqa: A002
         """Return how a job stands, of whatever scope; None if there is none."""
         return await self.database.arun(lambda: steps.standing(id))
 
-    async def awaiting(self, kinds: Iterable[str], limit: int = 500) -> list[tuple[str, int]]:
-        """Return ids and priorities of what could be claimed now: for a queue that lost them."""
+    def _to_list(self, kinds: Iterable[str], limit: int) -> Operation[list[tuple[str, int]]]:
+        """List ids and priorities of what could be claimed now: for a queue that lost them."""
         named = _kinds(kinds)
         most = check.count("limit", limit, maximum=10_000)
-        return await self.database.arun(lambda: steps.listing(named, most))
+        return lambda: steps.listing(named, most)
 
     # How it is done
 
@@ -169,6 +177,35 @@ class ClaimedJobs:
         told = {**self._holding(claim), "result": stored.body, "result_type": stored.content_type}
         told |= {"ttl": self._ttl, "message": shown(message)}
         return lambda: steps.telling("succeed", told)
+
+    def _failing(
+        self,
+        claim: JobClaim,
+        error: str,
+        delay: float,
+        *,
+        retry: bool,
+        progress: float,
+        message: str,
+    ) -> dict[str, Any]:
+        return {
+            **self._holding(claim),
+            "error": shown(error),
+            "delay": round(check.seconds("delay", delay, zero=True) * MICRO),
+            "retry": int(retry),
+            "ttl": self._ttl,
+            "progress": progress,
+            "message": shown(message),
+        }
+
+    def _failed(self, claim: JobClaim, told: dict[str, Any], state: str | None) -> str | None:
+        if self._told(claim, state) == "failed":
+            self._died(claim.id, claim.attempt, told["error"])
+        return state
+
+    def _returning(self, claim: JobClaim, delay: float) -> dict[str, Any]:
+        told = {**self._holding(claim), "ttl": self._ttl}
+        return {**told, "delay": round(check.seconds("delay", delay, zero=True) * MICRO)}
 
     def _told(self, claim: JobClaim, state: str | None) -> str | None:
         if state is None:

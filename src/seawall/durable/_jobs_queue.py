@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
 
-from seawall import _checks as check
 from seawall.durable._jobs_records import Job, is_id
 from seawall.durable._jobs_run import JobDoing, JobFunction, Running
 from seawall.durable._jobs_worker import LOOK
@@ -74,18 +73,28 @@ class QueuedJobs(JobDoing):
             {"job": job.id}, priority=job.priority, delay=delay, dedupe=job.id
         )
 
-    async def asweep(self, limit: int = 500) -> int:
+    def sweep(self, limit: int = 500) -> int:
         """Push what could be done now, and may have been lost; return how many that were.
 
         Of those that the queue has already, nothing is added. A queue that is full gets the rest
         by a later sweep.
         """
-        check.count("limit", limit, maximum=10_000)
         pushed = 0
-        for id_, priority in await self.jobs.awaiting(self.functions, limit):
-            known = priority if isinstance(priority, int) and 0 <= priority <= LOWEST else LOWEST
+        for id_, priority in self.jobs.database.run(self.jobs._to_list(self.functions, limit)):
             try:
-                await self.queue.apush({"job": id_}, priority=known, dedupe=id_)
+                self.queue.push({"job": id_}, priority=_known(priority), dedupe=id_)
+            except QueueFull:
+                break
+            pushed += 1
+        return pushed
+
+    async def asweep(self, limit: int = 500) -> int:
+        """Push what may have been lost, as `sweep` does."""
+        pushed = 0
+        found = await self.jobs.database.arun(self.jobs._to_list(self.functions, limit))
+        for id_, priority in found:
+            try:
+                await self.queue.apush({"job": id_}, priority=_known(priority), dedupe=id_)
             except QueueFull:
                 break
             pushed += 1
@@ -119,7 +128,7 @@ class QueuedJobs(JobDoing):
     async def _do(self, queued: Claim, id_: str, cut: Cut) -> str:
         import asyncio
 
-        claim = await self.jobs.aclaim_one(id_, owner=self.owner)
+        claim = await self.jobs._aclaim_one(id_, owner=self.owner)
         if claim is None:
             return await self._come_again(queued, id_)
         if claim.kind not in self.functions:
@@ -143,7 +152,7 @@ class QueuedJobs(JobDoing):
 
     async def _come_again(self, queued: Claim, id_: str) -> str:
         """Have the id brought again when the job can be taken; of one that ended, tell how."""
-        seen = await self.jobs.astanding(id_)
+        seen = await self.jobs._astanding(id_)
         if seen is None:
             raise JobNotReady(f"job {id_} is not there, or not yet")
         if seen.state not in ("queued", "running"):
@@ -174,6 +183,10 @@ class QueuedJobs(JobDoing):
         if self._pool is not None:
             self._pool.close(0.0)
             self._pool = None
+
+
+def _known(priority: object) -> int:
+    return priority if isinstance(priority, int) and 0 <= priority <= LOWEST else LOWEST
 
 
 def _check_job(job: object) -> None:

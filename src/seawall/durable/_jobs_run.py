@@ -18,6 +18,8 @@ from seawall.durable._jobs_records import (
     shown,
 )
 from seawall.durable._jobs_steps import Beat
+from seawall.durable._trouble import Trouble
+from seawall.durable._uncut import first_line
 from seawall.durable.jobs import Jobs
 from seawall.errors import JobCancelled, RecordGarbled, Rejected, matches
 from seawall.executors import IoPool
@@ -43,6 +45,7 @@ class JobHandle:
     """What a job's function is given. Of any thread."""
 
     __slots__ = (
+        "_told",
         "attempt",
         "cancelled",
         "id",
@@ -50,7 +53,6 @@ class JobHandle:
         "max_attempts",
         "payload",
         "scope",
-        "told",
     )
 
     def __init__(self, claim: JobClaim) -> None:
@@ -64,7 +66,7 @@ class JobHandle:
         self.max_attempts = claim.max_attempts
         self.cancelled = False
         """Whether to stop: it was cancelled, or is another worker's. A coroutine is cancelled."""
-        self.told = (claim.progress, claim.message)
+        self._told = (claim.progress, claim.message)
         """How far it is, as it said last."""
 
     def __repr__(self) -> str:
@@ -72,7 +74,7 @@ class JobHandle:
 
     def progress(self, share: float, message: str = "") -> None:
         """Say how far it is, from 0 to 1. Cheap: what was said last is stored each second or so."""
-        self.told = (check.ratio("share", share, zero=True), shown(message))
+        self._told = (check.ratio("share", share, zero=True), shown(message))
 
     def raise_if_cancelled(self) -> None:
         """Stop here if the job was cancelled: for plain functions, which nobody can interrupt."""
@@ -99,20 +101,20 @@ class Running:
         self.error: BaseException | None = None
         self.renewed = renewed
         self.until = claim.until
-        self.said = self.handle.told
+        self.said = self.handle._told
 
     def __repr__(self) -> str:
         return f"<Running {self.claim!r}>"
 
     def beat(self) -> Beat:
         """Return what there is to be told."""
-        self.said = self.handle.told
+        self.said = self.handle._told
         return Beat(self.claim.id, self.claim.epoch, *self.said)
 
     @property
     def has_news(self) -> bool:
         """Whether something was said that is not stored."""
-        return self.handle.told != self.said
+        return self.handle._told != self.said
 
     def cancel(self) -> None:
         """Stop: somebody cancelled the job."""
@@ -177,6 +179,7 @@ class JobDoing:
         self._clock = jobs.clock
         self._pool: IoPool | None = None
         self._runs: set[Running] = set()
+        self._trouble = Trouble(f"jobs {jobs.name!r}", self._clock)
         words = ("succeeded", "retried", "failed", "cancelled", "returned", "lost")
         self._counts = dict.fromkeys(words, 0)
 
@@ -236,17 +239,25 @@ class JobDoing:
             stored = result_of(result, self.jobs.max_result)
         except Exception as error:  # noqa: BLE001 - the function would only return the same again
             return await self._failed(run, error, retry=False)
-        message = run.handle.told[1]
+        share, said = run.handle._told
+        message = said if share >= 1.0 else ""  # "a quarter" is not what it is at the end
         told = await self._tell(run, lambda: self.jobs.asucceed(run.claim, stored, message))
-        return "succeeded" if told in (True, "succeeded") else "lost"
+        if told not in (True, "succeeded"):
+            return "lost"
+        self._trouble.well(run.claim.id)
+        return "succeeded"
 
     async def _failed(self, run: Running, error: BaseException, *, retry: bool = True) -> str:
         run.error = error
-        share, message = run.handle.told
-        how: dict[str, Any] = {"delay": self._pause_after(run.claim.attempt, error)}
+        share, message = run.handle._told
+        claim, delay = run.claim, self._pause_after(run.claim.attempt, error)
+        how: dict[str, Any] = {"delay": delay}
         how |= {"retry": retry, "progress": share, "message": message}
         said = described(error)
-        state = await self._tell(run, lambda: self.jobs.afail(run.claim, said, **how))
+        state = await self._tell(run, lambda: self.jobs.afail(claim, said, **how))
+        if state in ("queued", "failed"):
+            what = f"job {claim.id} ({claim.kind!r}), attempt {claim.attempt}"
+            self._trouble.failed(claim.id, what, error, delay=delay, final=state == "failed")
         return "retried" if state == "queued" else state or "lost"
 
     async def _give_back(self, run: Running, delay: float = 0.0) -> str:
@@ -262,8 +273,8 @@ class JobDoing:
             # Of a schedule that grows without end, the hundredth pause is as good as the last.
             delay = next(islice(schedule, min(attempt, 100) - 1, None))
             delay = check.seconds("backoff", max(delay, least or 0.0), zero=True)
-        except Exception:  # the job must not be lost for that
-            log.exception("jobs %r: backoff failed", self.jobs.name)
+        except Exception as trouble:  # noqa: BLE001 - the job must not be lost for that
+            log.warning("jobs %r: backoff failed: %s", self.jobs.name, first_line(trouble))
             delay = PAUSE
         return min(delay, LONGEST_PAUSE)
 
@@ -276,11 +287,12 @@ class JobDoing:
                 told = await verb()
                 if not told and unsure:
                     told = await self._heard_before(run.claim)
-            except Exception:
+            except Exception as error:  # noqa: BLE001 - of any driver's; tried again
                 unsure = True
                 left = run.until - self._clock.now()
                 if left <= 0:
-                    log.exception("jobs %r: %r could not be told", self.jobs.name, run.claim)
+                    name, told = self.jobs.name, first_line(error)
+                    log.warning("jobs %r: job %s: untold how it went: %s", name, run.claim.id, told)
                     return None
                 await sleep_async(min(next(delays), left))
             else:
@@ -289,7 +301,7 @@ class JobDoing:
 
     async def _heard_before(self, claim: JobClaim) -> str | None:
         """Return the state that we brought about, if the answer to that was lost; else None."""
-        seen = await self.jobs.astanding(claim.id)
+        seen = await self.jobs._astanding(claim.id)
         if seen is None or seen.epoch != claim.epoch or seen.state == "running":
             return None
         self.jobs.bells.ring(claim.id)
@@ -310,7 +322,7 @@ class JobDoing:
             return True
         try:
             async with asyncio.timeout(third):  # a database may just not answer
-                held = await self.jobs.abeat(self.owner, beats, looks)
+                held = await self.jobs._abeat(self.owner, beats, looks)
         except Exception:  # noqa: BLE001 - whatever it is, it is tried again while there is time
             for run in due:
                 run.said = (-1.0, "")  # it was not stored

@@ -18,6 +18,8 @@ from seawall import _checks as check
 from seawall.durable._jobs_claims import CANCELLED
 from seawall.durable._jobs_run import OUTAGE, JobDoing, JobFunction, Running, log
 from seawall.durable._outbox_listening import Listening
+from seawall.durable._trouble import Trouble
+from seawall.durable._uncut import first_line
 from seawall.durable.jobs import Jobs
 from seawall.jobs._bells import READY, Bell, Bells
 from seawall.models.backoff import Backoff
@@ -36,7 +38,6 @@ TELLING: Final = 2.0
 INSTANT: Final = 1e-6
 TIDY_EVERY: Final = 60.0
 """Seconds between two times of dropping what is not kept any more."""
-TIDY_MOST: Final = 50_000
 
 
 class JobWorker(JobDoing):
@@ -80,6 +81,7 @@ class JobWorker(JobDoing):
         self._looks: asyncio.Event | None = None
         self._stopped = False
         self._end_at = inf
+        self._outage = Trouble(f"jobs {jobs.name!r}", self._clock)
 
     def __repr__(self) -> str:
         return f"<JobWorker of {self.jobs!r}: {len(self._runs)} of {self.concurrency} at work>"
@@ -214,9 +216,10 @@ class JobWorker(JobDoing):
             except Exception as error:
                 if once:
                     raise
-                log.warning("jobs %r cannot be claimed: %r", self.jobs.name, error)
+                self._outage.failed(None, "nothing can be claimed", error)
                 await self._news_within(self._news, next(outages))
                 continue
+            self._outage.well(None)
             outages = OUTAGE.delays(self._rng.random)
             for claim in claims:
                 self._begin(claim)
@@ -244,8 +247,8 @@ class JobWorker(JobDoing):
         outcome = "lost"
         try:
             outcome = await self._outcome(run)
-        except Exception:  # noqa: BLE001 - one job's trouble is not the others'
-            log.exception("jobs %r: %r", self.jobs.name, run.claim)
+        except Exception as error:  # noqa: BLE001 - one job's trouble is not the others'
+            log.error("jobs %r: job %s: %s", self.jobs.name, run.claim.id, first_line(error))
         finally:
             self._counts[outcome] += 1
             self._runs.discard(run)
@@ -265,9 +268,9 @@ class JobWorker(JobDoing):
         while True:
             await sleep_async(TIDY_EVERY * (0.5 + 0.5 * self._rng.random()))
             try:
-                await self.jobs.acleanup(TIDY_MOST)
+                await self.jobs.acleanup()
             except Exception as error:  # noqa: BLE001 - next time, then
-                log.warning("jobs %r cannot be cleaned up: %r", self.jobs.name, error)
+                log.warning("jobs %r cannot be cleaned up: %s", self.jobs.name, first_line(error))
 
     async def _wind_up(self, fetching: asyncio.Task[int]) -> None:
         """Give what is at work its time; then give it back; then end."""

@@ -17,6 +17,7 @@ from uuid import uuid4
 from seawall import _checks as check
 from seawall.context import current_idempotency_key, current_tenant
 from seawall.durable._blocks import named
+from seawall.durable._cleaning import Cleaning
 from seawall.durable._connections import Ask
 from seawall.durable.database import Database
 from seawall.errors import LaterFull
@@ -232,17 +233,19 @@ class Later:
         counts["oldest"] = max(0, found.get(WAITING, (0, 0))[1]) / 1_000_000
         return counts
 
-    async def acleanup(self, *, batch: int = 1000) -> int:
-        """Remove up to `batch` calls that are over and past their time; return how many."""
-        return await self.database.arun(lambda: self._cleaning(batch))
+    async def acleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
+        """Remove calls that are over and past their time, `batch` by batch; return how many.
 
-    def cleanup(self, *, batch: int = 1000) -> int:
+        It ends after about `within` seconds, done or not: call it now and then.
+        """
+        return await Cleaning(batch, within, self._cleaning).arun(self.database)
+
+    def cleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
         """Do the same, blocking."""
-        return self.database.run(lambda: self._cleaning(batch))
+        return Cleaning(batch, within, self._cleaning).run(self.database)
 
     def _cleaning(self, batch: int) -> Steps[int]:
-        size = check.count("batch", batch, maximum=100_000)
-        asked = {"queue": self.name, "keep_dead": _us(self.keep_dead), "batch": size}
+        asked = {"queue": self.name, "keep_dead": _us(self.keep_dead), "batch": batch}
         return len((yield Ask("later.cleanup", asked)))
 
     def snapshot(self) -> dict[str, Any]:

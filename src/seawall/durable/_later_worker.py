@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from itertools import islice
+from math import inf
 from random import Random
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,13 +20,14 @@ from seawall import _checks as check
 from seawall.context import idempotency_key, reset, tenant
 from seawall.durable._connections import Ask
 from seawall.durable._later_calls import Later, decoded, redoing
+from seawall.durable._later_doing import Given, WithoutFallbacks
+from seawall.durable._trouble import Trouble
+from seawall.durable._uncut import first_line, uncut
 from seawall.errors import Rejected, matches
 from seawall.guard import Guard
 from seawall.models.backoff import Backoff, as_backoff, full_jitter
 from seawall.runtime.events import JobDied, emit
 from seawall.runtime.functions import kind_of
-from seawall.runtime.mutex import survives_fork
-from seawall.runtime.plan import Plan
 from seawall.runtime.runners import sleep_async
 from seawall.runtime.stepping import Steps
 
@@ -39,12 +41,10 @@ CLEANING: Final = 60.0
 """Seconds after which what is over is looked for again."""
 CLEANED: Final = 1000
 """So many at once are removed."""
+ENDING: Final = 5.0
+"""Seconds after the grace for giving back what is at work; then the leases do it."""
 TELLINGS: Final = 5
 """How often it is tried to tell the database how a call went."""
-
-
-INSTEAD: Final = frozenset({"cache", "fallback"})
-"""Policies that may answer for the call: to the worker that would look as if it were done."""
 
 
 class Claim(NamedTuple):
@@ -75,15 +75,15 @@ class LaterWorker:
         backoff: Backoff | float | Iterable[float] | Callable[[int], float] | None = None,
         poll: float = 1.0,
         ordered: bool = False,
-        fatal: type[Exception] | tuple[type[Exception], ...] = (),
+        give_up_on: type[Exception] | tuple[type[Exception], ...] = (),
         rng: Random | None = None,
     ) -> None:
         """Do up to `concurrency` calls at once, each under `guard` without its fallbacks.
 
         A function that a guard has decorated needs no `guard`. Between attempts, `attempts` in all,
         there are pauses of `backoff`: full jitter from 1 s up to 5 minutes, unless given. An error
-        of `fatal` is final at once. `ordered` does one call at a time, the oldest: what fails holds
-        up all behind it. Where nothing is to be done, it looks each `poll` seconds.
+        of `give_up_on` is final at once. `ordered` does one call at a time, the oldest: what fails
+        holds up all behind it. Where nothing is to be done, it looks each `poll` seconds.
         """
         if not isinstance(later, Later):
             raise TypeError(f"LaterWorker({later!r}, ...): pass a Later")
@@ -100,15 +100,15 @@ class LaterWorker:
         self.attempts = check.count("attempts", attempts)
         self.lease = check.seconds("lease", lease)
         self.poll = check.seconds("poll", poll)
-        self._fatal = check.error_types("fatal", fatal)
+        self._give_up_on = check.error_types("give_up_on", give_up_on)
         self._backoff = full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff)
         self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter is no secret
         mark = getattr(function, "__seawall__", None)
         if guard is None and mark is not None:
             guard = mark[0]
         # Under its fallbacks a failure would look like an answer, and be stored once more.
-        self._function = function if guard is None else guard._plan_for(function)[1]  # noqa: SLF001
-        self._guard = None if guard is None else _WithoutFallbacks(guard)
+        self._function = function if guard is None else guard._plan_for(function)[1]
+        self._guard = None if guard is None else WithoutFallbacks(guard)
         kind = kind_of(self._function)
         if kind not in ("sync", "async"):
             raise TypeError(f"{function!r}: pass a function that returns its result whole")
@@ -117,6 +117,9 @@ class LaterWorker:
         self._clock = later.database.guard.clock
         self._resume_at = self._clean_at = float("-inf")
         self._stopped = False
+        self._end_at = inf
+        self._trouble = Trouble(f"later {later.name!r}", self._clock)
+        self._outage = Trouble(f"later {later.name!r}", self._clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: asyncio.Event | None = None
         words = ("done", "failed", "refused", "dead", "lost", "returned")
@@ -146,13 +149,15 @@ class LaterWorker:
                     task.add_done_callback(lambda _: self._ring())
                 pause = self._resume_at - self._clock.now()
                 await self._wait(max(self.poll, pause))
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            raise
+            while tasks and (left := self._end_at - self._clock.now()) > 0:
+                self._news.clear()
+                await self._wait(left)
         finally:
-            if tasks:
-                await asyncio.wait(tasks)
+            for seconds in (ENDING, 0.1):  # the second time, also who still tries to tell
+                if tasks:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.wait(tasks, timeout=seconds)
             self._loop = self._news = None
 
     async def run_once(self) -> int:
@@ -169,8 +174,16 @@ class LaterWorker:
 
         asyncio.run(self.run())
 
-    def stop(self) -> None:
-        """Begin no more calls; `run` returns when those at work have ended. From any thread."""
+    def stop(self, grace: float = 10.0) -> None:
+        """Begin no more calls, and give those at work `grace` seconds; the rest is given back.
+
+        From any thread or signal handler; `run` returns when it is done, some seconds after the
+        grace at the latest. A call that was given back is free at once, and has lost no attempt. A
+        thread cannot be stopped: what a plain function is still at is free when its lease is over,
+        and `run_sync` waits for its end.
+        """
+        seconds = check.seconds("grace", grace, zero=True)
+        self._end_at = min(self._end_at, self._clock.now() + seconds)
         self._stopped = True
         loop = self._loop
         if loop is not None:
@@ -205,7 +218,8 @@ class LaterWorker:
         if self._clock.now() < self._clean_at:
             return
         try:
-            more = await self.later.acleanup(batch=CLEANED) == CLEANED
+            removed = await self.later.database.arun(lambda: self.later._cleaning(CLEANED))
+            more = removed == CLEANED
         except Exception:  # noqa: BLE001 - the database is away: what is over stays for a while
             more = False
         self._clean_at = self._clock.now() + (self.poll if more else CLEANING)
@@ -226,9 +240,10 @@ class LaterWorker:
 
         try:
             rows = await self.later.database.arun(steps)
-        except Exception:
-            logging.getLogger("seawall").exception("%r: nothing could be claimed", self)
+        except Exception as error:  # noqa: BLE001 - of any driver's; told, and asked again
+            self._outage.failed(None, "nothing can be claimed", error)
             return []
+        self._outage.well(None)
         return sorted(Claim(*row) for row in rows)
 
     async def _do(self, claim: Claim) -> None:
@@ -258,7 +273,7 @@ class LaterWorker:
             self._counts["lost"] += 1
             return None
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        return await self._report(claim, error)
+        return await uncut(self._report(claim, error))  # it is done: that is told to the end
 
     async def _call(self, claim: Claim, args: list[Any], kwargs: dict[str, Any]) -> None:
         """Do it in the context in which it was stored."""
@@ -266,7 +281,7 @@ class LaterWorker:
 
         token = redoing.set((*redoing.get(), self.later.name))
         try:
-            with _Given(tenant, claim.tenant), _Given(idempotency_key, claim.key):
+            with Given(tenant, claim.tenant), Given(idempotency_key, claim.key):
                 if self._awaited:
                     await self._under_guard("acall")(*args, **kwargs)
                 else:
@@ -308,8 +323,10 @@ class LaterWorker:
     async def _report(self, claim: Claim, error: BaseException | None) -> None:
         if error is None:
             how = "done_without_key" if claim.key is None else "done"
-            self._counts["done"] += await self._tell(claim, how)
-            return
+            if await self._tell(claim, how):
+                self._counts["done"] += 1
+                self._trouble.well(claim.id)
+            return None
         words = f"{type(error).__name__}: {error}".replace("\0", "")[:LONGEST_ERROR]
         words = words.encode("utf-8", "replace").decode()
         if isinstance(error, Rejected):
@@ -319,12 +336,17 @@ class LaterWorker:
             self._counts["refused"] += 1
             delay = int(pause * 1_000_000)
             await self._tell(claim, "again", delay=delay, refund=1, error=words)
-        elif claim.attempts >= self.attempts or matches(error, self._fatal):
-            await self._bury(claim, type(error).__name__, words)
         else:
+            final = claim.attempts >= self.attempts or matches(error, self._give_up_on)
+            pause = 0.0 if final else self._pause(claim.attempts)
+            what = f"call {claim.id}, attempt {claim.attempts}"
+            self._trouble.failed(claim.id, what, error, delay=pause, final=final)
+            if final:
+                return await self._bury(claim, type(error).__name__, words)
             self._counts["failed"] += 1
-            delay = int(self._pause(claim.attempts) * 1_000_000)
+            delay = int(pause * 1_000_000)
             await self._tell(claim, "again", delay=delay, refund=0, error=words)
+        return None
 
     def _pause(self, attempts: int) -> float:
         number = min(attempts, 100) - 1
@@ -341,11 +363,14 @@ class LaterWorker:
         for number in range(TELLINGS):
             try:
                 told = await self._change(claim, what, **more)
-            except Exception:
+            except Exception as error:  # noqa: BLE001 - of any driver's; tried again
                 if number + 1 < TELLINGS:
                     await sleep_async(0.1 * 2**number)
                     continue
-                logging.getLogger("seawall").exception("%r: %r was not told", self, what)
+                log = logging.getLogger("seawall")
+                log.warning(
+                    "%r: call %s: %r was not told: %s", self, claim.id, what, first_line(error)
+                )
                 return False
             if not told:
                 self._counts["lost"] += 1  # somebody else has it: what we say is refused
@@ -359,28 +384,3 @@ class LaterWorker:
             return bool((yield Ask(f"later.{what}", asked)))
 
         return await self.later.database.arun(steps)
-
-
-class _WithoutFallbacks(Guard):
-    """The same guard with all its state, where a failure is a failure."""
-
-    def __init__(self, guard: Guard) -> None:
-        vars(self).update(vars(guard))
-        self.bounds = [b for b in guard.bounds if b.policy.kind not in INSTEAD]
-        self._plan = Plan(self, self.bounds)
-        survives_fork(self)
-
-
-class _Given:
-    """A scope with a value; none without."""
-
-    def __init__(self, scope: Callable[[str], Any], value: str | None) -> None:
-        self._scope = None if value is None else scope(value)
-
-    def __enter__(self) -> None:
-        if self._scope is not None:
-            self._scope.__enter__()
-
-    def __exit__(self, *exc: object) -> None:
-        if self._scope is not None:
-            self._scope.__exit__(*exc)

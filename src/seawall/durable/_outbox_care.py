@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 from seawall import _checks as check
+from seawall.durable._cleaning import Cleaning
 from seawall.durable._connections import Ask
-from seawall.durable._outbox_events import Blocked, Dead, event_of, new_id, text
+from seawall.durable._outbox_events import BlockedAggregate, DeadEvent, event_of, new_id, text
 from seawall.durable._outbox_steps import Settled, Taken, adding, fetching, settling
 from seawall.durable.database import Database
 from seawall.runtime.stepping import Steps
 
 MOST_LISTED: Final = 1_000
 CLEAN_AT_ONCE: Final = 1_000
-"""Rows that one transaction deletes."""
+"""Rows that one transaction deletes, unless told otherwise."""
 KEEP_DEAD: Final = 30 * 86_400.0
 
 
@@ -26,32 +28,32 @@ class Care:
 
     # What went wrong
 
-    def dead(self, most: int = 100) -> list[Dead]:
+    def dead(self, limit: int = 100) -> list[DeadEvent]:
         """Return events that were put aside, the oldest first."""
-        return self.database.run(lambda: self._dead(most))
+        return self.database.run(lambda: self._dead(limit))
 
-    async def adead(self, most: int = 100) -> list[Dead]:
+    async def adead(self, limit: int = 100) -> list[DeadEvent]:
         """Do the same, awaiting."""
-        return await self.database.arun(lambda: self._dead(most))
+        return await self.database.arun(lambda: self._dead(limit))
 
-    def _dead(self, most: int) -> Steps[list[Dead]]:
-        bound = check.count("most", most, maximum=MOST_LISTED)
+    def _dead(self, limit: int) -> Steps[list[DeadEvent]]:
+        bound = check.count("limit", limit, maximum=MOST_LISTED)
         rows = yield Ask("outbox.dead", {"outbox": self.name, "most": bound})
-        return [Dead(event_of(row[:8]), row[8], row[9] or "", row[10] / 1e6) for row in rows]
+        return [DeadEvent(event_of(row[:8]), row[8], row[9] or "", row[10] / 1e6) for row in rows]
 
-    def blocked(self, most: int = 100) -> list[Blocked]:
+    def blocked(self, limit: int = 100) -> list[BlockedAggregate]:
         """Return the aggregates that wait for `unblock`."""
-        return self.database.run(lambda: self._blocked(most))
+        return self.database.run(lambda: self._blocked(limit))
 
-    async def ablocked(self, most: int = 100) -> list[Blocked]:
+    async def ablocked(self, limit: int = 100) -> list[BlockedAggregate]:
         """Do the same, awaiting."""
-        return await self.database.arun(lambda: self._blocked(most))
+        return await self.database.arun(lambda: self._blocked(limit))
 
-    def _blocked(self, most: int) -> Steps[list[Blocked]]:
-        bound = check.count("most", most, maximum=MOST_LISTED)
+    def _blocked(self, limit: int) -> Steps[list[BlockedAggregate]]:
+        bound = check.count("limit", limit, maximum=MOST_LISTED)
         rows = yield Ask("outbox.blocked", {"outbox": self.name, "most": bound})
         return [
-            Blocked(aggregate, aggregate_id, attempts, error or "")
+            BlockedAggregate(aggregate, aggregate_id, attempts, error or "")
             for aggregate, aggregate_id, attempts, error in rows
         ]
 
@@ -118,64 +120,69 @@ class Care:
 
     # Keeping it small
 
-    def clean(self, *, keep: float = 0.0, keep_dead: float = KEEP_DEAD) -> int:
-        """Delete delivered events older than `keep` seconds, dead ones older than `keep_dead`."""
-        return self._batches(self._to_clean(keep, keep_dead))
+    def cleanup(
+        self,
+        *,
+        keep: float = 0.0,
+        keep_dead: float = KEEP_DEAD,
+        batch: int = CLEAN_AT_ONCE,
+        within: float = 10.0,
+    ) -> int:
+        """Delete delivered events older than `keep` seconds, dead ones older than `keep_dead`.
 
-    async def aclean(self, *, keep: float = 0.0, keep_dead: float = KEEP_DEAD) -> int:
+        Batch by batch; returns how many. It ends after about `within` seconds, done or not.
+        """
+        return Cleaning(batch, within, *self._to_clean(keep, keep_dead)).run(self.database)
+
+    async def acleanup(
+        self,
+        *,
+        keep: float = 0.0,
+        keep_dead: float = KEEP_DEAD,
+        batch: int = CLEAN_AT_ONCE,
+        within: float = 10.0,
+    ) -> int:
         """Do the same, awaiting."""
-        return await self._abatches(self._to_clean(keep, keep_dead))
+        return await Cleaning(batch, within, *self._to_clean(keep, keep_dead)).arun(self.database)
 
-    async def aclean_some(self, *, keep: float) -> bool:
+    async def _aclean_some(self, *, keep: float) -> bool:
         """Do a batch of it; tell whether there may be more: for who has other things to do."""
-        asks = self._to_clean(keep, KEEP_DEAD)
-        deleted = [await self.database.arun(partial(_counted, asked)) for asked in asks]
+        removals = self._to_clean(keep, KEEP_DEAD)
+        deleted = [await self.database.arun(partial(one, CLEAN_AT_ONCE)) for one in removals]
         return max(deleted) >= CLEAN_AT_ONCE
 
-    def forget(self, *, idle: float) -> int:
+    def forget(self, *, idle: float, batch: int = CLEAN_AT_ONCE, within: float = 10.0) -> int:
         """Delete the counters of aggregates that had no event for `idle` seconds.
 
         Only where no event of theirs is left. Their numbers begin at 1 again; ids do not repeat.
-        Write more seconds than any transaction that adds events is open.
+        Write more seconds than any transaction that adds events is open. Batch by batch, for about
+        `within` seconds, as `cleanup` does.
         """
-        return self._batches(self._to_forget(idle))
+        return Cleaning(batch, within, self._to_forget(idle)).run(self.database)
 
-    async def aforget(self, *, idle: float) -> int:
+    async def aforget(
+        self, *, idle: float, batch: int = CLEAN_AT_ONCE, within: float = 10.0
+    ) -> int:
         """Do the same, awaiting."""
-        return await self._abatches(self._to_forget(idle))
+        return await Cleaning(batch, within, self._to_forget(idle)).arun(self.database)
 
-    def _to_clean(self, keep: float, keep_dead: float) -> list[Ask]:
+    def _to_clean(self, keep: float, keep_dead: float) -> list[Callable[[int], Steps[int]]]:
         ages = (
             (False, check.seconds("keep", keep, zero=True)),
             (True, check.seconds("keep_dead", keep_dead, zero=True)),
         )
-        bound = {"outbox": self.name, "most": CLEAN_AT_ONCE}
         return [
-            Ask("outbox.clean", {**bound, "dead": dead, "age": round(age * 1e6)})
+            partial(self._removing, "clean", {"dead": dead, "age": round(age * 1e6)})
             for dead, age in ages
         ]
 
-    def _to_forget(self, idle: float) -> list[Ask]:
+    def _to_forget(self, idle: float) -> Callable[[int], Steps[int]]:
         age = round(check.seconds("idle", idle) * 1e6)
-        return [Ask("outbox.forget", {"outbox": self.name, "most": CLEAN_AT_ONCE, "age": age})]
+        return partial(self._removing, "forget", {"age": age})
 
-    def _batches(self, asks: list[Ask]) -> int:
-        total = 0
-        for asked in asks:
-            deleted = CLEAN_AT_ONCE
-            while deleted >= CLEAN_AT_ONCE:
-                deleted = self.database.run(partial(_counted, asked))
-                total += deleted
-        return total
-
-    async def _abatches(self, asks: list[Ask]) -> int:
-        total = 0
-        for asked in asks:
-            deleted = CLEAN_AT_ONCE
-            while deleted >= CLEAN_AT_ONCE:
-                deleted = await self.database.arun(partial(_counted, asked))
-                total += deleted
-        return total
+    def _removing(self, what: str, asked: dict[str, Any], batch: int) -> Steps[int]:
+        rows = yield Ask(f"outbox.{what}", {**asked, "outbox": self.name, "most": batch})
+        return len(rows)
 
     # How it stands
 
@@ -195,8 +202,3 @@ class Care:
         pending, oldest, dead, blocked = rows[0]
         age = 0.0 if oldest is None else max(0, oldest) / 1e6
         return {"pending": pending, "oldest_age": age, "dead": dead, "blocked": blocked}
-
-
-def _counted(asked: Ask) -> Steps[int]:
-    rows = yield asked
-    return len(rows)

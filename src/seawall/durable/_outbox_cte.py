@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final, NamedTuple
 
 from seawall.durable._outbox_events import (
@@ -51,11 +51,12 @@ def members(outbox: str, events: list[NewEvent], source: str | None, max_payload
         whose, payload = event.aggregate_id, event.payload
         if not isinstance(whose, FromRow):
             whose = text("aggregate_id", whose)
-        arguments[f"outbox_id_{own}"] = new_id()
-        arguments[f"outbox_type_{own}"] = text("event_type", event.type)
-        arguments[f"outbox_headers_{own}"] = headers_text(event.headers)
+        id_, type_, headers_, payload_ = _names(own)
+        arguments[id_] = new_id()
+        arguments[type_] = text("event_type", event.type)
+        arguments[headers_] = headers_text(event.headers)
         if not isinstance(payload, FromRow):
-            arguments[f"outbox_payload_{own}"] = payload_bytes(payload, max_payload)
+            arguments[payload_] = payload_bytes(payload, max_payload)
             payload = None
         group = groups.setdefault((text("aggregate", event.aggregate), whose), [])
         group.append((own, payload))
@@ -68,6 +69,11 @@ def members(outbox: str, events: list[NewEvent], source: str | None, max_payload
         shape.append((whose if isinstance(whose, FromRow) else None, tuple(group)))
     write = _written if len(events) <= MOST_REMEMBERED else _written.__wrapped__
     return Members(write(tuple(shape), source), arguments)
+
+
+@cache
+def _names(own: int) -> tuple[str, str, str, str]:
+    return tuple(f"outbox_{what}_{own}" for what in ("id", "type", "headers", "payload"))  # type: ignore[return-value]
 
 
 def _by_name(item: tuple[tuple[str, str | FromRow], Any]) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from contextvars import copy_context
 from inspect import isawaitable, iscoroutinefunction
 from typing import Any, Final
 
-from seawall.durable._outbox_events import Event
+from seawall.durable._outbox_events import OutboxEvent
 from seawall.durable._outbox_steps import Lane, Settled
 from seawall.errors import Rejected
 from seawall.models.outbox import Settings, after_failure, first_failure
@@ -182,7 +182,7 @@ def _raise_if_cut_short(error: BaseException) -> None:
         raise error
 
 
-def _failed(said: object, events: list[Event]) -> frozenset[str]:
+def _failed(said: object, events: list[OutboxEvent]) -> frozenset[str]:
     """Return the ids of those that the sink says it did not take."""
     if said is None:
         return frozenset()

@@ -16,7 +16,7 @@ LARGEST_ERROR: Final = 1_000
 """Characters of an error that are stored."""
 
 
-class Event(NamedTuple):
+class OutboxEvent(NamedTuple):
     """An event as a sink is given it."""
 
     id: str
@@ -36,16 +36,16 @@ class Event(NamedTuple):
         return json.loads(self.payload)
 
 
-class Dead(NamedTuple):
+class DeadEvent(NamedTuple):
     """An event that was put aside."""
 
-    event: Event
+    event: OutboxEvent
     attempts: int
     error: str
     died_at: float
 
 
-class Blocked(NamedTuple):
+class BlockedAggregate(NamedTuple):
     """An aggregate that waits for somebody to look into it."""
 
     aggregate: str
@@ -119,10 +119,10 @@ def headers_text(headers: Mapping[str, str] | None) -> str | None:
     return data
 
 
-def event_of(row: tuple[Any, ...]) -> Event:
+def event_of(row: tuple[Any, ...]) -> OutboxEvent:
     """Return a row (id, aggregate, aggregate_id, sequence, type, payload, headers, created_at)."""
     number, aggregate, aggregate_id, sequence, kind, payload, headers, created_at = row
-    return Event(
+    return OutboxEvent(
         number,
         aggregate,
         aggregate_id,

@@ -10,7 +10,7 @@ import json
 from typing import Any, NamedTuple
 
 from seawall.durable._connections import Ask
-from seawall.durable._outbox_events import Event, error_text, event_of
+from seawall.durable._outbox_events import OutboxEvent, error_text, event_of
 from seawall.durable._sql import Dialect
 from seawall.runtime.stepping import Steps
 
@@ -22,7 +22,7 @@ class Lane(NamedTuple):
     epoch: int
     attempts: int
     """How often the first of them has failed."""
-    events: list[Event]
+    events: list[OutboxEvent]
 
 
 class Taken(NamedTuple):
@@ -55,9 +55,23 @@ class Settled(NamedTuple):
     error: object = ""
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the event after those was tried, and not taken."""
+        return type(self.error) is not str or self.error != ""
+
+    @property
     def upto(self) -> int:
         """The number of the last that was delivered; 0 if none."""
         return self.lane.events[self.delivered - 1].sequence if self.delivered else 0
+
+
+class Written(NamedTuple):
+    """What became of writing it down."""
+
+    late: int
+    """How many were refused: they were taken over meanwhile."""
+    troubled: set[int]
+    """Those in trouble for which it was written."""
 
 
 # Adding
@@ -177,24 +191,24 @@ def renewing(dialect: Dialect, owner: str, lanes: list[Lane], lease: int) -> Ste
 
 def settling(
     dialect: Dialect, outbox: str, owner: str, settled: list[Settled], *, keep: bool
-) -> Steps[int]:
+) -> Steps[Written]:
     """Write down how it went for each; return how many were refused.
 
     Refused is what was taken over meanwhile: nothing is written for it.
     """
     if not settled:
-        return 0
+        return Written(0, set())
     steps = _settling_postgres if dialect == "postgres" else _settling_sqlite
-    refused = yield from steps(outbox, owner, settled, keep=keep)
-    return refused
+    written = yield from steps(outbox, owner, settled, keep=keep)
+    return written
 
 
 def _settling_postgres(
     outbox: str, owner: str, settled: list[Settled], *, keep: bool
-) -> Steps[int]:
+) -> Steps[Written]:
     yield Ask("outbox.by_index", {})
     ours = {"outbox": outbox, "owner": owner}
-    accepted = 0
+    accepted, in_trouble = 0, set[int]()
     progressed = [one for one in settled if one.delivered]
     if keep and progressed:
         yield Ask("outbox.keep", {**ours, **_listed(progressed)})
@@ -215,7 +229,7 @@ def _settling_postgres(
             for one in troubled
         ]
         rows = yield Ask("outbox.failed", {**ours, "marks": json.dumps(marks)})
-        accepted += rows[0][0]
+        in_trouble |= {row[0] for row in rows}
     if poison := [one for one in settled if one.action == "skip"]:
         marks = [
             {
@@ -229,8 +243,8 @@ def _settling_postgres(
             for one in poison
         ]
         rows = yield Ask("outbox.bury", {**ours, "marks": json.dumps(marks)})
-        accepted += rows[0][0]
-    return len(settled) - accepted
+        in_trouble |= {row[0] for row in rows}
+    return Written(len(settled) - accepted - len(in_trouble), in_trouble)
 
 
 def _listed(settled: list[Settled]) -> dict[str, str]:
@@ -241,7 +255,9 @@ def _listed(settled: list[Settled]) -> dict[str, str]:
     }
 
 
-def _settling_sqlite(outbox: str, owner: str, settled: list[Settled], *, keep: bool) -> Steps[int]:
+def _settling_sqlite(
+    outbox: str, owner: str, settled: list[Settled], *, keep: bool
+) -> Steps[Written]:
     held = yield from _held(owner, [one.lane for one in settled])
     ours = [one for one in settled if one.lane.lane in held]
     if progressed := [one for one in ours if one.delivered]:
@@ -271,7 +287,28 @@ def _settling_sqlite(outbox: str, owner: str, settled: list[Settled], *, keep: b
             yield Ask("outbox.gone", {"outbox": outbox, "marks": marks})
     freed = ",".join(str(one.lane.lane) for one in ours if one.action in {"done", "skip"})
     yield Ask("outbox.free", {"owner": owner, "lanes": freed})
-    return len(settled) - len(ours)
+    in_trouble = {one.lane.lane for one in ours if one.action != "done"}
+    return Written(len(settled) - len(ours), in_trouble)
+
+
+def written_before(outbox: str, settled: list[Settled], *, held: bool) -> Steps[set[int]]:
+    """Return those of which we had written that they are blocked, or that an event is put aside.
+
+    A block is known by its epoch. Of what was put aside, only as long as our lease is `held`: later
+    somebody else may have done it.
+    """
+    found = set()
+    for one in settled:
+        rows: list[Any] = []
+        if one.action == "block":
+            place = {"lane": one.lane.lane, "epoch": one.lane.epoch}
+            rows = yield Ask("outbox.was_blocked", place)
+        elif one.action == "skip" and held:
+            event = one.lane.events[one.delivered]
+            rows = yield Ask("outbox.was_buried", {"outbox": outbox, "id": event.id})
+        if rows:
+            found.add(one.lane.lane)
+    return found
 
 
 def _held(owner: str, lanes: list[Lane]) -> Steps[set[int]]:

@@ -23,7 +23,10 @@ def first_line(error: BaseException) -> str:
 
     On the lines below some drivers tell all parameters: the answer itself, and whose it is.
     """
-    line = str(error).partition("\n")[0][:_LONGEST]
+    try:
+        line = str(error).partition("\n")[0][:_LONGEST]
+    except Exception:  # noqa: BLE001 - one that cannot be told
+        line = ""
     told = "".join(c if c.isprintable() else "?" for c in line)
     return f"{type(error).__name__}: {told}" if told else type(error).__name__
 

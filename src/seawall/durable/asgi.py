@@ -9,22 +9,26 @@ no answer is complete at the client before its record is on disk.
 What is kept is every answer once the work began, a 500 too; not kept are statuses which say that
 nothing was done (400, 401, 403, 404, 409, 422, 429..., a 503 with Retry-After): then the next one
 runs. A worker that dies leaves its record until the lease is over; then another takes over, and
-what the first may still say is refused. Whoever writes into a database does it within `once(...)`,
-so that a crash between the effect and its record does no harm either: see `keyed`.
+what the first may still say is refused. Whoever writes into the same database completes the request
+in the same transaction, so that a crash after it does no harm either: see `Keyed.complete`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from hashlib import blake2b
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, overload
 from uuid import UUID
 
 from seawall import _checks as check
 from seawall.durable import _asgi_answers as answers
-from seawall.durable._asgi_request import KEYED, Keyed, Request, Scope
+from seawall.durable._asgi_completing import Keyed, Name
+from seawall.durable._asgi_request import KEYED, Request, Scope
+from seawall.durable._cleaning import cleaning
 from seawall.durable.idempotency import Idempotency
+from seawall.errors import KeyMissing
 from seawall.models.idempotency import fingerprint_of
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.web._edge_answers import send_problem
@@ -63,18 +67,35 @@ _COUNTS: Final = (
     "abandoned",
     "failed",
     "dropped_bodies",
+    "differed",
     "unreadable",
     "store_away",
 )
 
 
-def keyed(request: Any) -> Keyed | None:
-    """Return how a request is keyed (a Starlette request, or an ASGI scope); None if it is not."""
+@overload
+def keyed(request: Any, *, required: Literal[True]) -> Keyed: ...
+
+
+@overload
+def keyed(request: Any, *, required: bool = False) -> Keyed | None: ...
+
+
+def keyed(request: Any, *, required: bool = False) -> Keyed | None:
+    """Return how a request is keyed (a Starlette request, or an ASGI scope); None if it is not.
+
+    With `required`, that raises `KeyMissing`, which an edge answers with 400.
+    """
+    check.flag("required", required)
     scope = getattr(request, "scope", request)
     if not isinstance(scope, Mapping):
         raise TypeError(f"request={request!r}: pass the request, or its ASGI scope")
     found = scope.get(KEYED)
-    return found if isinstance(found, Keyed) else None
+    if isinstance(found, Keyed):
+        return found
+    if required:
+        raise KeyMissing("this request needs an Idempotency-Key")
+    return None
 
 
 class IdempotentRequests:
@@ -94,6 +115,7 @@ class IdempotentRequests:
         retry_after: float = 2.0,
         max_request_body: int = MOST_REQUEST,
         never_store: Iterable[str] = (),
+        clean_every: float | None = 60.0,
         trust: Trust | None = None,
     ) -> None:
         """Stand around `app`; keep records by `idempotency`, for these `routes` and `methods`.
@@ -108,8 +130,9 @@ class IdempotentRequests:
         waits up to `wait` seconds for its answer, and is then told to come again after
         `retry_after` (or when the lease of the first is over, if that is sooner). A body of more
         than `max_request_body` bytes is refused with 413. `never_store` names headers that are not
-        kept, beside those that never are. `trust` is for `Incoming.client` where there is no edge
-        outside.
+        kept, beside those that never are. While the app lives (ASGI's lifespan says so) records
+        whose time is over are removed every `clean_every` seconds; with None you do it. `trust` is
+        for `Incoming.client` where there is no edge outside.
         """
         self.app = check.function("app", app)
         if not isinstance(idempotency, Idempotency):
@@ -131,6 +154,9 @@ class IdempotentRequests:
         self.retry_after = check.seconds("retry_after", retry_after)
         self.max_request_body = check.count("max_request_body", max_request_body)
         self.never = _checked_names(never_store)
+        self.clean_every = (
+            None if clean_every is None else check.seconds("clean_every", clean_every)
+        )
         if trust is not None and not isinstance(trust, Trust):
             raise TypeError(f"trust={trust!r}: pass a Trust, such as Trust(proxies=['10.0.0.0/8'])")
         self._trust = trust or Trust()
@@ -169,7 +195,7 @@ class IdempotentRequests:
     def _after_fork(self) -> None:
         self._mutex = Mutex()
 
-    def count(self, what: str) -> None:
+    def _count(self, what: str) -> None:
         """Count something that happened."""
         with self._mutex:
             self._counts[what] += 1
@@ -177,7 +203,8 @@ class IdempotentRequests:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve what there is to serve."""
         if scope["type"] != "http" or scope["method"] not in self._methods:
-            await self.app(scope, receive, send)
+            living = scope["type"] == "lifespan" and self.clean_every is not None
+            await (self._live if living else self.app)(scope, receive, send)
             return
         path = path_below_root(scope)
         template = self._routes.of(path)
@@ -202,6 +229,21 @@ class IdempotentRequests:
         name = name._replace(fingerprint=fingerprint_of(root, path, query, body))
         await Request(self, name, send).serve(scope, body)
 
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Clean up from the app's start to its end."""
+        assert self.clean_every is not None  # noqa: S101 - else this is not called
+        stack = AsyncExitStack()
+
+        async def heard() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await stack.aclose()  # before the app closes its database
+            return message
+
+        async with stack:
+            await stack.enter_async_context(cleaning(self.idempotency, every=self.clean_every))
+            await self.app(scope, heard, send)
+
     def _incoming(self, scope: Scope) -> Incoming:
         """Return the request as it is now, and trust whom the edge outside trusts."""
         seen = scope.get(INCOMING)
@@ -209,22 +251,22 @@ class IdempotentRequests:
         # a stranger wrote into those must not count as what the login has proven.
         return Incoming(scope, seen.trust if isinstance(seen, Incoming) else self._trust)
 
-    def _name(self, incoming: Incoming, operation: str) -> Keyed | Problem:
+    def _name(self, incoming: Incoming, operation: str) -> Name | Problem:
         """Return how the request is keyed, or why it is not."""
         if _HEADER not in incoming.named:
-            self.count("missing")
+            self._count("missing")
             return answers.KEY_MISSING
         key = incoming.idempotency_key
         if key is None:
-            self.count("malformed")
+            self._count("malformed")
             return answers.KEY_MALFORMED
         whose = None
         if self._who is not None:
             whose = scope_text(self._who(incoming))
             if whose is None:
-                self.count("unknown")
+                self._count("unknown")
                 return answers.NOBODY
-        return Keyed(whose, operation, key, b"")
+        return Name(whose, operation, key, b"")
 
     async def _read(self, incoming: Incoming, receive: Receive) -> bytes | Problem | None:
         """Read the body whole; None if it does not come."""
@@ -239,7 +281,7 @@ class IdempotentRequests:
             body += message.get("body", b"")
             more = message.get("more_body", False)
         if max(size, len(body)) > self.max_request_body:
-            self.count("too_large")
+            self._count("too_large")
             return answers.TOO_LARGE
         return bytes(body)
 

@@ -10,7 +10,6 @@ pending is what is there.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -21,7 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from seawall import _checks as check
 from seawall.durable._outbox_delivery import Delivery, Holding, Progress, Sink, judged
 from seawall.durable._outbox_listening import Listening
-from seawall.durable._outbox_steps import Lane, claiming, renewing, settling
+from seawall.durable._outbox_page import Page
+from seawall.durable._outbox_steps import Lane, claiming, renewing
+from seawall.durable._trouble import Trouble
 from seawall.durable.outbox import Outbox
 from seawall.models.backoff import Backoff, as_backoff, full_jitter
 from seawall.models.outbox import MOST_ATTEMPTS, Poison, Settings, next_pause
@@ -105,6 +106,8 @@ class Dispatcher:
         self._resume_at = self._surveyed_at = float("-inf")
         self._stopped = self._cleaning = False
         self._survey: dict[str, Any] = {}
+        self._trouble = Trouble(f"outbox {outbox.name!r}", self._clock)
+        self._outage = Trouble(f"outbox {outbox.name!r}", self._clock)
         words = ("rounds", "delivered", "failed", "dead", "blocked", "refused", "refused_late")
         self._counts = dict.fromkeys((*words, "lost", "errors"), 0)
         self._begin_afresh()
@@ -195,7 +198,7 @@ class Dispatcher:
         if self._loop is not None:
             raise RuntimeError(f"{self!r} runs already: make another Dispatcher")
         self._loop, self._news = asyncio.get_running_loop(), asyncio.Event()
-        self.outbox.has_dispatcher(self)
+        self.outbox._has_dispatcher(self)
         task = asyncio.ensure_future(work())
         try:
             return await asyncio.shield(task)
@@ -226,11 +229,12 @@ class Dispatcher:
                 try:
                     ended = await self._one_round()
                     await self._keep_house()
-                except Exception:
+                except Exception as error:  # noqa: BLE001 - of any driver's; told, and tried again
                     self._counts["errors"] += 1
-                    logging.getLogger("seawall").exception("outbox %r", self.outbox.name)
+                    self._outage.failed(None, "the database", error)
                     await self._nap(next(delays))
                     continue
+                self._outage.well(None)
                 delays = OUTAGE.delays(self._rng.random)
                 if ended.goes_on or self._cleaning:
                     pause = SHORTEST_PAUSE
@@ -273,7 +277,7 @@ class Dispatcher:
             self._survey = await self.outbox.asurvey()
             self._cleaning = True
         if self._cleaning:  # a batch between two rounds, so that nobody waits for all of it
-            self._cleaning = await self.outbox.aclean_some(keep=self.keep)
+            self._cleaning = await self.outbox._aclean_some(keep=self.keep)
 
     # One round: claim, deliver, write down
 
@@ -309,10 +313,11 @@ class Dispatcher:
         if not claimed.lanes:
             return _Ended(0, goes_on=False)
         progress = [Progress(lane) for lane in claimed.lanes]
+        holding = Holding(claimed.lanes, asked_at + self.lease)
         try:
-            await self._deliver(progress, owner, asked_at + self.lease)
+            await self._deliver(progress, owner, holding)
         finally:
-            await self._settle(progress, owner)
+            await self._settle(progress, owner, holding)
         # Also after failures there may be others to deliver at once; not after a refusal.
         refused = [one.lane.lane for one in progress if one.refused is not None]
         if refused:
@@ -320,11 +325,10 @@ class Dispatcher:
         delivered = sum(one.delivered for one in progress)
         return _Ended(delivered, goes_on=not refused and not self._stopped)
 
-    async def _deliver(self, progress: list[Progress], owner: str, until: float) -> None:
+    async def _deliver(self, progress: list[Progress], owner: str, holding: Holding) -> None:
         import asyncio
 
         lanes = [one.lane for one in progress]
-        holding = Holding(lanes, until)
 
         def goes_on(lane: int) -> bool:
             return not self._stopped and lane in holding.held and self._clock.now() < holding.until
@@ -360,16 +364,14 @@ class Dispatcher:
             holding.held &= held
             holding.until = asked_at + self.lease
 
-    async def _settle(self, progress: list[Progress], owner: str) -> None:
-        outbox, counts = self.outbox, self._counts
+    async def _settle(self, progress: list[Progress], owner: str, holding: Holding) -> None:
+        counts = self._counts
         settled = [judged(one, self._settings, self._rng.random) for one in progress]
-        database, keep = outbox.database, self.keep > 0
+        page = Page(self.outbox, owner, settled, keep=self.keep > 0)
         until, delays = self._clock.now() + self.lease, OUTAGE.delays(self._rng.random)
         while True:
             try:
-                late = await database.arun(
-                    lambda: settling(database.dialect, outbox.name, owner, settled, keep=keep)
-                )
+                late = await page.write(held=self._clock.now() < holding.until)
                 break
             except Exception:
                 # What is not written down comes again, and its aggregates wait for their lease.
@@ -387,6 +389,7 @@ class Dispatcher:
             counts["refused"] += len(refusals)
             waits = [refusal.retry_after or SHORTEST_PAUSE for refusal in refusals]
             self._resume_at = self._clock.now() + min(max(waits), LONGEST_PAUSE)
+        page.tell(self._trouble)
 
 
 class _Ended(NamedTuple):

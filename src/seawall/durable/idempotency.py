@@ -39,12 +39,12 @@ from seawall.errors import (
 )
 from seawall.models.idempotency import (
     Answer,
-    Claim,
     Fresh,
+    KeyClaim,
+    KeyState,
     Mismatch,
     Pending,
     Replay,
-    Reservation,
     fingerprint_of,
 )
 from seawall.runtime.mutex import Mutex, survives_fork
@@ -52,19 +52,19 @@ from seawall.runtime.mutex import Mutex, survives_fork
 __all__ = [
     "Answer",
     "AnswerNotKept",
-    "Claim",
     "Fresh",
     "Idempotency",
+    "KeyClaim",
     "KeyInFlight",
     "KeyMissing",
     "KeyReused",
+    "KeyState",
     "Mismatch",
     "Once",
     "Pending",
     "RecordGarbled",
     "RecordedFailure",
     "Replay",
-    "Reservation",
     "Single",
     "fingerprint_of",
 ]
@@ -122,7 +122,7 @@ class Idempotency:
         self._clock = None if clock is None else check_clock(clock)
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._mutex = Mutex()
-        self._keeper = Keeper(self.lease, self._renewed, lambda: self.count("refused_late"))
+        self._keeper = Keeper(self.lease, self._renewed, lambda: self._count("refused_late"))
         survives_fork(self)
 
     @property
@@ -141,7 +141,7 @@ class Idempotency:
     def _after_fork(self) -> None:
         self._mutex = Mutex()
 
-    def count(self, what: str, by: int = 1) -> None:
+    def _count(self, what: str, by: int = 1) -> None:
         """Count something that happened."""
         with self._mutex:
             self._counts[what] += by
@@ -156,14 +156,14 @@ class Idempotency:
         fingerprint: bytes | str | None,
         *,
         wait: float = 0.0,
-    ) -> Reservation:
+    ) -> KeyState:
         """Take the record of a key, or tell why not: what was answered, or who is at it.
 
         `scope` is whose key it is: tenant and principal. `fingerprint` stands for the payload
         (`fingerprint_of(body, query)`); None is for not comparing. Who finds another at work waits
         for up to `wait` seconds, or until shortly before its deadline, without a connection.
         """
-        wanted = self.wanted(scope, operation, key, fingerprint)
+        wanted = self._wanted(scope, operation, key, fingerprint)
         clock = self.clock
         waiting = Waiting(wait, clock.now())
         while True:
@@ -181,9 +181,9 @@ class Idempotency:
         fingerprint: bytes | str | None,
         *,
         wait: float = 0.0,
-    ) -> Reservation:
+    ) -> KeyState:
         """Do the same, awaiting. Who is cancelled meanwhile has taken nothing."""
-        wanted = self.wanted(scope, operation, key, fingerprint)
+        wanted = self._wanted(scope, operation, key, fingerprint)
         loop = asyncio.get_running_loop()
         waiting = Waiting(wait, loop.time())
         while True:
@@ -201,27 +201,27 @@ class Idempotency:
                 return self._counted(found)
             await asyncio.sleep(pause)  # noqa: TID251 - the loop's own time, virtual or not
 
-    def wanted(
+    def _wanted(
         self, scope: str | None, operation: str, key: str, fingerprint: bytes | str | None
     ) -> Wanted:
         """Check what names a record, and return it with a new owner."""
         return wanted_of(scope, operation, key, fingerprint, unscoped=self.unscoped)
 
-    def _counted(self, found: Reservation) -> Reservation:
+    def _counted(self, found: KeyState) -> KeyState:
         match found:
             case Fresh(claim):
-                self.count("taken_over" if claim.taken_over else "fresh")
+                self._count("taken_over" if claim.taken_over else "fresh")
             case Replay():
-                self.count("replays")
+                self._count("replays")
             case Pending():
-                self.count("in_flight")
+                self._count("in_flight")
             case Mismatch():
-                self.count("reused")
+                self._count("reused")
         return found
 
     # What becomes of a claim
 
-    def complete(self, claim: Claim, answer: object, *, failed: bool = False) -> bool:
+    def complete(self, claim: KeyClaim, answer: object, *, failed: bool = False) -> bool:
         """Store the answer (an `Answer`, bytes, or what JSON has) for all who come again.
 
         False: somebody took over, and this answer is refused. A body over `max_body` is not kept,
@@ -233,7 +233,7 @@ class Idempotency:
             done = self.database.run(lambda: records.complete(claim, said, self.terms))
         return self._told("failed" if failed else "completed", done=done)
 
-    async def acomplete(self, claim: Claim, answer: object, *, failed: bool = False) -> bool:
+    async def acomplete(self, claim: KeyClaim, answer: object, *, failed: bool = False) -> bool:
         """Do the same, awaiting."""
         self._check_claim(claim)
         said = records.stored(answer, self.terms, failed=check.flag("failed", failed))
@@ -241,53 +241,53 @@ class Idempotency:
             done = await self.database.arun(lambda: records.complete(claim, said, self.terms))
         return self._told("failed" if failed else "completed", done=done)
 
-    def abandon(self, claim: Claim) -> bool:
+    def abandon(self, claim: KeyClaim) -> bool:
         """Keep nothing: the next one runs. False: somebody took over."""
         self._check_claim(claim)
         with regardless():
             done = self.database.run(lambda: records.forget(claim))
         return self._told("abandoned", done=done)
 
-    async def aabandon(self, claim: Claim) -> bool:
+    async def aabandon(self, claim: KeyClaim) -> bool:
         """Do the same, awaiting."""
         self._check_claim(claim)
         with regardless():
             done = await self.database.arun(lambda: records.forget(claim))
         return self._told("abandoned", done=done)
 
-    def renew(self, claim: Claim) -> bool:
+    def renew(self, claim: KeyClaim) -> bool:
         """Let the lease begin anew. False: somebody took over, so stop."""
         self._check_claim(claim)
         return self._told(None, done=self._renewed(claim))
 
-    async def arenew(self, claim: Claim) -> bool:
+    async def arenew(self, claim: KeyClaim) -> bool:
         """Do the same, awaiting."""
         self._check_claim(claim)
         done = await self.database.arun(lambda: records.renew(claim, self.terms))
         return self._told(None, done=done)
 
-    def _renewed(self, claim: Claim) -> bool:
+    def _renewed(self, claim: KeyClaim) -> bool:
         return self.database.run(lambda: records.renew(claim, self.terms))
 
-    def keeping(self, claim: Claim) -> AbstractContextManager[None]:
+    def keeping(self, claim: KeyClaim) -> AbstractContextManager[None]:
         """Renew the lease of `claim` while the block runs, in a thread that all blocks share."""
         self._check_claim(claim)
         return self._keeper.keeping(claim)
 
-    def akeeping(self, claim: Claim) -> AbstractAsyncContextManager[None]:
+    def akeeping(self, claim: KeyClaim) -> AbstractAsyncContextManager[None]:
         """Do the same in a task."""
         self._check_claim(claim)
         return akeeping(lambda: self.arenew(claim), self.lease)
 
     def _told(self, what: str | None, *, done: bool) -> bool:
         if not done:
-            self.count("refused_late")
+            self._count("refused_late")
         elif what is not None:
-            self.count(what)
+            self._count(what)
         return done
 
-    def _check_claim(self, claim: Claim) -> None:
-        if not isinstance(claim, Claim):
+    def _check_claim(self, claim: KeyClaim) -> None:
+        if not isinstance(claim, KeyClaim):
             raise TypeError(f"claim={claim!r}: pass the claim of a Fresh reservation")
 
     # Inside the user's own transaction, and in one statement
@@ -308,8 +308,8 @@ class Idempotency:
         first, if that was rolled back. Raises `KeyReused`, or `KeyInFlight` where the key was
         reserved otherwise.
         """
-        wanted = self.wanted(scope, operation, key, fingerprint)
-        return Once(self.database.connection(conn), wanted, self.terms, self.count)
+        wanted = self._wanted(scope, operation, key, fingerprint)
+        return Once(self.database.connection(conn), wanted, self.terms, self._count)
 
     async def asingle(
         self,
@@ -333,7 +333,7 @@ class Idempotency:
         `NewEvent`) are added to `outbox`; they may have columns of the row (`FromRow`). Raises as
         `once` does.
         """
-        wanted = self.wanted(scope, operation, key, fingerprint)
+        wanted = self._wanted(scope, operation, key, fingerprint)
         return await asingle(self, sql, arguments, wanted, outbox, events, conn)
 
     def single(
@@ -350,7 +350,7 @@ class Idempotency:
         conn: Any = None,
     ) -> Single:
         """Do the same, blocking."""
-        wanted = self.wanted(scope, operation, key, fingerprint)
+        wanted = self._wanted(scope, operation, key, fingerprint)
         return single(self, sql, arguments, wanted, outbox, events, conn)
 
     # For any function
@@ -388,12 +388,12 @@ class Idempotency:
 
         It ends after about `within` seconds, done or not: call it now and then.
         """
-        gone = Cleaning(records.clean, batch, within).run(self.database)
-        self.count("cleaned", gone)
+        gone = Cleaning(batch, within, records.clean).run(self.database)
+        self._count("cleaned", gone)
         return gone
 
     async def acleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
         """Do the same, awaiting."""
-        gone = await Cleaning(records.clean, batch, within).arun(self.database)
-        self.count("cleaned", gone)
+        gone = await Cleaning(batch, within, records.clean).arun(self.database)
+        self._count("cleaned", gone)
         return gone

@@ -48,10 +48,10 @@ class Inbox:
     def __repr__(self) -> str:
         return f"<Inbox of {self.database!r}: ttl={self.ttl:g}>"
 
-    def once(self, connection: Any, consumer: str, message_id: str) -> Block[bool]:
+    def once(self, conn: Any, consumer: str, message_id: str) -> Block[bool]:
         """Tell whether this delivery is to be handled: `async with inbox.once(...) as first:`.
 
-        `connection` has a transaction begun, in which the effect is made too: commit it after the
+        `conn` has a transaction begun, in which the effect is made too: commit it after the
         block. For connections that are not awaited, write `with`. Left by an error, the message
         counts as not handled, also where the transaction is committed nevertheless.
         """
@@ -60,7 +60,7 @@ class Inbox:
             "message": _digest(message_id),
         }
         noting["token"] = token_bytes(16)
-        return _Once(self, self.database.connection(connection), noting)
+        return _Once(self, self.database.connection(conn), noting)
 
     async def aseen(self, consumer: str, message_id: str) -> bool:
         """Tell whether a message was handled, as far as is committed and remembered."""
@@ -79,11 +79,11 @@ class Inbox:
 
         It ends after about `within` seconds, done or not: call it now and then.
         """
-        return await Cleaning(_removing, batch, within).arun(self.database)
+        return await Cleaning(batch, within, _removing).arun(self.database)
 
     def cleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
         """Do the same, blocking."""
-        return Cleaning(_removing, batch, within).run(self.database)
+        return Cleaning(batch, within, _removing).run(self.database)
 
     def snapshot(self) -> dict[str, Any]:
         """Return how many deliveries of this process were handled, dropped, and failed."""
@@ -134,7 +134,7 @@ class _Once(Block[bool]):
             yield Ask("inbox.forget", self._noting)
 
     def _count(self, kind: str) -> None:
-        self._inbox._count(kind, self._noting["consumer"])  # noqa: SLF001 - of this file
+        self._inbox._count(kind, self._noting["consumer"])
 
 
 def _removing(batch: int) -> Steps[int]:

@@ -11,12 +11,14 @@ their functions are written to be repeated (`Idempotency.once` with the job's id
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 from uuid import uuid4
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable import _jobs_steps as steps
+from seawall.durable._cleaning import Cleaning
 from seawall.durable._jobs_claims import CANCELLED, ClaimedJobs
 from seawall.durable._jobs_records import (
     Job,
@@ -39,7 +41,7 @@ from seawall.runtime.stepping import Steps, adrive, drive
 __all__ = ["Job", "JobClaim", "JobExpired", "Jobs"]
 
 BATCH: Final = 500
-"""Jobs that are cleaned up in one transaction."""
+"""Jobs that are cleaned up in one transaction, unless told otherwise."""
 FIRST_LOOK: Final = 0.05
 LAST_LOOK: Final = 1.0
 """Seconds between two looks at a job that is waited for: at first, and in the end."""
@@ -56,7 +58,7 @@ class Jobs(ClaimedJobs):
         *,
         name: str = "jobs",
         lease: float = 30.0,
-        max_attempts: int = 5,
+        attempts: int = 5,
         result_ttl: float = 86_400.0,
         gone_for: float = 7 * 86_400.0,
         max_size: int | None = 100_000,
@@ -68,7 +70,7 @@ class Jobs(ClaimedJobs):
         """Keep jobs in `database`.
 
         A worker holds a job for `lease` seconds and prolongs that; if it dies, another takes the
-        job after that. A job is tried `max_attempts` times. What came out of it is kept for
+        job after that. A job is tried `attempts` times. What came out of it is kept for
         `result_ttl`, and that it was for `gone_for` after that. While `max_size` jobs have not
         ended no more are taken; that is counted each second or so, and not for each job. Payload
         and result have at most so many bytes as JSON. With `notify`, workers of other processes
@@ -79,7 +81,7 @@ class Jobs(ClaimedJobs):
         self.database = database
         self.name = name_of("name", name)
         self.lease = check.seconds("lease", lease)
-        self.max_attempts = check.count("max_attempts", max_attempts, maximum=1_000_000)
+        self.attempts = check.count("attempts", attempts, maximum=1_000_000)
         self.result_ttl = check.seconds("result_ttl", result_ttl)
         self.gone_for = check.seconds("gone_for", gone_for, zero=True)
         self.max_payload = check.count("max_payload", max_payload)
@@ -105,7 +107,7 @@ class Jobs(ClaimedJobs):
 
     def submit(
         self,
-        connection: Any,
+        conn: Any,
         kind: str,
         payload: Any = None,
         *,
@@ -113,7 +115,7 @@ class Jobs(ClaimedJobs):
         key: str | None = None,
         priority: int = 5,
         delay: float = 0.0,
-        max_attempts: int | None = None,
+        attempts: int | None = None,
     ) -> Job:
         """Add a job, and return it; the one of the same `key`, scope and kind, if there is one.
 
@@ -123,17 +125,17 @@ class Jobs(ClaimedJobs):
         begun before `delay` seconds. Raises `KeyReused` if the key came with another payload, and
         `QueueFull` if there is no room for another job.
         """
-        adding = self._adding(kind, payload, scope, key, priority, delay, max_attempts)
-        if connection is None:
+        adding = self._adding(kind, payload, scope, key, priority, delay, attempts)
+        if conn is None:
             return self._submitted(self.database.run(adding))
-        own = self.database.connection(connection)
+        own = self.database.connection(conn)
         if own.kind.is_async:
             raise TypeError(f"{own!r} is awaited: write `await jobs.asubmit(...)`")
         return self._submitted(own.run(adding()))
 
     async def asubmit(
         self,
-        connection: Any,
+        conn: Any,
         kind: str,
         payload: Any = None,
         *,
@@ -141,13 +143,13 @@ class Jobs(ClaimedJobs):
         key: str | None = None,
         priority: int = 5,
         delay: float = 0.0,
-        max_attempts: int | None = None,
+        attempts: int | None = None,
     ) -> Job:
         """Add a job, as `submit` does."""
-        adding = self._adding(kind, payload, scope, key, priority, delay, max_attempts)
-        if connection is None:
+        adding = self._adding(kind, payload, scope, key, priority, delay, attempts)
+        if conn is None:
             return self._submitted(await self.database.arun(adding))
-        own = self.database.connection(connection)
+        own = self.database.connection(conn)
         if not own.kind.is_async:  # such a connection belongs to the thread that calls
             return self._submitted(own.run(adding()))
         return self._submitted(await own.arun(adding()))
@@ -214,21 +216,28 @@ class Jobs(ClaimedJobs):
 
     # For those who look after it
 
-    def cleanup(self, limit: int = 100_000) -> int:
-        """Drop what came out of jobs whose time is over, in batches; return how many that were."""
-        return drive(self._cleaning(limit), self._run)
+    def cleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
+        """Drop what came out of jobs whose time is over, `batch` by batch; return how many.
 
-    async def acleanup(self, limit: int = 100_000) -> int:
+        It ends after about `within` seconds, done or not.
+        """
+        return Cleaning(batch, within, *self._sweeps()).run(self.database)
+
+    async def acleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
         """Clean up, as `cleanup` does."""
-        return await adrive(self._cleaning(limit), self.database.arun)
+        return await Cleaning(batch, within, *self._sweeps()).arun(self.database)
 
     def snapshot(self) -> dict[str, int]:
         """Return what happened here so far, by this object: plain counters."""
         with self._mutex:
             return dict(self._counts)
 
-    async def acounts(self) -> dict[str, tuple[int, float]]:
+    def counts(self) -> dict[str, tuple[int, float]]:
         """Return how many jobs are in each state, and how old the oldest is; reads the table."""
+        return self.database.run(steps.counting)
+
+    async def acounts(self) -> dict[str, tuple[int, float]]:
+        """Count the jobs, as `counts` does."""
         return await self.database.arun(steps.counting)
 
     # How it is done
@@ -241,11 +250,11 @@ class Jobs(ClaimedJobs):
         key: str | None,
         priority: int,
         delay: float,
-        max_attempts: int | None,
+        attempts: int | None,
     ) -> Operation[Job]:
         text, fingerprint = payload_of(payload, self.max_payload)
         check.count("priority", priority, minimum=0, maximum=LOWEST)
-        most = self.max_attempts if max_attempts is None else max_attempts
+        most = self.attempts if attempts is None else attempts
         made = {
             "id": str(uuid4()),  # of the system's randomness: nobody guesses it
             "scope": name_of("scope", scope),
@@ -255,7 +264,7 @@ class Jobs(ClaimedJobs):
             "priority": priority,
             "ahead": priority * HEAD_START,
             "delay": round(check.seconds("delay", delay, zero=True) * MICRO),
-            "max_attempts": check.count("max_attempts", most, maximum=1_000_000),
+            "max_attempts": check.count("attempts", most, maximum=1_000_000),
             "payload": text,
         }
         return lambda: steps.submitting(made, self._room, self._to_notify)
@@ -318,21 +327,9 @@ class Jobs(ClaimedJobs):
                 look = min(look * 1.5, LAST_LOOK)
                 yield bell
 
-    def _cleaning(self, limit: int) -> Steps[int]:
-        """Yield operations, each a transaction of its own."""
-        left = check.count("limit", limit)
-        cleaned = 0
+    def _sweeps(self) -> tuple[Callable[[int], Steps[int]], ...]:
         gone_for = round(self.gone_for * MICRO)
-        sweeps: tuple[tuple[str, dict[str, int]], ...] = (
-            ("expire", {"gone_for": gone_for}),
-            ("forget", {}),
+        return (
+            lambda batch: steps.sweeping("expire", {"gone_for": gone_for, "most": batch}),
+            lambda batch: steps.sweeping("forget", {"most": batch}),
         )
-        for which, arguments in sweeps:
-            while left:
-                told = {**arguments, "most": min(left, BATCH)}
-                done: int = yield lambda which=which, told=told: steps.sweeping(which, told)
-                cleaned += done
-                left -= done
-                if done < told["most"]:
-                    break
-        return cleaned

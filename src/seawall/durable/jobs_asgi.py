@@ -35,7 +35,7 @@ from seawall.durable._jobs_http import (
 from seawall.durable._jobs_records import Job, payload_of
 from seawall.durable.asgi import scope_text
 from seawall.durable.jobs import Jobs
-from seawall.errors import JobExpired, KeyReused, QueueFull, TimedOut, UnknownJob
+from seawall.errors import JobExpired, KeyMissing, KeyReused, QueueFull, TimedOut, UnknownJob
 from seawall.models.durable_jobs import POLL_LEAST, POLL_MOST, poll_after, poll_of
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.web.principals import plain_function
@@ -128,15 +128,23 @@ class JobsApi:
         return self._reply(job, url, applied)
 
     async def submitted(
-        self, request: Any, kind: str, payload: Any = None, **options: Any
+        self,
+        request: Any,
+        kind: str,
+        payload: Any = None,
+        *,
+        require_key: bool = False,
+        **options: Any,
     ) -> Reply:
         """Submit a job in a transaction of its own, and answer.
 
         The request's `Idempotency-Key`, if it has one, is the job's: who repeats the request gets
-        the same job; with another payload, 422. So is a payload that is too large or no JSON; 503
-        if there is no room for more jobs. Takes the options of `Jobs.asubmit`.
+        the same job; with another payload, 422. With `require_key` a request without one is 400. A
+        payload that is too large or no JSON is 422, too; 503 if there is no room for more jobs.
+        Takes the options of `Jobs.asubmit`.
         """
         incoming = self._incoming(request)
+        needs = check.flag("require_key", require_key)
         scope = self.scope_of(incoming)
         if scope is None:
             return problem(403, "Forbidden", "Nobody may submit jobs without saying who it is.")
@@ -144,6 +152,8 @@ class JobsApi:
         if key is None and _KEY_HEADER in incoming.named:
             detail = "The Idempotency-Key is to be one, of 1 to 255 visible ASCII characters."
             return problem(400, "Bad request", detail)
+        if key is None and needs:
+            return refusal(KeyMissing())
         try:
             job = await self.jobs.asubmit(None, kind, payload, scope=scope, key=key, **options)
         except (KeyReused, QueueFull) as error:

@@ -19,11 +19,11 @@ from seawall.durable._connections import Ask, AskText, Connection, in_transactio
 from seawall.durable._outbox_care import Care
 from seawall.durable._outbox_cte import Members, members
 from seawall.durable._outbox_events import (
-    Blocked,
-    Dead,
-    Event,
+    BlockedAggregate,
+    DeadEvent,
     FromRow,
     NewEvent,
+    OutboxEvent,
     headers_text,
     new_id,
     payload_bytes,
@@ -35,7 +35,7 @@ from seawall.durable.database import Database
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.stepping import Steps
 
-__all__ = ["Blocked", "Dead", "Event", "FromRow", "NewEvent", "Outbox"]
+__all__ = ["BlockedAggregate", "DeadEvent", "FromRow", "NewEvent", "Outbox", "OutboxEvent"]
 
 DEBOUNCE: Final = 0.05
 """Seconds between two notifications of one process: each is a lock that commits wait for."""
@@ -86,7 +86,7 @@ class Outbox(Care):
 
     def add(
         self,
-        connection: Any,
+        conn: Any,
         aggregate: str,
         aggregate_id: str,
         event_type: str,
@@ -95,20 +95,20 @@ class Outbox(Care):
         headers: Mapping[str, str] | None = None,
         notify: bool = False,
     ) -> Any:
-        """Add an event in the transaction that `connection` is in; return its id.
+        """Add an event in the transaction that `conn` is in; return its id.
 
         A connection that is awaited returns something to await; `aadd` is the same with a type.
         With `notify`, dispatchers that listen are told when it commits (by this process at most
         every 50 ms: notifications make commits wait for each other).
         """
         event = NewEvent(aggregate, aggregate_id, event_type, payload, headers)
-        asked = self._joined(connection)
+        asked = self._joined(conn)
         notes = check.flag("notify", notify)
         return _carry_out(asked, self._adding(asked.dialect, event, notify=notes))
 
     async def aadd(
         self,
-        connection: Any,
+        conn: Any,
         aggregate: str,
         aggregate_id: str,
         event_type: str,
@@ -119,21 +119,21 @@ class Outbox(Care):
     ) -> str:
         """Do the same on a connection that is awaited."""
         event = NewEvent(aggregate, aggregate_id, event_type, payload, headers)
-        asked = self._joined(connection, awaited=True)
+        asked = self._joined(conn, awaited=True)
         notes = check.flag("notify", notify)
         return await asked.arun(self._adding(asked.dialect, event, notify=notes))
 
-    def add_all(self, connection: Any, events: Iterable[NewEvent], *, notify: bool = False) -> Any:
+    def add_all(self, conn: Any, events: Iterable[NewEvent], *, notify: bool = False) -> Any:
         """Add several events, in one statement on PostgreSQL; return their ids, or an awaitable."""
-        asked = self._joined(connection)
+        asked = self._joined(conn)
         notes = check.flag("notify", notify)
         return _carry_out(asked, self._adding_all(asked.dialect, _listed(events), notify=notes))
 
     async def aadd_all(
-        self, connection: Any, events: Iterable[NewEvent], *, notify: bool = False
+        self, conn: Any, events: Iterable[NewEvent], *, notify: bool = False
     ) -> list[str]:
         """Do the same on a connection that is awaited."""
-        asked = self._joined(connection, awaited=True)
+        asked = self._joined(conn, awaited=True)
         notes = check.flag("notify", notify)
         return await asked.arun(self._adding_all(asked.dialect, _listed(events), notify=notes))
 
@@ -223,7 +223,7 @@ class Outbox(Care):
         for dispatcher in dispatchers:
             dispatcher.wake()
 
-    def has_dispatcher(self, dispatcher: _Wakes) -> None:
+    def _has_dispatcher(self, dispatcher: _Wakes) -> None:
         """Have `wake` wake this one, for as long as it lives."""
         with self._mutex:
             known = self._dispatchers = (

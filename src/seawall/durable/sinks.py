@@ -18,7 +18,7 @@ from time import time  # noqa: TID251 - receivers compare it with a clock of the
 from typing import Any, Final
 
 from seawall import _checks as check
-from seawall.durable._outbox_events import Event
+from seawall.durable._outbox_events import OutboxEvent
 from seawall.errors import BadSignature, NotDelivered, Overloaded
 from seawall.guard import Guard
 from seawall.wire.retry_after import read_retry_after
@@ -171,14 +171,14 @@ class Webhook:
         if self._own_guard:
             self.guard.close()
 
-    async def __call__(self, event: Event) -> None:
+    async def __call__(self, event: OutboxEvent) -> None:
         """Post one event, or raise."""
         status = await self.guard.acall(self._post, event)
         if not 200 <= status < 300:  # noqa: PLR2004
             # Outside the guard: an event that is not wanted opens no circuit for the others.
             raise NotDelivered(f"the receiver answered {status}")
 
-    async def _post(self, event: Event) -> int:
+    async def _post(self, event: OutboxEvent) -> int:
         headers = self._headers(event)
         async with self._client.stream(
             "POST", self.url, content=event.payload, headers=headers, follow_redirects=False
@@ -194,7 +194,7 @@ class Webhook:
             raise NotDelivered(f"the receiver answered {status}")
         return status
 
-    def _headers(self, event: Event) -> dict[str, str]:
+    def _headers(self, event: OutboxEvent) -> dict[str, str]:
         own = {
             "Content-Type": "application/json" if _is_json(event.payload) else _BYTES,
             "Idempotency-Key": f'"{event.id}"',
@@ -224,7 +224,7 @@ class RedisStream:
     def __repr__(self) -> str:
         return f"<RedisStream {self.stream!r}>"
 
-    async def __call__(self, events: list[Event]) -> list[str]:
+    async def __call__(self, events: list[OutboxEvent]) -> list[str]:
         """Append them; return the ids of those that were not taken."""
         # All or none: one that is not taken must not be overtaken by a later one of its aggregate.
         async with self._client.pipeline(transaction=True) as pipe:
@@ -239,7 +239,10 @@ class RedisStream:
 
 
 class JetStream:
-    """Publish each event to NATS JetStream, which drops what it has seen by its Nats-Msg-Id."""
+    """Publish each event to NATS JetStream, which drops what it has seen by its Nats-Msg-Id.
+
+    As long as it remembers: the stream's `duplicate_window`, two minutes unless it is set.
+    """
 
     batched = False
 
@@ -259,7 +262,7 @@ class JetStream:
     def __repr__(self) -> str:
         return f"<JetStream {self.subject!r}>"
 
-    async def __call__(self, event: Event) -> None:
+    async def __call__(self, event: OutboxEvent) -> None:
         """Publish one event, and wait until it is stored."""
         names = {"aggregate": event.aggregate, "aggregate_id": event.aggregate_id}
         names["type"] = event.type
@@ -287,7 +290,7 @@ async def _read(response: Any) -> None:
             return
 
 
-def _fields(event: Event) -> dict[str, str | bytes | int]:
+def _fields(event: OutboxEvent) -> dict[str, str | bytes | int]:
     return {
         "id": event.id,
         "aggregate": event.aggregate,
@@ -299,7 +302,7 @@ def _fields(event: Event) -> dict[str, str | bytes | int]:
     }
 
 
-def _told(event: Event) -> dict[str, str]:
+def _told(event: OutboxEvent) -> dict[str, str]:
     return {
         "Seawall-Event": _ascii(event.type),
         "Seawall-Aggregate": _ascii(f"{event.aggregate}/{event.aggregate_id}"),

@@ -80,7 +80,7 @@ class Answer(NamedTuple):
     kept: bool = True
 
 
-class Claim(NamedTuple):
+class KeyClaim(NamedTuple):
     """The right to complete a record: good for as long as nobody has taken it over."""
 
     scope: str
@@ -95,7 +95,7 @@ class Claim(NamedTuple):
 class Fresh(NamedTuple):
     """Nobody has done it: do it, and then complete the claim (or abandon it)."""
 
-    claim: Claim
+    claim: KeyClaim
 
 
 class Replay(NamedTuple):
@@ -125,7 +125,7 @@ class Mismatch(NamedTuple):
     """The key was used before, with another payload."""
 
 
-Reservation = Fresh | Replay | Pending | Mismatch
+KeyState = Fresh | Replay | Pending | Mismatch
 
 
 class Record(NamedTuple):
@@ -198,7 +198,7 @@ def _digest(person: bytes, parts: Iterable[bytes | bytearray | memoryview]) -> b
 # What who asks gets
 
 
-def decide(record: Record | None, fingerprint: bytes) -> Reservation | Literal["free"]:
+def decide(record: Record | None, fingerprint: bytes) -> KeyState | Literal["free"]:
     """Return what asking for `record` gives; "free" where it may be taken.
 
     Empty fingerprints are not compared. A record that is over counts as none, whatever is in it.

@@ -9,6 +9,56 @@ from __future__ import annotations
 from seawall.runtime.events import Event
 
 
+class OutboxBlocked(Event):
+    """An event failed as often as it may, and its aggregate waits; `guard` is the outbox's name."""
+
+    __slots__ = ("aggregate", "aggregate_id", "attempts", "cause", "event")
+    name = "outbox_blocked"
+
+    def __init__(
+        self,
+        guard: str,
+        *,
+        aggregate: str,
+        aggregate_id: str,
+        event: str,
+        attempts: int,
+        cause: str,
+    ) -> None:
+        """Tell which aggregate waits, for which event (its id), how often it was tried, and why."""
+        super().__init__(guard)
+        self.aggregate = aggregate
+        self.aggregate_id = aggregate_id
+        self.event = event
+        self.attempts = attempts
+        self.cause = cause
+
+
+class EventDied(Event):
+    """An event failed as often as it may, and was put aside; `guard` is the outbox's name."""
+
+    __slots__ = ("aggregate", "aggregate_id", "attempts", "cause", "event")
+    name = "event_died"
+
+    def __init__(
+        self,
+        guard: str,
+        *,
+        aggregate: str,
+        aggregate_id: str,
+        event: str,
+        attempts: int,
+        cause: str,
+    ) -> None:
+        """Tell which event died (its id), of which aggregate, how often it was tried, and why."""
+        super().__init__(guard)
+        self.aggregate = aggregate
+        self.aggregate_id = aggregate_id
+        self.event = event
+        self.attempts = attempts
+        self.cause = cause
+
+
 class FifoGap(Event):
     """A message is missing for too long; `guard` is the receiver's name."""
 

@@ -13,7 +13,7 @@ from seawall.durable.database import Database
 from seawall.durable.dispatcher import Dispatcher
 from seawall.durable.idempotency import Idempotency
 from seawall.durable.inbox import Inbox
-from seawall.durable.outbox import Event, Outbox
+from seawall.durable.outbox import Outbox, OutboxEvent
 from seawall.durable.sqlite import Sqlite
 from seawall.errors import KeyInFlight
 from seawall.runtime.runners import sleep_async
@@ -52,7 +52,13 @@ async def opened(url: str) -> AsyncIterator[Database]:
         return
     import asyncpg
 
-    async with asyncpg.create_pool(url, min_size=1, max_size=3, timeout=5) as pool:
+    while True:
+        try:
+            pool = await asyncpg.create_pool(url, min_size=1, max_size=3, timeout=5)
+            break
+        except (OSError, asyncpg.PostgresError):  # also a timeout, on a machine that is busy
+            await sleep_async(0.05)  # as a service that is started again; or nobody would be left
+    async with pool:
         yield Database(pool, schema=SCHEMA, name="shop")
 
 
@@ -145,7 +151,7 @@ async def handle_events(*, url: str, step: Step, careless: str = "") -> None:
         if careless == "inbox":
             inbox.once = lambda *_args: Careless()  # type: ignore[method-assign,assignment,return-value]
 
-        async def handle(event: Event) -> None:
+        async def handle(event: OutboxEvent) -> None:
             async with database.atransaction() as connection:
                 async with inbox.once(connection, "billing", event.id) as first:
                     if first:
@@ -154,7 +160,7 @@ async def handle_events(*, url: str, step: Step, careless: str = "") -> None:
                 step("committing")
             step("handled")
 
-        def handle_in_file(event: Event) -> None:
+        def handle_in_file(event: OutboxEvent) -> None:
             with database.transaction() as connection:
                 with inbox.once(connection, "billing", event.id) as first:
                     if first:

@@ -23,6 +23,12 @@ WHERE blocked AND lane = (
 )
 RETURNING lane
 
+-- name: was_blocked
+SELECT 1 FROM {outbox_claims} WHERE lane = :lane AND epoch = :epoch AND blocked
+
+-- name: was_buried
+SELECT 1 FROM {outbox_ended} WHERE outbox = :outbox AND id = :id AND dead
+
 -- name: hold_blocked
 -- Blocked aggregates are nobody's: whoever wants to put the first event aside takes it.
 UPDATE {outbox_claims}

@@ -63,6 +63,6 @@ ORDER BY min(held.received_at) LIMIT CAST(:most AS bigint);
 DELETE FROM {fifo_skipped} WHERE ctid IN (
     SELECT ctid FROM {fifo_skipped}
     WHERE receiver = :receiver AND skipped_at <= (SELECT {now}) - CAST(:age AS bigint)
-    LIMIT CAST(:batch AS bigint)
+    LIMIT CAST(:batch AS bigint) FOR UPDATE SKIP LOCKED
 )
 RETURNING 1;

@@ -57,6 +57,14 @@ WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
     AND key_hash = CAST(:key_hash AS bytea)
     AND owner = CAST(:owner AS text) AND epoch = CAST(:epoch AS bigint) AND state <> 0;
 
+-- name: held
+-- What has become of a claim; no row: it is somebody else's.
+SELECT state, fingerprint, form, status, headers, body, kept, lease_until, expires_at, {now}
+FROM {idempotency}
+WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
+    AND key_hash = CAST(:key_hash AS bytea)
+    AND owner = CAST(:owner AS text) AND epoch = CAST(:epoch AS bigint);
+
 -- name: answer
 UPDATE {idempotency} SET
     state = CAST(:state AS smallint), form = CAST(:form AS smallint),

@@ -73,13 +73,14 @@ WHERE queue = :queue AND id = :id AND state = 2
 RETURNING 1;
 
 -- name: cleanup
--- queue, keep_dead, batch. What was done, and is over; what is dead for longer than that after.
+-- queue, keep_dead, batch. What was done, and is over; what is dead for longer than that after. What
+-- somebody has in hand, such as who revives it, is passed by.
 DELETE FROM {later} WHERE ctid IN (
     SELECT ctid FROM {later}
     WHERE queue = :queue AND (
         (state = 1 AND expires_at <= (SELECT {now}))
         OR (state = 2 AND expires_at <= (SELECT {now}) - CAST(:keep_dead AS bigint))
     )
-    LIMIT CAST(:batch AS bigint)
+    LIMIT CAST(:batch AS bigint) FOR UPDATE SKIP LOCKED
 )
 RETURNING 1;

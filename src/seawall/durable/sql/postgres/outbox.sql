@@ -27,7 +27,8 @@ SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true)
 -- name: claim
 -- The aggregates of the next `near` events behind a place; or the next `far` aggregates, by one
 -- descent into the index for each, which passes by those of any length that are not to be had.
--- Of these, the ones that nobody holds or that are due again.
+-- Of these, the ones that nobody holds or that are due again. It waits for nobody: whoever writes to a
+-- claim just now may be dead, and the server has not noticed.
 WITH RECURSIVE steps AS (
     (
         SELECT e.lane, e.sequence, 1 AS n
@@ -65,14 +66,29 @@ heads AS (
     GROUP BY lane
 ),
 free AS (
-    SELECT heads.lane, heads.head
-    FROM heads
-    CROSS JOIN times
-    WHERE coalesce((
-        SELECT NOT c.blocked AND c.lease_until <= times.now AND c.next_at <= times.now
-        FROM {outbox_claims} AS c
-        WHERE c.lane = heads.lane
-    ), true)
+    SELECT lane, head, due
+    FROM (
+        SELECT heads.lane, heads.head, (
+            SELECT NOT c.blocked AND c.lease_until <= times.now AND c.next_at <= times.now
+            FROM {outbox_claims} AS c
+            WHERE c.lane = heads.lane
+        ) AS due
+        FROM heads
+        CROSS JOIN times
+        OFFSET 0
+    ) AS known
+    WHERE coalesce(due, true)
+),
+unlocked AS (
+    SELECT c.lane
+    FROM free
+    CROSS JOIN LATERAL (
+        SELECT k.lane
+        FROM {outbox_claims} AS k
+        WHERE k.lane = free.lane
+        FOR UPDATE SKIP LOCKED
+    ) AS c
+    WHERE free.due
 ),
 locked AS (
     SELECT e.lane
@@ -83,6 +99,7 @@ locked AS (
         WHERE o.outbox = :outbox AND o.lane = free.lane AND o.sequence = free.head
         FOR UPDATE SKIP LOCKED
     ) AS e
+    WHERE free.due IS NULL OR free.lane IN (SELECT lane FROM unlocked)
 ),
 taken AS (
     INSERT INTO {outbox_claims} AS c (lane, owner, epoch, lease_until, attempts, next_at, blocked)
@@ -238,7 +255,7 @@ gone AS (
     ))
     RETURNING 1
 )
-SELECT (SELECT count(*) FROM held), (SELECT count(*) FROM gone)
+SELECT lane, (SELECT count(*) FROM gone) FROM held
 
 -- name: bury
 -- The one after `upto` is put aside with its error; its aggregate goes on.
@@ -281,9 +298,7 @@ buried AS (
     ON CONFLICT (outbox, id) DO UPDATE SET dead = true, error = excluded.error
     RETURNING 1
 )
-SELECT
-    (SELECT count(*) FROM freed),
-    (SELECT count(*) FROM gone) - (SELECT count(*) FROM buried)
+SELECT lane, (SELECT count(*) FROM gone) - (SELECT count(*) FROM buried) FROM freed
 
 -- name: blocked
 SELECT e.aggregate, e.aggregate_id, c.attempts, c.error

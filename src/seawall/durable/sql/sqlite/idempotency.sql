@@ -54,6 +54,14 @@ WHERE scope = :scope AND operation = :operation
     AND key_hash = :key_hash
     AND owner = :owner AND epoch = :epoch AND state <> 0;
 
+-- name: held
+-- What has become of a claim; no row: it is somebody else's.
+SELECT state, fingerprint, form, status, headers, body, kept, lease_until, expires_at, {now}
+FROM {idempotency}
+WHERE scope = :scope AND operation = :operation
+    AND key_hash = :key_hash
+    AND owner = :owner AND epoch = :epoch;
+
 -- name: answer
 UPDATE {idempotency} SET
     state = :state, form = :form,

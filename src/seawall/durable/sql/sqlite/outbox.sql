@@ -86,12 +86,16 @@ WHERE found.before <= :bytes
 ORDER BY e.lane, e.sequence
 
 -- name: held
--- Which of these are still ours; nobody else writes until this transaction ends.
-SELECT c.lane
-FROM json_each('[' || :marks || ']') AS m
-INNER JOIN {outbox_claims} AS c
-    ON c.lane = json_extract(m.value, '$[0]') AND c.epoch = json_extract(m.value, '$[1]')
-WHERE c.owner = :owner
+-- Which of these are still ours; nobody else writes until this transaction ends. It writes itself: some
+-- drivers of SQLite begin their transaction only with that.
+UPDATE {outbox_claims} SET owner = owner
+WHERE owner = :owner
+    AND lane IN (SELECT json_extract(l.value, '$[0]') FROM json_each('[' || :marks || ']') AS l)
+    AND (lane, epoch) IN (
+        SELECT json_extract(m.value, '$[0]'), json_extract(m.value, '$[1]')
+        FROM json_each('[' || :marks || ']') AS m
+    )
+RETURNING lane
 
 -- name: renew
 UPDATE {outbox_claims}

@@ -1,0 +1,280 @@
+"""A request that its handler completes, in the transaction of its effect.
+
+Promises: effect, events and answer are committed together, or none of them is. Who was taken over
+meanwhile is refused by the statement that stores the answer, so that its transaction ends in
+nothing. What was said to `complete` counts when it is committed and not before: whether it is, the
+middleware asks the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, overload
+
+from seawall import _checks as check
+from seawall.durable import _idempotency_records as records
+from seawall.durable._asgi_answers import recorded
+from seawall.durable._connections import Connection, in_transaction, still_open
+from seawall.durable._idempotency_once import Outbox, checked_events
+from seawall.durable._jobs_http import Reply
+from seawall.durable._outbox_events import FromRow
+from seawall.durable.idempotency import Idempotency
+from seawall.errors import LeaseLost
+from seawall.models.idempotency import Answer, Headers, KeyClaim, check_answer
+from seawall.runtime.stepping import Steps
+from seawall.web.sending import FAILURE
+
+_FINAL: Final = range(200, 600)
+_LENGTH: Final = b"content-length"
+_JSON: Final = (b"content-type", b"application/json")
+
+
+class Name(NamedTuple):
+    """What names a request's record: whose it is, what it does, which one it is."""
+
+    scope: str | None
+    operation: str
+    key: str
+    fingerprint: bytes
+
+
+class AnyResponse(Protocol):
+    """A response of Starlette's or FastAPI's: one with its body, so no stream."""
+
+    status_code: int
+    body: bytes | memoryview
+
+    @property
+    def raw_headers(self) -> Any:
+        """Its headers, as ASGI has them."""
+        ...
+
+
+R = TypeVar("R", bound=AnyResponse)
+
+
+class Keyed:
+    """A request that has a key, and is carried out now: how it is keyed, and its completion."""
+
+    def __init__(
+        self, name: Name, claim: KeyClaim, idempotency: Idempotency, never: frozenset[bytes]
+    ) -> None:
+        """Made by the middleware for each request that it lets through; see `keyed`."""
+        self.scope, self.operation, self.key, self.fingerprint = name
+        self._name = name
+        self._claim = claim
+        self._idempotency = idempotency
+        self._never = never
+        self._connection: Connection | None = None
+        """The last one in whose transaction it was completed; perhaps that was rolled back."""
+        self._outbox: Outbox | None = None
+
+    def __repr__(self) -> str:
+        return f"<Keyed {self.operation!r}>"
+
+    def part(self, name: str) -> dict[str, Any]:
+        """Return what names one effect of several: the arguments of `Idempotency.once(conn, ...)`.
+
+        It is never the request's own name, which the middleware's record has.
+        """
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name={name!r}: write what this part does, such as 'charge'")
+        return {**self._name._asdict(), "operation": f"{self.operation} > {name}"}
+
+    @overload
+    def complete(
+        self,
+        conn: Any,
+        answer: R,
+        *,
+        outbox: Outbox | None = None,
+        events: Iterable[Any] = (),
+        notify: bool = False,
+    ) -> R: ...
+
+    @overload
+    def complete(
+        self,
+        conn: Any,
+        answer: object,
+        *,
+        outbox: Outbox | None = None,
+        events: Iterable[Any] = (),
+        notify: bool = False,
+    ) -> Reply: ...
+
+    def complete(
+        self,
+        conn: Any,
+        answer: Any,
+        *,
+        outbox: Outbox | None = None,
+        events: Iterable[Any] = (),
+        notify: bool = False,
+    ) -> Any:
+        """Store the answer in the transaction of `conn`, and return the response to return.
+
+        `answer` is what everybody is told who sends this request, now and again: a response of
+        Starlette's or FastAPI's, which is returned as it is; or an `Answer`, or what JSON has (then
+        with 200), which is returned as a `Reply`. `events` are added to `outbox` with it; with
+        `notify`, dispatchers that listen are told when it commits.
+
+        Raises `LeaseLost` where somebody took over, or where it is completed already: let it out,
+        so that the transaction is rolled back. Commit before you return.
+        """
+        check.flag("notify", notify)
+        back, said, added = self._checked(answer, outbox, events)
+        asked = self._joined(conn, outbox, awaited=False)
+        asked.run(self._completing(asked, said, outbox, added, notify=notify))
+        return back
+
+    @overload
+    async def acomplete(
+        self,
+        conn: Any,
+        answer: R,
+        *,
+        outbox: Outbox | None = None,
+        events: Iterable[Any] = (),
+        notify: bool = False,
+    ) -> R: ...
+
+    @overload
+    async def acomplete(
+        self,
+        conn: Any,
+        answer: object,
+        *,
+        outbox: Outbox | None = None,
+        events: Iterable[Any] = (),
+        notify: bool = False,
+    ) -> Reply: ...
+
+    async def acomplete(
+        self,
+        conn: Any,
+        answer: Any,
+        *,
+        outbox: Outbox | None = None,
+        events: Iterable[Any] = (),
+        notify: bool = False,
+    ) -> Any:
+        """Do the same on a connection that is awaited."""
+        check.flag("notify", notify)
+        back, said, added = self._checked(answer, outbox, events)
+        asked = self._joined(conn, outbox, awaited=True)
+        await asked.arun(self._completing(asked, said, outbox, added, notify=notify))
+        return back
+
+    def _joined(self, conn: Any, outbox: Outbox | None, *, awaited: bool) -> Connection:
+        """Return the user's connection, in whose transaction it is about to be completed."""
+        asked = self._idempotency.database.connection(conn)
+        if asked.kind.is_async is not awaited:
+            write = "complete(...)" if awaited else "await ... .acomplete(...)"
+            raise TypeError(f"{asked!r}: write `{write}` for this one")
+        if not in_transaction(asked):
+            raise RuntimeError(
+                f"{asked!r} has no transaction: begin one, so that the answer is committed with"
+                " what was done"
+            )
+        # From here on it may be committed, whatever is heard of it.
+        self._connection, self._outbox = asked, outbox
+        return asked
+
+    def _checked(
+        self, answer: object, outbox: Outbox | None, events: Iterable[Any]
+    ) -> tuple[Any, dict[str, Any], list[Any]]:
+        """Return what a handler is to return, what is stored of it, and the events; or raise."""
+        back, (status, headers, body) = told(answer)
+        database, terms = self._idempotency.database, self._idempotency.terms
+        kept = recorded(status, headers, body if len(body) <= terms.max_body else None, self._never)
+        said = records.stored(kept, terms, failed=status >= FAILURE)
+        added = checked_events(outbox, events, database.names)
+        for event in added:
+            if isinstance(event.aggregate_id, FromRow) or isinstance(event.payload, FromRow):
+                raise TypeError(f"{event!r}: there is no row here: write the values themselves")
+        return back, said, added
+
+    def _completing(
+        self,
+        asked: Connection,
+        said: dict[str, Any],
+        outbox: Outbox | None,
+        events: list[Any],
+        *,
+        notify: bool,
+    ) -> Steps[None]:
+        members: tuple[str, dict[str, Any]] = ("", {})
+        together = asked.dialect == "postgres"
+        if outbox is not None and events and together:
+            members = outbox.rows_cte(events, source="seawall_done")[:2]
+        terms = self._idempotency.terms
+        good = yield from records.complete_with(self._claim, said, terms, *members)
+        if not good:
+            raise LeaseLost(
+                f"{self.operation!r} cannot be completed here: somebody took over, or it is"
+                " completed already. Let this out, so that the transaction is rolled back"
+            )
+        if outbox is not None and events and not together:
+            yield from outbox._adding_all(asked.dialect, events, notify=False)
+        if outbox is not None and events and notify:
+            yield from outbox._notifying(asked.dialect)
+
+    # For the middleware
+
+    @property
+    def _tried(self) -> bool:
+        """Whether it may be completed: somebody said so, in a transaction that may be committed."""
+        return self._connection is not None
+
+    def _is_open(self) -> bool:
+        """Tell whether a transaction is under way where it was completed; perhaps another one."""
+        assert self._connection is not None  # noqa: S101 - asked only then
+        try:
+            # Of a connection that broke psycopg does not know; its transaction is no more.
+            gone = getattr(self._connection.raw, "closed", False) is True
+            return not gone and still_open(self._connection)
+        except Exception:  # noqa: BLE001 - of any driver's, where the connection was given back
+            return False
+
+    def _wake(self) -> None:
+        """Have the dispatchers of this process look: what they wait for is committed."""
+        if self._outbox is not None:
+            self._outbox.wake()
+
+
+def told(answer: object) -> tuple[Any, tuple[int, Headers, bytes]]:
+    """Return what a handler is to return, and what of that a client gets; or raise."""
+    back = answer
+    if isinstance(answer, Answer) or not _is_response(answer):
+        if isinstance(answer, (Answer, Reply)):
+            check_answer(Answer(*answer[:3]))
+            status, headers, body = answer[0], list(answer[1]), bytes(answer[2])
+        else:
+            status, headers, body = 200, [_JSON], _json(answer)
+        own = [pair for pair in headers if pair[0].lower() != _LENGTH]
+        back = Reply(status, own, body)
+        headers = [*own, (_LENGTH, str(len(body)).encode())]
+    else:
+        response = cast("AnyResponse", answer)
+        if not isinstance(getattr(response, "body", None), (bytes, memoryview)):
+            raise TypeError(
+                f"answer={answer!r} is a stream, which has no end before it is sent: pass a"
+                " response with its body, such as JSONResponse(...)"
+            )
+        status, headers = response.status_code, list(response.raw_headers)
+        body = bytes(response.body)
+        check_answer(Answer(status, headers, body))
+    if status not in _FINAL:
+        raise ValueError(f"status={status!r}: write that of a final answer, such as 201")
+    return back, (status, headers, body)
+
+
+def _is_response(answer: object) -> bool:
+    return hasattr(answer, "status_code") and hasattr(answer, "raw_headers")
+
+
+def _json(answer: object) -> bytes:
+    if not isinstance(answer, (bytes, bytearray, memoryview)):
+        return records.json_bytes(answer)
+    raise TypeError("answer: bytes have no type: pass Answer(200, [(b'content-type', ...)], data)")

@@ -1,0 +1,73 @@
+"""How a round of a dispatcher went: written down, and told of, each once.
+
+Promises: of an aggregate that is blocked, and of an event that is put aside, it is told once, by
+the dispatcher that did it: after it is committed, also where the database's answer to that was
+lost; and not by one that was taken over, whose word is refused.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from seawall.durable._outbox_events import error_text
+from seawall.durable._outbox_steps import Settled, settling, written_before
+from seawall.durable._trouble import Trouble
+from seawall.durable.outbox import Outbox
+from seawall.runtime.durable_events import EventDied, OutboxBlocked
+from seawall.runtime.events import emit
+from seawall.runtime.stepping import Steps
+
+
+class Page:
+    """What is to be written down of one round."""
+
+    def __init__(self, outbox: Outbox, owner: str, settled: list[Settled], *, keep: bool) -> None:
+        """Write as `owner`; with `keep`, what was delivered is kept for a while."""
+        self._outbox = outbox
+        self._owner = owner
+        self._settled = settled
+        self._keep = keep
+        self._unsure = False
+        self._ours: set[int] = set()
+
+    async def write(self, *, held: bool) -> int:
+        """Write it, again if that failed; return how many were refused: they were taken over.
+
+        `held` says whether the leases hold for sure: then nobody else can have written anything.
+        """
+        unsure, self._unsure = self._unsure, True
+        steps = partial(self._writing, unsure=unsure, held=held)
+        late, self._ours = await self._outbox.database.arun(steps)
+        return late
+
+    def _writing(self, *, unsure: bool, held: bool) -> Steps[tuple[int, set[int]]]:
+        dialect, outbox = self._outbox.database.dialect, self._outbox.name
+        written = yield from settling(dialect, outbox, self._owner, self._settled, keep=self._keep)
+        ours = written.troubled
+        if not unsure:
+            return written.late, ours
+        # An earlier try may have been committed, and only its answer lost.
+        missing = [one for one in self._settled if one.lane.lane not in ours]
+        before = yield from written_before(outbox, missing, held=held)
+        return written.late - len(before), ours | before
+
+    def tell(self, trouble: Trouble) -> None:
+        """Tell those who subscribed, and the log, of what was written."""
+        for one in self._settled:
+            key = one.lane.lane
+            if one.has_failed:
+                if key in self._ours:
+                    self._tell_trouble(one, trouble)
+            elif one.delivered:
+                trouble.well(key)
+
+    def _tell_trouble(self, one: Settled, trouble: Trouble) -> None:
+        event = one.lane.events[one.delivered]
+        whose = {"aggregate": event.aggregate, "aggregate_id": event.aggregate_id}
+        what = f"{event.aggregate!r} {event.aggregate_id!r}, attempt {one.attempts}"
+        final = one.action != "again"
+        trouble.failed(one.lane.lane, what, one.error, delay=one.delay / 1e6, final=final)
+        if final:
+            kind = OutboxBlocked if one.action == "block" else EventDied
+            said = {"attempts": one.attempts, "cause": error_text(one.error)}
+            emit(kind, self._outbox.name, event=event.id, **whose, **said)
