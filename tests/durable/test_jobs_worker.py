@@ -741,7 +741,7 @@ def jobs_of_one_key(opening: Opening, *, index: bool = True) -> int:
     async def main() -> int:
         async with opening() as database:
             if not index:
-                name = database.names.index("jobs_key")
+                name = database.names.index_name("jobs_key")
                 schema = database.names.schema
                 dropped = name if schema is None else f'"{schema}".{name}'
                 await database.arun(ask(f"DROP INDEX {dropped}"))

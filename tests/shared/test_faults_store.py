@@ -158,6 +158,10 @@ def test_every_fault_is_an_unavailable_store_in_time(
         async with Heartbeat() as heart:
             with FAULTS[name](site):
                 came, longest = await a_while(store, tenfold, 0.3)
+                patience = asyncio.get_running_loop().time() + 5.0
+                while not told and asyncio.get_running_loop().time() < patience:
+                    more, took = await a_while(store, tenfold, 0.05)  # the machine is busy
+                    came, longest = came | more, max(longest, took)
                 assert told == [False]
             assert came == {StoreUnavailable}
             return max(longest, heart.late)

@@ -13,7 +13,7 @@ import re
 from functools import cache, lru_cache
 from hashlib import blake2b
 from importlib.resources import files
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Self
 
 Dialect = Literal["postgres", "sqlite"]
 Style = Literal["dollar", "pyformat", "named"]
@@ -39,10 +39,17 @@ _COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
 _LONGEST_TABLE: Final = 24
 
 
-class Names:
+class _Names(NamedTuple):
+    schema: str | None
+    prefix: str
+
+
+class Names(_Names):
     """Where the tables are: in which schema, and how their names begin."""
 
-    def __init__(self, schema: str | None = None, prefix: str = "seawall_") -> None:
+    __slots__ = ()
+
+    def __new__(cls, schema: str | None = None, prefix: str = "seawall_") -> Self:
         """Begin each table's name with `prefix`; without a schema, the database's usual one is."""
         for name, given in (("schema", schema), ("prefix", prefix)):
             if not isinstance(given, str) and (given is not None or name == "prefix"):
@@ -55,27 +62,14 @@ class Names:
                 )
         if schema == "":
             raise ValueError("schema='': write a name, or None for the database's usual schema")
-        self.schema = schema
-        self.prefix = prefix
-
-    def __repr__(self) -> str:
-        return f"Names(schema={self.schema!r}, prefix={self.prefix!r})"
-
-    def _identity(self) -> tuple[str | None, str]:
-        return self.schema, self.prefix
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Names) and self._identity() == other._identity()
-
-    def __hash__(self) -> int:
-        return hash(self._identity())
+        return super().__new__(cls, schema, prefix)
 
     def table(self, name: str) -> str:
         """Return a table's name for a statement: quoted, with its schema."""
         own = quoted(self.prefix + name)
         return own if self.schema is None else f"{quoted(self.schema)}.{own}"
 
-    def index(self, name: str) -> str:
+    def index_name(self, name: str) -> str:
         """Return the name of an index: it lives where its table does."""
         return quoted(self.prefix + name)
 
@@ -112,7 +106,7 @@ class _Filling(dict[str, str]):
 
     def __missing__(self, word: str) -> str:
         if word.startswith("index_"):
-            return self._names.index(word.removeprefix("index_"))
+            return self._names.index_name(word.removeprefix("index_"))
         return self._names.table(word)
 
 

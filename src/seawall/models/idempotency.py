@@ -190,9 +190,12 @@ def fingerprint_of(*parts: bytes | bytearray | memoryview | str) -> bytes:
 
 
 def _digest(person: bytes, parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
-    given = [part if type(part) is bytes else bytes(part) for part in parts]
-    sized = [piece for part in given for piece in (len(part).to_bytes(8, "big"), part)]
-    return blake2b(b"".join(sized), digest_size=32, person=person).digest()
+    made = blake2b(digest_size=32, person=person)
+    for part in parts:
+        data = part if type(part) is bytes else bytes(part)
+        made.update(len(data).to_bytes(8, "big"))
+        made.update(data)
+    return made.digest()
 
 
 # What who asks gets
