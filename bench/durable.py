@@ -26,7 +26,7 @@ from seawall.durable.sqlite import Sqlite
 from tests.durable.postgres import Postgres
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 BARE, SINGLE, ONCE = "bare", "single statement", "inside the transaction"
 ALONE = "its text alone"
@@ -69,6 +69,12 @@ async def opened(server: Postgres) -> AsyncIterator[tuple[Any, Database]]:
         database.close()
 
 
+def _keys() -> Iterator[str]:
+    """Give keys as clients send them: to make them is their business."""
+    while True:
+        yield from [uuid4().hex for _ in range(10_000)]
+
+
 def as_sent(idempotency: Idempotency, outbox: Outbox, sql: str) -> tuple[Any, dict[str, Any]]:
     """Return the text of a single statement with an event, and its arguments."""
     wanted = wanted_of("shop", "POST /orders", "k", b"7", unscoped=False)
@@ -87,13 +93,14 @@ def writers(database: Database) -> dict[str, dict[str, Callable[[Any], Awaitable
     bare_sql = INSERT.format(one="$1", two="$2")
     own_sql = INSERT.format(one=":customer", two=":total")
     rng = Random(1)
+    keys = _keys()
     ready = as_sent(idempotency, outbox, own_sql)
 
     async def bare(connection: Any) -> None:
         await connection.fetchval(bare_sql, "ann", 7)
 
     async def single(connection: Any) -> None:
-        key = uuid4().hex
+        key = next(keys)
         event = NewEvent("order", key, "placed", {"total": 7})
         await idempotency.asingle(
             own_sql,
@@ -103,7 +110,7 @@ def writers(database: Database) -> dict[str, dict[str, Callable[[Any], Awaitable
         )  # fmt: skip
 
     async def alone(connection: Any) -> None:
-        key = uuid4().hex
+        key = next(keys)
         text, arguments = ready
         told = {"seawall_key_hash": key.encode(), "outbox_of_0": key, "outbox_id_0": key}
         await connection.fetch(text.sql, *text.positional({**arguments, **told}))
@@ -114,7 +121,7 @@ def writers(database: Database) -> dict[str, dict[str, Callable[[Any], Awaitable
             await connection.execute(STOCK, rng.randint(1, 64))
 
     async def once(connection: Any) -> None:
-        key = uuid4().hex
+        key = next(keys)
         event = NewEvent("order", key, "placed", {"total": 7})
         asked = {"scope": "shop", "operation": "POST /orders", "key": key, "fingerprint": b"7"}
         async with connection.transaction(), idempotency.once(connection, **asked) as first:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from secrets import token_hex
+from os import urandom
 from typing import Final
 
 from seawall import _checks as check
@@ -42,7 +42,7 @@ def wanted_of(
         check_name("scope", scope)
     check_name("operation", operation)
     hashed = key_digest(scope, operation, check_key(key))
-    return Wanted(scope, operation, hashed, _payload(fingerprint), token_hex(16))
+    return Wanted(scope, operation, hashed, _payload(fingerprint), urandom(16).hex())
 
 
 def _payload(fingerprint: object) -> bytes:

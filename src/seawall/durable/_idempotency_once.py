@@ -31,6 +31,8 @@ class Outbox(Protocol):
         ...
 
     database: Database
+    name: str
+    max_payload: int
 
     def _adding_all(self, dialect: Dialect, events: Any, *, notify: bool) -> Steps[Any]:
         """Add them in the transaction that carries the steps out."""

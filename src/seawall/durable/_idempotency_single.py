@@ -16,6 +16,7 @@ from seawall.durable import _idempotency_records as records
 from seawall.durable._connections import Connection, Rows, in_transaction
 from seawall.durable._idempotency_once import Outbox, checked_events, refuse
 from seawall.durable._idempotency_records import LOOKS, Wanted
+from seawall.durable._outbox_cte import members
 from seawall.durable._sql import Arguments, Names, Style, Text, rendered, statements
 from seawall.durable.database import Database
 from seawall.errors import AnswerNotKept, Contended
@@ -162,8 +163,7 @@ def _steps(
 
 
 def _made(idempotency: Idempotency, rows: Rows, outbox: Outbox | None) -> Single:
-    idempotency._count("fresh")
-    idempotency._count("completed")
+    idempotency._count("fresh", "completed")
     if outbox is not None:
         outbox.wake()
     return Single(first=True, value=json_of(rows[0][0]))
@@ -192,9 +192,9 @@ def _checked(
         raise TypeError(f"arguments={arguments!r}: write a dict, such as {{'total': 500}}")
     given_events = checked_events(outbox, events, idempotency.database.names)
     # Without a business row there is nothing to tell of: they are added for each that there is.
-    text, more, *_ = (
-        outbox.rows_cte(given_events, source=BUSINESS) if outbox and given_events else ("", {})
-    )
+    text, more = "", dict[str, Any]()
+    if outbox is not None and given_events:
+        text, more = members(outbox.name, given_events, BUSINESS, outbox.max_payload)
     own = {
         **more,
         "seawall_scope": wanted.scope,

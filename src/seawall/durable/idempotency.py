@@ -141,10 +141,10 @@ class Idempotency:
     def _after_fork(self) -> None:
         self._mutex = Mutex()
 
-    def _count(self, what: str, by: int = 1) -> None:
-        """Count something that happened."""
+    def _count(self, *happened: str, by: int = 1) -> None:
         with self._mutex:
-            self._counts[what] += by
+            for what in happened:
+                self._counts[what] += by
 
     # Reserving
 
@@ -389,11 +389,11 @@ class Idempotency:
         It ends after about `within` seconds, done or not: call it now and then.
         """
         gone = Cleaning(batch, within, records.clean).run(self.database)
-        self._count("cleaned", gone)
+        self._count("cleaned", by=gone)
         return gone
 
     async def acleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
         """Do the same, awaiting."""
         gone = await Cleaning(batch, within, records.clean).arun(self.database)
-        self._count("cleaned", gone)
+        self._count("cleaned", by=gone)
         return gone

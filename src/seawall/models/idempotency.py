@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable
 from enum import IntEnum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final, Literal, NamedTuple
 
@@ -159,6 +160,11 @@ def check_name(what: str, name: object) -> str:
     """Return a scope or an operation, or raise."""
     if not isinstance(name, str):
         raise TypeError(f"{what}={name!r}: write text, such as {what}='{_EXAMPLES[what]}'")
+    return _checked_name(what, name)
+
+
+@lru_cache(maxsize=1024)  # there are few operations, and who asks asks again
+def _checked_name(what: str, name: str) -> str:
     if not name:
         raise ValueError(f"{what}='': write whose it is, such as {what}='{_EXAMPLES[what]}'")
     try:
@@ -175,24 +181,28 @@ _EXAMPLES: Final = {"scope": "tenant 7", "operation": "POST /orders"}
 
 def key_digest(scope: str, operation: str, key: str) -> bytes:
     """Return what stands for a key in the table: of no use to who reads it there."""
-    return _digest(b"seawall key", [scope.encode(), operation.encode(), key.encode()])
+    data = key.encode()
+    begun = _begun(scope, operation) + len(data).to_bytes(8, "big") + data
+    return blake2b(begun, digest_size=32, person=b"seawall key").digest()
+
+
+@lru_cache(maxsize=1024)
+def _begun(scope: str, operation: str) -> bytes:
+    """Return what is digested before a key: ("a", "b") and ("ab", "") are different names."""
+    parts = scope.encode(), operation.encode()
+    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
 def fingerprint_of(*parts: bytes | bytearray | memoryview | str) -> bytes:
     """Return what stands for a payload; ("a", "b") and ("ab", "") are different ones."""
+    made = blake2b(digest_size=32, person=b"seawall payload")
     for part in parts:
-        if not isinstance(part, (bytes, bytearray, memoryview, str)):
+        if isinstance(part, str):
+            data: Any = part.encode("utf-8", "surrogatepass")
+        elif isinstance(part, (bytes, bytearray, memoryview)):
+            data = bytes(part)
+        else:
             raise TypeError(f"{type(part).__name__} in a fingerprint: pass bytes or text")
-    given = [
-        part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in parts
-    ]
-    return _digest(b"seawall payload", given)
-
-
-def _digest(person: bytes, parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
-    made = blake2b(digest_size=32, person=person)
-    for part in parts:
-        data = part if type(part) is bytes else bytes(part)
         made.update(len(data).to_bytes(8, "big"))
         made.update(data)
     return made.digest()
