@@ -181,16 +181,19 @@ _EXAMPLES: Final = {"scope": "tenant 7", "operation": "POST /orders"}
 
 def key_digest(scope: str, operation: str, key: str) -> bytes:
     """Return what stands for a key in the table: of no use to who reads it there."""
-    data = key.encode()
-    begun = _begun(scope, operation) + len(data).to_bytes(8, "big") + data
-    return blake2b(begun, digest_size=32, person=b"seawall key").digest()
+    whole = _begun(scope, operation) + _sized(key.encode())
+    return blake2b(whole, digest_size=32, person=b"seawall key").digest()
 
 
 @lru_cache(maxsize=1024)
 def _begun(scope: str, operation: str) -> bytes:
-    """Return what is digested before a key: ("a", "b") and ("ab", "") are different names."""
-    parts = scope.encode(), operation.encode()
-    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    """Return what is digested before a key."""
+    return _sized(scope.encode()) + _sized(operation.encode())
+
+
+def _sized(part: bytes) -> bytes:
+    """Return `part` after its size, so that ("a", "b") and ("ab", "") are different names."""
+    return len(part).to_bytes(8, "big") + part
 
 
 def fingerprint_of(*parts: bytes | bytearray | memoryview | str) -> bytes:
@@ -198,13 +201,12 @@ def fingerprint_of(*parts: bytes | bytearray | memoryview | str) -> bytes:
     made = blake2b(digest_size=32, person=b"seawall payload")
     for part in parts:
         if isinstance(part, str):
-            data: Any = part.encode("utf-8", "surrogatepass")
+            data = part.encode("utf-8", "surrogatepass")
         elif isinstance(part, (bytes, bytearray, memoryview)):
             data = bytes(part)
         else:
             raise TypeError(f"{type(part).__name__} in a fingerprint: pass bytes or text")
-        made.update(len(data).to_bytes(8, "big"))
-        made.update(data)
+        made.update(_sized(data))
     return made.digest()
 
 
