@@ -766,6 +766,50 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 # What is left behind
 
 
+def test_a_count_that_threads_have_lost_fails_nobody() -> None:
+    """Where there is no lifecycle, nobody asks for how many are served."""
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        absent.in_flight = 0  # as where two threads add to it at once, and one is lost
+        await text_app()(scope, None, send)
+
+    edge = plain_edge(app, lifecycle=None)
+    begin: Any = edge._serving
+    absent = getclosurevars(begin).nonlocals["lifecycle"]
+
+    async def main() -> None:
+        assert [(await apart(edge)).status for _ in range(3)] == [200] * 3
+
+    run_virtual(main())
+
+
+@pytest.mark.usefixtures("both_ways")
+@pytest.mark.parametrize("kind", ["pathsend", "zerocopysend"])
+@pytest.mark.parametrize(("status", "counted"), [(200, "succeeded"), (500, "failed")])
+def test_a_body_that_the_server_reads_itself_is_one(kind: str, status: int, counted: str) -> None:
+    """Whoever was sent a file was served: it did not go away."""
+    kept: list[int] = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({**START, "status": status})
+        if kind == "zerocopysend":
+            await send({"type": "http.response.zerocopysend", "file": 7, "more_body": True})
+        kept.append(edge._concurrency.policy.in_flight)  # type: ignore[union-attr]
+        await send({"type": f"http.response.{kind}"})
+        kept.append(edge._concurrency.policy.in_flight)  # type: ignore[union-attr]
+
+    edge = plain_edge(app)
+
+    async def main() -> None:
+        for _ in range(2):
+            await apart(edge)
+
+    run_virtual(main())
+    assert kept == [1, 0] * 2
+    told = edge.snapshot()
+    assert (told[counted], told["cancelled"]) == (2, 0)
+
+
 def test_limits_with_a_time_of_their_own_count_by_it() -> None:
     """An edge whose clock is another does not fill their buckets."""
 

@@ -21,7 +21,7 @@ from seawall.models.rates import ROUND
 from seawall.runtime.layers import Wait
 from seawall.web.inbound import CLEAN, KNOWN
 from seawall.web.request import INCOMING
-from seawall.web.sending import PASSAGE, Passage
+from seawall.web.sending import PASSAGE, Passage, to_nobody
 
 if TYPE_CHECKING:
     from seawall.web._edge_way import App, Receive, Scope
@@ -41,15 +41,21 @@ class Absent:
         self.in_flight = self.served = 0
         self.unwatched = inf
 
+    def end(self) -> None:
+        """Count nothing out, as nothing was counted in: threads may have miscounted."""
+
 
 _MOST_PATHS: Final = 1000
 _LONGEST_PATH: Final = 200
 """Longer ones are looked at each time: nobody fills the memory with them."""
 
 
-def plain_entry(way: Edge, probes: Container[str]) -> App | None:  # noqa: C901, PLR0915 - see above
+def plain_entry(  # noqa: C901, PLR0915 - see above
+    way: Edge, probes: Container[str], outer: App | None = None
+) -> App | None:
     """Return what serves requests by the short way, and hands the others to `way._unusual`.
 
+    With an `outer`, it has that one's place: hands to it the others, and what went wrong, too.
     None if the parts of the edge are such that no request is plain.
     """
     inbound, limits = way._inbound, None
@@ -90,7 +96,7 @@ def plain_entry(way: Edge, probes: Container[str]) -> App | None:  # noqa: C901,
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912, PLR0915 - one frame
         if scope["type"] != "http":
-            await way._unusual(scope, receive, send)
+            await (outer or way._unusual)(scope, receive, send)
             return
         passage = Passage(scope, send, own)
         entered = False
@@ -160,7 +166,14 @@ def plain_entry(way: Edge, probes: Container[str]) -> App | None:  # noqa: C901,
             if not entered and taken is not None:
                 limits.give_back(us, taken)  # type: ignore[union-attr]
             if entered or not (failure is None or isinstance(failure, (Otherwise, Wait))):
-                await way._end_plainly(passage, failure, receive, send, entered, token)
+                failure = await way._end_plainly(passage, failure, send, entered, token)
+                if failure is None:
+                    return
+                if outer is None:
+                    raise failure
+                scope[PASSAGE] = failure, passage.status
+                failure = None
+                await outer(scope, receive, to_nobody if passage.status else send)
                 return
         finally:
             failure = None  # or it would lead to itself
@@ -168,6 +181,6 @@ def plain_entry(way: Edge, probes: Container[str]) -> App | None:  # noqa: C901,
             deadline_var.reset(token)
             passage.sifted = True
         scope[PASSAGE] = passage
-        await way._unusual(scope, receive, send)
+        await (outer or way._unusual)(scope, receive, send)
 
     return serve

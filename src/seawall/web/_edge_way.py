@@ -154,6 +154,7 @@ class Way:
             cut = TimedOut("the deadline passed before the response began")
             cut.__cause__ = error
             error = cut
+            del cut  # or it would lead to itself
         if error is None:
             return
         passage.end(error)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall.web._edge_plain import plain_entry
+
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
@@ -48,6 +50,7 @@ def _stand_outside(edge: Edge, owner: Starlette) -> None:
             return
         inner, last = inner.app, inner
     if last is not None and edge._serving != edge._serve_unusual:
+        serving: Any = plain_entry(edge, edge._probes, stack)
+        serving.app = edge  # for those who look for a middleware, from one `app` to the next
         last.app = edge._serve_unusual
-        edge._unusual = stack
-        owner.middleware_stack = edge._serving
+        owner.middleware_stack = serving

@@ -14,7 +14,7 @@ and one for each message of its response.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextvars import Token
 from typing import Any
 
@@ -37,7 +37,7 @@ from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimits
 from seawall.web.request import INCOMING, path_below_root
-from seawall.web.sending import PASSAGE, Own, Passage, Send, to_nobody
+from seawall.web.sending import PASSAGE, Message, Own, Passage, Send
 from seawall.web.trust import Trust
 
 
@@ -115,10 +115,10 @@ class Edge(Way):
         trust = trust or (inbound.trust if inbound is not None else Trust())
         self._own = Own(self._now, self.guard.stats, trust)
         self._cutting = Cutting(self._clock)
-        probes = frozenset() if health is None else frozenset(health.paths)
+        self._probes = frozenset() if health is None else frozenset(health.paths)
         self._unusual: App = self._serve_unusual
-        """What serves all that is not plain; in a framework, with what that has around the edge."""
-        self._serving: App = plain_entry(self, probes) or self._serve_unusual
+        """What serves all that is not plain."""
+        self._serving: App = plain_entry(self, self._probes) or self._serve_unusual
         """What serves everything, without the frame of a call of this object."""
 
     def __repr__(self) -> str:
@@ -149,11 +149,15 @@ class Edge(Way):
     async def _serve_unusual(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve what is not plain; or raise what went wrong with a request that was."""
         kept: Any = scope.pop(PASSAGE, None)
-        if isinstance(kept, BaseException):
+        if isinstance(kept, tuple):
+            error, status = kept
+            del kept
             try:
-                raise kept
+                if status:  # who asks whether there is an answer already must see it here
+                    await send({"type": "http.response.start", "status": status, "headers": []})
+                raise error
             finally:
-                del kept  # or it would lead to itself
+                del error  # or it would lead to itself
         kind = scope["type"]
         if kind == "http":
             passage: Passage = Passage(scope, send, self._own) if kept is None else kept
@@ -170,15 +174,19 @@ class Edge(Way):
         self,
         passage: Passage,
         error: BaseException | None,
-        receive: Receive,
         send: Send,
         entered: bool,  # noqa: FBT001 - as the request was
         token: Token[Any] | None,
-    ) -> None:
+    ) -> BaseException | None:
         """End a request that came by the short way, and of which something is left.
 
-        `token` takes its deadline out of the context again.
+        `token` takes its deadline out of the context again. Return what is to be raised.
         """
+
+        def answer(message: Message) -> Awaitable[None]:
+            passage.status = message.get("status", passage.status)  # it has started, from here on
+            return send(message)
+
         lifecycle = self._lifecycle
         if not entered and lifecycle is not None:
             lifecycle.in_flight += 1  # it counts until its refusal is sent
@@ -186,19 +194,19 @@ class Edge(Way):
             if error is None and not passage.left:
                 passage.end(None)
             if error is not None or passage.cut is not None:
-                await self._fail(passage, error, send, None, entered)
+                await self._fail(passage, error, answer, None, entered)
             error = None
-        except BaseException as failure:  # noqa: BLE001 - raised below
+        except BaseException as failure:  # noqa: BLE001 - returned
             error = failure
         passage.scope.pop(INCOMING, None)
         if lifecycle is not None:
             lifecycle.end()
         if token is not None:
             reset(deadline_var, token)
-        if error is not None:
-            passage.scope[PASSAGE] = error
+        try:
+            return error
+        finally:
             del error  # or it would lead to itself
-            await self._unusual(passage.scope, receive, to_nobody if passage.status else send)
 
     async def _serve_request(
         self, scope: Scope, receive: Receive, passage: Passage, send: Send

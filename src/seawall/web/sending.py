@@ -33,7 +33,7 @@ InLane = tuple[dict[asyncio.Task[Any], float], asyncio.Task[Any], int]
 
 PASSAGE: Final = "seawall.passage"
 """Where in the scope a request that is not plain waits, on its way to those who serve it; or what
-went wrong with one that was."""
+went wrong with one that was, and the status of its response, if that has started."""
 
 set_deadline: Final = deadline_var.set
 FAILURE: Final = 500
@@ -45,6 +45,9 @@ class ServerError(Exception):
 
 
 _SERVER_ERROR: Final = ServerError("the app answered with 500 or more")
+
+_BODY_OF_FILE: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
+"""Where a server reads a body itself: extensions of ASGI, which Starlette uses for files."""
 
 
 class Own:
@@ -111,7 +114,7 @@ class Passage(Incoming):
 
     # The response
 
-    def send(self, message: Message) -> Awaitable[None]:  # noqa: C901 - one frame: each costs
+    def send(self, message: Message) -> Awaitable[None]:  # noqa: C901, PLR0912 - one frame
         """Hand a message to the server; a plain function, as another coroutine would cost more."""
         kind = message["type"]
         if kind == "http.response.body":
@@ -143,6 +146,11 @@ class Passage(Incoming):
             if told is not None:  # the app may send the same message again
                 more = told if type(told) is list else told()  # type: ignore[operator]
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
+            to = self.to  # as below, where to go there would be one more step
+            return to(message)
+        elif kind in _BODY_OF_FILE and not message.get("more_body"):
+            failed = self.status >= FAILURE
+            self.leave(FAILED if failed else OK, _SERVER_ERROR if failed else STREAMED)
         to = self.to  # called from a variable: an attribute that is a function costs more
         return to(message)
 
