@@ -206,6 +206,7 @@ class Proxy:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self._began = Event()
+        self._passing: set[asyncio.Task[None]] = set()
         self._thread = Thread(target=lambda: asyncio.run(self._serve(listener)))
         self._thread.start()
         assert self._began.wait(PATIENCE)
@@ -223,6 +224,8 @@ class Proxy:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         passing = self._loop.create_task(self._pass(reader, writer))
+        self._passing.add(passing)  # else the collector may end it
+        passing.add_done_callback(self._passing.discard)
         # A task that is cancelled before it began closes nothing.
         passing.add_done_callback(lambda _: writer.transport.abort())
 
