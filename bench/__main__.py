@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import durable, imports, measure, report, shared, threads, web
+from bench import durable, imports, measure, report, shared, telemetry, threads, web
 from bench.cases import ROWS
 from bench.peers import PEERS
 from bench.served import BASELINES
 from bench.targets import DURABLE, IMPORTS, SHARED, THREADS, WEB
+from bench.telemetry import TELEMETRY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME",
         action="append",
         help=f"only what has NAME in its name (may be repeated): {names}, {THREADS}, {IMPORTS},"
-        f" {SHARED}, {DURABLE}, {WEB}",
+        f" {TELEMETRY!r}, {SHARED}, {DURABLE}, {WEB}",
     )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--seed", type=int, default=1, help="order of the cases (default: 1)")
@@ -87,6 +88,11 @@ def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[report.Sec
         crew = crew._replace(repeats=3, seconds=0.05) if quick else crew
         raw[THREADS] = threads.measure(crew, _progress)
         sections.append(report.of_threads(raw[THREADS]))
+    if _is_wanted(TELEMETRY, arguments.only):
+        seen = telemetry.Plan(seed=seed, clock=clock)
+        seen = seen._replace(rounds=5, seconds=0.02) if quick else seen
+        raw[TELEMETRY] = telemetry.measure(seen, _progress)
+        sections.append(report.of_telemetry(raw[TELEMETRY]))
     if _is_wanted(IMPORTS, arguments.only):
         fresh = imports.Plan(seed=seed, clock=clock)
         fresh = fresh._replace(rounds=5) if quick else fresh

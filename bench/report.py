@@ -15,6 +15,7 @@ from bench.peers import DISTRIBUTIONS, PEERS
 from bench.shared import EVALSHA, SHARED_BREAKER, SHARED_LIMIT
 from bench.shared import OURS as BREAKER
 from bench.targets import IMPORTS, TARGETS, THREADS, WEB
+from bench.telemetry import OFF, TELEMETRY
 from bench.web import BARE as BARE_APP
 from bench.web import IN_LOOP, IN_THREAD, SEAWALL
 
@@ -228,6 +229,19 @@ def of_threads(rates: Rates) -> Section:
     heads = [f"{count} thread{'s' * (count > 1)}" for count in counts]
     columns = ["stack", "M calls/s on one", *heads, "target"]
     title = f"threads: calls a second of all, relative to one thread ({repeats} repeats, wall time)"
+    return [Table(title, columns, lines)], verdicts
+
+
+def of_telemetry(times: dict[str, list[float]]) -> Section:
+    """Return the table of the five-policy stack with telemetry off and on."""
+    verdicts: list[Verdict] = []
+    lines = []
+    for name, taken in times.items():
+        cost = ratio(taken, times[OFF])
+        cells = [f"{median(taken) * 1e9:.0f}", f"{spread(taken):.0%}", f"{cost:.3f}"]
+        lines.append([name, *cells, _judge(TELEMETRY, name, cost, verdicts)])
+    columns = ["telemetry", "ns a call", "spread", "x off", "target"]
+    title = f"{TELEMETRY}: five policies, asked once a second ({len(times[OFF])} rounds)"
     return [Table(title, columns, lines)], verdicts
 
 

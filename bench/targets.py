@@ -23,6 +23,7 @@ from bench.durable import (
 )
 from bench.peers import ASYNC_DRAWER, ASYNC_DRAWER_OF_FIVE, HYX, PEERS, PYRESILIENCE
 from bench.shared import EXACT, LEASED, PURGATORY, PYBREAKER, SHARED_BREAKER, SHARED_LIMIT
+from bench.telemetry import ON, TELEMETRY
 from bench.web import IN_LOOP, IN_THREAD, SEAWALL, SERVERS
 
 
@@ -84,6 +85,8 @@ TARGETS: dict[tuple[str, str], Target] = {
     ("five, sync", OURS): at_most(36.0),
     # To refuse costs a tenth of what it costs to serve, or a flood of refusals is a load too.
     **{("refusal, async", name): at_most(0.1) for name in ("Shed", "Breaker, open", "RateLimit")},
+    # To be seen costs next to nothing.
+    (TELEMETRY, ON): at_most(1.1),
     # Threads that share a guard do not slow each other down.
     (THREADS, f"{OURS}, 8 threads"): at_least(0.8),
     # The import itself is felt by no one; what a guard needs is loaded with the first guard.

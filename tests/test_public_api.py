@@ -26,6 +26,7 @@ import seawall.clients.requests
 import seawall.clients.upstreams
 import seawall.durable
 import seawall.signals
+import seawall.telemetry
 import seawall.testing
 import seawall.web
 import seawall.web.checks
@@ -44,6 +45,7 @@ MODULES = (
     seawall.clients.upstreams,
     seawall.durable,
     seawall.signals,
+    seawall.telemetry,
     seawall.testing,
     seawall.web,
     seawall.web.checks,

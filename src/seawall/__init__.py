@@ -108,7 +108,7 @@ if TYPE_CHECKING:
     from seawall.policies.timeout import Timeout, adaptive
     from seawall.pools import Pool
     from seawall.pools._borrowed import Borrowed
-    from seawall.registry import check_threads, get_guard, guards
+    from seawall.registry import check_threads, get_guard, guards, snapshot
     from seawall.runtime.durable_events import EventDied, FifoGap, OutboxBlocked
     from seawall.runtime.edge_events import (
         HealthChanged,
@@ -298,6 +298,7 @@ __all__ = [
     "quantile",
     "ramp",
     "single",
+    "snapshot",
     "static",
     "subscribe",
     "tenant",
@@ -361,7 +362,7 @@ _HOMES = {
     "policies.timeout": "Timeout adaptive",
     "pools": "Pool",
     "pools._borrowed": "Borrowed",
-    "registry": "check_threads get_guard guards",
+    "registry": "check_threads get_guard guards snapshot",
     "runtime.durable_events": "EventDied FifoGap OutboxBlocked",
     "runtime.edge_events": (
         "HealthChanged HostEjected HostRestored LifecycleChanged SoftLimitExceeded"

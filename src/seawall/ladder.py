@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import Overloaded
 from seawall.models.ladder import THRESHOLDS, Cause, LadderModel, LadderSettings, ServiceLevel
@@ -75,6 +76,7 @@ class Ladder:
         self._lock = Lock()
         self._mutex = Mutex()
         survives_fork(self)
+        registry.enter(self, "ladder", name)
 
     def __repr__(self) -> str:
         return f"<Ladder {self.name!r}: {self._standing.label}>"

@@ -1,23 +1,39 @@
-"""The named guards that live, so that they can be listed, watched and checked together."""
+"""What lives in this process, so that it can be listed, watched and checked together.
+
+Guards are known by name, which is unique. Everything else that has something to show (queues,
+pools, workers, stores...) is entered when it is made, with its kind and a name. Nothing is kept
+alive by it, and nothing is done here while calls are made.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
+from math import isfinite
 from threading import RLock
-from typing import TYPE_CHECKING, Final
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from seawall import _checks as check
-from seawall.runtime.workers import WorkerPool
+from seawall.clock import current_clock
 
 if TYPE_CHECKING:
     from seawall.guard import Guard
 
+GUARD: Final = "guard"
+
+MOST_ITEMS: Final = 1000
+"""Items of one mapping or list that a snapshot shows; of the rest it tells how many there are."""
+
+DEEPEST: Final = 12
+"""Levels of a snapshot that are shown."""
+
 _lock = RLock()
 _guards: Final[WeakValueDictionary[str, Guard]] = WeakValueDictionary()
+_entries: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -69,6 +85,8 @@ def check_threads(budget: int) -> int:
 
     A pool that several guards share counts once.
     """
+    from seawall.runtime.workers import WorkerPool
+
     check.count("budget", budget)
     pools: dict[int, tuple[str, WorkerPool]] = {}
     for guard in guards():
@@ -83,9 +101,117 @@ def check_threads(budget: int) -> int:
     return total
 
 
+# Everything else
+
+
+class Entry:
+    """What is known of something that was entered, beside the thing itself.
+
+    `ask` names its method, a coroutine function, that asks a store or a database how it stands;
+    the last answer is kept here. `local` says whether its `snapshot()` does without.
+    """
+
+    __slots__ = ("answer", "answered_at", "ask", "clock", "error", "kind", "local", "name")
+
+    def __init__(self, kind: str, name: str, *, ask: str | None, local: bool) -> None:
+        """Know no answer yet."""
+        self.kind = kind
+        self.name = name
+        self.ask = ask
+        self.local = local
+        self.clock = current_clock()
+        self.answer: Any = None
+        self.answered_at = 0.0
+        self.error: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.kind} {self.name!r}>"
+
+
+def enter(thing: Any, kind: str, name: str, *, ask: str | None = None, local: bool = True) -> None:
+    """Let `thing` be part of `snapshot()` for as long as it lives; see `Entry`."""
+    with _lock:
+        _entries[thing] = Entry(kind, name, ask=ask, local=local)
+
+
+def answered(thing: Any, answer: Any) -> None:
+    """Keep what a store or database has just said of `thing`, whoever had asked."""
+    with _lock:
+        entry = _entries.get(thing)
+    if entry is not None and entry.ask is not None:
+        entry.answer, entry.answered_at, entry.error = answer, entry.clock.now(), None
+
+
+def entered() -> list[tuple[Any, Entry]]:
+    """Return what lives of what was entered, with what is known of it."""
+    with _lock:
+        return list(_entries.items())
+
+
+def snapshot() -> dict[str, list[dict[str, Any]]]:
+    """Return what there is to see of everything that lives, by kind: plain data, fit for JSON.
+
+    Each has its `name`, and what its own `snapshot()` tells. What only a store or database knows
+    is under `stored` as it was `stored_age` seconds ago, when somebody asked; nobody is asked here.
+    What cannot be read has the cause under `snapshot_error`, and hides nothing else.
+    """
+    shown: dict[str, list[dict[str, Any]]] = {}
+    for guard in guards():
+        shown.setdefault(GUARD, []).append({**_seen(guard), "name": guard.name})
+    for thing, entry in entered():
+        seen = _seen(thing) if entry.local else {}
+        if entry.ask is not None:
+            seen |= _stored(entry)
+        shown.setdefault(entry.kind, []).append({**seen, "name": entry.name})
+    return {kind: sorted(shown[kind], key=lambda one: str(one["name"])) for kind in sorted(shown)}
+
+
+def _seen(thing: Any) -> dict[str, Any]:
+    try:
+        return dict(plain(thing.snapshot()))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others are to be seen
+        return {"snapshot_error": said(error)}
+
+
+def _stored(entry: Entry) -> dict[str, Any]:
+    shown: dict[str, Any] = {"stored": None, "stored_age": None}
+    if entry.answer is not None:
+        age = max(0.0, entry.clock.now() - entry.answered_at)
+        shown = {"stored": plain(entry.answer), "stored_age": age}
+    if entry.error is not None:
+        shown["stored_error"] = entry.error
+    return shown
+
+
+def said(error: BaseException) -> str:
+    """Return what an error says, in a line that is not long."""
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Return `value` as JSON can tell it: bounded, and without what JSON has no word for."""
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if depth >= DEEPEST:
+        return repr(value)[:200]
+    if isinstance(value, Mapping):
+        items = list(value.items())
+        shown = {str(key): plain(item, depth + 1) for key, item in items[:MOST_ITEMS]}
+        return shown if len(items) <= MOST_ITEMS else {**shown, "(more)": len(items) - MOST_ITEMS}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item, depth + 1) for item in list(value)[:MOST_ITEMS]]
+    return repr(value)[:200]
+
+
 def _after_fork() -> None:
-    global _lock  # noqa: PLW0603 - the old one may be held by a thread that is gone
+    # The lock may be held by a thread that is gone, and the entries be in the middle of a listing.
+    global _lock, _entries  # noqa: PLW0603
     _lock = RLock()
+    _entries = WeakKeyDictionary(_entries)
 
 
 if hasattr(os, "register_at_fork"):

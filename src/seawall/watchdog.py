@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 from weakref import ref
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import Clock, VirtualClock, check_clock, current_clock
 from seawall.runtime.events import LoopBlocked, emit
 from seawall.runtime.mutex import survives_fork
@@ -60,6 +61,7 @@ class LoopWatchdog:
         self._longest = 0.0
         self._begin()
         survives_fork(self)
+        registry.enter(self, "watchdog", name)
 
     def _begin(self) -> None:
         self._lock = RLock()

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from bench import __main__ as command
-from bench import durable, imports, measure, report, shared, threads, web
+from bench import durable, imports, measure, report, shared, telemetry, threads, web
 from bench.cases import BARE, OURS, ROWS, Row, bare, retry, work
 from bench.peers import PEERS, PYRESILIENCE
 from bench.served import BASELINES
 from bench.targets import IMPORTS, TARGETS, THREADS, at_least, at_most
+from seawall.runtime.events import listening
 from seawall.testing import retries
 
 pytestmark = pytest.mark.alone
@@ -212,6 +213,7 @@ def test_targets_are_about_lines_that_exist():
     lines = {(row.name, case) for row in ROWS for case in row.cases}
     lines |= {(row, case) for row, peers in PEERS.items() for case in peers}
     lines |= {(IMPORTS, name) for name in imports.STATEMENTS}
+    lines.add((telemetry.TELEMETRY, telemetry.ON))
     counts = threads.Plan().counts
     lines |= {(THREADS, f"{name}, {count} threads") for name in threads.CASES for count in counts}
     lines |= {(table, name) for table, cases in shared.CASES.items() for name in cases}
@@ -288,6 +290,22 @@ def test_threads_are_judged_relative_to_one():
     (table,), (verdict,) = report.of_threads(rates)
     assert table.lines == [[OURS, "2.00", "1.00", "0.50", "MISSED: at least 0.8"]]
     assert (verdict.value, verdict.met) == (0.5, False)
+
+
+def test_telemetry_is_judged_relative_to_none():
+    """A tenth more than without is what it may cost."""
+    times = {telemetry.OFF: [1.0] * 3, telemetry.ON: [1.2] * 3}
+    (table,), (verdict,) = report.of_telemetry(times)
+    assert table.lines[1] == [telemetry.ON, "1200000000", "0%", "1.200", "MISSED: at most 1.1"]
+    assert (verdict.line, verdict.met) == (telemetry.ON, False)
+
+
+def test_telemetry_is_switched_off_again_after_each_measurement():
+    """What is measured with it leaves none of it behind."""
+    plan = telemetry.Plan(rounds=2, seconds=1e-4)
+    times = telemetry.measure(plan, quiet)
+    assert {name: len(taken) for name, taken in times.items()} == {"off": 2, "on": 2}
+    assert not listening()
 
 
 def test_imports_are_judged_relative_to_asyncio():

@@ -417,6 +417,7 @@ def test_the_snapshot_tells_load_and_what_each_rule_shed() -> None:
         "would_reject": 0,
         "load": 0.25,
         "shed_by": {"tier": 0, "fraction": 0},
+        "shed_classes": {},
     }
     assert _gate(new_guard(Shed(by_fraction(0.1))))["load"] is None
 

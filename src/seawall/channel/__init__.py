@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeVar
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.channel._waiters import Drainer, Getter, Putter
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import ChannelClosed, ChannelFull, Rejected, TimedOut
@@ -59,6 +60,7 @@ class Channel(Generic[T]):
         self._mutex = Mutex()
         self._buffer: Buffer[T] = Buffer(capacity, demanding=demand, lock_free=LOCK_FREE)
         survives_fork(self)
+        registry.enter(self, "channel", name)
 
     def __repr__(self) -> str:
         demand = ", demand=True" if self._buffer.demanding else ""

@@ -13,6 +13,7 @@ from inspect import isawaitable
 from typing import Any, Final
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clients._llm_ends import CLIENT, SERVER, TIMEOUT, TOO_MANY, status_of
 from seawall.clock import current_clock
 from seawall.context import current_deadline
@@ -96,6 +97,7 @@ class Models:
         self._passing = check.function("passing", passing)
         self._served = [0] * len(candidates)
         self._failed = 0
+        registry.enter(self, "models", name)
 
     def __repr__(self) -> str:
         return f"Models({', '.join(candidate.name for candidate in self.candidates)})"

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, Final, Self
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clients._upstream_checks import Checker, HealthCheck
 from seawall.clients._upstream_hosts import check_hosts, endpoint_of
 from seawall.clients._upstream_picks import Classifier, Pick, failed_by_itself
@@ -87,6 +88,7 @@ class Upstreams:
         self._set.replace(listed)
         self._checker = None if health is None else Checker(self._set, health)
         survives_fork(self)
+        registry.enter(self, "upstreams", name)
 
     def __repr__(self) -> str:
         hosts = self._set.hosts

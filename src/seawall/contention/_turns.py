@@ -10,6 +10,7 @@ from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Final, TypeVar
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.contention._optimistic import is_async, left
 from seawall.context import give_up_at
@@ -57,6 +58,7 @@ class Serializer:
         self._rejected = 0
         self._mutex = Mutex()
         survives_fork(self)
+        registry.enter(self, "serializer", name)
 
     def __repr__(self) -> str:
         striped = "" if self._stripes is None else f", stripes={self._stripes}"

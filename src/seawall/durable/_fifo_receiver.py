@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.durable._blocks import Block, named
 from seawall.durable._cleaning import Cleaning
 from seawall.durable._connections import Ask, Connection
@@ -74,6 +75,7 @@ class FifoReceiver:
         self._told: OrderedDict[str, Position] = OrderedDict()
         self._mutex = Mutex()
         survives_fork(self)
+        registry.enter(self, "fifo_receiver", self.name)
 
     def _after_fork(self) -> None:
         """Have a lock that nobody holds."""

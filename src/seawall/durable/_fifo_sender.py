@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.durable._blocks import named
 from seawall.durable._connections import Ask
 from seawall.durable._fifo_wire import (
@@ -53,6 +54,7 @@ class FifoSender:
         self.max_payload = check.count("max_payload", max_payload)
         self._pair = {"sender": self.sender, "receiver": self.receiver}
         self._counts = dict.fromkeys(("sent", "refused", "resent", "acknowledgements"), 0)
+        registry.enter(self, "fifo_sender", self.receiver)
 
     def __repr__(self) -> str:
         return f"<FifoSender {self.sender!r} to {self.receiver!r}>"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import uuid4
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.durable._jobs_records import (
     JobClaim,
     described,
@@ -182,6 +183,7 @@ class JobDoing:
         self._trouble = Trouble(f"jobs {jobs.name!r}", self._clock)
         words = ("succeeded", "retried", "failed", "cancelled", "returned", "lost")
         self._counts = dict.fromkeys(words, 0)
+        registry.enter(self, "job_worker", jobs.name)
 
     def _running(self, claim: JobClaim) -> Running:
         in_thread = kind_of(self.functions[claim.kind]) == "sync"

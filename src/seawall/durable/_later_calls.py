@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 from uuid import uuid4
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.context import current_idempotency_key, current_tenant
 from seawall.durable._blocks import named
 from seawall.durable._cleaning import Cleaning
@@ -91,6 +92,7 @@ class Later:
         self.keep_dead = check.seconds("keep_dead", keep_dead, zero=True)
         self._key = None if key is None else check.function("key", key)
         self._counts = dict.fromkeys(("stored", "again", "refused"), 0)
+        registry.enter(self, "later", self.name, ask="acounts")
 
     def __repr__(self) -> str:
         return f"Later({self.name!r})"
@@ -231,6 +233,7 @@ class Later:
             word: found.get(state, (0, 0))[0] for state, word in enumerate(STATES)
         }
         counts["oldest"] = max(0, found.get(WAITING, (0, 0))[1]) / 1_000_000
+        registry.answered(self, counts)
         return counts
 
     async def acleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:

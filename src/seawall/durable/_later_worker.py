@@ -17,6 +17,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.context import idempotency_key, reset, tenant
 from seawall.durable._connections import Ask
 from seawall.durable._later_calls import Later, decoded, redoing
@@ -124,6 +125,7 @@ class LaterWorker:
         self._news: asyncio.Event | None = None
         words = ("done", "failed", "refused", "dead", "lost", "returned")
         self._counts = dict.fromkeys(words, 0)
+        registry.enter(self, "later_worker", later.name)
 
     def __repr__(self) -> str:
         return f"<LaterWorker of {self.later!r}>"

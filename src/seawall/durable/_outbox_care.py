@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.durable._cleaning import Cleaning
 from seawall.durable._connections import Ask
 from seawall.durable._outbox_events import BlockedAggregate, DeadEvent, event_of, new_id, text
@@ -201,4 +202,6 @@ class Care:
         rows = yield Ask("outbox.survey", {"outbox": self.name})
         pending, oldest, dead, blocked = rows[0]
         age = 0.0 if oldest is None else max(0, oldest) / 1e6
-        return {"pending": pending, "oldest_age": age, "dead": dead, "blocked": blocked}
+        found = {"pending": pending, "oldest_age": age, "dead": dead, "blocked": blocked}
+        registry.answered(self, found)
+        return found

@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, Self, overload
 from uuid import UUID
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.durable import _asgi_answers as answers
 from seawall.durable._asgi_completing import Keyed, Name
 from seawall.durable._asgi_request import KEYED, Request, Scope
@@ -161,6 +162,7 @@ class IdempotentRequests:
             raise TypeError(f"trust={trust!r}: pass a Trust, such as Trust(proxies=['10.0.0.0/8'])")
         self._trust = trust or Trust()
         self._counts = dict.fromkeys(_COUNTS, 0)
+        registry.enter(self, "idempotent_requests", idempotency.name)
         self._mutex = Mutex()
         survives_fork(self)
 

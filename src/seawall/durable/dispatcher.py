@@ -18,6 +18,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.durable._outbox_delivery import Delivery, Holding, Progress, Sink, judged
 from seawall.durable._outbox_listening import Listening
 from seawall.durable._outbox_page import Page
@@ -101,8 +102,7 @@ class Dispatcher:
         self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter is no secret
         self._own_rng = rng is None
         self._clock = outbox.clock
-        self._round = 0
-        self._after = 0
+        self._round = self._after = 0
         self._resume_at = self._surveyed_at = float("-inf")
         self._stopped = self._cleaning = False
         self._survey: dict[str, Any] = {}
@@ -112,6 +112,7 @@ class Dispatcher:
         self._counts = dict.fromkeys((*words, "lost", "errors"), 0)
         self._begin_afresh()
         survives_fork(self)
+        registry.enter(self, "dispatcher", outbox.name)
 
     def _begin_afresh(self) -> None:
         self._token = token_hex(8)

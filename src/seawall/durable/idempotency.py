@@ -18,6 +18,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, supp
 from typing import Any, Final, Literal, TypeVar
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable import _idempotency_records as records
 from seawall.durable._blocks import named
@@ -110,20 +111,20 @@ class Idempotency:
         """
         if not isinstance(database, Database):
             raise TypeError(f"database={database!r}: pass a Database, such as Database(pool)")
-        self.database = database
+        self.database, self.name = database, named("name", name)
         self.lease = check.seconds("lease", lease)
         self.ttl = check.seconds("ttl", ttl)
         if self.ttl <= self.lease:
             raise ValueError(f"ttl={ttl!r}: write more than the lease of {lease!r} seconds")
         self.max_body = check.count("max_body", max_body, minimum=0)
         self.unscoped = check.flag("unscoped", unscoped)
-        self.name = named("name", name)
         self.terms = Terms(int(lease * _SECOND), int(ttl * _SECOND), max_body)
         self._clock = None if clock is None else check_clock(clock)
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._mutex = Mutex()
         self._keeper = Keeper(self.lease, self._renewed, lambda: self._count("refused_late"))
         survives_fork(self)
+        registry.enter(self, "idempotency", self.name)
 
     @property
     def clock(self) -> Clock:

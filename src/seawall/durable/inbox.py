@@ -14,6 +14,7 @@ from secrets import token_bytes
 from typing import Any, Final
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.durable._blocks import Block, named
 from seawall.durable._cleaning import Cleaning
 from seawall.durable._connections import Ask, Connection
@@ -44,6 +45,7 @@ class Inbox:
         self._counts: dict[str, Counter[str]] = {kind: Counter() for kind in _COUNTED}
         self._mutex = Mutex()
         survives_fork(self)
+        registry.enter(self, "inbox", database.guard.name)
 
     def __repr__(self) -> str:
         return f"<Inbox of {self.database!r}: ttl={self.ttl:g}>"

@@ -16,6 +16,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable import _jobs_steps as steps
 from seawall.durable._cleaning import Cleaning
@@ -96,6 +97,7 @@ class Jobs(ClaimedJobs):
         survives_fork(self)
         words = ("submitted", "repeated", "cancelled", "claimed", "given_up", "refused_late")
         self._counts = dict.fromkeys(words, 0)
+        registry.enter(self, "jobs", self.name, ask="acounts")
 
     def __repr__(self) -> str:
         return f"<Jobs {self.name!r} of {self.database!r}>"
@@ -234,11 +236,15 @@ class Jobs(ClaimedJobs):
 
     def counts(self) -> dict[str, tuple[int, float]]:
         """Return how many jobs are in each state, and how old the oldest is; reads the table."""
-        return self.database.run(steps.counting)
+        return self._counted(self.database.run(steps.counting))
 
     async def acounts(self) -> dict[str, tuple[int, float]]:
         """Count the jobs, as `counts` does."""
-        return await self.database.arun(steps.counting)
+        return self._counted(await self.database.arun(steps.counting))
+
+    def _counted(self, counts: dict[str, tuple[int, float]]) -> dict[str, tuple[int, float]]:
+        registry.answered(self, counts)
+        return counts
 
     # How it is done
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.durable._jobs_http import (
     Headers,
     Prefer,
@@ -93,6 +94,7 @@ class JobsApi:
         self._waiting = 0
         words = ("accepted", "in_time", "asked", "cancelled", "not_found", "gone", "not_waited")
         self._counts = dict.fromkeys(words, 0)
+        registry.enter(self, "jobs_api", jobs.name)
 
     def __repr__(self) -> str:
         return f"<JobsApi of {self.jobs!r} at {self.base!r}>"

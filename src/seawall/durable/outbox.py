@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from weakref import WeakSet
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable._connections import Ask, AskText, Connection, in_transaction
 from seawall.durable._outbox_care import Care
@@ -65,6 +66,7 @@ class Outbox(Care):
         self.clock = current_clock() if clock is None else check_clock(clock)
         self._begin_afresh()
         survives_fork(self)
+        registry.enter(self, "outbox", self.name, ask="asurvey", local=False)
 
     def _begin_afresh(self) -> None:
         self._mutex = Mutex()

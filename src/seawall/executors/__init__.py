@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, ParamSpec, Self, TypeVar, cast
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import Rejected
 from seawall.executors._errands import ClosableThreads, Emptied, Errand, ExecutorHost, ProcessErrand
@@ -55,6 +56,7 @@ class _Executor:
         self._host = ExecutorHost(name, self._clock)
         self.pool = ClosableThreads(workers, queue, name)
         self._crew: Crew | None = None
+        registry.enter(self, "executor", name)
 
     @property
     def workers(self) -> int:

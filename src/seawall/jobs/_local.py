@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.jobs._bells import READY
 from seawall.jobs._driven import Ask
@@ -52,6 +53,7 @@ class LocalQueue(JobQueue):
         self._mutex = Mutex()
         self._queue = Queue(self.rules)
         survives_fork(self)
+        registry.enter(self, "queue", self.name)
 
     def __repr__(self) -> str:
         return f"LocalQueue({self.name!r})"

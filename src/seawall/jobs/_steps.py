@@ -8,6 +8,7 @@ from secrets import token_hex
 from typing import Any, Final
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import Clock
 from seawall.context import current_criticality, give_up_at
 from seawall.errors import JobFailed, JobLost, QueueFull, StoreUnavailable, TimedOut, UnknownJob
@@ -307,7 +308,7 @@ class QueueSteps(Driven):
     def _counting(self) -> Steps[dict[str, Any]]:
         counts: Counts = yield Ask("counts", ())
         totals = dict(zip(TOTALS, counts.totals, strict=True))
-        return {
+        counted = {
             "name": self.name,
             "waiting": sum(counts.waiting),
             "by_priority": dict(enumerate(counts.waiting)),
@@ -318,6 +319,8 @@ class QueueSteps(Driven):
             "max_size": self.rules.max_size,
             **{("failed" if name == "died" else name): count for name, count in totals.items()},
         }
+        registry.answered(self, counted)
+        return counted
 
     def _unknown(self, id_: str) -> UnknownJob:
         return UnknownJob(f"queue {self.name!r} knows no job {legible(id_)!r}")

@@ -15,6 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.errors import JobLost, StoreUnavailable
 from seawall.executors import IoPool
 from seawall.jobs._bells import READY
@@ -93,6 +94,7 @@ class Worker(Doing):
         self._end_at = inf
         self._resume_at = -inf
         self._counts = dict.fromkeys(("done", "failed", "refused", "lost", "returned"), 0)
+        registry.enter(self, "worker", queue.name)
 
     def __repr__(self) -> str:
         return f"<Worker of {self.queue!r}: {len(self._runs)} of {self.concurrency} at work>"

@@ -151,7 +151,8 @@ class BreakerGate(GateBound):
 
     def snapshot(self, now: float) -> dict[str, Any]:
         with self.policy._mutex:
-            return {**super().snapshot(now), **self._model.snapshot(now), **self._sharing()}
+            known = {**super().snapshot(now), **self._model.snapshot(now), **self._sharing()}
+            return {**known, "transitions": dict(self.policy.transitions)}
 
     def _sharing(self) -> dict[str, Any]:
         share = self.policy._share
@@ -191,6 +192,8 @@ class KeyedBreakerGate(BreakerGate):
             if self.policy._overflowed:
                 keys["(others)"] = self._model.snapshot(now)
         seen = {**GateBound.snapshot(self, now), "state": self.policy.state, "keys": keys}
+        seen["transitions"] = dict(self.policy.transitions)
+        seen["open_keys"] = sum(one["state"] in ("open", "isolated") for one in keys.values())
         return seen | self._sharing()
 
 

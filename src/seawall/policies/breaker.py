@@ -98,6 +98,8 @@ class Breaker(GatePolicy):
         self.max_keys = check.count("max_keys", max_keys)
         self._mutex = Mutex()
         survives_fork(self)
+        self.transitions = dict.fromkeys((state.value for state in State), 0)
+        """How often it went into each state, all keys together."""
         self.shared = shared
         self.name = name
         self._share = self._shared_by(on_store_failure, quorum)
@@ -205,6 +207,8 @@ class Breaker(GatePolicy):
         """Tell of changes of state, to the guards that share this breaker."""
         with self._mutex:
             changes, model.changes = model.changes, []
+            for change in changes:
+                self.transitions[change.after.value] += 1
         for change in changes:
             fields = {
                 "before": change.before.value,

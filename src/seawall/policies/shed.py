@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
-from seawall.context import current_criticality, current_tier, deadline_var
+from seawall.context import Criticality, current_criticality, current_tier, deadline_var
 from seawall.errors import DeadlineExceeded, Overloaded, Rejected
 from seawall.models.shares import ByLatency
 from seawall.models.shedding import ByDeadline, ShedRule, Sheds, Sources
@@ -125,7 +125,8 @@ class _ShedGate(GateBound):
     def __init__(self, policy: Shed, host: Host) -> None:
         super().__init__(policy, host)
         self.takes_arguments = any(rule.takes_arguments for rule in policy.rules)
-        self.shed = [0] * len(policy.rules)
+        self.shed = [[0] * len(Criticality) for _ in policy.rules]
+        """Calls shed by each rule, of each class."""
         self._times = ResponseTimes(WINDOW)
         if any(isinstance(rule, ByLatency) for rule in policy.rules):
             self.leave = self._leave_timed
@@ -170,7 +171,7 @@ class _ShedGate(GateBound):
     def shed_by(self, number: int) -> None:
         """Refuse a call that this rule sheds."""
         if self.policy.mode != "off":
-            self.shed[number] += 1
+            self.shed[number][current_criticality()] += 1
             self.refuse(self._error(self.policy.rules[number]))
 
     def _error(self, rule: ShedRule) -> Rejected:
@@ -196,12 +197,18 @@ class _ShedGate(GateBound):
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the load, and by rule how many calls it shed, or would have."""
         shed_by: dict[str, int] = {}
+        classes: dict[str, dict[str, int]] = {}
         for rule, shed in zip(self.policy.rules, self.shed, strict=True):
-            shed_by[rule.name] = shed_by.get(rule.name, 0) + shed
+            shed_by[rule.name] = shed_by.get(rule.name, 0) + sum(shed)
+            for rank, number in zip(Criticality, shed, strict=True):
+                if number:
+                    known = classes.setdefault(rule.name, {})
+                    known[rank.name.lower()] = known.get(rank.name.lower(), 0) + number
         return {
             **super().snapshot(now),
             "load": None if self.policy.load is None else self.policy._reading.read(),
             "shed_by": shed_by,
+            "shed_classes": classes,
         }
 
 

@@ -15,6 +15,7 @@ from sys import _getframe
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.models.pooling import Advice, Exhausted, PoolSettings, advise
 from seawall.models.waiting import ORDERS, Order
@@ -160,6 +161,7 @@ class Pool(Generic[T]):
             reusable=_error_types(reusable),
             chance=self._chance,
         )
+        registry.enter(self, "pool", name)
 
     def __repr__(self) -> str:
         return f"<Pool {self.name!r}: {self.in_use} of {self.settings.max_size} in use>"

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from seawall import registry
 from seawall.shared._core import StoreCore
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class RedisStore(StoreCore):
         """
         super().__init__(target, name, prefix, timeout)
         self._pods: Pods | None = None
+        registry.enter(self, "store", name)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "up" if self.up else "down"

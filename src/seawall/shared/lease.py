@@ -18,6 +18,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import give_up_at
 from seawall.errors import DeadlineExceeded, LeaseLost, StoreUnavailable, TimedOut
@@ -98,6 +99,7 @@ class Lease:
         self._asking = self._unheard = False
         self._holding: Holding | None = None
         survives_fork(self)
+        registry.enter(self, "lease", name)
 
     def __repr__(self) -> str:
         state = f"held, token {self._token}" if self.held else "not held"

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 from weakref import finalize, ref
 
+from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import StoreUnavailable
 from seawall.jobs._bells import READY
@@ -98,6 +99,7 @@ class PriorityQueue(JobQueue):
         self._releases = releases_of(store)
         self._mutex = Mutex()
         self._announced = False
+        registry.enter(self, "queue", self.name, ask="asnapshot", local=False)
         self._heard: set[str] = set()
         survives_fork(self)
 

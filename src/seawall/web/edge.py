@@ -19,6 +19,7 @@ from contextvars import Token
 from typing import Any
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import Clock
 from seawall.context import deadline_var, reset
 from seawall.guard import Guard
@@ -120,6 +121,7 @@ class Edge(Way):
         """What serves all that is not plain."""
         self._serving: App = plain_entry(self, self._probes) or self._serve_unusual
         """What serves everything, without the frame of a call of this object."""
+        registry.enter(self, "edge", name)
 
     def __repr__(self) -> str:
         return f"<Edge {self.guard.name!r}>"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.runtime.edge_events import HealthChanged
 from seawall.runtime.events import emit
@@ -91,6 +92,7 @@ class Health:
         self._wall = _wall if wall is None else check.function("wall", wall)
         self._watches: dict[str, Watch] = {}
         self._states: dict[Level, State] = {}
+        registry.enter(self, "health", name)
 
     def __repr__(self) -> str:
         return f"<Health {self.name!r}: {len(self._watches)} checks>"

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.runtime.edge_events import LifecycleChanged
 from seawall.runtime.events import emit
 from seawall.web._lifecycle_lifespan import Lifespan
@@ -76,6 +77,7 @@ class Lifecycle:
         self._steps: list[Step] = []
         self._alive = False
         self._begin_life()
+        registry.enter(self, "lifecycle", name)
 
     def _begin_life(self) -> None:
         self.in_flight = 0

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import tier_var
 from seawall.errors import RateLimited
@@ -172,6 +173,7 @@ class RequestLimits:
         )
         made = [self._group([given], max_keys) for given in limits if given.soft]
         self._soft = [group for group in made if group is not None]
+        registry.enter(self, "request_limits", self.name)
         self._alerted: dict[str, float] = {}
         self._told_of: set[str] = set()
         """Soft limits whose functions fail: told once, and nobody is refused."""

@@ -1,0 +1,40 @@
+"""What a service shows of itself: metrics, span events and log records, each switched on in a line.
+
+`export_prometheus()` needs prometheus-client (the extra `prometheus`), `export_opentelemetry()`
+opentelemetry-api (the extra `otel`), `log_events()` nothing. Each name is loaded when it is used.
+"""
+
+from seawall._lazy import lazily
+
+TYPE_CHECKING = False  # as in `seawall` itself
+if TYPE_CHECKING:
+    from seawall.telemetry._names import METRICS, Metric
+    from seawall.telemetry._refresh import Refresher, arefresh
+    from seawall.telemetry._switch import Switch
+    from seawall.telemetry.logs import log_events
+    from seawall.telemetry.otel import export_opentelemetry
+    from seawall.telemetry.prometheus import export_prometheus
+
+__all__ = [
+    "METRICS",
+    "Metric",
+    "Refresher",
+    "Switch",
+    "arefresh",
+    "export_opentelemetry",
+    "export_prometheus",
+    "log_events",
+]
+
+_HOMES = {
+    "telemetry._names": "METRICS Metric",
+    "telemetry._refresh": "Refresher arefresh",
+    "telemetry._switch": "Switch",
+    "telemetry.logs": "log_events",
+    "telemetry.otel": "export_opentelemetry",
+    "telemetry.prometheus": "export_prometheus",
+}
+"""The public names by the module in which they are at home."""
+
+if not TYPE_CHECKING:  # a type checker is to tell of names that are not there
+    __getattr__, __dir__ = lazily(__name__, _HOMES, globals())

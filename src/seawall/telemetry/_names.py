@@ -1,0 +1,308 @@
+"""The one table of metrics: what each is called, what it means, and where it is read.
+
+Exporters, dashboards, alert rules and the documentation are made from it. A name that is here
+stays, and so does its meaning. Names follow the rules of Prometheus; those of OpenTelemetry are
+derived from them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+Kind = Literal["counter", "gauge"]
+Fold = Literal["sum", "max"]
+
+CLOSED: Final = frozenset(
+    {"kind", "level", "outcome", "quantile", "result", "state", "to", "metric"}
+)
+"""Labels whose values are words of ours, so that there are few of them."""
+
+
+class Metric(NamedTuple):
+    """One metric; `fold` says what becomes of several values that have the same labels."""
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+    source: str
+    fold: Fold = "sum"
+
+    @property
+    def otel_name(self) -> str:
+        """The name in OpenTelemetry, where unit and kind are no part of it."""
+        bare = self.name.removesuffix("_total").removesuffix("_seconds").removesuffix("_ratio")
+        return bare.replace("_", ".", 1)
+
+    @property
+    def open_labels(self) -> tuple[str, ...]:
+        """The labels whose values users choose."""
+        return tuple(label for label in self.labels if label not in CLOSED)
+
+
+def _counter(name: str, labels: str, help_: str, source: str, unit: str = "1") -> Metric:
+    return Metric(f"seawall_{name}_total", "counter", unit, tuple(labels.split()), help_, source)
+
+
+def _gauge(
+    name: str, labels: str, help_: str, source: str, unit: str = "1", fold: Fold = "sum"
+) -> Metric:
+    return Metric(f"seawall_{name}", "gauge", unit, tuple(labels.split()), help_, source, fold)
+
+
+def _seconds(name: str, labels: str, help_: str, source: str) -> Metric:
+    return _gauge(f"{name}_seconds", labels, help_, source, "s", "max")
+
+
+METRICS: Final[tuple[Metric, ...]] = (
+    # Guards
+    _counter(
+        "attempts",
+        "guard outcome",
+        "Attempts by how they ended (succeeded, failed, cancelled), and those refused (rejected)",
+        "guard: succeeded, failed, cancelled, rejected",
+    ),
+    _counter("timeouts", "guard", "Attempts that ran out of time", "guard: timed_out"),
+    _counter("degraded", "guard", "Calls that were answered by less", "guard: degraded"),
+    _gauge(
+        "error_ratio",
+        "guard",
+        "Share of recent attempts that failed",
+        "guard: error_rate",
+        fold="max",
+    ),
+    _seconds(
+        "attempt_duration",
+        "guard quantile",
+        "Duration of recent attempts: p50, p95, p99",
+        "guard: p50, p95, p99",
+    ),
+    _gauge(
+        "abandoned_threads", "guard", "Threads that run on without a caller", "guard: abandoned"
+    ),
+    _counter("rejected", "guard policy", "Calls that a policy refused", "policy: rejected"),
+    _counter(
+        "would_reject",
+        "guard policy",
+        "Calls that a policy in shadow mode would have refused",
+        "policy: would_reject",
+    ),
+    _counter("retries", "guard", "Attempts beyond the first", "guard: retries"),
+    _counter(
+        "retries_stopped",
+        "guard cause",
+        "Calls that were not retried further, by cause; `budget`: it was spent",
+        "retry: stopped",
+    ),
+    _gauge(
+        "retry_budget_spent_ratio",
+        "guard",
+        "Share of the retry budget that is spent, from 0 to 1",
+        "retry: budget",
+        fold="max",
+    ),
+    _counter(
+        "shed",
+        "guard reason class",
+        "Calls shed, by rule and by class: criticality, or the partition of an adaptive limit",
+        "shed: shed_classes; adaptive_limit: partitions",
+    ),
+    _gauge(
+        "breaker_state",
+        "guard state",
+        "1 for the state that the breaker is in, 0 for the others; keyed: the worst of all keys",
+        "breaker: state",
+    ),
+    _counter(
+        "breaker_transitions",
+        "guard to",
+        "Changes of a breaker's state, by the state it went to",
+        "breaker: transitions",
+    ),
+    _gauge(
+        "breaker_open_keys",
+        "guard",
+        "Keys of a keyed breaker that are open or isolated",
+        "breaker: keys",
+    ),
+    _counter(
+        "rate_limited",
+        "kind name limit",
+        "Refusals by rate limits: of a guard, or of requests by the limit's name",
+        "rate_limit: rejected, reserve_rejected; request_limits: over",
+    ),
+    _gauge(
+        "slots",
+        "guard policy",
+        "Calls that may run at once: a bulkhead's, or what is learnt",
+        "bulkhead, adaptive_limit, thread_bulkhead: limit",
+    ),
+    _gauge(
+        "slots_in_use",
+        "guard policy",
+        "Slots taken",
+        "bulkhead, adaptive_limit, thread_bulkhead: in_flight",
+    ),
+    _gauge(
+        "slots_waiting",
+        "guard policy",
+        "Calls that wait for a slot",
+        "bulkhead, adaptive_limit, thread_bulkhead: waiting",
+    ),
+    _seconds(
+        "slot_wait",
+        "guard policy",
+        "How long the first in line for a slot has waited",
+        "bulkhead, adaptive_limit: queue_wait",
+    ),
+    _counter("cache", "guard result", "Looks into a cache", "cache: hits, misses, shared"),
+    _counter("hedges", "guard", "Second calls started beside slow ones", "hedge: hedges"),
+    _counter("hedge_wins", "guard", "Second calls that answered first", "hedge: wins"),
+    _counter("fallbacks", "guard level", "Calls by the fallback that answered", "fallback: levels"),
+    _gauge(
+        "policy_shared",
+        "guard policy",
+        "1 while a shared policy goes with its store, 0 while without",
+        "policy: shared",
+        fold="max",
+    ),
+    # What is lent
+    _gauge("pool_slots", "pool", "Resources that a pool may have", "pool: limit"),
+    _gauge("pool_in_use", "pool", "Resources that are borrowed", "pool: in_flight"),
+    _gauge("pool_idle", "pool", "Resources that can be borrowed at once", "pool: idle"),
+    _gauge("pool_waiting", "pool", "Borrowers that wait", "pool: waiting"),
+    _seconds(
+        "pool_wait",
+        "pool quantile",
+        "How long recent borrowers waited: p50, p95, p99",
+        "pool: wait",
+    ),
+    _seconds("pool_use", "pool quantile", "How long they used it: p50, p95, p99", "pool: use"),
+    _counter("pool_borrowed", "pool", "Resources lent", "pool: borrowed"),
+    _counter(
+        "pool_troubles",
+        "pool result",
+        "Borrowers and resources that fared badly",
+        "pool: rejected, timed_out, connect_failed, leaked, close_failed, degraded",
+    ),
+    _gauge("executor_workers", "executor", "Workers of an executor", "executor: workers"),
+    _gauge("executor_in_use", "executor", "Workers that are busy", "executor: in_flight"),
+    _gauge("executor_waiting", "executor", "Calls that wait for a worker", "executor: waiting"),
+    _counter(
+        "executor_calls",
+        "executor outcome",
+        "Calls of an executor by how they ended",
+        "executor: succeeded, failed, cancelled, rejected",
+    ),
+    _gauge("serializer_waiting", "serializer", "Who waits for a turn", "serializer: waiting"),
+    _counter("serializer_rejected", "serializer", "Who was refused a turn", "serializer: rejected"),
+    # What waits
+    _gauge(
+        "queue_depth",
+        "kind name",
+        "What waits: in a queue, channel, jobs, later or outbox",
+        "queue, later: waiting; channel: depth; jobs: queued; outbox: pending",
+        fold="max",
+    ),
+    _seconds(
+        "queue_age",
+        "kind name",
+        "How long the oldest has waited there",
+        "queue, later: oldest; channel, outbox: oldest_age; jobs: queued",
+    ),
+    _gauge(
+        "queue_dead",
+        "kind name",
+        "What was given up and is kept to be looked at",
+        "queue, later, outbox: dead; jobs: failed",
+        fold="max",
+    ),
+    _counter("channel_items", "channel result", "Items", "channel: put, got, dropped, rejected"),
+    _gauge("worker_slots", "kind name", "Jobs that workers may do at once", "worker: concurrency"),
+    _gauge("worker_busy", "kind name", "Jobs that workers are at", "worker: at_work"),
+    _counter(
+        "worker_jobs",
+        "kind name result",
+        "Jobs of this process by how they ended",
+        "worker, job_worker, later_worker, dispatcher: counts",
+    ),
+    _seconds(
+        "outbox_age",
+        "outbox",
+        "How long the oldest event of an outbox has waited",
+        "outbox: oldest_age",
+    ),
+    _gauge(
+        "outbox_blocked_aggregates",
+        "outbox",
+        "Aggregates whose events wait for `unblock`",
+        "outbox: blocked",
+        fold="max",
+    ),
+    # What happens once
+    _counter(
+        "duplicates_dropped",
+        "kind name",
+        "What came again and was not done again",
+        "inbox: duplicates; fifo_receiver: duplicate, late; jobs: repeated; later: again",
+    ),
+    _counter(
+        "idempotency",
+        "kind name result",
+        "Requests with an idempotency key by what became of them; `replays` are the hits",
+        "idempotency, idempotent_requests: counts",
+    ),
+    _counter("fifo_gaps", "name", "Messages missing for too long", "fifo_receiver: gaps"),
+    # What is around
+    _gauge("store_up", "store", "1 while the shared store answers", "store: up", fold="max"),
+    _gauge("lease_held", "lease", "1 while this process holds it", "lease: held", fold="max"),
+    _gauge(
+        "health_state",
+        "service level state",
+        "1 for the state of each level of health, 0 for the others",
+        "health: levels",
+    ),
+    _gauge(
+        "lifecycle_state",
+        "service state",
+        "1 for the phase that the service is in, 0 for the others",
+        "lifecycle: state",
+    ),
+    _gauge("requests_in_flight", "service", "Requests being served", "lifecycle: in_flight"),
+    _gauge(
+        "ladder_level", "ladder level", "1 for the level of service, 0 for others", "ladder: level"
+    ),
+    _gauge(
+        "upstream_hosts",
+        "upstreams state",
+        "Hosts by state: serving, ejected, failing checks",
+        "upstreams: hosts",
+    ),
+    _seconds("loop_lag", "watchdog", "How late event loops are", "watchdog: lag"),
+    _counter("loop_blocks", "watchdog", "Blocks of event loops", "watchdog: blocks"),
+    # All together
+    _gauge(
+        "autoscale_load",
+        "",
+        "How full this process is: 1.0 is full, above that work waits; scale on its mean",
+        "edges, executors and workers: see `autoscale_load`",
+        fold="max",
+    ),
+    _seconds(
+        "reading_age",
+        "kind name",
+        "How long ago a store or database told what is shown of it",
+        "stored_age",
+    ),
+    _gauge("unreadable", "kind", "Things whose snapshot or last question failed", "snapshot_error"),
+    _gauge(
+        "series_folded",
+        "metric",
+        "Series beyond the cap, which are told together as `other`",
+        "the cap",
+    ),
+)
+"""All metrics, in the order in which they are told."""
+
+BY_NAME: Final = {metric.name: metric for metric in METRICS}

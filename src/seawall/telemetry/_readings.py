@@ -1,0 +1,386 @@
+"""From a snapshot to readings: pure, without clock, lock or I/O.
+
+Promises: what is missing or has another shape is left out, and never raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import isfinite
+from typing import Any, Final
+
+from seawall.telemetry._names import BY_NAME
+from seawall.telemetry._series import Labels, Reading, combined, label
+
+Snapshot = Mapping[str, Iterable[Mapping[str, Any]]]
+Told = tuple[str, Labels, Any]
+
+
+def readings_of(snapshot: Snapshot) -> list[Reading]:
+    """Return all that `seawall.snapshot()` has to say, by the table of names."""
+    told: list[Told] = []
+    for kind, things in snapshot.items():
+        read = _READERS.get(kind)
+        unreadable = 0
+        for thing in things:
+            name = str(thing.get("name", ""))
+            unreadable += "snapshot_error" in thing or "stored_error" in thing
+            if thing.get("stored_age") is not None:
+                told.append(("reading_age_seconds", (kind, name), thing["stored_age"]))
+            if read is not None:
+                told += _read(read, kind, name, thing)
+        if unreadable:
+            told.append(("unreadable", (kind,), unreadable))
+    told.append(("autoscale_load", (), autoscale_load(snapshot)))
+    return combined(
+        Reading(BY_NAME[f"seawall_{name}"], tuple(label(str(one)) for one in labels), float(value))
+        for name, labels, value in told
+        if _is_number(value)
+    )
+
+
+def autoscale_load(snapshot: Snapshot) -> float:
+    """Return how full the fullest part of this process is: 1.0 is full, above that work waits.
+
+    Of an edge: its share of the loop's time, and (in flight + waiting) / limit of each of its
+    limits. Of an executor: (in flight + waiting) / workers. Of a worker: (at work + waiting, at
+    most once more its concurrency) / concurrency. What bounds calls to a dependency is left out:
+    more processes would only press it more.
+    """
+    loads = [0.0]
+    edges = {str(edge.get("name")) for edge in snapshot.get("edge", ())}
+    for guard in snapshot.get("guard", ()):
+        policies = _policies(guard)
+        if guard.get("name") in edges or any("busy" in policy for policy in policies):
+            for policy in policies:
+                loads += [_number(policy, "busy"), _fullness(policy, "limit")]
+    loads += [_fullness(executor, "workers") for executor in snapshot.get("executor", ())]
+    for kind, queue in _WORKERS.items():
+        waiting = {
+            name: value
+            for thing in snapshot.get(queue, ())
+            for metric, (_, name), value in _read(_waiting, queue, str(thing.get("name")), thing)
+            if metric == "queue_depth" and _is_number(value)
+        }
+        for worker in snapshot.get(kind, ()):
+            slots = _number(worker, "concurrency")
+            if slots > 0 and worker.get("running"):
+                backlog = min(slots, waiting.get(str(worker.get("name")), 0.0))
+                loads.append((_number(worker, "at_work") + backlog) / slots)
+    return max(loads)
+
+
+# What is read of each kind
+
+Reader = Callable[[str, str, Mapping[str, Any]], Iterator[Told]]
+
+
+def _read(read: Reader, kind: str, name: str, thing: Mapping[str, Any]) -> list[Told]:
+    told: list[Told] = []
+    try:
+        for one in read(kind, name, thing):
+            told.append(one)  # noqa: PERF402 - what came before a fault is kept
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError):
+        pass  # a policy of the user's own may show anything
+    return told
+
+
+def _guard(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    for outcome in ("succeeded", "failed", "cancelled", "rejected"):
+        yield "attempts_total", (name, outcome), seen.get(outcome)
+    yield from _plainly(
+        name,
+        seen,
+        timed_out="timeouts_total",
+        degraded="degraded_total",
+        retries="retries_total",
+        error_rate="error_ratio",
+        abandoned="abandoned_threads",
+    )
+    yield from _quantiles("attempt_duration_seconds", name, seen)
+    for policy in _policies(seen):
+        told = _POLICIES.get(str(policy.get("policy")))
+        for metric in ("rejected", "would_reject"):
+            if metric in policy:
+                yield f"{metric}_total", (name, str(policy["policy"])), policy[metric]
+        shared = policy.get("shared")
+        if isinstance(shared, Mapping) and "mode" in shared:
+            yield "policy_shared", (name, str(policy["policy"])), shared["mode"] == "shared"
+        if told is not None:
+            yield from _read(told, "guard", name, policy)
+
+
+def _retry(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    for cause, number in seen.get("stopped", {}).items():
+        yield "retries_stopped_total", (name, cause), number
+    if "budget" in seen:
+        yield "retry_budget_spent_ratio", (name,), _spent(seen["budget"])
+
+
+def _spent(budget: Mapping[str, float]) -> float:
+    if "maximum" in budget:
+        share = 1 - budget["tokens"] / budget["maximum"] if budget["maximum"] else 1.0
+    else:
+        allowed = budget["allowed"]
+        share = budget["retries"] / allowed if allowed > 0 else float(budget["retries"] > 0)
+    return min(1.0, max(0.0, share))
+
+
+def _shed(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    for rule, classes in seen.get("shed_classes", {}).items():
+        for class_, number in classes.items():
+            yield "shed_total", (name, rule, class_), number
+
+
+def _slots(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    labels = name, str(seen["policy"])
+    yield "slots", labels, seen.get("limit", seen.get("workers"))
+    yield "slots_in_use", labels, seen["in_flight"]
+    yield "slots_waiting", labels, seen["waiting"]
+    if "queue_wait" in seen:
+        yield "slot_wait_seconds", labels, seen["queue_wait"]
+    for class_, part in seen.get("partitions", {}).items():
+        yield "shed_total", (name, "partition", class_), part["rejected"]
+
+
+BREAKER_STATES: Final = ("closed", "open", "half_open", "isolated")
+
+
+def _breaker(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    yield from _states("breaker_state", (name,), seen["state"], BREAKER_STATES)
+    for state, number in seen.get("transitions", {}).items():
+        yield "breaker_transitions_total", (name, state), number
+    yield from _plainly(name, seen, open_keys="breaker_open_keys")
+
+
+def _rate_limit(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    refused = seen["rejected"] + seen.get("reserve_rejected", 0)
+    yield "rate_limited_total", (kind, name, "any"), refused
+
+
+def _request_limits(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    for limit, one in seen.get("limits", {}).items():
+        yield "rate_limited_total", (kind, name, limit), one["over"]
+
+
+def _cache(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    yield from _results("cache_total", (name,), seen, ("hits", "misses", "shared"))
+
+
+def _hedge(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    yield from _plainly(name, seen, hedges="hedges_total", wins="hedge_wins_total")
+
+
+def _fallback(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    for level, number in enumerate(seen.get("levels", {}).values(), 1):
+        yield "fallbacks_total", (name, str(level)), number
+
+
+_POLICIES: Final[dict[str, Reader]] = {
+    "retry": _retry,
+    "shed": _shed,
+    "bulkhead": _slots,
+    "thread_bulkhead": _slots,
+    "adaptive_limit": _slots,
+    "breaker": _breaker,
+    "rate_limit": _rate_limit,
+    "cache": _cache,
+    "hedge": _hedge,
+    "fallback": _fallback,
+}
+
+
+def _pool(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    yield from _plainly(
+        name,
+        seen,
+        limit="pool_slots",
+        in_flight="pool_in_use",
+        idle="pool_idle",
+        waiting="pool_waiting",
+        borrowed="pool_borrowed_total",
+    )
+    troubles = ("rejected", "timed_out", "connect_failed", "leaked", "close_failed", "degraded")
+    yield from _results("pool_troubles_total", (name,), seen, troubles)
+    yield from _quantiles("pool_wait_seconds", name, seen.get("wait", {}))
+    yield from _quantiles("pool_use_seconds", name, seen.get("use", {}))
+
+
+def _executor(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    yield from _plainly(
+        name,
+        seen,
+        workers="executor_workers",
+        in_flight="executor_in_use",
+        waiting="executor_waiting",
+    )
+    outcomes = ("succeeded", "failed", "cancelled", "rejected")
+    yield from _results("executor_calls_total", (name,), seen, outcomes)
+
+
+def _serializer(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    yield from _plainly(
+        name, seen, waiting="serializer_waiting", rejected="serializer_rejected_total"
+    )
+
+
+def _waiting(kind: str, name: str, thing: Mapping[str, Any]) -> Iterator[Told]:
+    """Tell what waits, of a queue, a channel, jobs, an outbox or calls for later."""
+    seen = _flat(kind, thing)
+    for key, metric in (
+        ("waiting", "queue_depth"),
+        ("oldest", "queue_age_seconds"),
+        ("dead", "queue_dead"),
+    ):
+        if key in seen:
+            yield metric, (kind, name), seen[key]
+    for key in ("repeated", "again"):
+        if key in seen:
+            yield "duplicates_dropped_total", (kind, name), seen[key]
+    if kind == "channel":
+        results = ("put", "got", "dropped", "rejected")
+        yield from _results("channel_items_total", (name,), seen, results)
+    if kind == "outbox" and "oldest" in seen:
+        yield "outbox_age_seconds", (name,), seen["oldest"]
+        yield "outbox_blocked_aggregates", (name,), seen["blocked"]
+
+
+def _flat(kind: str, thing: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of something in which things wait, by the same words for all kinds."""
+    stored = thing.get("stored")
+    if not isinstance(stored, Mapping):
+        stored = {}
+    if kind == "jobs":
+        queued, failed = stored.get("queued", (0, 0.0)), stored.get("failed", (0, 0.0))
+        known = {"waiting": queued[0], "oldest": queued[1], "dead": failed[0]} if stored else {}
+        return {**thing, **known}
+    names = {"depth": "waiting", "pending": "waiting", "oldest_age": "oldest"}
+    return {names.get(key, key): value for key, value in {**thing, **stored}.items()}
+
+
+_WORKERS: Final = {"worker": "queue", "job_worker": "jobs", "later_worker": "later"}
+"""What works, by what it works off."""
+
+_NOT_ENDS: Final = frozenset({"concurrency", "at_work", "rounds", "abandoned"})
+
+
+def _worker(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    for key, metric in (("concurrency", "worker_slots"), ("at_work", "worker_busy")):
+        if key in seen:
+            yield metric, (kind, name), seen[key]
+    for result, number in seen.items():
+        if type(number) is int and result not in _NOT_ENDS:
+            yield "worker_jobs_total", (kind, name, result), number
+
+
+def _idempotency(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    for result, number in seen.items():
+        if type(number) is int:
+            yield "idempotency_total", (kind, name, result), number
+
+
+def _inbox(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    yield "duplicates_dropped_total", (kind, name), seen["duplicates"]
+
+
+def _fifo(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    yield "duplicates_dropped_total", (kind, name), seen["duplicate"] + seen["late"]
+    yield "fifo_gaps_total", (name,), seen["gaps"]
+
+
+def _health(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    states = ("healthy", "degraded", "unhealthy", "unknown")
+    for level, state in seen["levels"].items():
+        yield from _states("health_state", (name, level), state, states)
+
+
+def _lifecycle(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    phases = ("starting", "ready", "draining", "stopped")
+    yield from _states("lifecycle_state", (name,), seen["state"], phases)
+    yield "requests_in_flight", (name,), seen["in_flight"]
+
+
+def _ladder(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    levels = ("full", "cached", "partial", "static", "maintenance")
+    yield from _states("ladder_level", (name,), seen["level"], levels)
+
+
+def _upstreams(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    states = [host["state"] for host in seen["hosts"].values()]
+    for state in ("serving", "ejected", "failing checks"):
+        yield "upstream_hosts", (name, state), states.count(state)
+
+
+_READERS: Final[dict[str, Reader]] = {
+    "guard": _guard,
+    "request_limits": _request_limits,
+    "pool": _pool,
+    "executor": _executor,
+    "serializer": _serializer,
+    **dict.fromkeys(("queue", "channel", "jobs", "later", "outbox"), _waiting),
+    **dict.fromkeys(("worker", "job_worker", "later_worker", "dispatcher"), _worker),
+    **dict.fromkeys(("idempotency", "idempotent_requests"), _idempotency),
+    "inbox": _inbox,
+    "fifo_receiver": _fifo,
+    "store": lambda _kind, name, seen: _plainly(name, seen, up="store_up"),
+    "lease": lambda _kind, name, seen: _plainly(name, seen, held="lease_held"),
+    "watchdog": lambda _kind, name, seen: _plainly(
+        name, seen, lag="loop_lag_seconds", blocks="loop_blocks_total"
+    ),
+    "health": _health,
+    "lifecycle": _lifecycle,
+    "ladder": _ladder,
+    "upstreams": _upstreams,
+}
+
+
+# Small parts
+
+
+def _plainly(name: str, seen: Mapping[str, Any], **metrics: str) -> Iterator[Told]:
+    for key, metric in metrics.items():
+        if key in seen:
+            yield metric, (name,), seen[key]
+
+
+def _results(
+    metric: str, labels: Labels, seen: Mapping[str, Any], results: Iterable[str]
+) -> Iterator[Told]:
+    for result in results:
+        if result in seen:
+            yield metric, (*labels, result), seen[result]
+
+
+def _states(metric: str, labels: Labels, state: str, states: Iterable[str]) -> Iterator[Told]:
+    for known in states:
+        yield metric, (*labels, known), float(known == state)
+
+
+def _quantiles(metric: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    for key, quantile in (("p50", "0.5"), ("p95", "0.95"), ("p99", "0.99")):
+        if seen.get(key) is not None:
+            yield metric, (name, quantile), seen[key]
+
+
+def _policies(guard: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    policies = guard.get("policies")
+    if not isinstance(policies, (list, tuple)):
+        return []
+    return [policy for policy in policies if isinstance(policy, Mapping)]
+
+
+def _number(seen: Mapping[str, Any], key: str) -> float:
+    value = seen.get(key)
+    return float(value) if _is_number(value) and value is not None else 0.0
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, (int, float)) and isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
+def _fullness(seen: Mapping[str, Any], of: str) -> float:
+    slots = _number(seen, of)
+    return (_number(seen, "in_flight") + _number(seen, "waiting")) / slots if slots > 0 else 0.0

@@ -1,0 +1,95 @@
+"""Asking stores and databases how what they keep stands, so that nobody who looks has to wait.
+
+Promises: each question has its time and few are asked at once; one that fails hides no other, and
+what was known before stays known, with its age; cancelled, it ends at once and leaves nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from seawall import _checks as check
+from seawall import registry
+
+if TYPE_CHECKING:
+    import asyncio
+
+AT_ONCE: Final = 8
+"""Questions under way at the same time."""
+
+
+async def arefresh(*things: Any, timeout: float = 5.0) -> int:  # noqa: ASYNC109 - of each question
+    """Ask how `things` stand (all that have something to ask for, unless given).
+
+    Those are queues in a store, outboxes, jobs and calls for later. Each question has `timeout`
+    seconds. Returns how many were answered; what failed is told by `snapshot()`.
+    """
+    import asyncio
+
+    seconds = check.seconds("timeout", timeout)
+    known = [(thing, entry) for thing, entry in registry.entered() if entry.ask is not None]
+    for thing in things:
+        if not any(thing is one for one, _ in known):
+            raise TypeError(f"arefresh({thing!r}): pass an Outbox, Jobs, Later or PriorityQueue")
+    few = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(thing: Any, entry: registry.Entry) -> bool:
+        try:
+            async with few, asyncio.timeout(seconds):
+                await getattr(thing, str(entry.ask))()
+        except TimeoutError:
+            entry.error = f"no answer within {seconds:g} s"
+        except Exception as error:  # noqa: BLE001 - the others are to be asked all the same
+            entry.error = registry.said(error)
+        return entry.error is None
+
+    async with asyncio.TaskGroup() as group:
+        asked = [
+            group.create_task(ask(thing, entry))
+            for thing, entry in known
+            if not things or any(thing is one for one in things)
+        ]
+    return sum(task.result() for task in asked)
+
+
+class Refresher:
+    """`async with Refresher(every=15.0):` asks again and again, in the running event loop.
+
+    Where a `Dispatcher` runs, its outbox is known without.
+    """
+
+    def __init__(self, every: float = 15.0, *, timeout: float = 5.0) -> None:
+        """Ask at once, then each time `every` seconds after the last answers."""
+        self.every = check.seconds("every", every)
+        self.timeout = check.seconds("timeout", timeout)
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Refresher every {self.every:g} s: {'off' if self._task is None else 'on'}>"
+
+    async def __aenter__(self) -> Self:
+        import asyncio
+
+        if self._task is not None:
+            raise RuntimeError(f"{self!r} is on already: make another Refresher")
+        self._task = asyncio.create_task(self._forever())
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Ask no more; nothing to do if it does not."""
+        import asyncio
+
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _forever(self) -> None:
+        import asyncio
+
+        while True:
+            await arefresh(timeout=self.timeout)
+            await asyncio.sleep(self.every)  # noqa: TID251 - the loop's own time, virtual or not

@@ -1,0 +1,32 @@
+"""What is on until it is switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+
+class Switch:
+    """Something that is on; `close()` switches it off, and so does the end of a `with` block."""
+
+    def __init__(self, what: str, off: Callable[[], None]) -> None:
+        """Call `off` once, when closed; `what` is on."""
+        self._what = what
+        self._off: list[Callable[[], None]] = [off]
+
+    def __repr__(self) -> str:
+        return f"<{self._what}: {'on' if self._off else 'off'}>"
+
+    def close(self) -> None:
+        """Switch it off; nothing to do if it is. From any thread."""
+        try:
+            off = self._off.pop()
+        except IndexError:
+            return
+        off()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()

@@ -1,0 +1,140 @@
+"""Metrics and span events for OpenTelemetry; needs opentelemetry-api.
+
+Promises: metrics are read when a reader collects, and wait for no store; what happens in the middle
+of a call is an event of the span that the call belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from threading import Lock
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+
+from seawall import _checks as check
+from seawall.registry import snapshot
+from seawall.runtime.events import Event, subscribe
+from seawall.runtime.mutex import survives_fork
+from seawall.telemetry._fields import fields_of
+from seawall.telemetry._names import METRICS, Metric
+from seawall.telemetry._readings import readings_of
+from seawall.telemetry._series import CAP, Series
+from seawall.telemetry._switch import Switch
+
+__all__ = ["export_opentelemetry"]
+
+_sources: Final[WeakKeyDictionary[MeterProvider, _Source]] = WeakKeyDictionary()
+_spans: Final[set[_Source]] = set()
+"""Who wants events in spans: each is written once, however many there are."""
+_stop_spans: Final[list[Callable[[], None]]] = []
+
+
+def export_opentelemetry(
+    meter_provider: MeterProvider | None = None,
+    *,
+    spans: bool = True,
+    max_series: int = CAP,
+) -> Switch:
+    """Let `meter_provider` (the global one, unless given) tell all metrics when it is read.
+
+    With `spans`, events are added to the current span, if it is recorded. Of each metric up to
+    `max_series` series are told by name, the rest together. Returns what switches it off:
+    `close()`, or a `with` block.
+    """
+    provider = metrics.get_meter_provider() if meter_provider is None else meter_provider
+    if not hasattr(provider, "get_meter"):
+        raise TypeError(f"meter_provider={meter_provider!r}: pass a MeterProvider, or leave it out")
+    cap = check.count("max_series", max_series, minimum=10)
+    check.flag("spans", spans)
+    source = _sources.get(provider)
+    if source is not None and source.switch is not None:
+        raise ValueError(
+            f"{source.switch!r} for this provider already: use that one, close() it first, or pass"
+            " another MeterProvider"
+        )
+    if source is None:
+        _sources[provider] = source = _Source()
+        _instruments(provider, source)
+    switch = Switch("export_opentelemetry()", source.stop)
+    source.start(switch, cap)
+    if spans:
+        _spans.add(source)
+        if not _stop_spans:
+            _stop_spans.append(subscribe(add_to_span))
+    return switch
+
+
+class _Source:
+    """Where a provider's instruments read: nowhere, while it is off.
+
+    Instruments cannot be taken back, so they stay, and have nothing to tell.
+    """
+
+    def __init__(self) -> None:
+        self.switch: Switch | None = None
+        self._series = Series()
+        self._told: dict[str, list[Observation]] = {}
+        self._asked: set[str] = set()
+        self._lock = Lock()
+        survives_fork(self)
+
+    def _after_fork(self) -> None:
+        self._lock = Lock()  # another thread may have held it
+
+    def start(self, switch: Switch, cap: int) -> None:
+        """Be on."""
+        with self._lock:
+            self._series, self._told, self._asked = Series(cap), {}, set()
+            self.switch = switch
+
+    def stop(self) -> None:
+        """Be off."""
+        self.switch = None
+        _spans.discard(self)
+        if not _spans and _stop_spans:
+            _stop_spans.pop()()
+
+    def read(self, metric: Metric) -> list[Observation]:
+        """Return what there is of `metric`: everything is read once for each collection.
+
+        A collection asks each instrument once. So who asks again begins another.
+        """
+        with self._lock:
+            if self.switch is None:
+                return []
+            if not self._asked or metric.name in self._asked:
+                self._told, self._asked = self._read(), set()
+            self._asked.add(metric.name)
+            return self._told.get(metric.name, [])
+
+    def _read(self) -> dict[str, list[Observation]]:
+        told: dict[str, list[Observation]] = {}
+        for metric, labels, value in self._series.bounded(readings_of(snapshot())):
+            attributes = dict(zip(metric.labels, labels, strict=True))
+            told.setdefault(metric.name, []).append(Observation(value, attributes))
+        return told
+
+
+def _instruments(provider: MeterProvider, source: _Source) -> None:
+    meter = provider.get_meter("seawall")
+    for metric in METRICS:
+        make: Callable[..., Any] = (
+            meter.create_observable_counter
+            if metric.kind == "counter"
+            else meter.create_observable_gauge
+        )
+        make(metric.otel_name, [_reader(source, metric)], unit=metric.unit, description=metric.help)
+
+
+def _reader(source: _Source, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    return lambda _options: source.read(metric)
+
+
+def add_to_span(event: Event) -> None:
+    """Add `event` to the current span, if there is one that is recorded."""
+    span = trace.get_current_span()
+    if span.is_recording():
+        span.add_event(f"seawall.{event.name}", fields_of(event, "seawall."))

@@ -1,0 +1,90 @@
+"""Metrics for Prometheus, read when it asks; needs prometheus-client.
+
+Promises: nothing is done between two scrapes, and a scrape waits for no store and no database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Lock
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from seawall import _checks as check
+from seawall.registry import snapshot
+from seawall.runtime.mutex import survives_fork
+from seawall.telemetry._names import METRICS, Metric
+from seawall.telemetry._readings import readings_of
+from seawall.telemetry._series import CAP, Series
+from seawall.telemetry._switch import Switch
+
+__all__ = ["export_prometheus"]
+
+_on: Final[WeakKeyDictionary[CollectorRegistry, Switch]] = WeakKeyDictionary()
+
+
+def export_prometheus(
+    registry: CollectorRegistry | None = None, *, max_series: int = CAP
+) -> Switch:
+    """Let `registry` (that of prometheus-client, unless given) tell all metrics when it is asked.
+
+    Of each metric up to `max_series` series are told by name, the rest together. Returns what
+    switches it off: `close()`, or a `with` block.
+    """
+    target = REGISTRY if registry is None else registry
+    if not isinstance(target, CollectorRegistry):
+        raise TypeError(f"registry={registry!r}: pass a CollectorRegistry, or leave it out")
+    if target in _on:
+        raise ValueError(
+            f"{_on[target]!r} for this registry already: use that one, close() it first, or pass"
+            " another CollectorRegistry()"
+        )
+    collector = SeawallCollector(check.count("max_series", max_series, minimum=10))
+
+    def off() -> None:
+        _on.pop(target, None)
+        target.unregister(collector)
+
+    target.register(collector)
+    _on[target] = switch = Switch("export_prometheus()", off)
+    return switch
+
+
+class SeawallCollector(Collector):
+    """Reads everything that lives at the moment it is asked."""
+
+    def __init__(self, max_series: int) -> None:
+        """Tell so many series of each metric by name."""
+        self._series = Series(max_series)
+        self._lock = Lock()
+        survives_fork(self)
+
+    def _after_fork(self) -> None:
+        self._lock = Lock()  # another thread may have held it
+
+    def describe(self) -> Iterator[Family]:
+        """Return the metrics without values, so that others cannot have their names."""
+        return (_family(metric) for metric in METRICS)
+
+    def collect(self) -> Iterator[Family]:
+        """Return the metrics that have values now."""
+        found = readings_of(snapshot())
+        with self._lock:
+            readings = self._series.bounded(found)
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for metric, labels, value in readings:
+            if metric.name not in families:
+                families[metric.name] = _family(metric)
+            families[metric.name].add_metric(labels, value)
+        yield from families.values()
+
+
+def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    unit = "seconds" if metric.unit == "s" else ""
+    return kind(metric.name, metric.help, labels=metric.labels, unit=unit)

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import seawall
+from seawall import Breaker, Guard
+from seawall.telemetry import METRICS
+from seawall.telemetry._names import BY_NAME
+from seawall.telemetry._readings import autoscale_load, readings_of
+from seawall.telemetry._series import OTHER, Series, label
+from tests.support import falsified
+
+PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
+UNITS = {"1", "s"}
+
+
+def _values(snapshot: Any) -> dict[tuple[str, ...], float]:
+    return {(one.metric.name, *one.labels): one.value for one in readings_of(snapshot)}
+
+
+# The table
+
+
+def test_names_follow_the_rules_of_prometheus():
+    """Counters end with _total, seconds with _seconds; each name and label is a legal one."""
+    for metric in METRICS:
+        assert re.fullmatch(r"seawall_[a-z][a-z_]*", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert metric.name.endswith("_seconds") == (metric.unit == "s")
+        assert metric.unit in UNITS
+        assert metric.help
+        assert metric.source
+        assert all(re.fullmatch(r"[a-z]+", name) for name in metric.labels)
+        assert not {"key", "user", "path", "route", "tenant", "id"} & set(metric.labels)
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    assert len({metric.otel_name for metric in METRICS}) == len(METRICS)
+
+
+def table() -> str:
+    """Return the table of the documentation."""
+    lines = [
+        "| metric | kind | labels | what it tells | read from |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for metric in METRICS:
+        labels = ", ".join(f"`{name}`" for name in metric.labels)
+        lines.append(
+            f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} | {metric.source} |"
+        )
+    return "\n".join(lines)
+
+
+def test_the_page_has_the_table_as_it_is():
+    """Documented is what is there; the table is made from the names."""
+    assert table() in PAGE.read_text("utf-8"), f"write this into {PAGE.name}:\n{table()}"
+
+
+@pytest.mark.usefixtures("world")
+def test_every_metric_is_read_from_something():
+    """In a world with one of everything each metric has a value, but for those of trouble."""
+    told = {one.metric.name for one in readings_of(seawall.snapshot())}
+    rare = {"seawall_pool_wait_seconds", "seawall_unreadable", "seawall_series_folded"}
+    assert told == {metric.name for metric in METRICS} - rare
+
+
+@pytest.mark.usefixtures("world")
+def test_values_are_those_of_the_snapshot():
+    """What was done is what is told."""
+    told = _values(seawall.snapshot())
+    assert told["seawall_attempts_total", "w-vendor", "failed"] == 2
+    assert told["seawall_rejected_total", "w-vendor", "breaker"] == 2
+    assert told["seawall_retries_total", "w-vendor"] == 1
+    assert told["seawall_fallbacks_total", "w-vendor", "1"] == 3
+    assert told["seawall_breaker_transitions_total", "w-vendor", "open"] == 1
+    assert told["seawall_breaker_state", "w-vendor", "closed"] == 1
+    assert told["seawall_breaker_open_keys", "w-keyed"] == 1
+    assert told["seawall_shed_total", "w-shed", "criticality", "sheddable"] == 1
+    assert told["seawall_queue_depth", "queue", "w-queue"] == 1
+    assert told["seawall_queue_depth", "outbox", "w-outbox"] == 1
+    assert told["seawall_queue_depth", "jobs", "w-jobs"] == 1
+    assert told["seawall_outbox_blocked_aggregates", "w-outbox"] == 0
+    assert told["seawall_pool_borrowed_total", "w-pool"] == 1
+
+
+# Shapes
+
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(-9, 9), st.just(10**400), st.floats(), st.text(max_size=3)
+)
+PLAIN = LEAVES | st.lists(LEAVES, max_size=2) | st.dictionaries(st.text(max_size=3), LEAVES)
+WORDS = """policy policies state keys transitions shed_classes partitions limit in_flight waiting
+    budget stopped levels stored stored_age hosts checks wait p50 succeeded concurrency at_work"""
+KEYS = st.sampled_from(WORDS.split())
+KINDS = st.sampled_from(("guard", "pool", "jobs", "queue", "outbox", "worker", "health", "nobody"))
+SHOWN = st.dictionaries(KEYS, PLAIN, max_size=4)
+THINGS = st.dictionaries(KEYS, PLAIN | SHOWN | st.lists(SHOWN, max_size=2), max_size=4)
+
+
+@given(st.dictionaries(KINDS, st.lists(THINGS, max_size=2), max_size=2))
+def test_any_shape_is_read_without_an_error(snapshot: Any):
+    """A policy of the user's own may show anything: what is no number is left out."""
+    for one in readings_of(snapshot):
+        assert isinstance(one.value, float)
+        assert len(one.labels) == len(one.metric.labels)
+        assert all(isinstance(value, str) for value in one.labels)
+
+
+def test_equal_labels_are_told_once_by_sum_or_maximum():
+    """Two channels of one name are one series."""
+    one = {"name": "c", "depth": 2, "oldest_age": 1.0, "put": 3}
+    two = {"name": "c", "depth": 5, "oldest_age": 0.5, "put": 4}
+    told = _values({"channel": [one, two]})
+    assert told["seawall_channel_items_total", "c", "put"] == 7
+    assert told["seawall_queue_age_seconds", "channel", "c"] == 1.0
+
+
+def test_trouble_is_counted():
+    """Who cannot be read is missed."""
+    told = _values({"queue": [{"name": "a", "stored_error": "gone"}, {"name": "b"}]})
+    assert told["seawall_unreadable", "queue"] == 1
+
+
+@given(st.text())
+def test_a_label_is_short_and_legible(text: str):
+    """Whatever a thing is called."""
+    assert len(label(text)) <= 120
+    assert label(text).isprintable()
+
+
+# Cardinality
+
+
+def _bounded(case: tuple[int, int]) -> None:
+    number, cap = case
+    guards = [{"name": f"g{n}", "succeeded": n, "failed": 1} for n in range(number)]
+    told = Series(cap).bounded(readings_of({"guard": guards}))
+    attempts = [one for one in told if one.metric.name == "seawall_attempts_total"]
+    own = [one for one in attempts if one.labels[0] != OTHER]
+    assert len(own) <= cap
+    assert len(attempts) - len(own) <= 2
+    assert sum(one.value for one in attempts) == sum(range(number)) + number
+
+
+CASES = st.tuples(st.integers(0, 60), st.integers(10, 40))
+
+
+@given(CASES)
+def test_series_stay_below_the_cap_and_nothing_is_lost(case: tuple[int, int]):
+    """What is beyond the cap is told together, and the sum is the same."""
+    _bounded(case)
+
+
+def test_without_the_cap_series_grow_with_names(monkeypatch):
+    """The safeguard is what bounds them."""
+    monkeypatch.setattr(Series, "_admit", lambda _self, _name, owners: dict.fromkeys(owners))
+    assert falsified(_bounded, CASES)
+
+
+def test_a_series_keeps_its_name_while_others_come_and_go():
+    """A counter that moved into "other" and back would seem to start again."""
+    series = Series(10)
+
+    def told(names: list[str]) -> set[str]:
+        guards = [{"name": name, "retries": 1} for name in names]
+        found = series.bounded(readings_of({"guard": guards}))
+        return {one.labels[0] for one in found if one.metric.name == "seawall_retries_total"}
+
+    first = [f"m{n}" for n in range(10)]
+    assert told(first) == set(first)
+    assert told(["a", *first]) == {*first, OTHER}
+    assert told(["a", *first[1:]]) == {"a", *first[1:]}
+
+
+def test_ten_thousand_random_names_reasons_and_keys_are_bounded():
+    """Nobody's keys are labels, and made-up names and reasons fill the cap and no more."""
+    chance = Random(7)
+
+    def word() -> str:
+        return "".join(chance.choices('abcdefghij\n"\\é', k=12))
+
+    keyed = Guard("readings keyed", Breaker(consecutive=1, key=lambda key: key, max_keys=10_000))
+    for _ in range(10_000):
+        keyed.attempt(_fail, word())
+    made_up = [
+        {
+            "name": word(),
+            "succeeded": 1,
+            "policies": [
+                {"policy": "retry", "stopped": {word(): 1}},
+                {"policy": "shed", "shed_classes": {word(): {word(): 1}}},
+                {"policy": word(), "rejected": 1},
+            ],
+        }
+        for _ in range(10_000)
+    ]
+    shown = seawall.snapshot()
+    series = Series()
+    real = series.bounded(readings_of(shown))
+    (open_keys,) = [one for one in real if one.metric.name == "seawall_breaker_open_keys"]
+    assert open_keys.value > 9_000
+    assert len(real) < 500
+    told = series.bounded(readings_of({**shown, "guard": [*shown["guard"], *made_up]}))
+    numbers: dict[str, int] = {}
+    for one in told:
+        numbers[one.metric.name] = numbers.get(one.metric.name, 0) + 1
+    assert max(numbers.values()) <= 1010
+    folded = {one.labels[0] for one in told if one.metric.name == "seawall_series_folded"}
+    assert {
+        "seawall_attempts_total",
+        "seawall_retries_stopped_total",
+        "seawall_shed_total",
+    } <= folded
+
+
+def _fail(_key: str) -> None:
+    raise ConnectionError
+
+
+def test_something_may_be_called_other():
+    """Then it is told with all others, and not twice."""
+    guards = [{"name": name, "retries": 1} for name in (OTHER, *"abcdefghijklmnop")]
+    told = Series(10).bounded(readings_of({"guard": guards}))
+    series = [(one.metric.name, one.labels) for one in told]
+    assert len(set(series)) == len(series)
+    assert sum(one.value for one in told if one.metric.name == "seawall_retries_total") == 17
+
+
+# The number to scale on
+
+
+def test_the_load_is_that_of_the_fullest_part():
+    """Edges, executors and workers count; what protects a dependency does not."""
+    vendor = {"name": "v", "policies": [{"policy": "bulkhead", "limit": 1, "in_flight": 1}]}
+    assert autoscale_load({"guard": [vendor]}) == 0
+    turns = {"policy": "turns", "busy": 0.4}
+    limit = {"policy": "adaptive_limit", "limit": 10, "in_flight": 5, "waiting": 1}
+    assert autoscale_load({"guard": [{"name": "edge", "policies": [turns, limit]}]}) == 0.6
+    assert autoscale_load({"executor": [{"workers": 2, "in_flight": 2, "waiting": 1}]}) == 1.5
+    worker = {"name": "q", "concurrency": 4, "at_work": 4, "running": True}
+    assert autoscale_load({"worker": [worker]}) == 1
+    assert autoscale_load({"worker": [worker], "queue": [{"name": "q", "waiting": 900}]}) == 2
+    assert autoscale_load({"worker": [{**worker, "running": False}]}) == 0
+
+
+def test_a_pool_tells_how_long_borrowers_waited():
+    """By quantile, and only once somebody has."""
+    waits = {"p50": 0.1, "p95": 0.2, "p99": None}
+    told = _values({"pool": [{"name": "p", "wait": waits}]})
+    assert told["seawall_pool_wait_seconds", "p", "0.95"] == 0.2
+    assert ("seawall_pool_wait_seconds", "p", "0.99") not in told
+    assert BY_NAME["seawall_pool_wait_seconds"].otel_name == "seawall.pool_wait"

@@ -1,0 +1,166 @@
+"""One of everything that can be registered, with something to tell of."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from seawall import (
+    AdaptiveLimit,
+    Breaker,
+    Bulkhead,
+    Cache,
+    Channel,
+    Criticality,
+    Fallback,
+    Guard,
+    Hedge,
+    IoPool,
+    Ladder,
+    Lease,
+    LocalQueue,
+    LoopWatchdog,
+    Pool,
+    PriorityQueue,
+    RateLimit,
+    RedisStore,
+    Retry,
+    RetryBudget,
+    Serializer,
+    Shed,
+    ThreadBulkhead,
+    Timeout,
+    Worker,
+    by_criticality,
+    criticality,
+    static,
+)
+from seawall.clients.upstreams import Upstreams
+from seawall.durable import (
+    Database,
+    Dispatcher,
+    FifoReceiver,
+    Idempotency,
+    IdempotentRequests,
+    Inbox,
+    Jobs,
+    JobWorker,
+    Later,
+    LaterWorker,
+    Outbox,
+    Sqlite,
+    amigrate,
+)
+from seawall.telemetry import arefresh
+from seawall.web import Edge, Health, Lifecycle, RequestLimits, limit
+
+
+async def _app(scope: Any, receive: Any, send: Any) -> None:
+    """Answer nothing."""
+
+
+async def _work(*_given: Any) -> None:
+    """Do nothing."""
+
+
+class World:
+    """Everything, alive until `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.source = Sqlite(folder / "world.db")
+        self.database = Database(self.source, name="w-database")
+        self.store = RedisStore("redis://127.0.0.1:1", name="w-store")
+        self.breaker = Breaker(consecutive=2)
+        self.guard = Guard(
+            "w-vendor",
+            Fallback(static("less")),
+            Cache(60.0, key=lambda: "one"),
+            Retry(on=OSError, attempts=2, backoff=0, budget=RetryBudget()),
+            self.breaker,
+            RateLimit("1000/s"),
+            Bulkhead(5),
+            Timeout(1.0, sync="cooperative"),
+        )
+        self.shed = Guard("w-shed", Shed(by_criticality(0.1), load=lambda: 0.99))
+        self.keyed = Guard("w-keyed", Breaker(consecutive=1, key=lambda key: key))
+        shared = Breaker(shared=self.store, name="w-shared")
+        self.others = [
+            Guard("w-adaptive", AdaptiveLimit()),
+            Guard("w-threads", ThreadBulkhead(2)),
+            Guard("w-hedge", Hedge(0.5)),
+            Guard("w-with-store", shared),
+        ]
+        self.kept: list[Any] = [
+            Pool(lambda: object(), name="w-pool", max_size=2),  # noqa: PLW0108 - a new one each time
+            Channel(3, name="w-channel"),
+            Serializer(name="w-serializer"),
+            Ladder("w-ladder", load=lambda: 0.0),
+            LoopWatchdog(name="w-watchdog"),
+            Lease(self.store, "w-lease"),
+            PriorityQueue(self.store, "w-shared-queue"),
+            Upstreams("w-upstreams", ["http://127.0.0.1:1"]),
+            RequestLimits(limit("5/s", by="address", name="w-limit"), name="w-limits"),
+            Health(name="w-service"),
+            Lifecycle(name="w-service", signals=False),
+            FifoReceiver(self.database, "w-fifo"),
+            Inbox(self.database),
+        ]
+        self.executor = IoPool("w-executor", workers=2)
+        self.queue = LocalQueue("w-queue")
+        self.worker = Worker(self.queue, _work)
+        self.outbox = Outbox(self.database, "w-outbox")
+        self.jobs = Jobs(self.database, name="w-jobs")
+        self.later = Later(self.database, "w-later")
+        self.idempotency = Idempotency(self.database, name="w-idempotency")
+        self.requests = IdempotentRequests(
+            _app, self.idempotency, routes=["/orders"], scope=lambda _incoming: "all"
+        )
+        self.edge = Edge(_app, name="w-edge")
+        self.workers = [
+            Dispatcher(self.outbox, _work),
+            JobWorker(self.jobs, {"report": _work}),
+            LaterWorker(self.later, _work),
+        ]
+
+    async def live(self) -> None:
+        """Let something happen in each, and ask the database."""
+        await amigrate(self.database)
+        for _ in range(3):
+            self.guard.attempt(_refused)
+        self.breaker.close()
+        self.guard.call(lambda: "answer")
+        with criticality(Criticality.SHEDDABLE):
+            self.shed.attempt(_refused)
+        self.keyed.attempt(_fail, "a")
+        with self.kept[0].borrow():
+            pass
+        self.queue.push("job")
+        with self.database.transaction() as connection:
+            self.outbox.add(connection, "order", "7", "order.made", {})
+        self.jobs.submit(None, "report", scope="all")
+        await arefresh(self.outbox, self.jobs, self.later)
+
+    def close(self) -> None:
+        """Let nothing go on."""
+        self.executor.close(0.0)
+        self.kept[0].close()
+        self.edge.close()
+        self.store.close()
+        self.source.close()
+
+
+def _fail(_key: str) -> str:
+    raise ConnectionRefusedError
+
+
+def _refused() -> str:
+    raise ConnectionRefusedError
+
+
+def lived(folder: Path) -> World:
+    """Return a world in which everything has happened once."""
+    world = World(folder)
+    asyncio.run(world.live())
+    return world
