@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from seawall.runtime import events
 from tests.telemetry.world import World, lived
 
 
 @pytest.fixture(autouse=True)
-def _no_garbage() -> None:
-    """Let nothing of another test, dead but not collected, be listed here."""
+def _nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing of another test, dead but not collected, be listed here, and nobody listen."""
     gc.collect()
+    monkeypatch.setattr(events, "_listeners", ())
 
 
 @pytest.fixture
