@@ -15,7 +15,7 @@ from seawall import Criticality, Overloaded
 from seawall.clock import current_clock
 from seawall.context import criticality, current_criticality
 from seawall.testing import run_virtual
-from seawall.web import _edge_turns
+from seawall.web import Inbound, RequestLimits, _edge_turns, limit
 from seawall.web.admission import Turns
 from seawall.web.edge import Edge
 from tests.support import let_pass
@@ -32,14 +32,21 @@ WARM_UP = 0.7
 class Pod:
     """An app that computes for 10 ms, in one piece or in ten, behind an edge."""
 
-    def __init__(self, *, pieces: int = 1, burn: float = BURN, turns: Turns | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        pieces: int = 1,
+        burn: float = BURN,
+        turns: Turns | None = None,
+        inbound: Inbound | None = None,
+    ) -> None:
         self.clock: Any = current_clock()
         self.pieces = pieces
         self.burn = burn
         self.cpu = 0.0
         self.served: list[tuple[float, float, Criticality]] = []
         self.refused: list[tuple[float, float, Criticality]] = []
-        self.edge = Edge(self.app, name="pod", turns=turns)
+        self.edge = Edge(self.app, name="pod", turns=turns, inbound=inbound)
 
     def compute(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -76,7 +83,7 @@ def under(times: float, *, seconds: float = 4.0, seed: int = 1, **settings: Any)
     """Ask a pod for so many times what it can do."""
 
     async def main() -> Pod:
-        pod = Pod(**settings)
+        pod = Pod(**settings, inbound=Inbound())
         admission_cpu[0] = lambda: pod.cpu
         rng = Random(seed)
         at, clients = 0.0, []
@@ -310,3 +317,73 @@ def test_a_loop_that_ends_in_the_middle_of_a_turn_locks_nobody_out() -> None:
     assert run_virtual(main()) == 200
     assert not gate._dispatching
     edge.close()
+
+
+@pytest.mark.parametrize(
+    ("waiting", "mode", "at_once"),
+    [
+        ([Criticality.CRITICAL] * 2, "enforce", True),
+        ([Criticality.CRITICAL_PLUS, Criticality.CRITICAL], "enforce", True),
+        ([Criticality.CRITICAL], "enforce", False),
+        ([Criticality.CRITICAL, Criticality.SHEDDABLE], "enforce", False),
+        ([Criticality.SHEDDABLE] * 5, "enforce", False),
+        ([Criticality.CRITICAL] * 2, "shadow", False),
+        ([Criticality.CRITICAL] * 2, "off", False),
+    ],
+)
+def test_one_too_many_is_refused_at_once_if_enough_who_matter_as_much_wait(
+    waiting: list[Criticality], mode: Any, at_once: Any
+) -> None:
+    """While the queue does not drain; to let all wait in order to refuse most costs too much."""
+
+    async def main() -> None:
+        edge = Edge(text_app(), name="full", turns=Turns())
+        gate: Any = edge.guard.bounds[0]
+        await ask(edge)
+        for level in waiting:
+            with criticality(level):
+                gate.slots.join(_edge_turns._TurnWaiter(gate.slots, gate.host.clock, 0.0, 9.0, max))
+        gate.strict, gate.cost = True, BURN
+        gate.policy.mode = mode
+        assert gate.full() is at_once
+        other = Criticality.CRITICAL_PLUS
+        if waiting.count(other) < 2:
+            with criticality(other):
+                assert not gate.full()
+        edge.close()
+
+    run_virtual(main())
+
+
+def test_who_is_refused_at_once_never_waited_and_took_nothing(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """It is answered in the turn in which it came, counted, and its limits are untouched."""
+    way = request.node.callspec.params["both_ways"]
+
+    async def main() -> None:
+        limits = RequestLimits(limit("5/s", by="address"), name="untouched")
+        edge = Edge(text_app(), name="full", turns=Turns(), limits=limits, inbound=Inbound())
+        gate: Any = edge.guard.bounds[0]
+        await ask(edge)
+        monkeypatch.setattr(gate.__class__, "full", lambda _gate: True)
+        await let_pass(1.0)
+        gate.strict, gate.unwatched = True, float("-inf")
+        gate._turning = True  # so that whoever does not take the short way waits
+        before = limits.snapshot()
+        task = asyncio.ensure_future(ask(edge))
+        await asyncio.sleep(0)  # noqa: TID251 - a turn of the loop, no time
+        if way == "short way":
+            answer = task.result()
+            assert answer.status == 503
+            assert b"shed_by_turns" in answer.body
+            assert gate.snapshot(0.0)["rejected"] == 1
+            assert limits.snapshot() == before
+        else:
+            assert gate.slots.waiting == 1
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert task.done()
+        edge.close()
+
+    run_virtual(main())

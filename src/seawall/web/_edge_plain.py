@@ -111,9 +111,11 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
                 and clean(copy_context())
                 and lifecycle.calm
                 and free
-                and not turns.strict
+                and (not turns.strict or turns.full())
             ):
                 passage.began = now = clock_now()
+                if turns.strict:
+                    turns.turned_away("shed")
                 thread, lane = cutting.known
                 task = find_task(lane.loop) if thread == get_ident() else None
                 if task is None:

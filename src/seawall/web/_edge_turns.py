@@ -11,6 +11,7 @@ from math import exp
 from time import thread_time
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall.context import current_criticality
 from seawall.errors import DeadlineExceeded, Overloaded
 from seawall.runtime.layers import Host, Wait
 from seawall.runtime.mutex import survives_fork
@@ -40,6 +41,9 @@ UNSEEN: Final = 0.02
 
 CALM: Final = 0.7
 """Below this share of `busy` a queue that did not drain is taken to drain again."""
+
+TURNS_AHEAD: Final = 2
+"""Turns for which enough wait, while the queue does not drain: the next one is never empty."""
 
 MOST_WAITING: Final = 10_000
 """However cheap requests are, no more of them wait."""
@@ -122,6 +126,23 @@ class TurnsGate(GateBound):
             self._begun += 1
             return True
         return False
+
+    def full(self) -> bool:
+        """Whether one more would only wait to be refused: enough who matter as much wait already.
+
+        Then it is refused at once: to let it wait costs more than all else that is done for it.
+        """
+        if self.policy.mode != "enforce" or get_running_loop() is not self._loop:
+            return False
+        rank, waiting = current_criticality(), 0
+        for (other, _), lane in self._queued.items():
+            if other >= rank:
+                waiting += len(lane)
+        return waiting >= TURNS_AHEAD * self._each_turn()
+
+    def _each_turn(self) -> int:
+        """Return how many begin in one turn of those who wait."""
+        return max(1, int(self._slice / max(self.cost, 1e-6)))
 
     def _adopt(self, loop: AbstractEventLoop) -> bool:
         """Look after `loop` from now on, unless another one is being looked after."""
@@ -209,7 +230,7 @@ class TurnsGate(GateBound):
         self._open = False
         self._began = now
         self._begun = 0
-        for _ in range(max(1, int(self._slice / max(self.cost, 1e-6)))):
+        for _ in range(self._each_turn()):
             if not self._queued:
                 break
             self._begun += 1

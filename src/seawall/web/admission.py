@@ -12,7 +12,8 @@ streams and the work of threads cost it nothing. Promises:
 - While the loop was busy for less than `busy` of the last moments nobody is refused before
   `patience` is over, since the queue will drain.
 - Above that it does not drain. Then the newest is served first, and who has waited for longer
-  than `scale` requests take (or `slice`, if that is more) is refused.
+  than `scale` requests take (or `slice`, if that is more) is refused. So is, at once and before
+  any limit is asked, who comes while enough others who matter as much wait for the next two turns.
 - Requests that cost less than `cheap` are not worth refusing: to say no costs as much as to serve
   them. They share a turn of up to `CHEAP_SLICE`, as many at once as come, and wait for `patience`.
 """

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from random import Random
 from typing import Any, Final, overload
 
@@ -74,10 +75,10 @@ class Problem:
 
     def body(self) -> bytes:
         """Return the JSON."""
-        members = {"type": self.type, "title": self.title, "status": self.status}
-        if self.detail:
-            members["detail"] = self.detail
-        return json.dumps({**self.extensions, **members}).encode()
+        told = self.extensions
+        if len(told) == 1 and isinstance(told.get("reason"), str):
+            return _usual_body(told["reason"], self.status, self.title, self.detail, self.type)
+        return _body(told, self.status, self.title, self.detail, self.type)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers of the answer, but for the length of its body."""
@@ -85,6 +86,19 @@ class Problem:
         if self.retry_after is not None:
             told.append((b"retry-after", write_retry_after(self.retry_after).encode()))
         return told
+
+
+def _body(extensions: Mapping[str, Any], status: int, title: str, detail: str, uri: str) -> bytes:
+    members = {"type": uri, "title": title, "status": status}
+    if detail:
+        members["detail"] = detail
+    return json.dumps({**extensions, **members}).encode()
+
+
+@lru_cache(maxsize=64)
+def _usual_body(reason: str, *rest: Any) -> bytes:
+    """Return the body of what is refused for a reason: the same each time, and often."""
+    return _body({"reason": reason}, *rest)
 
 
 class _Kind:
