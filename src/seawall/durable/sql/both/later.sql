@@ -33,3 +33,25 @@ RETURNING 1;
 -- name: counts
 SELECT state, count(*), {now} - min(created_at) FROM {later}
 WHERE queue = :queue GROUP BY state;
+
+-- name: renew
+UPDATE {later} SET not_before = {now} + CAST(:lease AS bigint)
+WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
+RETURNING 1;
+
+-- name: again
+-- refund is 1 where the attempt does not count.
+UPDATE {later} SET owner = NULL, not_before = {now} + CAST(:delay AS bigint),
+    attempts = attempts - CAST(:refund AS bigint), error = :error
+WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
+RETURNING 1;
+
+-- name: dead_letters
+SELECT id, attempts, call, error FROM {later}
+WHERE queue = :queue AND state = 2 ORDER BY position LIMIT CAST(:most AS bigint);
+
+-- name: revive
+UPDATE {later} SET state = 0, attempts = 0, owner = NULL, not_before = {now},
+    expires_at = {now} + CAST(:ttl AS bigint)
+WHERE queue = :queue AND id = :id AND state = 2
+RETURNING 1;

@@ -50,28 +50,6 @@ WHERE due.position = (SELECT min(position) FROM {later} WHERE queue = :queue AND
 RETURNING due.position, due.id, due.epoch, due.attempts, due.call, due.idempotency_key, due.tenant,
     CASE WHEN due.expires_at <= {now} THEN 1 ELSE 0 END;
 
--- name: renew
-UPDATE {later} SET not_before = {now} + CAST(:lease AS bigint)
-WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
-RETURNING 1;
-
--- name: again
--- refund is 1 where the attempt does not count.
-UPDATE {later} SET owner = NULL, not_before = {now} + CAST(:delay AS bigint),
-    attempts = attempts - CAST(:refund AS bigint), error = :error
-WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
-RETURNING 1;
-
--- name: dead_letters
-SELECT id, attempts, call, error FROM {later}
-WHERE queue = :queue AND state = 2 ORDER BY position LIMIT CAST(:most AS bigint);
-
--- name: revive
-UPDATE {later} SET state = 0, attempts = 0, owner = NULL, not_before = {now},
-    expires_at = {now} + CAST(:ttl AS bigint)
-WHERE queue = :queue AND id = :id AND state = 2
-RETURNING 1;
-
 -- name: cleanup
 -- queue, keep_dead, batch. What was done, and is over; what is dead for longer than that after. What
 -- somebody has in hand, such as who revives it, is passed by.

@@ -41,28 +41,6 @@ WHERE position IN (
 RETURNING position, id, epoch, attempts, call, idempotency_key, tenant,
     CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END;
 
--- name: renew
-UPDATE {later} SET not_before = {now} + CAST(:lease AS integer)
-WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
-RETURNING 1;
-
--- name: again
--- refund is 1 where the attempt does not count.
-UPDATE {later} SET owner = NULL, not_before = {now} + CAST(:delay AS integer),
-    attempts = attempts - CAST(:refund AS integer), error = :error
-WHERE id = :id AND state = 0 AND owner = :owner AND epoch = :epoch
-RETURNING 1;
-
--- name: dead_letters
-SELECT id, attempts, call, error FROM {later}
-WHERE queue = :queue AND state = 2 ORDER BY position LIMIT CAST(:most AS integer);
-
--- name: revive
-UPDATE {later} SET state = 0, attempts = 0, owner = NULL, not_before = {now},
-    expires_at = {now} + CAST(:ttl AS integer)
-WHERE queue = :queue AND id = :id AND state = 2
-RETURNING 1;
-
 -- name: cleanup
 -- queue, keep_dead, batch. What was done, and is over; what is dead for longer than that after.
 DELETE FROM {later} WHERE position IN (
