@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from seawall.telemetry._names import METRICS, Metric
     from seawall.telemetry._refresh import Refresher, arefresh
     from seawall.telemetry._switch import Switch
+    from seawall.telemetry.alerts import alert_rules
+    from seawall.telemetry.grafana import grafana_dashboard
     from seawall.telemetry.logs import log_events
     from seawall.telemetry.otel import export_opentelemetry
     from seawall.telemetry.prometheus import export_prometheus
@@ -20,9 +22,11 @@ __all__ = [
     "Metric",
     "Refresher",
     "Switch",
+    "alert_rules",
     "arefresh",
     "export_opentelemetry",
     "export_prometheus",
+    "grafana_dashboard",
     "log_events",
 ]
 
@@ -30,6 +34,8 @@ _HOMES = {
     "telemetry._names": "METRICS Metric",
     "telemetry._refresh": "Refresher arefresh",
     "telemetry._switch": "Switch",
+    "telemetry.alerts": "alert_rules",
+    "telemetry.grafana": "grafana_dashboard",
     "telemetry.logs": "log_events",
     "telemetry.otel": "export_opentelemetry",
     "telemetry.prometheus": "export_prometheus",

@@ -119,7 +119,8 @@ def _retry(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
 
 def _spent(budget: Mapping[str, float]) -> float:
     if "maximum" in budget:
-        share = 1 - budget["tokens"] / budget["maximum"] if budget["maximum"] else 1.0
+        half = budget["maximum"] / 2  # below that no retry is made
+        share = (budget["maximum"] - budget["tokens"]) / half if half else 1.0
     else:
         allowed = budget["allowed"]
         share = budget["retries"] / allowed if allowed > 0 else float(budget["retries"] > 0)

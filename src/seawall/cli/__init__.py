@@ -1,0 +1,147 @@
+"""The command line: `seawall metrics`, `seawall top`, `seawall demo`.
+
+Promises: a mistake is told in a line, on the standard error, with exit status 2; Ctrl-C ends it
+quietly with 130, and so does a reader who has seen enough with 141. A command is loaded when it is
+called for: one that needs more than the standard library says what to install.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+__all__ = ["main"]
+
+MISTAKEN: Final = 2
+INTERRUPTED: Final = 130
+UNREAD: Final = 141
+"""As a shell tells of a process that a broken pipe ended."""
+
+EXTRAS: Final = {"rich": "cli", "redis": "redis", "fastapi": "fastapi", "starlette": "web"}
+"""What brings a missing module, where an extra of ours does."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the arguments say, those of the process unless given; return the exit status."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(given)
+        sys.stdout.flush()
+    except SystemExit as ended:  # argparse has told what is wrong, or helped
+        return _status(ended)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _read_no_more()
+        return UNREAD
+    return status
+
+
+def _run(given: list[str]) -> int:
+    command = given[0] if given else ""
+    if command not in COMMANDS:
+        parser = _parser()
+        parser.parse_args(given)
+        parser.print_help(sys.stderr)
+        return MISTAKEN
+    run, _ = COMMANDS[command]
+    try:
+        return run(given[1:])
+    except ModuleNotFoundError as error:
+        return _told(f"seawall {command}: {_missing(error)}")
+
+
+def _metrics(given: list[str]) -> int:
+    from seawall.cli.metrics import add_arguments, main
+
+    parser = ArgumentParser("seawall metrics", description=_about("metrics"))
+    add_arguments(parser)
+    try:
+        return main(parser.parse_args(given))
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        return _told(f"seawall metrics: {error}")
+
+
+def _top(given: list[str]) -> int:
+    from seawall.cli.top import add_arguments, main
+
+    parser = ArgumentParser("seawall top", description=_about("top"))
+    add_arguments(parser)
+    return int(main(parser.parse_args(given)))
+
+
+def _demo(given: list[str]) -> int:
+    from seawall.demo import main
+
+    return int(main(given))
+
+
+COMMANDS: Final[dict[str, tuple[Callable[[list[str]], int], str]]] = {
+    "metrics": (_metrics, "the table of metrics; a Grafana dashboard and alert rules made from it"),
+    "top": (_top, "what goes on in a service, live in the terminal"),
+    "demo": (_demo, "the whole system at work, in a browser or as a table"),
+}
+
+
+def _about(command: str) -> str:
+    about = COMMANDS[command][1]
+    return f"{about[0].upper()}{about[1:]}."
+
+
+def _parser() -> ArgumentParser:
+    listed = "\n".join(f"  {name:<8} {about}" for name, (_, about) in COMMANDS.items())
+    parser = ArgumentParser(
+        "seawall",
+        description="The resilience layer for Python services.",
+        epilog=f"commands:\n{listed}\n\n`seawall COMMAND --help` tells more.",
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"seawall {_version()}")
+    parser.add_argument("command", nargs="?", choices=sorted(COMMANDS), metavar="COMMAND")
+    return parser
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("seawall")
+    except PackageNotFoundError:  # run from its sources
+        return "(not installed)"
+
+
+# How it ends
+
+
+def _status(ended: SystemExit) -> int:
+    if ended.code is None or isinstance(ended.code, int):
+        return ended.code or 0
+    return _told(str(ended.code))
+
+
+def _told(what: str) -> int:
+    print(what, file=sys.stderr)  # noqa: T201 - that is what a command line does
+    return MISTAKEN
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    module = (error.name or "").split(".")[0]
+    if not module or module == "seawall":
+        return f"it is not part of this installation ({error})"
+    wanted = f"'seawall[{EXTRAS[module]}]'" if module in EXTRAS else module
+    return f"it needs {module}: pip install {wanted}"
+
+
+def _read_no_more() -> None:
+    """Write what is left to nobody: at exit, Python would complain of it."""
+    try:
+        nobody = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nobody, sys.stdout.fileno())
+        os.close(nobody)
+    except (OSError, ValueError):
+        pass  # the standard output is no file

@@ -1,0 +1,67 @@
+"""`seawall metrics`: the table of metrics, and what is made of it for Grafana and Prometheus."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import wrap
+
+from seawall.telemetry._names import METRICS
+from seawall.telemetry.alerts import RUNBOOKS, alert_rules
+from seawall.telemetry.grafana import grafana_dashboard
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare what may be asked for."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--json", action="store_true", help="the table as JSON")
+    which.add_argument("--grafana", action="store_true", help="a dashboard to import into Grafana")
+    which.add_argument("--alerts", action="store_true", help="a rule file for Prometheus")
+    parser.add_argument(
+        "--runbooks",
+        metavar="URL",
+        help=f"with --alerts: where the page about them is (default: {RUNBOOKS})",
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", help="write to FILE, not to the standard output"
+    )
+
+
+def main(args: Namespace) -> int:
+    """Write what was asked for; return the exit status."""
+    if args.runbooks is not None and not args.alerts:
+        raise ValueError("--runbooks goes with --alerts: write both, or neither")
+    text = _text(args)
+    if args.output is None:
+        sys.stdout.write(text)
+    else:
+        Path(args.output).write_text(text, "utf-8")
+    return 0
+
+
+def _text(args: Namespace) -> str:
+    if args.alerts:
+        return alert_rules(runbooks=RUNBOOKS if args.runbooks is None else args.runbooks)
+    if args.grafana:
+        return _json(grafana_dashboard())
+    if args.json:
+        return _json([{**metric._asdict(), "otel_name": metric.otel_name} for metric in METRICS])
+    return "\n".join(_table(get_terminal_size().columns)) + "\n"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _table(width: int) -> Iterator[str]:
+    for metric in METRICS:
+        labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
+        unit = ", seconds" if metric.unit == "s" else ""
+        yield f"{metric.name}{labels}  {metric.kind}{unit}"
+        yield from wrap(
+            metric.help, max(40, width - 4), initial_indent="    ", subsequent_indent="    "
+        )

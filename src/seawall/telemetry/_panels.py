@@ -1,0 +1,341 @@
+"""What a dashboard shows: rows of panels, each with its questions, from the table of metrics.
+
+A metric that has no panel of its own gets a plain one in the last row, so that none is missing.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, Literal, NamedTuple
+
+from seawall.telemetry import _thresholds as threshold
+from seawall.telemetry._names import METRICS, Metric
+from seawall.telemetry._promql import Asking
+
+Shape = Literal["lines", "stack", "states", "firing"]
+
+SCOPE: Final = (
+    ("job", 'job=~"$job"'),
+    ("instance", 'instance=~"$instance"'),
+    ("guard", 'guard=~"$guard"'),
+)
+
+_ask: Final = Asking("$__rate_interval", SCOPE)
+
+
+class Query(NamedTuple):
+    """A question, and what its answers are called."""
+
+    expr: str
+    legend: str
+
+
+class Panel(NamedTuple):
+    """One picture. From `warn` on it is yellow, from `bad` on red."""
+
+    title: str
+    queries: tuple[Query, ...]
+    unit: str = "short"
+    shape: Shape = "lines"
+    wide: int = 8
+    warn: float | None = None
+    bad: float | None = None
+    values: tuple[tuple[str, str], ...] = ()
+    """Of states: word and colour of 0, 1, 2..."""
+
+
+# Questions
+
+
+def _legend(by: str) -> str:
+    return " ".join(f"{{{{{label}}}}}" for label in by.split()) or "all"
+
+
+def _rate(name: str, by: str, where: str = "", legend: str = "") -> Query:
+    return Query(_ask.rate(name, by, where), legend or _legend(by))
+
+
+def _gauge(fold: str, name: str, by: str, where: str = "", legend: str = "") -> Query:
+    return Query(_ask.gauge(fold, name, by, where), legend or _legend(by))
+
+
+def _share(part: str, whole: str, legend: str) -> Query:
+    return Query(f"{part} / {whole}", legend)
+
+
+def _seconds(title: str, name: str, by: str, bad: float | None = None) -> Panel:
+    """Show the largest: durations and ages of several processes cannot be added."""
+    return Panel(title, (_gauge("max", name, by),), "s", bad=bad)
+
+
+def _speed(title: str, name: str, by: str, shape: Shape = "lines") -> Panel:
+    return Panel(title, (_rate(name, by),), "cps", shape)
+
+
+def _count(title: str, fold: str, name: str, by: str, bad: float | None = None) -> Panel:
+    return Panel(title, (_gauge(fold, name, by),), bad=bad)
+
+
+_CALLS: Final = _ask.rate("attempts", "guard")
+
+_BREAKER: Final = Query(
+    "max by (instance, guard) ("
+    + " or ".join(
+        f"{value} * ({_ask.series('breaker_state', 'state=' + json.dumps(state))} > bool 0)"
+        for value, state in enumerate(("closed", "half_open", "open", "isolated"))
+    )
+    + ")",
+    "{{guard}} {{instance}}",
+)
+"""One number for the state, the worst if a guard has several breakers, to be drawn over time."""
+
+_ONE_OR_NONE: Final = (("no", "red"), ("yes", "green"))
+
+# What is shown
+
+_OVERVIEW: Final = (
+    Panel(
+        "Wrong now (alerts that fire)",
+        (
+            Query(
+                'ALERTS{alertname=~"Seawall.*",alertstate="firing",job=~"$job"}',
+                "{{alertname}}",
+            ),
+        ),
+        shape="firing",
+    ),
+    Panel(
+        "Load (1 is full)",
+        (
+            _gauge("avg", "autoscale_load", "job", legend="{{job}} mean"),
+            _gauge("max", "autoscale_load", "job", legend="{{job}} fullest"),
+        ),
+        "percentunit",
+        warn=threshold.LOAD_WARN,
+        bad=threshold.LOAD,
+    ),
+    _speed("Attempts by outcome", "attempts", "outcome", "stack"),
+    Panel(
+        "Share of attempts that fail",
+        (
+            _share(
+                _ask.rate("attempts", "guard", 'outcome="failed"'),
+                _ask.rate("attempts", "guard", 'outcome=~"succeeded|failed"'),
+                "{{guard}}",
+            ),
+        ),
+        "percentunit",
+        warn=threshold.ERROR_RATIO_WARN,
+        bad=threshold.ERROR_RATIO,
+    ),
+    Panel(
+        "Share refused by open circuits",
+        (_share(_ask.rate("rejected", "guard", 'policy="breaker"'), _CALLS, "{{guard}}"),),
+        "percentunit",
+        bad=threshold.CIRCUIT_OPEN,
+    ),
+    Panel(
+        "Breakers",
+        (_BREAKER,),
+        shape="states",
+        values=(
+            ("closed", "green"),
+            ("half-open", "yellow"),
+            ("open", "red"),
+            ("isolated", "purple"),
+        ),
+    ),
+)
+
+_GUARDS: Final = (
+    Panel(
+        "Duration: p50, p95, p99",
+        (_gauge("max", "attempt_duration_seconds", "guard quantile"),),
+        "s",
+    ),
+    _speed("Attempts", "attempts", "guard outcome"),
+    Panel(
+        "Share of recent attempts that failed, worst process",
+        (_gauge("max", "error_ratio", "guard"),),
+        "percentunit",
+        warn=threshold.ERROR_RATIO_WARN,
+        bad=threshold.ERROR_RATIO,
+    ),
+    _speed("Timeouts", "timeouts", "guard"),
+    _speed("Answered by less", "degraded", "guard"),
+    _speed("Refused, by policy", "rejected", "guard policy"),
+    _speed("Would be refused (shadow mode)", "would_reject", "guard policy"),
+    Panel(
+        "Retries for each attempt",
+        (_share(_ask.rate("retries", "guard"), _CALLS, "{{guard}}"),),
+        "percentunit",
+    ),
+    _speed("Not retried further, by cause", "retries_stopped", "guard cause"),
+    Panel(
+        "Retry budget spent",
+        (_gauge("max", "retry_budget_spent_ratio", "guard"),),
+        "percentunit",
+        warn=threshold.BUDGET_SPENT_WARN,
+        bad=threshold.BUDGET_SPENT,
+    ),
+    _count("Processes by the state of their breaker", "sum", "breaker_state", "guard state"),
+    _speed("Breakers change, by the state they go to", "breaker_transitions", "guard to"),
+    _count("Open keys of keyed breakers", "max", "breaker_open_keys", "guard"),
+    _speed("Shed, by reason and class", "shed", "guard reason class"),
+    _speed("Refused by rate limits", "rate_limited", "kind name limit"),
+    _speed("Fallbacks that answered", "fallbacks", "guard level"),
+    _speed("Looks into caches", "cache", "guard result"),
+    Panel(
+        "Hedges", (_rate("hedges", "guard"), _rate("hedge_wins", "guard", legend="{{guard}} won"))
+    ),
+    Panel(
+        "Shared policies go with their store",
+        (_gauge("min", "policy_shared", "guard policy"),),
+        shape="states",
+        values=_ONE_OR_NONE,
+    ),
+    _count("Threads without a caller", "sum", "abandoned_threads", "guard"),
+)
+
+_LENT: Final = (
+    Panel(
+        "Slots in use",
+        (
+            _gauge("sum", "slots_in_use", "guard policy"),
+            _gauge("sum", "slots", "guard policy", legend="{{guard}} {{policy}}: all"),
+        ),
+    ),
+    _count("Calls that wait for a slot", "sum", "slots_waiting", "guard policy"),
+    _seconds(
+        "First in line for a slot has waited",
+        "slot_wait_seconds",
+        "guard policy",
+        threshold.SLOT_WAIT_SECONDS,
+    ),
+    Panel(
+        "Pools",
+        (
+            _gauge("sum", "pool_in_use", "pool", legend="{{pool}}: in use"),
+            _gauge("sum", "pool_idle", "pool", legend="{{pool}}: idle"),
+            _gauge("sum", "pool_slots", "pool", legend="{{pool}}: all"),
+        ),
+    ),
+    _count("Borrowers that wait", "sum", "pool_waiting", "pool"),
+    _seconds(
+        "Borrowers waited: p50, p95, p99",
+        "pool_wait_seconds",
+        "pool quantile",
+        threshold.POOL_WAIT_SECONDS,
+    ),
+    _seconds("Borrowers used it: p50, p95, p99", "pool_use_seconds", "pool quantile"),
+    _speed("Lent", "pool_borrowed", "pool"),
+    _speed("Borrowers and resources that fared badly", "pool_troubles", "pool result"),
+    Panel(
+        "Executors",
+        (
+            _gauge("sum", "executor_in_use", "executor", legend="{{executor}}: busy"),
+            _gauge("sum", "executor_waiting", "executor", legend="{{executor}}: waiting"),
+            _gauge("sum", "executor_workers", "executor", legend="{{executor}}: workers"),
+        ),
+    ),
+    _speed("Calls of executors", "executor_calls", "executor outcome"),
+    Panel(
+        "Serializers",
+        (
+            _gauge("sum", "serializer_waiting", "serializer", legend="{{serializer}}: waiting"),
+            _rate("serializer_rejected", "serializer", legend="{{serializer}}: refused a second"),
+        ),
+    ),
+)
+
+_WAITING: Final = (
+    _count("Waiting", "max", "queue_depth", "kind name"),
+    _seconds(
+        "The oldest has waited", "queue_age_seconds", "kind name", threshold.QUEUE_AGE_SECONDS
+    ),
+    Panel("Given up", (_gauge("max", "queue_dead", "kind name"),), bad=threshold.DEAD + 1),
+    _seconds(
+        "Outbox: the oldest event has waited",
+        "outbox_age_seconds",
+        "outbox",
+        threshold.OUTBOX_AGE_SECONDS,
+    ),
+    Panel(
+        "Outbox: blocked aggregates",
+        (_gauge("max", "outbox_blocked_aggregates", "outbox"),),
+        bad=threshold.BLOCKED_AGGREGATES + 1,
+    ),
+    _seconds(
+        "A store or database was asked",
+        "reading_age_seconds",
+        "kind name",
+        threshold.READING_AGE_SECONDS,
+    ),
+    Panel(
+        "Workers",
+        (
+            _gauge("sum", "worker_busy", "kind name", legend="{{kind}} {{name}}: busy"),
+            _gauge("sum", "worker_slots", "kind name", legend="{{kind}} {{name}}: slots"),
+        ),
+    ),
+    _speed("Jobs by how they ended", "worker_jobs", "kind name result"),
+    _speed("Items of channels", "channel_items", "channel result"),
+)
+
+_ONCE: Final = (
+    _speed("Came again and was dropped", "duplicates_dropped", "kind name"),
+    _speed("Requests with a key, by what became of them", "idempotency", "kind name result"),
+    _speed("FIFO: messages missing", "fifo_gaps", "name"),
+)
+
+_AROUND: Final = (
+    Panel(
+        "Stores answer",
+        (_gauge("min", "store_up", "store instance"),),
+        shape="states",
+        values=_ONE_OR_NONE,
+    ),
+    _count("Processes that hold a lease", "sum", "lease_held", "lease"),
+    _count("Processes by health", "sum", "health_state", "service level state"),
+    _count("Processes by phase", "sum", "lifecycle_state", "service state"),
+    _count("Requests in flight", "sum", "requests_in_flight", "service"),
+    _count("Processes by level of service", "sum", "ladder_level", "ladder level"),
+    _count("Hosts, as all processes see them", "sum", "upstream_hosts", "upstreams state"),
+    _seconds(
+        "Event loops are late", "loop_lag_seconds", "watchdog instance", threshold.LOOP_LAG_SECONDS
+    ),
+    _speed("Event loops are blocked", "loop_blocks", "watchdog"),
+    Panel("Cannot be read", (_gauge("sum", "unreadable", "kind"),), bad=threshold.UNREADABLE + 1),
+    Panel(
+        "Series told together",
+        (_gauge("max", "series_folded", "metric"),),
+        bad=threshold.FOLDED + 1,
+    ),
+)
+
+
+def rows(metrics: tuple[Metric, ...] = METRICS) -> list[tuple[str, tuple[Panel, ...]]]:
+    """Return the rows by title, and one more for what of `metrics` is in none of them."""
+    known = [
+        ("Overview", _OVERVIEW),
+        ("Guards", _GUARDS),
+        ("Slots, pools, executors", _LENT),
+        ("Queues, outbox, jobs", _WAITING),
+        ("Once", _ONCE),
+        ("Around", _AROUND),
+    ]
+    asked = [query.expr for _, panels in known for panel in panels for query in panel.queries]
+    rest = [metric for metric in metrics if not any(mentions(expr, metric) for expr in asked)]
+    return [*known, ("More", tuple(_plain(metric) for metric in rest))] if rest else known
+
+
+def mentions(expr: str, metric: Metric) -> bool:
+    """Tell whether a question is about `metric`, not about one whose name begins the same."""
+    return f"({metric.name}{{" in expr
+
+
+def _plain(metric: Metric) -> Panel:
+    by = " ".join(metric.labels)
+    name = metric.name.removeprefix("seawall_").removesuffix("_total")
+    query = _rate(name, by) if metric.kind == "counter" else _gauge(metric.fold, name, by)
+    return Panel(metric.help, (query,), "s" if metric.unit == "s" else "short")

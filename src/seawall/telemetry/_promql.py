@@ -1,0 +1,65 @@
+"""Questions to Prometheus, put together from the table of metrics.
+
+Promises: a question names only metrics and labels that are in the table; a counter is asked only
+for its rate or increase, a gauge never.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from seawall.telemetry._names import BY_NAME, Kind, Metric
+
+TARGET: Final = ("job", "instance")
+"""Labels that Prometheus itself puts on all that it scrapes."""
+
+
+class Asking(NamedTuple):
+    """How all questions of one file are asked: over which window, and of which series.
+
+    `scope` has a label and its condition each, put to the metrics that have the label.
+    """
+
+    window: str
+    scope: tuple[tuple[str, str], ...] = ()
+
+    def rate(self, name: str, by: str = "", where: str = "") -> str:
+        """Return how many a second, summed `by` labels; without them all together."""
+        metric = _known(name, "counter")
+        return _folded("sum", metric, by, f"rate({self._series(metric, where)}[{self.window}])")
+
+    def increase(self, name: str, by: str = "", where: str = "") -> str:
+        """Return how many within the window, summed `by` labels."""
+        metric = _known(name, "counter")
+        return _folded("sum", metric, by, f"increase({self._series(metric, where)}[{self.window}])")
+
+    def gauge(self, fold: str, name: str, by: str = "", where: str = "") -> str:
+        """Return a gauge's values now, folded `by` labels: "sum", "max", "min" or "avg"."""
+        metric = _known(name, "gauge")
+        return _folded(fold, metric, by, self._series(metric, where))
+
+    def series(self, name: str, where: str = "") -> str:
+        """Return a gauge's series as they are."""
+        return self._series(_known(name, "gauge"), where)
+
+    def _series(self, metric: Metric, where: str) -> str:
+        known = {*TARGET, *metric.labels}
+        conditions = [condition for label, condition in self.scope if label in known]
+        if where:
+            conditions.insert(0, where)
+        return metric.name + (f"{{{','.join(conditions)}}}" if conditions else "")
+
+
+def _known(name: str, kind: Kind) -> Metric:
+    metric = BY_NAME.get(f"seawall_{name}_total" if kind == "counter" else f"seawall_{name}")
+    if metric is None or metric.kind != kind:
+        raise ValueError(f"there is no {kind} {name!r} in the table of metrics")
+    return metric
+
+
+def _folded(fold: str, metric: Metric, by: str, values: str) -> str:
+    labels = by.split()
+    unknown = [label for label in labels if label not in (*TARGET, *metric.labels)]
+    if unknown:
+        raise ValueError(f"{metric.name} has no label {unknown[0]!r}")
+    return f"{fold} by ({', '.join(labels)}) ({values})" if labels else f"{fold}({values})"

@@ -1,0 +1,336 @@
+"""Alert rules for Prometheus, made from the table of metrics and that of thresholds.
+
+Promises: the file loads as it is, and each rule has a heading in the documentation that says what
+it means and what to do. Rules are told apart by job, so that one file serves all services.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
+
+from seawall.telemetry import _thresholds as threshold
+from seawall.telemetry._promql import Asking
+
+__all__ = ["alert_rules"]
+
+RUNBOOKS: Final = "docs/alerts.md"
+"""Where the headings are, unless told otherwise."""
+
+Severity = Literal["page", "ticket"]
+
+
+class Alert(NamedTuple):
+    """One rule; `expr` holds for `lasts` seconds before it fires."""
+
+    name: str
+    severity: Severity
+    expr: str
+    lasts: float
+    summary: str
+    description: str
+
+
+def alert_rules(*, runbooks: str = RUNBOOKS) -> str:
+    """Return the rule file, as YAML; `runbooks` is where the page about alerts is to be found."""
+    if not isinstance(runbooks, str) or not runbooks.isprintable() or " " in runbooks:
+        raise ValueError(f"runbooks={runbooks!r}: write an address, such as {RUNBOOKS!r}")
+    lines = ["groups:", "  - name: seawall", "    rules:"]
+    for alert in ALERTS:
+        lines += _written(alert, runbooks)
+    return "\n".join(lines) + "\n"
+
+
+# The rules
+
+_ask: Final = Asking(f"{threshold.WINDOW / 60:g}m")
+
+_CALLS: Final = _ask.rate("attempts", "job guard")
+_ENOUGH: Final = f"{_CALLS} > {threshold.FEW_CALLS / 60:.4f}"
+
+
+def _share(part: str, whole: str, above: float) -> str:
+    """Return when `part` is too large a share of a guard's calls, if there are enough of them."""
+    return f"{part}\n/\n{whole}\n> {above:g}\nand\n{_ENOUGH}"
+
+
+def _above(expr: str, limit: float) -> str:
+    return f"{expr} > {limit:g}"
+
+
+def _is(expr: str, value: int) -> str:
+    return f"{expr} == {value}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:g} %"
+
+
+ALERTS: Final[tuple[Alert, ...]] = (
+    Alert(
+        "SeawallCircuitOpenRate",
+        "page",
+        _share(
+            _ask.rate("rejected", "job guard", 'policy="breaker"'), _CALLS, threshold.CIRCUIT_OPEN
+        ),
+        60,
+        "{{ $labels.guard }}: {{ $value | humanizePercentage }} of calls meet an open circuit",
+        f"More than {_percent(threshold.CIRCUIT_OPEN)} of the calls of guard"
+        " {{ $labels.guard }} in {{ $labels.job }} are refused because its breaker is open: the"
+        " dependency fails.",
+    ),
+    Alert(
+        "SeawallErrorRatio",
+        "page",
+        _share(
+            _ask.rate("attempts", "job guard", 'outcome="failed"'),
+            _ask.rate("attempts", "job guard", 'outcome=~"succeeded|failed"'),
+            threshold.ERROR_RATIO,
+        ),
+        300,
+        "{{ $labels.guard }}: {{ $value | humanizePercentage }} of attempts fail",
+        f"More than {_percent(threshold.ERROR_RATIO)} of the attempts of guard"
+        " {{ $labels.guard }} in {{ $labels.job }} fail.",
+    ),
+    Alert(
+        "SeawallRetryBudgetSpent",
+        "ticket",
+        # What is refused tells it best. The gauge stands still where no calls are made.
+        _above(_ask.rate("retries_stopped", "job guard", 'cause="budget"'), 0)
+        + "\nor\n("
+        + _ask.gauge("max", "retry_budget_spent_ratio", "job guard")
+        + f" >= {threshold.BUDGET_SPENT:g}\nand\n{_ENOUGH})",
+        300,
+        "{{ $labels.guard }}: the retry budget is spent",
+        "Guard {{ $labels.guard }} in {{ $labels.job }} has no retries left: what fails once,"
+        " fails.",
+    ),
+    Alert(
+        "SeawallBreakerIsolated",
+        "ticket",
+        _is(_ask.gauge("max", "breaker_state", "job guard", 'state="isolated"'), 1),
+        threshold.ISOLATED_SECONDS,
+        "{{ $labels.guard }}: its breaker is isolated, by hand",
+        "Somebody isolated the breaker of {{ $labels.guard }} in {{ $labels.job }}, and it has"
+        " been so for an hour: it does not close by itself.",
+    ),
+    Alert(
+        "SeawallBreakerFlapping",
+        "ticket",
+        _above(
+            _ask.increase("breaker_transitions", "job instance guard", 'to="closed"'),
+            threshold.FLAPPING,
+        ),
+        600,
+        "{{ $labels.guard }}: its breaker closes and opens again and again",
+        "The breaker of {{ $labels.guard }} on {{ $labels.instance }} closed"
+        " {{ $value | humanize }} times in five minutes: the dependency bears the probes, but not"
+        " the load.",
+    ),
+    Alert(
+        "SeawallShedding",
+        "ticket",
+        _share(_ask.rate("shed", "job guard"), _CALLS, threshold.SHED),
+        300,
+        "{{ $labels.guard }}: {{ $value | humanizePercentage }} of calls are shed",
+        f"More than {_percent(threshold.SHED)} of the calls of {{{{ $labels.guard }}}} in"
+        " {{ $labels.job }} are shed: there is more work than it can do.",
+    ),
+    Alert(
+        "SeawallSaturated",
+        "ticket",
+        _above(_ask.gauge("avg", "autoscale_load", "job"), threshold.LOAD),
+        600,
+        "{{ $labels.job }}: {{ $value | humanizePercentage }} full",
+        "The processes of {{ $labels.job }} are full, on average: above 100 % work waits.",
+    ),
+    Alert(
+        "SeawallSlotsFull",
+        "ticket",
+        _above(
+            _ask.gauge("max", "slot_wait_seconds", "job guard policy"), threshold.SLOT_WAIT_SECONDS
+        ),
+        120,
+        "{{ $labels.guard }}: calls wait {{ $value | humanizeDuration }} for a slot",
+        "The first in line for a slot of the {{ $labels.policy }} of {{ $labels.guard }} in"
+        " {{ $labels.job }} waits too long.",
+    ),
+    Alert(
+        "SeawallPoolWait",
+        "ticket",
+        _above(
+            _ask.gauge("max", "pool_wait_seconds", "job pool", 'quantile="0.99"'),
+            threshold.POOL_WAIT_SECONDS,
+        ),
+        300,
+        "{{ $labels.pool }}: borrowers wait {{ $value | humanizeDuration }} (p99)",
+        "The pool {{ $labels.pool }} in {{ $labels.job }} is too small, or what it lends is kept"
+        " too long.",
+    ),
+    Alert(
+        "SeawallAbandonedThreads",
+        "ticket",
+        _above(
+            _ask.gauge("sum", "abandoned_threads", "job instance guard"),
+            threshold.ABANDONED_THREADS,
+        ),
+        600,
+        "{{ $labels.guard }}: {{ $value }} threads run on without a caller",
+        "Calls of {{ $labels.guard }} on {{ $labels.instance }} timed out, but their threads did"
+        " not end.",
+    ),
+    Alert(
+        "SeawallLoopLag",
+        "ticket",
+        _above(_ask.gauge("max", "loop_lag_seconds", "job instance"), threshold.LOOP_LAG_SECONDS),
+        60,
+        "{{ $labels.instance }}: its event loop is {{ $value | humanizeDuration }} late",
+        "Something blocks the event loop of {{ $labels.instance }} ({{ $labels.job }}): all of its"
+        " requests are late.",
+    ),
+    Alert(
+        "SeawallOutboxOld",
+        "page",
+        _above(_ask.gauge("max", "outbox_age_seconds", "job outbox"), threshold.OUTBOX_AGE_SECONDS),
+        120,
+        "{{ $labels.outbox }}: an event waits for {{ $value | humanizeDuration }}",
+        "The oldest event of the outbox {{ $labels.outbox }} in {{ $labels.job }} has not been"
+        " sent: no dispatcher runs, or the place it sends to refuses.",
+    ),
+    Alert(
+        "SeawallAggregateBlocked",
+        "page",
+        _above(
+            _ask.gauge("max", "outbox_blocked_aggregates", "job outbox"),
+            threshold.BLOCKED_AGGREGATES,
+        ),
+        60,
+        "{{ $labels.outbox }}: {{ $value }} aggregates are blocked",
+        "An event of the outbox {{ $labels.outbox }} in {{ $labels.job }} could not be sent, and"
+        " what comes after it waits until somebody decides.",
+    ),
+    Alert(
+        "SeawallQueueOld",
+        "ticket",
+        _above(
+            _ask.gauge("max", "queue_age_seconds", "job kind name", 'kind!="outbox"'),
+            threshold.QUEUE_AGE_SECONDS,
+        ),
+        300,
+        "{{ $labels.kind }} {{ $labels.name }}: the oldest waits for"
+        " {{ $value | humanizeDuration }}",
+        "What waits in {{ $labels.kind }} {{ $labels.name }} of {{ $labels.job }} is not worked"
+        " off in time: no worker runs, or too few.",
+    ),
+    Alert(
+        "SeawallDeadLetters",
+        "ticket",
+        _above(_ask.gauge("max", "queue_dead", "job kind name"), threshold.DEAD),
+        60,
+        "{{ $labels.kind }} {{ $labels.name }}: {{ $value }} given up",
+        "What {{ $labels.kind }} {{ $labels.name }} of {{ $labels.job }} gave up is kept to be"
+        " looked at.",
+    ),
+    Alert(
+        "SeawallFifoGap",
+        "page",
+        _above(_ask.increase("fifo_gaps", "job name"), threshold.FIFO_GAPS),
+        0,
+        "{{ $labels.name }}: messages are missing",
+        "The FIFO receiver {{ $labels.name }} in {{ $labels.job }} waits for messages that do not"
+        " come.",
+    ),
+    Alert(
+        "SeawallStoreLost",
+        "page",
+        _is(_ask.gauge("min", "store_up", "job store"), 0),
+        threshold.STORE_DOWN_SECONDS,
+        "{{ $labels.store }}: the shared store does not answer",
+        "At least one process of {{ $labels.job }} does not reach the store {{ $labels.store }}:"
+        " its shared policies go by `on_store_failure`.",
+    ),
+    Alert(
+        "SeawallPolicyAlone",
+        "ticket",
+        _is(_ask.gauge("min", "policy_shared", "job guard policy"), 0),
+        600,
+        "{{ $labels.guard }}: its {{ $labels.policy }} goes without the store",
+        "The {{ $labels.policy }} of {{ $labels.guard }} in {{ $labels.job }} is shared, but goes"
+        " by `on_store_failure` for ten minutes now.",
+    ),
+    Alert(
+        "SeawallUnhealthy",
+        "page",
+        _is(
+            _ask.gauge("max", "health_state", "job instance service level", 'state="unhealthy"'), 1
+        ),
+        300,
+        "{{ $labels.instance }}: {{ $labels.service }} is unhealthy ({{ $labels.level }})",
+        "The checks of level {{ $labels.level }} of {{ $labels.service }} fail on"
+        " {{ $labels.instance }}.",
+    ),
+    Alert(
+        "SeawallHostsOut",
+        "ticket",
+        _ask.gauge("sum", "upstream_hosts", "job upstreams", 'state!="serving"')
+        + "\n/\n"
+        + _ask.gauge("sum", "upstream_hosts", "job upstreams")
+        + f"\n> {threshold.UNHEALTHY_HOSTS:g}",
+        120,
+        "{{ $labels.upstreams }}: {{ $value | humanizePercentage }} of hosts do not serve",
+        "Most hosts of {{ $labels.upstreams }} are ejected or fail their checks, as"
+        " {{ $labels.job }} sees them.",
+    ),
+    Alert(
+        "SeawallReadingOld",
+        "ticket",
+        _above(
+            _ask.gauge("min", "reading_age_seconds", "job kind name"), threshold.READING_AGE_SECONDS
+        ),
+        300,
+        "{{ $labels.kind }} {{ $labels.name }}: nobody asked for {{ $value | humanizeDuration }}",
+        "What is shown of {{ $labels.kind }} {{ $labels.name }} in {{ $labels.job }} is old, so"
+        " that its age and depth tell nothing.",
+    ),
+    Alert(
+        "SeawallUnreadable",
+        "ticket",
+        _above(_ask.gauge("sum", "unreadable", "job kind"), threshold.UNREADABLE),
+        600,
+        "{{ $labels.job }}: {{ $value }} of kind {{ $labels.kind }} cannot be read",
+        "A snapshot or a question to a store or database fails in {{ $labels.job }}: what these"
+        " would tell is missing.",
+    ),
+    Alert(
+        "SeawallSeriesFolded",
+        "ticket",
+        _above(_ask.gauge("max", "series_folded", "job metric"), threshold.FOLDED),
+        900,
+        "{{ $labels.job }}: {{ $labels.metric }} has too many series",
+        "{{ $value }} series of {{ $labels.metric }} in {{ $labels.job }} are told together, as"
+        " `other`: names are made from data.",
+    ),
+)
+"""All rules, in the order of the file."""
+
+
+# The file
+
+
+def _written(alert: Alert, runbooks: str) -> Iterator[str]:
+    yield f"      - alert: {alert.name}"
+    yield "        expr: |-"
+    yield from (f"          {line}" for line in alert.expr.splitlines())
+    if alert.lasts:
+        yield f"        for: {alert.lasts:g}s"
+    yield "        labels:"
+    yield f"          severity: {alert.severity}"
+    yield "        annotations:"
+    for name, text in (
+        ("summary", alert.summary),
+        ("description", alert.description),
+        ("runbook_url", f"{runbooks}#{alert.name.lower()}"),
+    ):
+        # A string of JSON is one of YAML, and needs no care for what is special there.
+        yield f"          {name}: {json.dumps(text, ensure_ascii=False)}"

@@ -1,0 +1,398 @@
+"""Whether the alerts fire: when they should, and only then."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+
+from seawall import Breaker, Guard, LocalQueue, Retry, RetryBudget, VirtualClock
+from seawall.registry import answered
+from seawall.telemetry import _thresholds as threshold
+from seawall.telemetry import export_prometheus
+from seawall.telemetry.alerts import alert_rules
+from seawall.testing import virtual_time
+from tests.telemetry.promql import EVERY, Prometheus, Rule
+from tests.telemetry.world import World
+
+(GROUP,) = yaml.safe_load(alert_rules())["groups"]
+RULES = {rule["alert"]: rule for rule in GROUP["rules"]}
+STEP = 30.0
+"""Seconds between two readings that are made up; all times of rules are multiples of it."""
+
+
+# Readings that are made up
+
+
+def _fires(
+    name: str, tell: Callable[[Prometheus, float, int], None], seconds: float | None = None
+) -> bool:
+    """Tell whether the alert fires within its time and a window, each step told by `tell`."""
+    prometheus, rule = Prometheus(), Rule(RULES[name])
+    lasts = rule.lasts + threshold.WINDOW + 2 * STEP if seconds is None else seconds
+    for step in range(int(lasts / STEP) + 1):
+        tell(prometheus, step * STEP, step)
+        if rule.look(prometheus, step * STEP):
+            return True
+    return False
+
+
+def _calls(prometheus: Prometheus, at: float, step: int, **outcomes: float) -> None:
+    for outcome, each in outcomes.items():
+        total = each * step
+        prometheus.tell(at, "seawall_attempts_total", total, guard="vendor", outcome=outcome)
+
+
+@given(refused=st.integers(0, 200), others=st.integers(1, 1000))
+def test_circuit_open_rate_fires_above_five_percent(refused: int, others: int):
+    """It fires if, and only if, more than 5 % of the calls meet an open circuit."""
+    share = refused / (refused + others)
+    assume(abs(share - threshold.CIRCUIT_OPEN) > 1e-9)
+
+    def tell(prometheus: Prometheus, at: float, step: int) -> None:
+        _calls(prometheus, at, step, succeeded=others, rejected=refused)
+        labels = {"guard": "vendor", "policy": "breaker"}
+        prometheus.tell(at, "seawall_rejected_total", refused * step, **labels)
+        # A full bulkhead is no open circuit.
+        labels["policy"] = "bulkhead"
+        prometheus.tell(at, "seawall_rejected_total", others * step, **labels)
+
+    assert _fires("SeawallCircuitOpenRate", tell) == (share > threshold.CIRCUIT_OPEN)
+
+
+@given(st.integers(1, 40))
+def test_one_refusal_in_an_hour_is_no_open_circuit(spread: int):
+    """Where hardly anybody calls, a share means nothing."""
+
+    def tell(prometheus: Prometheus, at: float, step: int) -> None:
+        total = float(step >= spread)
+        prometheus.tell(at, "seawall_attempts_total", total, guard="v", outcome="rejected")
+        prometheus.tell(at, "seawall_rejected_total", total, guard="v", policy="breaker")
+
+    assert not _fires("SeawallCircuitOpenRate", tell, seconds=3600)
+
+
+def test_without_the_least_number_of_calls_one_refusal_would_fire():
+    """The condition on the number of calls is needed: a share of one call is all or nothing."""
+    share, _, enough = RULES["SeawallCircuitOpenRate"]["expr"].rpartition("\nand\n")
+    prometheus = Prometheus()
+    for step in range(8):
+        at, total = step * STEP, float(step >= 4)
+        prometheus.tell(at, "seawall_attempts_total", total, guard="v", outcome="rejected")
+        prometheus.tell(at, "seawall_rejected_total", total, guard="v", policy="breaker")
+    assert prometheus.ask(share, at)
+    assert not prometheus.ask(enough, at)
+
+
+@given(failed=st.integers(0, 300), succeeded=st.integers(1, 1000))
+def test_error_ratio_fires_above_ten_percent(failed: int, succeeded: int):
+    """It fires if, and only if, more than 10 % of what was attempted failed."""
+    share = failed / (failed + succeeded)
+    assume(abs(share - threshold.ERROR_RATIO) > 1e-9)
+
+    def tell(prometheus: Prometheus, at: float, step: int) -> None:
+        _calls(prometheus, at, step, succeeded=succeeded, failed=failed, rejected=500)
+
+    assert _fires("SeawallErrorRatio", tell) == (share > threshold.ERROR_RATIO)
+
+
+@given(shed=st.integers(0, 200), others=st.integers(1, 1000))
+def test_shedding_fires_above_five_percent(shed: int, others: int):
+    """It fires if, and only if, more than 5 % of the calls are shed."""
+    share = shed / (shed + others)
+    assume(abs(share - threshold.SHED) > 1e-9)
+
+    def tell(prometheus: Prometheus, at: float, step: int) -> None:
+        _calls(prometheus, at, step, succeeded=others, rejected=shed)
+        for number, reason in enumerate(("criticality", "queue_time")):
+            part = (shed + number) // 2 * step
+            labels = {"guard": "vendor", "reason": reason, "class": "CRITICAL"}
+            prometheus.tell(at, "seawall_shed_total", part, **labels)
+
+    assert _fires("SeawallShedding", tell) == (share > threshold.SHED)
+
+
+@given(stopped=st.sampled_from([0, 1, 5]), spent=st.floats(0, 1), calls=st.sampled_from([0, 40]))
+def test_retry_budget_fires_when_retries_are_refused(stopped: int, spent: float, calls: int):
+    """It fires if retries are refused for want of a budget, or if calls are made with none left."""
+
+    def tell(prometheus: Prometheus, at: float, step: int) -> None:
+        _calls(prometheus, at, step, failed=calls)
+        prometheus.tell(at, "seawall_retry_budget_spent_ratio", spent, guard="vendor")
+        for cause, number in (("budget", stopped), ("attempts", 9)):
+            labels = {"guard": "vendor", "cause": cause}
+            prometheus.tell(at, "seawall_retries_stopped_total", number * step, **labels)
+
+    wrong = stopped > 0 or (spent >= threshold.BUDGET_SPENT and calls > 0)
+    assert _fires("SeawallRetryBudgetSpent", tell) == wrong
+
+
+def test_without_calls_a_budget_that_stands_still_would_fire():
+    """The condition on calls is needed: a budget tells how it was when it was last asked."""
+    expr = RULES["SeawallRetryBudgetSpent"]["expr"]
+    spent = re.search(r"\((max by .*>= 1)\n", expr)
+    prometheus = Prometheus()
+    prometheus.tell(0.0, "seawall_retry_budget_spent_ratio", 1.0, guard="vendor")
+    assert spent is not None
+    assert prometheus.ask(spent[1], 1.0)
+    assert not prometheus.ask(expr, 1.0)
+
+
+GAUGES: dict[str, tuple[str, dict[str, str], float]] = {
+    "SeawallSaturated": ("autoscale_load", {}, threshold.LOAD),
+    "SeawallSlotsFull": (
+        "slot_wait_seconds",
+        {"guard": "v", "policy": "bulkhead"},
+        threshold.SLOT_WAIT_SECONDS,
+    ),
+    "SeawallPoolWait": (
+        "pool_wait_seconds",
+        {"pool": "p", "quantile": "0.99"},
+        threshold.POOL_WAIT_SECONDS,
+    ),
+    "SeawallAbandonedThreads": ("abandoned_threads", {"guard": "v"}, threshold.ABANDONED_THREADS),
+    "SeawallLoopLag": ("loop_lag_seconds", {"watchdog": "w"}, threshold.LOOP_LAG_SECONDS),
+    "SeawallOutboxOld": ("outbox_age_seconds", {"outbox": "o"}, threshold.OUTBOX_AGE_SECONDS),
+    "SeawallAggregateBlocked": (
+        "outbox_blocked_aggregates",
+        {"outbox": "o"},
+        threshold.BLOCKED_AGGREGATES,
+    ),
+    "SeawallQueueOld": (
+        "queue_age_seconds",
+        {"kind": "queue", "name": "q"},
+        threshold.QUEUE_AGE_SECONDS,
+    ),
+    "SeawallDeadLetters": ("queue_dead", {"kind": "jobs", "name": "j"}, threshold.DEAD),
+    "SeawallReadingOld": (
+        "reading_age_seconds",
+        {"kind": "outbox", "name": "o"},
+        threshold.READING_AGE_SECONDS,
+    ),
+    "SeawallUnreadable": ("unreadable", {"kind": "queue"}, threshold.UNREADABLE),
+    "SeawallSeriesFolded": ("series_folded", {"metric": "m"}, threshold.FOLDED),
+}
+"""Rules about one gauge: its name, its labels, and the value above which it is wrong."""
+
+STATES: dict[str, tuple[str, dict[str, str], float]] = {
+    "SeawallBreakerIsolated": ("breaker_state", {"guard": "v", "state": "isolated"}, 1),
+    "SeawallUnhealthy": (
+        "health_state",
+        {"service": "s", "level": "ready", "state": "unhealthy"},
+        1,
+    ),
+    "SeawallStoreLost": ("store_up", {"store": "s"}, 0),
+    "SeawallPolicyAlone": ("policy_shared", {"guard": "v", "policy": "breaker"}, 0),
+}
+"""Rules about a gauge that is 1 or 0: its name, its labels, and what is wrong."""
+
+COUNTED = {
+    "SeawallCircuitOpenRate",
+    "SeawallErrorRatio",
+    "SeawallShedding",
+    "SeawallRetryBudgetSpent",
+    "SeawallBreakerFlapping",
+    "SeawallFifoGap",
+    "SeawallHostsOut",
+}
+"""Rules that have tests of their own."""
+
+
+def test_each_rule_is_shown_to_fire():
+    """None is left out of the tests of what fires and what does not."""
+    assert set(RULES) == {*GAUGES, *STATES, *COUNTED}
+
+
+@pytest.mark.parametrize("name", GAUGES)
+@given(over=st.floats(1e-6, 1e6), under=st.floats(0, 1))
+def test_gauges_fire_above_their_threshold(name: str, over: float, under: float):
+    """It fires if, and only if, the value is above the threshold for long enough."""
+    metric, labels, limit = GAUGES[name]
+    rule = Rule(RULES[name])
+
+    def tell(value: float) -> Callable[[Prometheus, float, int], None]:
+        return lambda prometheus, at, _step: prometheus.tell(
+            at, f"seawall_{metric}", value, **labels
+        )
+
+    within = rule.lasts + 2 * STEP
+    assert _fires(name, tell(limit + over), within)
+    assert not _fires(name, tell(limit + over), rule.lasts - STEP)
+    assert not _fires(name, tell(limit * under), within)
+
+
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("other", ["same", "well"])
+def test_states_fire_while_they_are_wrong(name: str, other: str):
+    """One process that is wrong is enough; none is no alert."""
+    metric, labels, wrong = STATES[name]
+    rule = Rule(RULES[name])
+
+    def tell(value: float) -> Callable[[Prometheus, float, int], None]:
+        def told(prometheus: Prometheus, at: float, _step: int) -> None:
+            prometheus.tell(at, f"seawall_{metric}", value, **labels)
+            another = value if other == "same" else 1 - wrong
+            prometheus.tell(at, f"seawall_{metric}", another, instance="pod-2", **labels)
+
+        return told
+
+    within = rule.lasts + 2 * STEP
+    assert _fires(name, tell(wrong), within)
+    assert not _fires(name, tell(wrong), rule.lasts - STEP)
+    assert not _fires(name, tell(1 - wrong), within)
+
+
+@pytest.mark.parametrize(("closings", "fires"), [(0, False), (2, False), (5, True)])
+def test_flapping_is_closing_again_and_again(closings: int, fires: bool):  # noqa: FBT001
+    """It fires where a breaker closes more than three times in five minutes, and goes on so."""
+    steps = threshold.WINDOW / STEP
+
+    def tell(prometheus: Prometheus, at: float, step: int) -> None:
+        total = int(step * closings / steps)
+        labels = {"guard": "vendor", "to": "closed"}
+        prometheus.tell(at, "seawall_breaker_transitions_total", total, **labels)
+        labels["to"] = "open"  # an outage: it opens after each probe, and that is no flapping
+        prometheus.tell(at, "seawall_breaker_transitions_total", step, **labels)
+
+    assert _fires("SeawallBreakerFlapping", tell) == fires
+
+
+@given(st.integers(0, 3))
+def test_a_gap_fires_at_once(gaps: int):
+    """A missing message is told as soon as it is known to be missing."""
+
+    def tell(prometheus: Prometheus, at: float, step: int) -> None:
+        prometheus.tell(at, "seawall_fifo_gaps_total", gaps if step > 1 else 0, name="orders")
+
+    assert _fires("SeawallFifoGap", tell, 3 * STEP) == (gaps > 0)
+
+
+@given(serving=st.integers(0, 9), ejected=st.integers(0, 9))
+def test_hosts_out_fires_when_most_do_not_serve(serving: int, ejected: int):
+    """It fires if, and only if, more than half of the hosts do not serve."""
+
+    def tell(prometheus: Prometheus, at: float, _step: int) -> None:
+        for state, number in (("serving", serving), ("ejected", ejected), ("failing checks", 0)):
+            prometheus.tell(at, "seawall_upstream_hosts", number, upstreams="u", state=state)
+
+    assert _fires("SeawallHostsOut", tell) == (ejected > serving)
+
+
+def test_an_old_outbox_is_told_once():
+    """Its age is among the ages of queues too, but wakes nobody twice."""
+
+    def tell(prometheus: Prometheus, at: float, _step: int) -> None:
+        prometheus.tell(at, "seawall_queue_age_seconds", 900.0, kind="outbox", name="o")
+
+    assert not _fires("SeawallQueueOld", tell)
+    prometheus = Prometheus()
+    tell(prometheus, 0.0, 0)
+    everything = RULES["SeawallQueueOld"]["expr"].replace('{kind!="outbox"}', "")
+    assert prometheus.ask(everything, 1.0), "it would, if outboxes were not left out"
+
+
+# Real guards, read as Prometheus reads them
+
+
+class Watched:
+    """A process that is scraped, and rules that are looked at, in virtual time."""
+
+    def __init__(self, clock: Any, *names: str) -> None:
+        self.clock = clock
+        self.registry = CollectorRegistry()
+        self.prometheus = Prometheus()
+        self.rules = {name: Rule(RULES[name]) for name in names}
+
+    def firing(self, seconds: float, work: Callable[[], object]) -> set[str]:
+        """Work for so long, once each second, and return what fires at the end."""
+        fired: set[str] = set()
+        for second in range(int(seconds)):
+            work()
+            self.clock.sleep(1.0)
+            if second % EVERY == 0:
+                now = self.clock.now()
+                self.prometheus.scrape(now, generate_latest(self.registry).decode())
+                fired = {
+                    name for name, rule in self.rules.items() if rule.look(self.prometheus, now)
+                }
+        return fired
+
+
+def _down() -> None:
+    raise ConnectionRefusedError
+
+
+def test_an_outage_is_told_and_then_over():
+    """A real guard: nothing fires while all is well, then circuit and errors do, then nothing."""
+    with virtual_time() as clock:
+        guard = Guard("alerts-vendor", Breaker(consecutive=3, break_for=10.0))
+        watched = Watched(clock, "SeawallCircuitOpenRate", "SeawallErrorRatio")
+        with export_prometheus(watched.registry):
+            assert watched.firing(360, lambda: guard.attempt(str)) == set()
+            assert watched.firing(720, lambda: guard.attempt(_down)) == set(watched.rules)
+            assert watched.firing(720, lambda: guard.attempt(str)) == set()
+        guard.close()
+
+
+def test_a_spent_budget_is_told_and_then_over():
+    """A real budget: retries are refused in an outage, and paid for again after it."""
+    with virtual_time() as clock:
+        retry = Retry(on=OSError, attempts=3, backoff=0, budget=RetryBudget())
+        guard = Guard("alerts-budget", retry)
+        watched = Watched(clock, "SeawallRetryBudgetSpent")
+        with export_prometheus(watched.registry):
+            assert watched.firing(360, lambda: guard.attempt(str)) == set()
+            assert watched.firing(720, lambda: guard.attempt(_down)) == set(watched.rules)
+            assert watched.firing(720, lambda: guard.attempt(str)) == set()
+        guard.close()
+
+
+def test_a_queue_that_stands_is_told_and_then_over():
+    """A real queue: what nobody takes grows old."""
+    with virtual_time() as clock:
+        queue = LocalQueue("alerts-queue")
+        watched = Watched(clock, "SeawallQueueOld")
+        with export_prometheus(watched.registry):
+            assert watched.firing(120, list) == set()
+            queue.push("job")
+            assert watched.firing(420, list) == set(watched.rules)
+            (claim,) = queue.claim()
+            queue.ack(claim)
+            assert watched.firing(60, list) == set()
+
+
+def test_an_outbox_that_stands_is_told_and_then_over(world: World):
+    """A real outbox: what a database said of it is what the rule sees."""
+    watched = Watched(VirtualClock(), "SeawallOutboxOld")
+
+    def told(age: float) -> Callable[[], None]:
+        said = {"pending": 1, "oldest_age": age, "dead": 0, "blocked": 0}
+        return lambda: answered(world.outbox, said)
+
+    with export_prometheus(watched.registry):
+        assert watched.firing(300, told(59.0)) == set()
+        assert watched.firing(300, told(61.0)) == set(watched.rules)
+        assert watched.firing(60, told(0.0)) == set()
+
+
+@pytest.mark.usefixtures("world")
+def test_every_rule_can_be_answered_of_a_real_process():
+    """Each metric and each value of a label that a rule asks for is told by a real process."""
+    registry, prometheus = CollectorRegistry(), Prometheus()
+    with export_prometheus(registry):
+        for step in range(4):
+            prometheus.scrape(step * EVERY, generate_latest(registry).decode())
+    unanswered = set()
+    for name, rule in RULES.items():
+        (about, *_) = re.split(r"\s(?:>|>=|==)\s", rule["expr"])
+        if not prometheus.ask(about, 3 * EVERY):
+            unanswered.add(name)
+    # No retry was refused, nobody had to wait for a pool, all can be read, names are few.
+    expected = {"RetryBudgetSpent", "PoolWait", "Unreadable", "SeriesFolded"}
+    assert unanswered == {f"Seawall{name}" for name in expected}
