@@ -1,0 +1,88 @@
+"""How the dashboard answers: the headers of every answer, and JSON that breaks out of nothing.
+
+Promises: no answer may be framed, sniffed, kept, or read by a page of another origin; a page of
+ours runs only scripts and styles that this app serves; whatever text is in a JSON document, there
+is no `<`, `>`, `&`, and nothing but ASCII in it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from seawall.web.problems import Problem
+from seawall.web.sending import Headers, Send
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+    " require-trusted-types-for 'script'"
+)
+"""The Content-Security-Policy of every answer."""
+
+SAFE: Final[Headers] = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"x-frame-options", b"DENY"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
+]
+
+JSON: Final = b"application/json"
+
+_ESCAPED: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
+
+
+class Refusal(Exception):
+    """What is asked for is not done; the answer is a problem with this status and these words."""
+
+    def __init__(
+        self, status: int, title: str, detail: str, *, retry_after: float | None = None
+    ) -> None:
+        """Answer so; the words are shown to whoever asked."""
+        super().__init__(f"{status} {title}: {detail}")
+        self.problem = Problem(status, title, detail, retry_after=retry_after)
+        self.headers: Headers = []
+
+
+def forbidden(detail: str) -> Refusal:
+    """Return the refusal of somebody who may not do this."""
+    return Refusal(403, "Forbidden", detail)
+
+
+def to_json(value: Any) -> bytes:
+    """Return `value` as JSON; raises ValueError or TypeError for what JSON has no word for."""
+    # Outside of its texts, JSON has none of the characters that are escaped.
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).translate(_ESCAPED).encode()
+
+
+async def send_answer(
+    send: Send,
+    status: int,
+    kind: bytes,
+    body: bytes,
+    *,
+    more: Headers | None = None,
+    head: bool = False,
+) -> None:
+    """Send a whole answer; with `head`, all of it but its body."""
+    headers = [
+        (b"content-type", kind),
+        (b"content-length", str(len(body)).encode()),
+        *SAFE,
+        *(more or ()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if head else body})
+
+
+async def send_refusal(send: Send, refusal: Refusal, *, head: bool = False) -> None:
+    """Send what a refusal says, as problem+json."""
+    problem = refusal.problem
+    (_, kind), *more = problem.headers()
+    body = to_json(json.loads(problem.body()))
+    more = [*more, *refusal.headers]
+    await send_answer(send, problem.status, kind, body, more=more, head=head)

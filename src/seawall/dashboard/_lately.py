@@ -1,0 +1,85 @@
+"""What a guard's snapshot and counters say of the last seconds: for what is shown, and for rules.
+
+Nothing raises, whatever a snapshot holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from seawall.dashboard._bounds import number
+from seawall.dashboard._moves import Moves
+from seawall.dashboard.views import Tone
+from seawall.telemetry import _thresholds as limits
+
+Seen = Mapping[str, Any]
+
+ENDS: Final = ("succeeded", "failed", "rejected", "cancelled")
+
+ENOUGH_CALLS: Final = 5.0
+"""Calls of the last `LONG` seconds from which on a share of them says something."""
+
+
+def policies_of(guard: Seen) -> list[Seen]:
+    """Return what a guard's snapshot tells of its policies."""
+    policies = guard.get("policies")
+    if not isinstance(policies, (list, tuple)):
+        return []
+    return [policy for policy in policies if isinstance(policy, Mapping)]
+
+
+def time_of(seen: Seen, key: str) -> float | None:
+    """Return seconds, if there are any."""
+    value = number(seen.get(key), -1.0)
+    return round(value, 6) if value >= 0 else None
+
+
+def calls_lately(name: str, moves: Moves) -> float:
+    """Return how many calls a guard has ended lately."""
+    return sum(moves.lately(("guard", name, end)) for end in ENDS)
+
+
+def failing(seen: Seen, moves: Moves) -> Tone | None:
+    """Return how bad it is that a guard's attempts fail, or None if it is not."""
+    ratio = number(seen.get("error_rate"))
+    name = str(seen.get("name", ""))
+    if sum(moves.for_long(("guard", name, end)) for end in ENDS) < ENOUGH_CALLS:
+        return None
+    if ratio > limits.ERROR_RATIO:
+        return "bad"
+    return "warn" if ratio > limits.ERROR_RATIO_WARN else None
+
+
+def share_lately(name: str, place: int, counter: str, moves: Moves) -> float:
+    """Return what share of a guard's calls a policy's counter has counted lately."""
+    counted = moves.lately(("layer", name, place, counter))
+    return counted / max(counted, calls_lately(name, moves)) if counted else 0.0
+
+
+def budget_spent(seen: Seen) -> float | None:
+    """Return the share of a retry budget that is spent, from 0 to 1; None if there is none.
+
+    A deposit allows retries only while more than half of it is left.
+    """
+    budget = seen.get("budget")
+    if not isinstance(budget, Mapping):
+        return None
+    if "maximum" in budget:
+        half = number(budget["maximum"]) / 2
+        spent = (2 * half - number(budget.get("tokens"))) / half if half > 0 else 1.0
+    else:
+        allowed, retries = number(budget.get("allowed")), number(budget.get("retries"))
+        spent = retries / allowed if allowed > 0 else float(retries > 0)
+    return min(1.0, max(0.0, spent))
+
+
+def full(seen: Seen) -> bool:
+    """Tell whether all slots are taken and somebody waits."""
+    slots = number(seen.get("limit", seen.get("workers")))
+    return 0 < slots <= number(seen.get("in_flight")) and number(seen.get("waiting")) > 0
+
+
+def mapping(value: Any) -> Seen:
+    """Return `value` if it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}

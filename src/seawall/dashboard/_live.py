@@ -1,0 +1,309 @@
+"""What goes on while a dashboard is on, in one event loop: sampling, and asking for other pods.
+
+Promises: a sample comes each `every` seconds, whatever others do, and takes a tenth of the time at
+most; what is known of other pods is
+shown as long as their source answers, and if it does not that is a trouble of this pod, never the
+end of the page; a view that JSON cannot tell hides no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from seawall import registry
+from seawall.dashboard._answers import to_json
+from seawall.dashboard._sse import Broadcast, Frame
+from seawall.dashboard._tracks import Tracks
+from seawall.dashboard._validate import valid_view
+from seawall.dashboard.views import Trouble, View
+
+if TYPE_CHECKING:
+    from seawall.dashboard._watcher import Watcher
+
+MOST_PODS: Final = 100
+"""Pods that are shown beside this one."""
+
+MOST_PASTS: Final = 16
+"""Pods beside this one whose past is kept here."""
+
+LARGEST_PAST: Final = 1_000_000
+"""Bytes of all pasts that a stream begins with; this pod's own is always there."""
+
+SHARE: Final = 0.1
+"""The part of the event loop's time that sampling may take: with much to show, it comes less often
+than each `every` seconds."""
+
+PODS_WITHIN: Final = 0.25
+"""Seconds that a frame waits for news of other pods; what comes later is in the next one."""
+
+PODS_FAIL_AFTER: Final = 5.0
+"""Seconds after which a source of pods that does not answer is a trouble."""
+
+EXTRA_WITHIN: Final = 1.0
+
+Tell = Callable[..., None]
+
+
+class Source(Protocol):
+    """Where the views of other pods come from."""
+
+    async def views(self) -> list[View]:
+        """Return what is known of the other pods."""
+        ...
+
+
+class Live:
+    """Samples for as long as it is on, and publishes each sample as a frame."""
+
+    def __init__(
+        self,
+        watcher: Watcher,
+        pods: Source | None,
+        *,
+        title: str,
+        every: float,
+        operable: tuple[bool, bool],
+        extra: Callable[[], Awaitable[dict[str, Any] | None]],
+        tell: Tell,
+        closing: list[Any],
+        context: Context,
+    ) -> None:
+        """`operable`: whether an operator can act on this pod, and on the others.
+
+        What is in `closing` is closed at the end. A source of pods that is not there is somebody
+        else's, and what it says is checked.
+        """
+        self.watcher = watcher
+        self.pods = pods
+        self.broadcast = Broadcast()
+        self._title = to_json(title)
+        self._every = every
+        self._operable = operable
+        self._extra = extra
+        self._tell = tell
+        self._closing = closing
+        self._hurry = asyncio.Event()
+        self._number = 0
+        self._cost = 0.0
+        self._checked = pods in closing
+        self._others: list[View] = []
+        self._pasts: dict[str, Tracks] = {}
+        self._last_at: dict[str, float] = {}
+        self._asking: asyncio.Task[list[View]] | None = None
+        self._asked_at = 0.0
+        self._pods_trouble: Trouble | None = None
+        self._task = asyncio.get_running_loop().create_task(self._run(), context=context)
+
+    @property
+    def on(self) -> bool:
+        """Whether it samples."""
+        return not self._task.done()
+
+    def hurry(self) -> None:
+        """Take the next sample now."""
+        self._hurry.set()
+
+    def end_streams(self) -> None:
+        """Let those who look now be cut off; the sampling goes on for who comes next."""
+        before, self.broadcast = self.broadcast, Broadcast()
+        self.broadcast.frame = before.frame
+        before.end()
+
+    async def first(self) -> Frame | None:
+        """Return the newest frame, as soon as there is one; None if there will be none."""
+        while self.broadcast.frame is None and not self.broadcast.over:
+            await asyncio.wait({self.broadcast.beyond(-1)})
+        return self.broadcast.frame
+
+    def history(self) -> bytes:
+        """Return the past of the pods, as JSON."""
+        view = self.watcher.view
+        if view is None:
+            return b"null"
+        try:
+            told = [_member(view["pod"]["name"], self.watcher.history)]
+            room = LARGEST_PAST
+            for name, tracks in self._pasts.items():
+                member = _member(name, tracks.history)
+                room -= len(member)
+                if room < 0:
+                    break
+                told.append(member)
+        except (TypeError, ValueError) as error:
+            self._tell("history", logging.ERROR, "the past cannot be shown: %r", error)
+            return b"null"
+        return b"{%b}" % b",".join(told)
+
+    async def stop(self) -> None:
+        """Sample no more, and end all streams."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self._end()  # a task that is cancelled before it begins ends nothing
+
+    async def _end(self) -> None:
+        self.broadcast.end()
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.cancel()
+        while self._closing:
+            waited = self._closing.pop(0).close()
+            if inspect.isawaitable(waited):
+                await waited
+
+    async def _run(self) -> None:
+        try:
+            while not _goes_away():
+                try:
+                    await self._sample()
+                except Exception as error:  # noqa: BLE001 - the next one may be well
+                    self._tell("sample", logging.ERROR, "no sample: %r", error)
+                self._hurry.clear()
+                try:
+                    async with asyncio.timeout(max(self._every, self._cost / SHARE)):
+                        await self._hurry.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            await self._end()
+
+    async def _sample(self) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        own = self.watcher.sample().copy()
+        self._cost = loop.time() - began
+        own["operable"] = self._operable[0]
+        await self._ask_pods(own["at"])
+        if self._pods_trouble is not None:
+            own["troubles"] = [*own["troubles"], self._pods_trouble]
+        views = [to_json(own)]
+        for view in self._others:
+            try:
+                views.append(to_json({**view, "operable": self._operable[1]}))
+            except (TypeError, ValueError) as error:
+                self._tell("view", logging.WARNING, "a pod's view is left out: %r", error)
+        self._number += 1
+        frame = Frame(
+            self._number,
+            self._title,
+            to_json(own["at"]),
+            b"[%b]" % b",".join(views),
+            await self._more(),
+        )
+        self.broadcast.publish(frame)
+
+    async def _more(self) -> bytes:
+        try:
+            async with asyncio.timeout(EXTRA_WITHIN):
+                return to_json(await self._extra())
+        except Exception as error:  # noqa: BLE001 - the rest is shown without it
+            self._tell("extra", logging.ERROR, "nothing extra is shown: %r", error)
+            return b"null"
+
+    # Other pods
+
+    async def _ask_pods(self, at: float) -> None:
+        """Learn what is known of other pods, without waiting long."""
+        if self.pods is None:
+            return
+        now = asyncio.get_running_loop().time()
+        if self._asking is None:
+            self._asked_at = now
+            self._asking = asyncio.create_task(self._fetch(self.pods))
+        await asyncio.wait({self._asking}, timeout=min(PODS_WITHIN, self._every))
+        if not self._asking.done():
+            if now - self._asked_at >= PODS_FAIL_AFTER:
+                self._asking.cancel()
+            return
+        task, self._asking = self._asking, None
+        try:
+            self._others = self._usable(task.result())
+            self._remember()
+        except asyncio.CancelledError:
+            self._pods_failed(at, TimeoutError("no answer"))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told and shown
+            self._pods_failed(at, error)
+        else:
+            self._pods_trouble = None
+
+    async def _fetch(self, pods: Source) -> list[View]:
+        return await pods.views()
+
+    def _pods_failed(self, at: float, error: Exception) -> None:
+        """Show that the others are not known; what was known of them is old, and goes."""
+        self._others = []
+        self._tell("pods", logging.WARNING, "the other pods are not known: %r", error)
+        since = at if self._pods_trouble is None else self._pods_trouble["since"]
+        self._pods_trouble = {
+            "id": "dashboard/pods",
+            "tone": "warn",
+            "where": "dashboard",
+            "what": f"The other pods cannot be asked for ({type(error).__name__}).",
+            "advice": "Only this pod is shown. Look at the store that the pods share.",
+            "since": since,
+        }
+
+    def _usable(self, views: Any) -> list[View]:
+        """Return those that are views, of pods other than this one, each pod once."""
+        if not isinstance(views, list):
+            raise TypeError(f"views() returned {type(views).__name__}, not a list")
+        own = self.watcher.view
+        names = {own["pod"]["name"]} if own is not None else set()
+        usable: list[View] = []
+        for told in views[:MOST_PODS]:
+            try:
+                view = cast("View", told) if self._checked else _checked(told)
+            except ValueError as error:
+                self._tell("view", logging.WARNING, "a pod's view is left out: %s", error)
+                continue
+            name = view["pod"]["name"]
+            if name not in names:
+                names.add(name)
+                usable.append(view)
+        return sorted(usable, key=lambda view: view["pod"]["name"])
+
+    def _remember(self) -> None:
+        """Add what is new of the others to their past, and forget who is not there any more."""
+        kept = {view["pod"]["name"]: view for view in self._others[:MOST_PASTS]}
+        self._pasts = {name: self._pasts.get(name) or Tracks() for name in kept}
+        self._last_at = {name: at for name, at in self._last_at.items() if name in kept}
+        for name, view in kept.items():
+            if view["at"] > self._last_at.get(name, 0.0):
+                self._last_at[name] = view["at"]
+                self._pasts[name].add(view)
+
+
+def _checked(told: Any) -> View:
+    """Return a view of a source that is somebody else's, or raise ValueError."""
+    view = valid_view(told)
+    age, gone = told.get("age"), told.get("gone")
+    if _is_number(age):
+        view["age"] = age
+    if _is_number(gone):
+        view["gone"] = gone
+    return view
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and isfinite(value)
+
+
+def _member(name: str, value: Any) -> bytes:
+    return to_json(name) + b":" + to_json(value)
+
+
+def _goes_away() -> bool:
+    """Tell whether this service is told to stop: a server waits for its streams before it does."""
+    for thing, entry in registry.entered():
+        if entry.kind == "lifecycle" and getattr(thing, "state", "") == "draining":
+            return True
+    import signal
+
+    # Uvicorn tells nobody, but who handles its signal can be asked.
+    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    return getattr(server, "should_exit", False) is True

@@ -1,0 +1,92 @@
+"""How fast counters move: from what they say at each look to how many a second.
+
+Promises: the first look at a counter tells 0. One that fell (what it counts was made anew) counts
+from 0. Time that did not pass is not divided by: two looks at one instant compare with the same
+earlier one. Nothing is remembered of what is not looked at any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from itertools import islice
+from typing import Any, Final
+
+from seawall.dashboard._bounds import number
+
+RECENT: Final = 5.0
+"""Seconds that count as now: a rule that looked at one second would flicker."""
+
+LONG: Final = 20.0
+"""Seconds for which counters are remembered: shares of calls that come seldom need as much."""
+
+MOST_LOOKS: Final = 64
+"""Looks that are remembered, however often somebody looks."""
+
+
+class Moves:
+    """The counters of the last looks. For one thread at a time."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._now = 0.0
+        self._current: dict[Hashable, float] | None = None
+        self._past: deque[tuple[float, dict[Hashable, float]]] = deque(maxlen=MOST_LOOKS)
+        self._recent = 0
+        """Where in the past "lately" begins."""
+
+    def __repr__(self) -> str:
+        return f"<Moves of {len(self._current or ())} counters, {len(self._past)} looks back>"
+
+    def begin(self, now: float) -> None:
+        """Look again, at `now` of a monotonic clock; one that goes back stands still."""
+        now = max(now, self._now)
+        if self._current is not None and now > self._now:
+            self._past.append((self._now, self._current))
+        self._now, self._current = now, {}
+        # One from before stays: to compare with.
+        while len(self._past) > 1 and self._past[1][0] <= now - LONG:
+            self._past.popleft()
+        self._recent = sum(at <= now - RECENT for at, _ in self._past) - 1
+
+    def rate(self, key: Hashable, value: Any) -> float:
+        """Note what a counter says now; return how many a second since the last look."""
+        told = max(number(value), 0.0)
+        if self._current is None:
+            self._current = {}
+        self._current[key] = told
+        if not self._past:
+            return 0.0
+        at, before = self._past[-1]
+        return _moved(before.get(key), told) / (self._now - at)
+
+    @property
+    def span(self) -> float:
+        """The seconds that `lately` looks back: about `RECENT`, less if there is less to see."""
+        return self._now - self._past[max(0, self._recent)][0] if self._past else RECENT
+
+    def lately_rate(self, key: Hashable) -> float:
+        """Return how many a second a counter has grown by lately."""
+        return self.lately(key) / self.span
+
+    def lately(self, key: Hashable) -> float:
+        """Return by how much a counter that was noted in this look has grown lately."""
+        return self._grown(key, max(0, self._recent))
+
+    def for_long(self, key: Hashable) -> float:
+        """Return by how much it has grown within the last `LONG` seconds."""
+        return self._grown(key, 0)
+
+    def _grown(self, key: Hashable, since: int) -> float:
+        told = None if self._current is None else self._current.get(key)
+        if told is None:
+            return 0.0
+        looks = islice(self._past, since, None)
+        first = next((before[key] for _, before in looks if key in before), None)
+        return _moved(first, told)
+
+
+def _moved(before: float | None, now: float) -> float:
+    if before is None:
+        return 0.0
+    return now - before if now >= before else now

@@ -1,0 +1,109 @@
+"""Everything beside the guards, by section: limits, queues, outboxes, pools, stores, health...
+
+Pure but for the counters in `Moves`. Rows are bounded, and each has a name that no other row of
+its kind has. Nothing raises, whatever a snapshot holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from seawall.dashboard._bounds import LONGEST_NAME, LONGEST_WORD, MOST_FACTS, MOST_ROWS, shown
+from seawall.dashboard._layers import fact
+from seawall.dashboard._lines import Line, guard_limits, line_of, request_limits
+from seawall.dashboard._moves import Moves
+from seawall.dashboard.views import Row
+
+Seen = Mapping[str, Any]
+Snapshot = Mapping[str, Iterable[Seen]]
+
+SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "Service": ("health", "lifecycle", "ladder", "watchdog"),
+    "Limits": ("request_limits",),
+    "Queues": ("queue", "worker", "channel", "serializer"),
+    "Outbox and jobs": (
+        "outbox",
+        "dispatcher",
+        "jobs",
+        "job_worker",
+        "jobs_api",
+        "later",
+        "later_worker",
+    ),
+    "Pools and executors": ("pool", "executor"),
+    "Stores and leases": ("store", "lease"),
+    "Upstreams": ("upstreams", "models"),
+    "Once only": (
+        "idempotency",
+        "idempotent_requests",
+        "inbox",
+        "fifo_sender",
+        "fifo_receiver",
+    ),
+}
+"""What is shown where, in this order; kinds that are not here come last."""
+
+OTHERS: Final = "Others"
+NOT_ROWS: Final = frozenset({"guard", "edge"})
+"""They are shown as guards."""
+
+
+def sections_of(snapshot: Snapshot, moves: Moves) -> tuple[dict[str, list[Row]], int]:
+    """Return what is shown by section, and how many rows were left out since there are too many."""
+    place = {kind: title for title, kinds in SECTIONS.items() for kind in kinds}
+    sections: dict[str, list[Row]] = {title: [] for title in (*SECTIONS, OTHERS)}
+    names: dict[str, int] = {}
+    rows, left_out = 0, 0
+    for title, kind, name, line in _lines(snapshot, moves, place):
+        if rows >= MOST_ROWS:
+            left_out += 1
+            continue
+        rows += 1
+        sections[title].append(_row(kind, name, line, names))
+    return {title: section for title, section in sections.items() if section}, left_out
+
+
+def _lines(
+    snapshot: Snapshot, moves: Moves, place: Mapping[str, str]
+) -> Iterator[tuple[str, str, str, Line]]:
+    for guard in things(snapshot, "guard"):
+        for kind, name, line in guard_limits(guard, moves):
+            yield "Limits", kind, name, line
+    order = {kind: number for number, kind in enumerate(place)}
+    for kind in sorted(map(str, snapshot), key=lambda kind: order.get(kind, len(order))):
+        if kind in NOT_ROWS:
+            continue
+        for thing in things(snapshot, kind):
+            title, name = place.get(kind, OTHERS), str(thing.get("name", ""))
+            if kind == "request_limits":
+                for limit, line in request_limits(name, thing, moves):
+                    yield title, kind, limit, line
+            else:
+                yield title, kind, name, line_of(kind, name, thing, moves)
+
+
+def things(snapshot: Snapshot, kind: str) -> list[Seen]:
+    """Return what there is of a kind, and can be read."""
+    known = snapshot.get(kind, ())
+    if not isinstance(known, (list, tuple)):
+        return []
+    return [thing for thing in known if isinstance(thing, Mapping)]
+
+
+def _row(kind: str, name: str, line: Line, names: dict[str, int]) -> Row:
+    """Return the row; what has the name of another of its kind gets a number."""
+    title = shown(name, LONGEST_NAME - 8)
+    key = f"{kind}/{title}"
+    names[key] = names.get(key, 0) + 1
+    if names[key] > 1:
+        title = f"{title} {names[key]}"
+    return Row(
+        kind=shown(kind, LONGEST_WORD),
+        name=title,
+        tone=line.tone,
+        state=shown(line.state, LONGEST_WORD),
+        facts=[fact(*one) for one in line.facts[:MOST_FACTS]],
+        gauge=None if line.gauge is None else round(min(1.0, max(0.0, line.gauge)), 3),
+        track=None if line.track is None else round(line.track, 3),
+    )

@@ -1,0 +1,164 @@
+"""Live: one sampler for all who look, and a stream for each of them.
+
+Promises: a sample is taken and written as JSON once, however many look; who is slow gets the newest
+and skips the rest, nothing is queued for anybody; a stream ends when its client goes away, does not
+take what it is sent, may look no more, or the service goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+from seawall.dashboard._answers import SAFE, Refusal, to_json
+from seawall.web.sending import Send
+
+ASKED_AGAIN: Final = 30.0
+"""Seconds after which who looks on is asked about again."""
+
+HEARTBEAT: Final = 15.0
+"""Seconds without news after which a comment is sent, so that nobody takes the stream for dead."""
+
+TAKEN_WITHIN: Final = 30.0
+"""Seconds in which a client has to take what it is sent."""
+
+BEGIN: Final = b"retry: 2000\n\n"
+_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"x-accel-buffering", b"no"),
+    *SAFE,
+]
+
+
+class Frame(NamedTuple):
+    """One moment, ready to be sent: all that is the same for everybody, as JSON."""
+
+    number: int
+    title: bytes
+    at: bytes
+    views: bytes
+    extra: bytes
+
+    def message(self, operator: str | None, history: bytes = b"null") -> bytes:
+        """Return the message for one who looks."""
+        return b'{"title":%b,"at":%b,"operator":%b,"views":%b,"history":%b,"extra":%b}' % (
+            self.title,
+            self.at,
+            to_json(operator),
+            self.views,
+            history,
+            self.extra,
+        )
+
+
+class Broadcast:
+    """The newest frame, and a way to wait for the next one; of one event loop."""
+
+    def __init__(self) -> None:
+        """Have no frame yet."""
+        self.frame: Frame | None = None
+        self.over = False
+        """Whether there will be no more: streams end."""
+        self._next: asyncio.Future[None] | None = None
+
+    def publish(self, frame: Frame) -> None:
+        """Have a new frame, and wake all who wait for one."""
+        self.frame = frame
+        self._wake()
+
+    def end(self) -> None:
+        """Let there be no more frames."""
+        self.over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waited, self._next = self._next, None
+        if waited is not None and not waited.done():
+            waited.set_result(None)
+
+    def beyond(self, number: int) -> asyncio.Future[None]:
+        """Return what is done when there is a frame after that `number`, or no more of them.
+
+        It is shared by all who wait: whoever gives up leaves it alone.
+        """
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        if self.over or (self.frame is not None and self.frame.number > number):
+            done = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
+        return self._next
+
+
+class Stream:
+    """What one who looks is sent."""
+
+    def __init__(
+        self,
+        broadcast: Broadcast,
+        send: Send,
+        ask: Callable[[], Awaitable[str | None]],
+        history: Callable[[], bytes],
+    ) -> None:
+        """Send by `send`; `ask()` returns the operator's name, or raises `Refusal`."""
+        self._broadcast = broadcast
+        self._send = send
+        self._ask = ask
+        self._history = history
+
+    async def run(self, receive: Callable[[], Awaitable[Any]], operator: str | None) -> None:
+        """Send until it ends, for whatever reason."""
+        start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
+        await self._send(start)
+        gone = asyncio.create_task(_until_gone(receive))
+        try:
+            if await self._take(BEGIN):
+                await self._follow(gone, operator)
+            if not gone.done():
+                await self._take(b"", more=False)
+        finally:
+            gone.cancel()
+            await asyncio.wait([gone])
+            if not gone.cancelled():
+                gone.exception()  # seen: a server that fails to tell has lost its client
+
+    async def _follow(self, gone: asyncio.Task[None], operator: str | None) -> None:
+        loop = asyncio.get_running_loop()
+        broadcast = self._broadcast
+        number, first = -1, True
+        asked_again = loop.time() + ASKED_AGAIN
+        while not gone.done():
+            news = broadcast.beyond(number)
+            await asyncio.wait({gone, news}, timeout=HEARTBEAT, return_when="FIRST_COMPLETED")
+            if gone.done() or broadcast.over:
+                return
+            if loop.time() >= asked_again:
+                try:
+                    operator = await self._ask()
+                except Refusal:
+                    return
+                asked_again = loop.time() + ASKED_AGAIN
+            frame = broadcast.frame
+            if frame is None or frame.number <= number:
+                sent = b": still here\n\n"
+            else:
+                history = self._history() if first else b"null"
+                sent = b"event: message\ndata: %b\n\n" % frame.message(operator, history)
+                number, first = frame.number, False
+            if not await self._take(sent):
+                return
+
+    async def _take(self, body: bytes, *, more: bool = True) -> bool:
+        """Send a part; False if the client is gone, or does not take it."""
+        try:
+            async with asyncio.timeout(TAKEN_WITHIN):
+                await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        except (OSError, TimeoutError):
+            return False
+        return True
+
+
+async def _until_gone(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,77 @@
+"""Numbers in words, short enough for a small screen."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from seawall.dashboard._bounds import LONGEST_NAME, number, shown
+
+_MINUTE: Final = 60.0
+_HOUR: Final = 3600.0
+_DAY: Final = 86400.0
+
+
+def seconds(value: Any) -> str:
+    """Return a time such as "0.4 ms", "120 ms", "0.5 s", "15 s", "3 min" or "2 h"."""
+    told = number(value)
+    if abs(told) < 0.1:  # noqa: PLR2004 - where milliseconds are easier to read
+        return f"{told * 1000:.3g} ms" if told else "0 s"
+    if abs(told) < 2 * _MINUTE:
+        return f"{told:.3g} s"
+    if abs(told) < 2 * _HOUR:
+        return f"{told / _MINUTE:.3g} min"
+    if abs(told) < 2 * _DAY:
+        return f"{told / _HOUR:.3g} h"
+    return f"{amount(round(told / _DAY))} days"
+
+
+def share(value: Any) -> str:
+    """Return a share of one such as "10 %"."""
+    return f"{number(value) * 100:.3g} %"
+
+
+def amount(value: Any) -> str:
+    """Return a number as it is said: whole ones whole, others with three digits."""
+    told = number(value)
+    return str(int(told)) if told == int(told) else f"{told:.3g}"
+
+
+def truth(value: bool) -> str:  # noqa: FBT001 - it is what is said
+    """Return yes or no."""
+    return "yes" if value else "no"
+
+
+def rate(value: Any) -> str:
+    """Return how many a second."""
+    return f"{number(value):.3g}/s"
+
+
+def several(value: Any, one: str, many: str | None = None) -> str:
+    """Return how many of something there are: "1 call", "3 calls"."""
+    told = amount(value)
+    return f"{told} {one if told == '1' else many or one + 's'}"
+
+
+def use(used: Any, of: Any) -> str:
+    """Return how much of something is used: "3 of 20 in use"."""
+    return f"{amount(used)} of {amount(of)} in use"
+
+
+def plainly(kind: str) -> str:
+    """Return the word of a program as one for people: "half_open" is "half open"."""
+    return shown(kind.replace("_", " "), LONGEST_NAME)
+
+
+def address(value: Any) -> str:
+    """Return where something is, without the name and password that a URL may hold."""
+    text = str(value)
+    try:
+        parts = urlsplit(text)
+        if "@" in parts.netloc:
+            text = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    except ValueError:
+        text = "(an address that cannot be read)"
+    if "@" in text:  # no URL, yet there may be a password in it
+        text = text.rpartition("@")[2]
+    return shown(text.partition("?")[0], LONGEST_NAME)

@@ -1,0 +1,379 @@
+"""The dashboard: an ASGI app that shows this process live, and lets operators act on it.
+
+    dashboard = Dashboard(allow=may_look)
+    app.mount("/seawall", dashboard)
+
+Promises: nobody looks whom `allow` or `local` does not let in, and a dashboard that would let
+everybody in is not made; nobody acts whom `operate` does not name; no page of another origin makes
+a browser act (`_csrf`); nothing that is shown can run as a script; whatever fails in a callback or
+in another pod, the page goes on.
+
+    GET  /             the page
+    GET  /page/<file>  its scripts and styles
+    GET  /events       a message each `every` seconds, as server-sent events
+    GET  /state        one message as JSON
+    GET  /session      who the operator is, and the token for what follows
+    POST /act          isolate or close a breaker, change a setting
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
+from urllib.parse import quote
+
+from seawall import _checks as check
+from seawall.clock import current_clock
+from seawall.dashboard import _assets
+from seawall.dashboard._acting import do_here, read_act, told
+from seawall.dashboard._answers import (
+    JSON,
+    Refusal,
+    forbidden,
+    send_answer,
+    send_refusal,
+    to_json,
+)
+from seawall.dashboard._auth import Ask, Door
+from seawall.dashboard._bodies import json_body
+from seawall.dashboard._csrf import Sessions
+from seawall.dashboard._live import Live
+from seawall.dashboard._sse import Stream
+from seawall.dashboard._visit import Visit
+from seawall.dashboard.views import View
+from seawall.runtime.mutex import survives_fork
+from seawall.web.request import path_below_root
+from seawall.web.sending import Send
+
+if TYPE_CHECKING:
+    from seawall.dashboard._watcher import Watcher
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+
+FIRST_WITHIN: Final = 10.0
+"""Seconds in which there has to be something to show."""
+
+ACT_WITHIN: Final = 10.0
+"""Seconds in which another pod has to have done what it was asked for."""
+
+
+class Pods(Protocol):
+    """Where the views of other pods come from; one with `act` can act on them, too."""
+
+    async def views(self) -> list[View]:
+        """Return the last view of each other pod."""
+        ...
+
+    async def act(self, pod: str, act: dict[str, Any]) -> str:
+        """Do it on that pod and return a sentence about it; raise if that is not possible."""
+        ...
+
+
+class Dashboard:
+    """Show this process, and the pods that it knows, to those who may look."""
+
+    _scripts: ClassVar[tuple[str, ...]] = ()
+    """Scripts and styles of a subclass, which its `_asset` returns: put into the page."""
+    _posts: ClassVar[tuple[str, ...]] = ()
+    """Further routes of a subclass, for its `_post`."""
+
+    def __init__(
+        self,
+        *,
+        allow: Ask | None = None,
+        local: bool = False,
+        operate: Ask | None = None,
+        origins: Sequence[str] | None = None,
+        shared: Any = None,
+        pods: Any = None,
+        pod: str | None = None,
+        title: str = "Seawall",
+        every: float = 1.0,
+        max_viewers: int = 64,
+        secret: str | bytes | None = None,
+    ) -> None:
+        """Let those look for whom `allow(visit)` is True; with `local`, only this machine.
+
+        `operate(visit)` returns the name of the operator, or None; without it nobody acts. Both may
+        be async. `origins` are the addresses at which browsers see it, if a proxy stands before it.
+        With `shared`, a store, the pods that share it are shown side by side; `pods` is a source of
+        one's own. Several pods behind one address need the same `secret`.
+        """
+        self._door = Door(allow, operate, local=local, clock=current_clock())
+        self._sessions = Sessions(secret, origins)
+        if shared is not None and pods is not None:
+            raise ValueError("shared and pods: give one of them; a store is a source of pods")
+        if pods is not None and (isinstance(pods, type) or not hasattr(pods, "views")):
+            raise TypeError(f"pods={pods!r}: pass an object with `async def views(self)`")
+        for name, text in (("title", title), ("pod", pod)):
+            if not (name == "pod" and text is None) and (not isinstance(text, str) or not text):
+                raise TypeError(f"{name}={text!r}: write text, such as {name}='orders'")
+        self.title = title
+        self.pod = pod
+        self.every = check.seconds("every", every)
+        self.max_viewers = check.count("max_viewers", max_viewers)
+        self._shared = shared
+        self._pods: Any = pods
+        self._acts_elsewhere = callable(getattr(pods, "act", None))
+        self._lives: dict[asyncio.AbstractEventLoop, Live] = {}
+        self._viewers: set[Stream] = set()
+        # The deadline of the request that begins the sampling is not that of the sampling.
+        self._context = copy_context()
+        survives_fork(self)
+
+    def __repr__(self) -> str:
+        who = "this machine" if self._door.local else "whom allow() lets in"
+        acts = "read only" if self._door.operate is None else "operate() says who acts"
+        return f"<Dashboard {self.title!r}: for {who}, {acts}, {len(self._viewers)} look>"
+
+    # What a subclass may have more of
+
+    def _asset(self, name: str) -> _assets.Asset | None:
+        """Return a file of the page, by its name."""
+        return _assets.assets().get(name)
+
+    async def _extra(self) -> dict[str, Any] | None:
+        """Return what is sent with each message, beside the views."""
+        return None
+
+    async def _post(self, name: str, body: Any, operator: str) -> dict[str, Any]:
+        """Do what was posted to one of `_posts`; ValueError is told to who asked."""
+        raise NotImplementedError
+
+    def _new_watcher(self) -> Watcher:
+        """Return what looks at this process."""
+        from seawall.dashboard._watcher import Watcher
+
+        return Watcher(pod=self.pod, every=self.every)
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        """Begin to sample: in the lifespan of the app that it is mounted in."""
+        self._door.check_exposure()
+        self._live()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the streams and the sampling of this event loop; the next look begins anew."""
+        live = self._lives.pop(asyncio.get_running_loop(), None)
+        if live is not None:
+            await live.stop()
+
+    def end_streams(self) -> None:
+        """Let all streams end, from any thread: before a server is told to stop.
+
+        Whoever looks is connected anew by the browser, if the service is still there.
+        """
+        for loop, live in list(self._lives.items()):
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(live.end_streams)
+
+    def _live(self) -> Live:
+        """Return what samples in this event loop, begun if it is not on."""
+        loop = asyncio.get_running_loop()
+        live = self._lives.get(loop)
+        if live is not None and live.on:
+            return live
+        for other in [known for known in self._lives if known.is_closed()]:
+            self._lives.pop(other, None)
+        live = self._lives[loop] = self._new_live()
+        return live
+
+    def _new_live(self) -> Live:
+        watcher = self._new_watcher()
+        closing: list[Any] = [watcher]
+        pods = self._pods
+        if self._shared is not None:
+            from seawall.dashboard.pods import StorePods
+
+            pods = StorePods(self._shared, watcher, every=self.every)
+            closing.insert(0, pods)
+        operates = self._door.operate is not None
+        return Live(
+            watcher,
+            pods,
+            title=self.title,
+            every=self.every,
+            operable=(operates, operates and self._acts_elsewhere),
+            extra=self._extra,
+            tell=self._door.tell,
+            closing=closing,
+            context=self._context.copy(),
+        )
+
+    def _after_fork(self) -> None:
+        """Know nothing of the parent's loop."""
+        self._lives = {}
+        self._viewers = set()
+
+    # Requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request; or the life of the app, if it is a whole one."""
+        kind = scope["type"]
+        if kind == "http":
+            await self._serve(scope, receive, send)
+        elif kind == "lifespan":
+            await self._lifespan(receive, send)
+        elif kind == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            raise RuntimeError(f"the dashboard answers HTTP requests, not {kind!r}")
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                try:
+                    await self.__aenter__()
+                except Exception as error:  # noqa: BLE001 - told to the server, which ends
+                    self._door.tell("start", logging.ERROR, "%s", error)
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    return
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.aclose()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        visit = Visit.of(scope)
+        head = visit.method == "HEAD"
+        try:
+            await self._door.admit(visit)
+            await self._route(visit, receive, send, head=head)
+        except Refusal as refusal:
+            await send_refusal(send, refusal, head=head)
+
+    async def _route(self, visit: Visit, receive: Receive, send: Send, *, head: bool) -> None:
+        path = path_below_root(visit.scope)
+        name = path.strip("/") if path.count("/") <= 2 else path  # noqa: PLR2004
+        if name == "act" or name in self._posts:
+            _expect(visit, "POST")
+            answer = await self._posted(name, visit, receive)
+            await send_answer(send, 200, JSON, to_json(answer))
+        elif name in _READS:
+            _expect(visit, "GET", "HEAD")
+            await getattr(self, _READS[name])(visit, receive, send, head=head)
+        else:
+            folder, _, file = path.removeprefix("/").partition("/")
+            asset = self._asset(file) if folder == "page" and file != _assets.INDEX else None
+            if asset is None:
+                raise Refusal(404, "Not found", "There is nothing here.")
+            _expect(visit, "GET", "HEAD")
+            await send_answer(send, 200, asset.kind, asset.body, head=head)
+
+    async def _page(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
+        path: str = visit.scope["path"]
+        if not path.endswith("/"):  # or the page would look for its files beside the mount
+            beside = f"./{quote(path.rpartition('/')[2])}/"
+            where = [(b"location", beside.encode())]
+            await send_answer(send, 307, b"text/plain", b"", more=where, head=head)
+            return
+        page = self._asset(_assets.INDEX)
+        if page is None:
+            raise Refusal(404, "Not found", "The files of the page are not installed.")
+        body = _assets.index(page.body, self._scripts)
+        await send_answer(send, 200, page.kind, body, head=head)
+
+    async def _session(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
+        operator = await self._door.operator(visit)
+        token, more = ("", []) if operator is None else self._sessions.open(visit, operator)
+        body = to_json({"operator": operator, "token": token})
+        await send_answer(send, 200, JSON, body, more=more, head=head)
+
+    async def _state(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
+        live = self._live()
+        operator = await self._door.operator(visit)
+        try:
+            async with asyncio.timeout(FIRST_WITHIN):
+                frame = await live.first()
+        except TimeoutError:
+            frame = None
+        if frame is None:
+            raise _unavailable("There is nothing to show yet.")
+        await send_answer(send, 200, JSON, frame.message(operator, live.history()), head=head)
+
+    async def _events(self, visit: Visit, receive: Receive, send: Send, *, head: bool) -> None:
+        if head:
+            await send_answer(send, 200, b"text/event-stream; charset=utf-8", b"", head=True)
+            return
+        if len(self._viewers) >= self.max_viewers:
+            raise _unavailable(f"{self.max_viewers} look already.")
+        live = self._live()
+
+        async def ask() -> str | None:
+            await self._door.admit(visit)
+            return await self._door.operator(visit)
+
+        stream = Stream(live.broadcast, send, ask, live.history)
+        self._viewers.add(stream)
+        try:
+            await stream.run(receive, await self._door.operator(visit))
+        finally:
+            self._viewers.discard(stream)
+
+    # Acting
+
+    async def _posted(self, name: str, visit: Visit, receive: Receive) -> dict[str, Any]:
+        operator = await self._door.operator(visit)
+        if operator is None:
+            raise forbidden("You may look, but not act.")
+        self._sessions.check(visit, operator)
+        body = await json_body(visit, receive)
+        if name != "act":
+            try:
+                return await self._post(name, body, operator)
+            except ValueError as error:
+                raise Refusal(422, "Unprocessable content", str(error)[:500]) from error
+        asked = read_act(body)
+        live = self._live()
+        view = live.watcher.sample()  # what is offered depends on how it is now
+        if asked.pod == view["pod"]["name"]:
+            done = do_here(asked, view, operator, visit.client)
+        else:
+            done = await self._act_elsewhere(asked._asdict())
+            told(asked, operator, visit.client)
+        live.hurry()
+        return {"done": done}
+
+    async def _act_elsewhere(self, asked: dict[str, Any]) -> str:
+        if not self._acts_elsewhere:
+            raise Refusal(
+                409,
+                "Conflict",
+                "Open that pod's own dashboard to act on it. A breaker that is shared follows on"
+                " all pods when it is changed on one.",
+            )
+        try:
+            async with asyncio.timeout(ACT_WITHIN):
+                return str(await self._pods.act(asked["pod"], asked))
+        except Refusal:
+            raise
+        except Exception as error:
+            self._door.tell("act", logging.WARNING, "a pod could not be acted on: %r", error)
+            raise Refusal(409, "Conflict", "That pod could not be acted on.") from error
+
+
+_READS: Final = {"": "_page", "events": "_events", "state": "_state", "session": "_session"}
+"""What is read, by path, and the method that answers."""
+
+
+def _expect(visit: Visit, *methods: str) -> None:
+    if visit.method not in methods:
+        refusal = Refusal(405, "Method not allowed", f"Write {' or '.join(methods)}.")
+        refusal.headers = [(b"allow", ", ".join(methods).encode())]
+        raise refusal
+
+
+def _unavailable(detail: str) -> Refusal:
+    return Refusal(503, "Service unavailable", detail, retry_after=5.0)

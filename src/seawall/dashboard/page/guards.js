@@ -1,0 +1,253 @@
+// The guards: a band for each name, and in it the pods side by side.
+
+import { Keyed, clean, make, number, rank, setAttribute, setHidden, setName, setText, setTone, shape, toneOf } from "./dom.js";
+import { amount, counted, latency, percent, roundUp, span } from "./format.js";
+import { fillLegend, highest, latencyChart, outcomesChart, statesChart, windowOf } from "./charts.js";
+import { OUTCOMES } from "./past.js";
+import { stackPart } from "./stack.js";
+
+const LATENCIES = ["p50", "p95", "p99"];
+
+// What is out of sight is brought up to date each so many turns, and at once if its state is another.
+const SELDOM = 5;
+
+// Within half a screen of what is seen, it is each turn.
+const near = new WeakMap();
+const watching = new IntersectionObserver(
+  (entries) => entries.forEach((entry) => near.set(entry.target, entry.isIntersecting)),
+  { rootMargin: "60% 100%" },
+);
+
+function figure(className, title, chart, below = []) {
+  const scale = make("span", "scale");
+  return {
+    scale,
+    node: make("figure", className, [
+      make("figcaption", "", [make("span", "figure-title", [title]), scale]),
+      chart.node,
+      ...below,
+    ]),
+  };
+}
+
+function numbers(names) {
+  const values = new Map();
+  const parts = names.map((name) => {
+    const value = make("dd");
+    values.set(name, value);
+    return make("div", name, [make("dt", "", [name]), value]);
+  });
+  return { node: make("dl", "numbers", parts), set: (name, text) => setText(values.get(name), text) };
+}
+
+/** One guard on one pod. */
+function cellPart() {
+  const mark = shape();
+  const pod = make("h4");
+  const stale = make("span", "tag stale", ["stale"]);
+  const state = make("span", "state-word");
+  const also = make("span", "also");
+  const strip = statesChart();
+  const stripFigure = figure("strip", "breaker", strip);
+  const outcomes = outcomesChart();
+  const rates = numbers(OUTCOMES);
+  const outcomesFigure = figure("outcomes", "calls a second", outcomes, [rates.node]);
+  const latencies = latencyChart();
+  const quantiles = numbers(LATENCIES);
+  const latencyFigure = figure("latency", "latency", latencies, [quantiles.node]);
+  const stack = stackPart();
+  const node = make("article", "cell", [
+    make("div", "cell-in", [
+      make("header", "cell-head", [pod, stale, make("span", "state-of", [mark.node, state]), also]),
+      make("div", "charts", [stripFigure.node, outcomesFigure.node, latencyFigure.node]),
+      stack.node,
+    ]),
+  ]);
+  watching.observe(node);
+  let turn = Math.floor(Math.random() * SELDOM);
+  let before = null;
+
+  function drawCharts({ guard, past, at, frame }, tops) {
+    const over = `over the last ${span(frame.length)}`;
+    setText(outcomesFigure.scale, `to ${amount(tops.calls)}`);
+    setText(latencyFigure.scale, `to ${latency(tops.seconds)}`);
+    strip.update(at, past.breaker, frame);
+    const told = OUTCOMES.map((name) => `${amount(number(guard.rates?.[name]))} ${name}`).join(", ");
+    outcomes.update(at, past, frame, tops.calls, `Calls a second ${over}; now ${told}`);
+    const now = `p50 ${latency(guard.p50)}, p99 ${latency(guard.p99)}`;
+    latencies.update(at, past, frame, tops.seconds, `Latency ${over}; now ${now}`);
+  }
+
+  return {
+    node,
+    close: () => watching.unobserve(node),
+    update(one, tops, alone) {
+      const { guard, view } = one;
+      const tone = toneOf(guard.tone);
+      const operable = view.operable && one.operator;
+      const now = [tone, guard.state, guard.breaker, view.stale, operable, alone].join(" ");
+      turn += 1;
+      if (near.get(node) === false && now === before && turn % SELDOM) return;
+      before = now;
+      mark.set(tone);
+      setTone(node, tone);
+      setName(pod, view.pod.name, 80);
+      setAttribute(pod, "class", alone ? "hidden-text" : "pod-name");
+      setHidden(stale, !view.stale);
+      setAttribute(node, "data-stale", view.stale ? "yes" : "no");
+      setName(state, wordOf(guard), 60);
+      const retries = number(guard.rates?.retries);
+      const parts = [`${percent(number(guard.error_ratio))} errors`];
+      if (retries > 0) parts.push(`${amount(retries)} retries/s`);
+      setText(also, parts.join(" · "));
+      for (const name of OUTCOMES) rates.set(name, amount(number(guard.rates?.[name])));
+      for (const name of LATENCIES) quantiles.set(name, latency(guard[name]));
+      setHidden(stripFigure.node, one.past.breaker.every((known) => known === null));
+      stack.update(guard, { pod: view.pod.name, guard: guard.name, operable });
+      drawCharts(one, tops);
+    },
+  };
+}
+
+/** How a guard is, in a word or two: of several things that are wrong, its open breaker. */
+function wordOf(guard) {
+  const broken = toneOf(guard.tone) === "bad" && (guard.breaker === "open" || guard.breaker === "isolated");
+  return broken ? guard.breaker : clean(guard.state, 60);
+}
+
+function bandSummary(cells) {
+  const worst = cells.reduce((a, b) => (rank(toneOf(b.guard.tone)) > rank(toneOf(a.guard.tone)) ? b : a));
+  const word = wordOf(worst.guard);
+  const same = cells.filter((one) => wordOf(one.guard) === word).length;
+  const where = cells.length === 1 ? "" : same === cells.length ? " on all pods" : ` on ${same} of ${cells.length} pods`;
+  const calls = cells.reduce((sum, one) => sum + OUTCOMES.reduce((all, name) => all + number(one.guard.rates?.[name]), 0), 0);
+  return { tone: toneOf(worst.guard.tone), state: word + where, calls };
+}
+
+/** One guard on all pods that have it. */
+function bandPart(first) {
+  const mark = shape();
+  const name = make("h3", "band-name");
+  const edge = make("span", "tag", ["edge"]);
+  const state = make("span", "band-state");
+  const calls = make("span", "band-calls");
+  const cells = make("div", "cells");
+  const keyed = new Keyed(cells, cellPart);
+  const node = make(
+    "section",
+    "band",
+    [make("header", "band-head", [mark.node, name, edge, state, calls]), cells],
+    { tabindex: "-1" },
+  );
+  node.dataset.guard = clean(first.name, 80);
+  return {
+    node,
+    update(band) {
+      const { tone, state: word, calls: sum } = bandSummary(band.cells);
+      mark.set(tone);
+      setTone(node, tone);
+      setName(name, band.name, 120);
+      setAttribute(node, "aria-label", clean(`${band.name}: ${word}`));
+      setHidden(edge, !band.cells.some((one) => one.guard.edge));
+      setText(state, word);
+      setText(calls, `${amount(sum)} calls/s`);
+      // One scale for all pods: what is side by side is to be compared.
+      const tops = {
+        calls: roundUp(Math.max(...band.cells.map((one) => highest(OUTCOMES.map((each) => one.past[each]))))),
+        seconds: roundUp(Math.max(...band.cells.map((one) => Math.max(highest([one.past.p99]), highest([one.past.p50]))))),
+      };
+      setAttribute(node, "data-pods", band.cells.length > 1 ? "several" : "one");
+      keyed.update(band.cells, (one) => one.view.pod.name, tops, band.alone);
+    },
+  };
+}
+
+function jumpPart(band, openBand) {
+  const mark = shape();
+  const name = make("span", "jump-name");
+  const button = make("button", "jump-one", [mark.node, name], { type: "button" });
+  button.addEventListener("click", () => openBand(band.name));
+  return {
+    node: button,
+    update(now) {
+      const { tone, state } = bandSummary(now.cells);
+      mark.set(tone);
+      setTone(button, tone);
+      setName(name, now.name, 60);
+      setAttribute(button, "aria-label", clean(`${now.name}: ${state}`));
+    },
+  };
+}
+
+/** Bring the views of pods together by guard: edges first, then by name. */
+function bandsOf(views, pasts, now, operator) {
+  const bands = new Map();
+  for (const view of views) {
+    const past = pasts.of(view.pod.name);
+    const frame = windowOf(now, view.every);
+    for (const guard of view.guards) {
+      const known = past.guards.get(guard.name);
+      if (!known) continue;
+      if (!bands.has(guard.name)) bands.set(guard.name, { name: guard.name, edge: guard.edge, cells: [] });
+      bands.get(guard.name).cells.push({ guard, view, past: known, at: past.at, frame, operator });
+    }
+  }
+  const sorted = [...bands.values()].sort(
+    (a, b) => Number(Boolean(b.edge)) - Number(Boolean(a.edge)) || (a.name < b.name ? -1 : 1),
+  );
+  for (const band of sorted) band.alone = views.length === 1;
+  return sorted;
+}
+
+/** The whole part of the page. */
+export function guardsPart() {
+  const byId = (id) => document.getElementById(id);
+  const filter = byId("filter");
+  const none = byId("no-guards");
+  const keyed = new Keyed(byId("bands"), bandPart);
+  const jump = new Keyed(byId("jump"), (band) => jumpPart(band, openBand));
+  let bands = [];
+  fillLegend(byId("legend"));
+
+  function openBand(name) {
+    const part = keyed.parts.get(name);
+    part?.node.focus({ preventScroll: true });
+    part?.node.scrollIntoView({ block: "start" });
+  }
+
+  function applyFilter() {
+    const wanted = filter.value.trim().toLowerCase();
+    let left = 0;
+    for (const band of bands) {
+      const hidden = !band.name.toLowerCase().includes(wanted);
+      left += hidden ? 0 : 1;
+      setHidden(keyed.parts.get(band.name).node, hidden);
+      setHidden(jump.parts.get(band.name).node, hidden);
+    }
+    setHidden(none, left > 0);
+    setText(
+      none,
+      bands.length
+        ? "No guard has that in its name."
+        : "No guards yet. Make one in the service, Guard(\"vendor\", ...) or Guard.standard(\"vendor\", ...), and it is drawn here with its stack.",
+    );
+  }
+
+  filter.addEventListener("input", applyFilter);
+
+  return {
+    /** The bands that are not filtered out, in order. */
+    shown: () => [...byId("bands").children].filter((node) => !node.hidden),
+    update(message, pasts) {
+      bands = bandsOf(message.views, pasts, message.at, message.operator !== null);
+      keyed.update(bands, (band) => band.name);
+      jump.update(bands, (band) => band.name);
+      setHidden(byId("jump"), bands.length < 2);
+      setHidden(filter.parentElement, bands.length < 2);
+      setHidden(byId("legend"), bands.length === 0);
+      setText(byId("guards-title"), bands.length ? counted(bands.length, "guard") : "Guards");
+      applyFilter();
+    },
+  };
+}
+

@@ -1,0 +1,117 @@
+// The last minutes of each pod: what the first message brought, and what came since.
+//
+// All lists of a pod have a point for each of its samples, the newest at the end; null where
+// something was not there.
+
+import { number } from "./dom.js";
+
+export const KEEP = 180;
+export const OUTCOMES = ["succeeded", "degraded", "failed", "rejected"];
+const NUMBERS = [...OUTCOMES, "p50", "p99"];
+
+function point(value) {
+  return number(value, null);
+}
+
+/** The end of `given`, as long as `length`: what is missing at the front is null. */
+function fitted(given, length, read) {
+  const values = Array.isArray(given) ? given.slice(-length).map(read) : [];
+  return [...new Array(length - values.length).fill(null), ...values];
+}
+
+const state = (value) => (typeof value === "string" ? value : null);
+
+class GuardPast {
+  constructor(length, track = {}) {
+    for (const name of NUMBERS) this[name] = fitted(track[name], length, point);
+    this.breaker = fitted(track.breaker, length, state);
+  }
+
+  add(guard) {
+    for (const name of OUTCOMES) this[name].push(point(guard?.rates?.[name]));
+    this.p50.push(point(guard?.p50));
+    this.p99.push(point(guard?.p99));
+    this.breaker.push(state(guard?.breaker));
+  }
+
+  drop() {
+    for (const name of NUMBERS) this[name].shift();
+    this.breaker.shift();
+  }
+}
+
+/** What is known of one pod's last samples. */
+export class Past {
+  constructor(history = null) {
+    const at = Array.isArray(history?.at) ? history.at.slice(-KEEP).map((one) => number(one)) : [];
+    this.at = at;
+    this.guards = new Map();
+    this.rows = new Map();
+    for (const [name, track] of Object.entries(history?.guards ?? {})) {
+      this.guards.set(name, new GuardPast(at.length, track ?? {}));
+    }
+    for (const [name, track] of Object.entries(history?.rows ?? {})) {
+      this.rows.set(name, fitted(track, at.length, point));
+    }
+  }
+
+  /** Add a sample; one that is known already, or older, is left out. */
+  add(view) {
+    const at = number(view.at);
+    if (this.at.length && at <= this.at[this.at.length - 1]) return;
+    const before = this.at.length;
+    this.at.push(at);
+    const guards = new Map();
+    for (const guard of view.guards) guards.set(guard.name, guard);
+    for (const name of guards.keys()) {
+      if (!this.guards.has(name)) this.guards.set(name, new GuardPast(before));
+    }
+    for (const [name, past] of this.guards) past.add(guards.get(name));
+    const rows = new Map();
+    for (const section of Object.values(view.sections)) {
+      for (const row of section) rows.set(`${row.kind}/${row.name}`, row);
+    }
+    for (const name of rows.keys()) {
+      if (!this.rows.has(name)) this.rows.set(name, new Array(before).fill(null));
+    }
+    for (const [name, past] of this.rows) past.push(point(rows.get(name)?.track));
+    if (this.at.length > KEEP) this.#drop();
+  }
+
+  #drop() {
+    this.at.shift();
+    for (const [name, past] of this.guards) {
+      past.drop();
+      if (past.succeeded.every((one) => one === null)) this.guards.delete(name);
+    }
+    for (const [name, past] of this.rows) {
+      past.shift();
+      if (past.every((one) => one === null)) this.rows.delete(name);
+    }
+  }
+}
+
+/** The pasts of all pods. */
+export class Pasts {
+  constructor() {
+    this.pods = new Map();
+  }
+
+  /** Take in a message: its history replaces what is known, its views add to it. */
+  take(message) {
+    for (const [pod, history] of Object.entries(message.history ?? {})) {
+      this.pods.set(pod, new Past(history));
+    }
+    const alive = new Set();
+    for (const view of message.views) {
+      alive.add(view.pod.name);
+      if (!this.pods.has(view.pod.name)) this.pods.set(view.pod.name, new Past());
+      this.pods.get(view.pod.name).add(view);
+    }
+    for (const pod of this.pods.keys()) if (!alive.has(pod)) this.pods.delete(pod);
+  }
+
+  of(pod) {
+    return this.pods.get(pod) ?? new Past();
+  }
+}

@@ -1,0 +1,381 @@
+"""Pods side by side: each tells its view through the store that they share, and reads the others'.
+
+    pods = StorePods(store, Watcher())  # what Dashboard(shared=store) does
+    others = await pods.views()
+
+Promises: a pod costs the store one script call a second while somebody looks, and one in five
+seconds while nobody does; what is rare and matters is told at once. Nothing here delays a call:
+telling is done in the background, and takes a fiftieth of a processor's time at most, or two while
+much happens. While the store is away nothing is told, and `views` raises
+`StoreUnavailable`. A pod that closes its store is gone at once; one that is killed is told to be
+gone for a minute, and then dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from threading import Thread
+from time import thread_time
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from seawall import _checks as check
+from seawall.clock import SYSTEM
+from seawall.dashboard._pods_wire import (
+    LARGEST,
+    Reply,
+    Seen,
+    arranged,
+    left_out,
+    pack,
+    read_reply,
+    unpack,
+)
+from seawall.errors import StoreUnavailable
+from seawall.runtime.durable_events import OutboxBlocked
+from seawall.runtime.edge_events import HealthChanged, HostEjected, HostRestored, LifecycleChanged
+from seawall.runtime.events import (
+    BreakerChanged,
+    LeaseChanged,
+    LevelChanged,
+    SettingsChanged,
+    StoreModeChanged,
+    subscribe,
+)
+from seawall.runtime.mutex import survives_fork
+from seawall.shared._core import StoreCore
+
+if TYPE_CHECKING:
+    from seawall.dashboard.views import View
+    from seawall.shared._background import Handle
+
+MOST: Final = 64
+"""So many other pods are shown; of more it is told how many there are."""
+
+KNOWN: Final = 1000
+"""So many pods are remembered in the store."""
+
+REMEMBERED: Final = 75_000_000
+"""Microseconds for which a pod that tells nothing is remembered: long enough to say it is gone."""
+
+ALTOGETHER: Final = 2 * 1024 * 1024
+"""Bytes of all views that are read at once."""
+
+LOOKED_AT: Final = 15_000
+"""Milliseconds for which somebody looks who has just looked."""
+
+UNSEEN: Final = 5.0
+"""Seconds between two views while nobody looks."""
+
+TOGETHER: Final = 0.05
+"""Seconds between what happens and telling of it: what happens meanwhile is told with it."""
+
+APART: Final = 0.25
+"""Seconds between two views at least, however much happens."""
+
+SHARE: Final = 0.02
+"""The part of one processor's time that may be spent on this."""
+
+HEAVY: Final = 0.002
+"""Seconds: what takes longer is done beside the background thread."""
+
+PATIENCE: Final = 1.0
+"""Seconds to wait for the store when telling: nobody waits for it."""
+
+LEAVING: Final = 0.3
+"""The same at the end, when others wait to be closed."""
+
+READING: Final = 0.5
+"""Seconds to wait for it at least when reading: an answer of this size may take longer than a small
+one, and a late one would count as a failure of the store, also for those who ask it for more."""
+
+SETTLING: Final = 3.0
+"""Seconds after an outage in which nobody is taken for gone: they have to find the store first."""
+
+RARE: Final = (
+    BreakerChanged,
+    HealthChanged,
+    HostEjected,
+    HostRestored,
+    LeaseChanged,
+    LevelChanged,
+    LifecycleChanged,
+    OutboxBlocked,
+    SettingsChanged,
+    StoreModeChanged,
+)
+"""What is told at once."""
+
+_of_parents: list[object] = []
+"""Tasks of a parent process's loop, which must not be collected in the child."""
+
+
+class Watched(Protocol):
+    """What shows this pod: a `Watcher`."""
+
+    @property
+    def view(self) -> View | None:
+        """The last view."""
+
+    def sample(self) -> View:
+        """Look again, and return what is seen."""
+
+
+class StorePods:
+    """The other pods, through the store that is shared with them."""
+
+    def __init__(self, store: StoreCore, watcher: Watched, *, every: float = 1.0) -> None:
+        """Begin to tell what `watcher` sees of this pod, every so many seconds."""
+        if not isinstance(store, StoreCore):
+            raise TypeError(f"StorePods({store!r}, ...): pass the RedisStore that the pods share")
+        if not callable(getattr(watcher, "sample", None)):
+            raise TypeError(f"StorePods(..., {watcher!r}): pass the Watcher of this pod")
+        self._every = check.seconds("every", every)
+        self._store = store
+        self._watcher = watcher
+        self._keys = [store.key("views", "all", *part) for part in ((), ("told",), ("looked",))]
+        self._closed = False
+        self._known: dict[str, tuple[bytes, View | str]] = {}
+        self._latest: tuple[float, list[View]] = (0.0, [])
+        self._unread_since = self._more_since = 0.0
+        self._settled_at = 0.0
+        self._begin_anew()
+        self._stops: list[Callable[[], object]] = []
+        self._handle: Handle = store.every(self._every, self._tick)
+        self._stops += [subscribe(self._on_event, *RARE), store.watch(self._on_store)]
+        store.at_close(self._at_close)
+        survives_fork(self)
+        self._start()
+
+    def _begin_anew(self) -> None:
+        self._running = self._rushed = self._told = self._looked_at = False
+        self._due = 0.0
+        self._cost = HEAVY  # seconds of the processor's time that the last one took; as yet unknown
+        self._rushed_at = 0.0
+        self._last = float("-inf")
+        self._alarm: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[Any] | None = None
+        self._seen: View | None = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "looked at" if self._looked_at else "nobody looks"
+        return f"<StorePods of {self._store!r}: {state}>"
+
+    # Reading
+
+    async def views(self) -> list[View]:
+        """Return the last views of the other pods, by name; from any event loop.
+
+        Each has its `age`, and one that is gone since when. What cannot be read, or has no place,
+        is told in the troubles of a view of its own. Raises `StoreUnavailable`.
+        """
+        self._start()
+        args: list[str | int] = ["read", self._store.pod, REMEMBERED, MOST]
+        args += [LARGEST, ALTOGETHER, LOOKED_AT]
+        patience = max(READING, self._store.timeout)
+        reply = read_reply(await self._store.acall("views", self._keys, args, patience))
+        seen, unread = await self._read(reply)
+        own = self._watcher.view
+        views = arranged(
+            seen,
+            reply.now,
+            None if own is None else own["pod"]["name"],
+            believing=SYSTEM.now() < self._settled_at,
+        )
+        views = [*self._left_out(reply, unread), *views]
+        self._latest = SYSTEM.now(), views
+        return list(views)
+
+    async def _read(self, reply: Reply) -> tuple[list[Seen], list[str]]:
+        """Return what could be read, and what is wrong with the rest; what is known is not read."""
+        known = self._known
+        fresh: dict[str, tuple[bytes, View | str]] = {}
+        seen: list[Seen] = []
+        unread: list[str] = []
+        for pod, at, data in reply.told[:MOST]:
+            last = known.get(pod)
+            if last is not None and last[0] == data:
+                fresh[pod] = last
+            else:
+                fresh[pod] = data, _view_or_reason(data)
+                await asyncio.sleep(0)  # noqa: TID251 - others' turn: a large one takes a while
+            view = fresh[pod][1]
+            if isinstance(view, str):
+                unread.append(view)
+            else:
+                seen.append(Seen(pod, at, view))
+        self._known = fresh
+        return seen, unread
+
+    def _left_out(self, reply: Reply, unread: list[str]) -> list[View]:
+        """Return a view that tells what is not shown, if there is anything."""
+        now, more = reply.now / 1e6, max(0, reply.others - len(reply.told[:MOST]))
+        self._unread_since = (self._unread_since or now) if unread else 0.0
+        self._more_since = (self._more_since or now) if more else 0.0
+        if not unread and not more:
+            return []
+        return [left_out(now, unread, more, (self._unread_since, self._more_since))]
+
+    def last_known(self) -> list[View]:
+        """Return what was read last, as old as it is by now: for while the store is away."""
+        at, views = self._latest
+        passed = SYSTEM.now() - at
+        return [{**view, "age": view.get("age", 0.0) + passed} for view in views]
+
+    # Telling
+
+    def close(self) -> None:
+        """Tell the others that this pod is gone, and no more; the store stays open."""
+        self._closed = True
+        self._stop_listening()
+        self._handle.soon()  # it leaves in its turn, after what is being told
+
+    def _stop_listening(self) -> None:
+        stops, self._stops = self._stops, []
+        for stop in stops:
+            stop()
+
+    def _start(self) -> None:
+        """Let the background thread run, also in a child process."""
+        if not self._running and not self._closed:
+            try:
+                self._store.start()
+            except StoreUnavailable:
+                return  # it was closed
+            self._running = True
+
+    def _on_event(self, _event: object) -> None:
+        self._start()
+        if not self._rushed:
+            self._rushed_at = SYSTEM.now()
+            self._rushed = True
+            self._handle.soon()
+
+    def _on_store(self, up: bool, _cause: str) -> None:  # noqa: FBT001 - a watcher's
+        if up:
+            self._settled_at = SYSTEM.now() + SETTLING
+            self._due = 0.0
+            self._handle.soon()
+
+    async def _tick(self) -> None:
+        """Tell this pod's view if it is time; in the background loop."""
+        if self._closed:
+            try:
+                await self._leave()
+            finally:
+                self._handle.stop()
+            return
+        wait = self._wait()
+        if wait <= 0:
+            if self._store.up:
+                await self._tell()
+        elif self._rushed:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = asyncio.get_running_loop().call_later(wait, self._handle.soon)
+
+    def _wait(self) -> float:
+        """Return in how many seconds it is time to tell the view."""
+        due = self._due
+        if self._rushed:
+            # What happens together is told together, and not too soon after what was told last.
+            apart = max(APART if self._looked_at else self._every, self._cost / SHARE / 2)
+            due = min(due, max(self._rushed_at + TOGETHER, self._last + apart))
+        return due - SYSTEM.now()
+
+    async def _tell(self) -> None:
+        began = self._last = SYSTEM.now()
+        rushed, self._rushed = self._rushed, False  # what happens from now on is for the next
+        pace = max(self._every, self._cost / SHARE, 0.0 if self._looked_at else UNSEEN)
+        # A tick is never exactly on time: one that comes a little early is the one that is meant.
+        early = self._every / 4
+        self._due = began + pace - early
+        data = await self._look(pace, afresh=rushed)
+        if self._closed:
+            return
+        self._told = True
+        self._looked_at = await self._ask("tell", PATIENCE, data) == 1
+        if self._looked_at:
+            self._due = min(self._due, began + max(self._every, self._cost / SHARE) - early)
+
+    async def _look(self, pace: float, *, afresh: bool) -> bytes:
+        """Return what is to be told; in a thread of its own if that takes long."""
+
+        def look() -> bytes:
+            began = thread_time()
+            view = self._watcher.view
+            if fresh := afresh or view is None or view is self._seen:  # nobody else has looked
+                view = self._watcher.sample()
+            self._seen = view
+            data = pack(view, pace)
+            if fresh:
+                self._cost = thread_time() - began
+            return data
+
+        return look() if self._cost < HEAVY else await _aside(look)
+
+    async def _leave(self, patience: float = PATIENCE) -> None:
+        if self._told:
+            self._told = False
+            await self._ask("leave", patience)
+
+    async def _ask(self, what: str, patience: float, *more: bytes) -> Any:
+        """Run the script as a task of its own, which is not cut off when this one is."""
+        args: list[str | int | bytes] = [what, self._store.pod, REMEMBERED, KNOWN, *more]
+        asked = self._store.acall("views", self._keys, args, patience)
+        self._asking = task = asyncio.get_running_loop().create_task(asked)
+        task.add_done_callback(_ended)
+        await asyncio.wait({task})
+        return task.result()
+
+    async def _at_close(self) -> None:
+        """Leave, once what is being told has been told: or it would be heard of after it left."""
+        self._closed = True
+        self._stop_listening()
+        if self._asking is not None:
+            await asyncio.wait({self._asking}, timeout=LEAVING)
+        await self._leave(LEAVING)
+
+    def _after_fork(self) -> None:
+        """Be another pod, which nobody has heard of."""
+        _of_parents.append((self._asking, self._alarm))
+        self._begin_anew()
+
+
+def _view_or_reason(data: bytes) -> View | str:
+    try:
+        return unpack(data)
+    except ValueError as error:
+        return str(error)
+
+
+async def _aside(work: Callable[[], bytes]) -> bytes:
+    """Do `work` in a thread: others have their turn in the loop meanwhile."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[bytes] = loop.create_future()
+
+    def deliver(result: bytes | None, error: Exception | None) -> None:
+        if done.done():
+            return  # cancelled
+        if error is not None:
+            done.set_exception(error)
+        elif result is not None:
+            done.set_result(result)
+
+    def run() -> None:
+        try:
+            outcome: tuple[bytes | None, Exception | None] = work(), None
+        except Exception as error:  # noqa: BLE001 - handed to who waits
+            outcome = None, error
+        try:
+            loop.call_soon_threadsafe(deliver, *outcome)
+        except RuntimeError:
+            pass  # the loop is closed
+
+    Thread(target=run, name="seawall-view", daemon=True).start()
+    return await done
+
+
+def _ended(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # whoever waits has it too; nobody else need hear of it

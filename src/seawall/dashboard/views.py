@@ -1,0 +1,182 @@
+"""What is shown of a process: one plain document, the same for the page, the terminal and the pods.
+
+Everything in it is JSON. Names, keys and texts come from users and from other pods: whoever shows
+them escapes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, NotRequired, TypedDict
+
+FORMAT: Final = 1
+"""Told in each view; a reader leaves out the views of another format."""
+
+Tone = Literal["ok", "warn", "bad", "off"]
+"""How something is: as it should be, worth a look, broken, or switched off."""
+
+
+class Pod(TypedDict):
+    """Which process it is."""
+
+    name: str
+    host: str
+    pid: int
+    version: str
+    up_seconds: float
+
+
+class Trouble(TypedDict):
+    """Something that is wrong now. `id` is the same for as long as it lasts."""
+
+    id: str
+    tone: Tone
+    where: str
+    what: str
+    """One plain sentence."""
+    advice: str
+    """What to look at or do; may be empty."""
+    since: float
+    """Unix seconds."""
+
+
+class Change(TypedDict):
+    """A setting that an operator may change: one of `policy.update`'s."""
+
+    name: str
+    value: Any
+    kind: Literal["number", "text"]
+
+
+class Layer(TypedDict):
+    """One policy of a guard's stack."""
+
+    policy: str
+    """Its kind: "breaker", "rate_limit"..."""
+    title: str
+    """As it is written in code: "Breaker"."""
+    settings: str
+    """The settings in a few words, such as "3 attempts, backoff from 0.1 s"."""
+    tone: Tone
+    state: str
+    """In a word or two: "closed", "3 of 20 in use", "shadow"; may be empty."""
+    facts: list[tuple[str, str]]
+    """What else there is to tell, label and value, ready to be shown."""
+    sharing: str
+    """"" if it is this pod's own; else "shared", or how it goes without its store: "local"..."""
+    acts: list[str]
+    """What an operator may do: "isolate", "close"."""
+    changes: list[Change]
+
+
+class Rates(TypedDict):
+    """How many a second, since the last sample."""
+
+    succeeded: float
+    degraded: float
+    failed: float
+    rejected: float
+    cancelled: float
+    retries: float
+
+
+class GuardView(TypedDict):
+    """A guard and its stack, outermost first."""
+
+    name: str
+    tone: Tone
+    state: str
+    """The worst of its stack in a word or two: "open", "shedding"; "well" if nothing is wrong."""
+    edge: bool
+    """Whether it is the edge of a service, not the way to a dependency."""
+    breaker: str | None
+    """The state of its breaker, the worst if there are several."""
+    rates: Rates
+    error_ratio: float
+    p50: float | None
+    p95: float | None
+    p99: float | None
+    """Seconds."""
+    stack: list[Layer]
+
+
+class Row(TypedDict):
+    """Anything else that is shown: a limit, a queue, an outbox, a pool, a store..."""
+
+    kind: str
+    name: str
+    tone: Tone
+    state: str
+    facts: list[tuple[str, str]]
+    gauge: float | None
+    """From 0 to 1: how full or used up it is; None if that means nothing."""
+    track: float | None
+    """The number whose past is drawn: what waits, what is refused a second..."""
+
+
+class Happening(TypedDict):
+    """Something that happened: a breaker opened, a store was lost..."""
+
+    at: float
+    tone: Tone
+    where: str
+    what: str
+
+
+class View(TypedDict):
+    """One process at one moment."""
+
+    format: int
+    pod: Pod
+    at: float
+    """Unix seconds."""
+    every: float
+    """Seconds between two samples."""
+    load: float
+    """How full it is: 1.0 is full."""
+    operable: bool
+    """Whether an operator can act on this pod from where it is shown."""
+    troubles: list[Trouble]
+    guards: list[GuardView]
+    sections: dict[str, list[Row]]
+    """By title, in the order in which they are shown: "Limits", "Queues", "Outbox and jobs"..."""
+    happenings: list[Happening]
+    """The latest last."""
+    age: NotRequired[float]
+    """Of another pod's view: how many seconds ago it was told, by the store's clock."""
+    gone: NotRequired[float]
+    """Of a pod that is not heard of any more: since when, in Unix seconds."""
+
+
+class GuardTrack(TypedDict):
+    """The past of a guard: lists of the same length, the oldest first, the newest at the end."""
+
+    succeeded: list[float]
+    degraded: list[float]
+    failed: list[float]
+    rejected: list[float]
+    p50: list[float | None]
+    p99: list[float | None]
+    breaker: list[str | None]
+
+
+class History(TypedDict):
+    """The past of a pod, one point for each sample."""
+
+    at: list[float]
+    guards: dict[str, GuardTrack]
+    rows: dict[str, list[float | None]]
+    """By "kind/name"."""
+
+
+class Message(TypedDict):
+    """What the page and the terminal are sent, each `every` seconds; `history` the first time."""
+
+    title: str
+    at: float
+    operator: str | None
+    """Who may act here; None: nobody, it is read only."""
+    views: list[View]
+    history: dict[str, History] | None
+    """By pod."""
+    extra: dict[str, Any] | None
+    """What a page of another kind shows beside, such as the demo."""

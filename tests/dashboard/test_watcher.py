@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from seawall.dashboard import _bounds, _watcher
+from seawall.dashboard._bounds import MOST_BYTES, MOST_GUARDS
+from seawall.dashboard._fitting import size_of
+from seawall.dashboard._watcher import Watcher
+from seawall.runtime import events
+from seawall.runtime.events import BreakerChanged, emit
+from tests.dashboard.views_support import (
+    NOW,
+    Pair,
+    check_view,
+    many_guards,
+)
+
+pytestmark = pytest.mark.usefixtures("nobody_else")
+QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+# Too much to show
+
+
+def test_a_view_is_small_enough() -> None:
+    """Two hundred guards of seven policies fit in 256 KiB; what is ill is shown whole."""
+    pair = Pair()
+    view = pair.look(many_guards(MOST_GUARDS, ill=150))
+    check_view(view)
+    assert len(json.dumps(view)) < 256 * 1024
+    assert len(view["guards"]) == MOST_GUARDS
+    assert view["guards"][150]["stack"][3]["facts"]
+    assert "too much to show" in view["happenings"][-1]["what"]
+    later = pair.look(many_guards(MOST_GUARDS, ill=150))
+    assert len(later["happenings"]) == len(view["happenings"]), "it is told once"
+
+
+def test_without_fitting_a_view_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the fitting that makes it so."""
+    monkeypatch.setattr(_watcher, "fitted", lambda view: (view, 0))
+    assert size_of(Pair().look(many_guards(MOST_GUARDS, ill=0))) > MOST_BYTES
+
+
+def test_names_without_end_fit() -> None:
+    """So does a process whose names and facts are all as long as may be."""
+    name = "\u202e" * 120
+    things = [
+        {"name": f"{place}{name}", **{f"{name}{n}": n for n in range(17)}} for place in range(900)
+    ]
+    guards = [
+        {"name": f"{n}{name}", "policies": [{"policy": name, name: 1}] * 40} for n in range(220)
+    ]
+    view = Pair().look({"guard": guards, name: things, "store": things})
+    check_view(view)
+    assert size_of(view) <= MOST_BYTES + 2000
+    assert "left out" in view["happenings"][-1]["what"]
+
+
+def test_guards_beyond_the_most_are_left_out() -> None:
+    """Of more guards than are shown, the rest is counted in a happening."""
+    view = Pair().look({"guard": [{"name": f"g{place:04}"} for place in range(MOST_GUARDS + 7)]})
+    assert len(view["guards"]) == MOST_GUARDS
+    assert "7 guards or rows" in view["happenings"][-1]["what"]
+
+
+# The watcher
+
+
+def test_a_watcher_says_what_it_wants() -> None:
+    """Arguments are checked where they are given."""
+    with pytest.raises(TypeError, match="pod='web-1'"):
+        Watcher(pod="")
+    with pytest.raises(ValueError, match="every"):
+        Watcher(every=0)
+    with pytest.raises(ValueError, match="keep"):
+        Watcher(keep=0)
+    with pytest.raises(TypeError, match="wall"):
+        Watcher(wall=3.0)  # type: ignore[arg-type]
+    watcher = Watcher()
+    assert watcher.pod.endswith(f"-{os.getpid()}")
+    assert watcher.view is None
+    assert repr(watcher).startswith(f"<Watcher of '{watcher.pod}'")
+    assert watcher.sample() is watcher.view
+    assert watcher.view["pod"]["up_seconds"] >= 0
+    watcher.close()
+
+
+def test_a_watcher_listens_until_it_is_closed_or_forgotten() -> None:
+    """No subscription is left behind, and none of the events that come with calls is heard."""
+    watcher, forgotten = Watcher(), Watcher()
+    heard = {kind for _, kinds in events._listeners for kind in kinds}
+    assert heard
+    assert not heard & {
+        events.Event,
+        events.CallRejected,
+        events.CallRetried,
+        events.RetryStopped,
+        events.CallTimedOut,
+        events.FallbackUsed,
+        events.CallHedged,
+        events.ThreadAbandoned,
+    }
+    watcher.close()
+    watcher.close()
+    assert len(events._listeners) == 1
+    del forgotten
+    gc.collect()
+    assert events._listeners == ()
+
+
+def test_events_become_sentences() -> None:
+    """What happened is told with its time, whose it is and how bad; repeated, it is counted."""
+    pair = Pair()
+    emit(BreakerChanged, "g\x1b[2J", before="closed", after="open", cause="failures", key="k" * 99)
+    pair.wall.now += 5
+    for _ in range(3):
+        emit(events.JobDied, "jobs", job="secret-id", attempts=3, cause="hunter2")
+    first, second = pair.later()["happenings"]
+    assert first["at"] == NOW
+    assert (first["tone"], first["where"]) == ("bad", "g\\x1b[2J")
+    assert first["what"].startswith("the breaker for kkk")
+    assert second["what"] == "a job was given up after 3 attempts (3 times)"
+    for _ in range(500):
+        emit(events.LeaseChanged, "lease", token=1, held=True, cause="acquired")
+        emit(events.LeaseChanged, "lease", token=1, held=False, cause="lost")
+    view = pair.later()
+    assert len(view["happenings"]) == 100
+    check_view(view)
+
+
+class _Talkative:
+    kind = "talkative"
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_each_event_has_its_sentence() -> None:
+    """Each kind of event that is heard can be told, and one that cannot is told so."""
+    pair = Pair()
+    values: dict[str, Any] = {
+        "attempts": 2, "seconds": 0.5, "age": 3.0, "token": 1, "held": True, "over": False,
+        "exit_code": -9, "in_flight": 3, "changes": {"limit": 3, "key": len, "mode": "off"},
+        "skipped_to": 3, "expected": 1, "epoch": 1,
+    }  # fmt: skip
+    kinds = sorted({kind for _, kinds in events._listeners for kind in kinds}, key=str)
+    for kind in kinds:
+        code = kind.__init__.__code__
+        names = code.co_varnames[2 : code.co_argcount + code.co_kwonlyargcount]
+        emit(kind, "g", **{name: values.get(name, name) for name in names})
+    emit(BreakerChanged, "g", before="closed", after="open", cause="failures", key=_Talkative())
+    view = pair.later()
+    assert len(view["happenings"]) == len(kinds) + 1 == 19
+    assert view["happenings"][-1]["what"] == "breaker changed, which cannot be told"
+    assert "limit 3, key, mode off" in json.dumps(view)
+
+
+def test_an_event_in_the_middle_of_a_sample_waits_for_nothing() -> None:
+    """Whoever emits may hold a lock that the sample wants: to be heard must not wait for it."""
+    pair = Pair()
+    lock, inside, heard = threading.Lock(), threading.Event(), threading.Event()
+
+    class Slow:
+        def snapshot(self) -> dict[str, Any]:
+            inside.set()
+            with lock:
+                return {"waiting": 1}
+
+    from seawall import registry
+
+    slow = Slow()
+    registry.enter(slow, "queue", "slow")
+
+    def emits() -> None:
+        with lock:
+            sampling.start()
+            assert inside.wait(10)
+            emit(BreakerChanged, "g", before="closed", after="open", cause="failures", key=None)
+            heard.set()
+
+    sampling = threading.Thread(target=pair.later)
+    emitting = threading.Thread(target=emits)
+    emitting.start()
+    assert heard.wait(10)
+    emitting.join(10)
+    sampling.join(10)
+    assert pair.later()["happenings"]
+
+
+def test_samples_from_several_threads() -> None:
+    """Samples at once are one after another: the past has a point for each."""
+    pair = Pair()
+    threads = [threading.Thread(target=pair.later) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    history = pair.watcher.history
+    assert len(history["at"]) == 8
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_process_is_another_pod() -> None:
+    """After a fork the watcher works, also if its lock was held, and is that of the child."""
+    watcher = Watcher()
+    emit(BreakerChanged, "g", before="closed", after="open", cause="failures", key=None)
+    watcher.sample()
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with watcher._mutex:
+            held.set()
+            go_on.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(10)
+    child = os.fork()
+    if child == 0:
+        view = watcher.sample()
+        alone = view["pod"]["pid"] == os.getpid() and not view["happenings"]
+        os._exit(0 if alone and str(os.getpid()) in view["pod"]["name"] else 1)
+    go_on.set()
+    thread.join(10)
+    assert os.waitpid(child, 0)[1] == 0
+    assert watcher.sample()["happenings"]
+    watcher.close()
+
+
+def test_bounds_agree() -> None:
+    """What a watcher makes of too much is within what a reader accepts."""
+    assert _bounds.MOST_BYTES < 256 * 1024
+    assert set(_bounds.TONES) == {"ok", "warn", "bad", "off"}
