@@ -24,6 +24,7 @@ import seawall.clients.httpx2
 import seawall.clients.llm
 import seawall.clients.requests
 import seawall.clients.upstreams
+import seawall.dashboard
 import seawall.durable
 import seawall.signals
 import seawall.telemetry
@@ -43,6 +44,7 @@ MODULES = (
     seawall.clients.llm,
     seawall.clients.requests,
     seawall.clients.upstreams,
+    seawall.dashboard,
     seawall.durable,
     seawall.signals,
     seawall.telemetry,
