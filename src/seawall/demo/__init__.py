@@ -1,0 +1,23 @@
+"""The whole system at work on one machine: `seawall demo`, or `python -m seawall.demo`.
+
+An embedded Valkey, three pods of a service, the same service without protection, a vendor that can
+be broken, users who pay and users who do not, and one page on which to see and to break it all.
+Everything listens on this machine alone, and nothing is left when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo with these arguments, those of the command line unless given.
+
+    Returns 0 if all went well, 1 if something failed or the outage was not contained, and 2 if the
+    arguments are wrong.
+    """
+    from seawall.demo._main import run
+
+    return run(argv)

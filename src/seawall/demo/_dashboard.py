@@ -1,0 +1,230 @@
+"""The page of the demo: all pods, the control strip, and both sides next to each other.
+
+The pods are asked for their views over HTTP, each at its own dashboard, not through the store: the
+screen goes on when that is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar, Final
+
+import httpx
+
+from seawall.clock import SYSTEM
+from seawall.dashboard import Dashboard
+from seawall.dashboard._answers import to_json
+from seawall.dashboard._assets import Asset, assets
+from seawall.dashboard._live import Live
+from seawall.dashboard._sse import Frame
+from seawall.dashboard.views import View
+from seawall.demo._children import Child
+from seawall.demo._serving import listening, server_for
+from seawall.demo._settings import EVERY, HOST, PATIENCE, SIDES, pause
+from seawall.demo._supervisor import Demo
+from seawall.demo._switches import NAMES, SWITCHES
+from seawall.demo.pod import MOUNTED
+
+WITHIN: Final = 3.0
+"""Seconds after which a view is old, and a pod that says nothing is asked anew."""
+AGAIN_AFTER: Final = 0.25
+MORE_PORTS: Final = 20
+"""How many ports after the one that is wanted are tried."""
+ALL_WELL: Final = "well"
+
+
+class PodsByHttp:
+    """The pods of the demo, through their own dashboards: each sends its view when it has one."""
+
+    def __init__(self, pods: list[Child]) -> None:
+        """Follow these, wherever they are just now."""
+        self._pods = pods
+        self._client: httpx.AsyncClient | None = None
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._views: dict[str, tuple[float, View]] = {}
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a breaker changed on some pod: that is to be seen at once."""
+
+    def __repr__(self) -> str:
+        return f"PodsByHttp({[pod.name for pod in self._pods]})"
+
+    async def views(self) -> list[View]:
+        """Return the last view of each pod that lives, if it is not old."""
+        for pod in self._pods:
+            known = self._following.get(pod.name)
+            if pod.alive and (known is None or known.done()):
+                self._following[pod.name] = asyncio.create_task(self._follow(pod))
+        fresh = SYSTEM.now() - WITHIN
+        told = [self._views.get(pod.name) for pod in self._pods if pod.alive]
+        return [one[1] for one in told if one is not None and one[0] > fresh]
+
+    async def _follow(self, pod: Child) -> None:
+        """Keep what a pod sends until the connection breaks."""
+        if self._client is None:
+            self._client = httpx.AsyncClient(timeout=WITHIN, trust_env=False)
+        place = f"http://{HOST}:{pod.port}{MOUNTED}/events"
+        try:
+            async with self._client.stream("GET", place) as events:
+                async for line in events.aiter_lines():
+                    if line.startswith("data:"):
+                        self._take(pod.name, json.loads(line.removeprefix("data:")))
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            await pause(AGAIN_AFTER)
+
+    def _take(self, name: str, message: Any) -> None:
+        # A pod tells of the others, too; of each we ask itself.
+        for view in message["views"]:
+            if view["pod"]["name"] == name:
+                before = self._views.get(name)
+                self._views[name] = SYSTEM.now(), view
+                if before is None or _breakers(before[1]) != _breakers(view):
+                    self.changed()
+
+    async def act(self, pod: str, act: dict[str, Any]) -> str:
+        """Do it on that pod, as its own page would; raises if that is not possible."""
+        port = next((one.port for one in self._pods if one.name == pod and one.alive), None)
+        if port is None:
+            raise LookupError(f"there is no pod {pod!r} just now")
+        origin = f"http://{HOST}:{port}"
+        async with httpx.AsyncClient(base_url=origin, trust_env=False) as client:
+            session = (await client.get(f"{MOUNTED}/session")).json()
+            headers = {"origin": origin, "x-seawall-token": session["token"]}
+            answer = await client.post(f"{MOUNTED}/act", json=act, headers=headers)
+        told = answer.json()
+        if answer.is_error:
+            raise ValueError(str(told.get("detail", answer.status_code)))
+        return str(told["done"])
+
+    async def close(self) -> None:
+        """Follow nobody any more."""
+        tasks = list(self._following.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+
+def _breakers(view: View) -> list[str | None]:
+    return [guard["breaker"] for guard in view["guards"]]
+
+
+class DemoDashboard(Dashboard):
+    """A dashboard of other processes, with a control strip for all that can be broken."""
+
+    _scripts: ClassVar[tuple[str, ...]] = ("demo.css", "demo.js")
+    _posts: ClassVar[tuple[str, ...]] = ("control",)
+
+    def __init__(self, demo: Demo) -> None:
+        """Show the pods of `demo`, to this machine alone, which may act."""
+        self._demo = demo
+        self._by_http = PodsByHttp(demo.pods)
+        super().__init__(
+            local=True,
+            operate=lambda _visit: "demo",
+            pods=self._by_http,
+            pod="supervisor",
+            title="Seawall demo",
+            every=EVERY,
+        )
+
+    def _asset(self, name: str) -> Asset | None:
+        if name in self._scripts:
+            return assets("seawall.demo", "page").get(name)
+        return super()._asset(name)
+
+    def _new_live(self) -> Live:
+        watcher = self._new_watcher()
+        live = _OthersAlone(
+            watcher,
+            self._by_http,
+            title=self.title,
+            every=self.every,
+            operable=(True, True),
+            extra=self._extra,
+            tell=self._door.tell,
+            closing=[watcher, self._by_http],
+            context=self._context.copy(),
+        )
+        self._by_http.changed = live.hurry
+        return live
+
+    async def _extra(self) -> dict[str, Any]:
+        demo = self._demo
+        shown = [
+            {**switch._asdict(), "on": demo.on[switch.name], "able": demo.able(switch.name)}
+            for switch in SWITCHES
+        ]
+        return {
+            "switches": shown,
+            "sides": list(SIDES),
+            "now": demo.recent,
+            "past": list(demo.past),
+            "patience": PATIENCE,
+            "store": demo.shared,
+            "why": demo.why,
+        }
+
+    async def _post(self, name: str, body: Any, operator: str) -> dict[str, Any]:
+        if not isinstance(body, dict):
+            raise ValueError("write an object, such as {'switch': 'broken', 'on': true}")  # noqa: TRY004 - it is told to who asked
+        which, on = body.get("switch"), body.get("on", True)
+        if which == ALL_WELL:
+            await self._demo.all_well()
+            return {"done": "All is mended."}
+        if which not in NAMES or not isinstance(on, bool):
+            raise ValueError(f"switch: write one of {', '.join((*NAMES, ALL_WELL))}; on: a boolean")
+        if not self._demo.able(which):
+            raise ValueError("there is no Valkey in this run, so there is no way to cut")
+        await self._demo.switch(which, on)
+        return {
+            "done": next(one.does for one in SWITCHES if one.name == which) if on else "Mended."
+        }
+
+
+class _OthersAlone(Live):
+    """Shows the other pods; this process has nothing to guard, and is left out."""
+
+    async def _sample(self) -> None:
+        at = self.watcher.sample()["at"]
+        await self._ask_pods(at)
+        views = b",".join(to_json({**view, "operable": True}) for view in self._others)
+        self._number += 1
+        more = await self._more()
+        self.broadcast.publish(Frame(self._number, self._title, to_json(at), b"[%b]" % views, more))
+
+
+@asynccontextmanager
+async def shown(demo: Demo, port: int) -> AsyncIterator[str]:
+    """Serve the page at `port` or the next one that is free; yield its address."""
+    own = _first_free(port)
+    dashboard = DemoDashboard(demo)
+    server = server_for(dashboard, lifespan="on")
+    with own:
+        serving = asyncio.create_task(server.serve(sockets=[own]))
+        try:
+            while not server.started:
+                if serving.done():
+                    serving.result()
+                    raise RuntimeError("the page could not be served")
+                await pause(0.01)
+            yield f"http://{HOST}:{own.getsockname()[1]}/"
+        finally:
+            await dashboard.aclose()  # or the server would wait for those who look
+            server.should_exit = True
+            await serving
+
+
+def _first_free(port: int) -> Any:
+    for candidate in range(port, min(port + MORE_PORTS, 65_536)):
+        try:
+            return listening(candidate)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    raise OSError(f"the ports from {port} on are all taken: write another --port")

@@ -1,0 +1,73 @@
+"""A web server inside a process of the demo: on a port of its own choice, which it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import uvicorn
+
+from seawall.demo._lifeline import Lifeline, Message
+from seawall.demo._settings import HOST, pause
+
+
+class QuietServer(uvicorn.Server):
+    """A server that leaves the signals of the process alone."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing: who runs the process sees to them."""
+        yield
+
+
+def server_for(
+    app: Any, *, lifespan: Literal["on", "off"] = "off", most: int | None = None
+) -> QuietServer:
+    """Return a server for an ASGI app that writes only what is wrong.
+
+    It has at most so many connections, if told; others are answered 503.
+    """
+    config = uvicorn.Config(
+        app,
+        lifespan=lifespan,
+        log_level="warning" if most is None else "error",  # it would tell of each
+        access_log=False,
+        ws="none",
+        timeout_graceful_shutdown=1,
+        limit_concurrency=most,
+    )
+    return QuietServer(config)
+
+
+def listening(port: int = 0) -> socket.socket:
+    """Return a socket that listens on this machine alone."""
+    return socket.create_server((HOST, port), backlog=512)
+
+
+async def serve(
+    app: Any,
+    lifeline: Lifeline,
+    *,
+    told: Callable[[Message], None] = lambda _message: None,
+    lifespan: Literal["on", "off"] = "off",
+    most: int | None = None,
+) -> None:
+    """Serve `app` until the parent is gone or says so; tell it the port when all is ready."""
+    server = server_for(app, lifespan=lifespan, most=most)
+
+    def end() -> None:
+        server.should_exit = True
+
+    lifeline.listen(told, end)
+    with listening() as own:
+        serving = asyncio.create_task(server.serve(sockets=[own]))
+        while not server.started and not serving.done():
+            await pause(0.01)
+        if server.started:
+            lifeline.tell(port=own.getsockname()[1])
+        await serving
+    if not server.started:
+        raise RuntimeError("the server did not start; what it wrote is above")

@@ -1,0 +1,298 @@
+"""Starts all processes of the demo, does to them what it is told, and leaves none behind.
+
+Ends cleanly on an error, on cancellation (Ctrl-C, SIGTERM) and when a process dies that cannot be
+done without. If this process itself is killed, the others see the end of their input and end; the
+keeper is the last one, ends Valkey and removes the folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Self
+
+from seawall.clock import SYSTEM
+from seawall.demo import _valkey, keeper
+from seawall.demo._calls import Broken, Caller
+from seawall.demo._children import Child, Message, NotStarted
+from seawall.demo._relay import Relay
+from seawall.demo._settings import (
+    HOST,
+    PODS,
+    PROTECTED,
+    READY_WITHIN,
+    RESTART_AFTER,
+    SURGE,
+    UNPROTECTED,
+    pause,
+)
+from seawall.demo._switches import NAMES
+
+KEEPER: Final = "keeper"
+OK: Final = 200
+WARM_UP: Final = 5
+"""Requests that a fresh pod gets before its users come."""
+KEPT: Final = 90
+"""Reports of the load that are shown as the past."""
+
+Say = Callable[[str], None]
+
+
+class Demo:
+    """Everything that runs. Used as `async with Demo(...) as demo`."""
+
+    def __init__(self, *, rate: float, say: Say, detail: Say, memory: bool = False) -> None:
+        """Tell `say` what matters and `detail` the rest; with `memory`, do without Valkey."""
+        self._say = say
+        self._detail = detail
+        self._rate = rate
+        server, self.why = _valkey.server()
+        if memory:
+            server, self.why = None, "--memory was given"
+        self._server = server
+        self.folder = Path(tempfile.mkdtemp(prefix="seawall-demo-"))
+        self._made: list[Child] = []
+        """All processes, the keeper first."""
+        self.pods: list[Child] = []
+        self.on = dict.fromkeys(NAMES, False)
+        self.recent: dict[str, Any] = {}
+        self.past: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Has an exception when something died that the demo cannot do without."""
+        self._finished: asyncio.Future[Message] | None = None
+        self._valkey_pid: int | None = None
+        self._relay: Relay | None = None
+        self._caller = Caller()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._next_victim = 0
+
+    def __repr__(self) -> str:
+        return f"<Demo of {len(self.pods)} pods, {'with' if self.shared else 'without'} Valkey>"
+
+    @property
+    def shared(self) -> bool:
+        """Whether the pods share a store."""
+        return self._server is not None
+
+    # From the beginning to the end
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._end()
+
+    async def _start(self) -> None:
+        self._detail(f"folder: {self.folder}")
+        self._keeper = self._child(KEEPER, "keeper", str(self.folder), self._server or "")
+        self._vendor = self._child("vendor", "vendor")
+        self._load = self._child("load", "load", str(self._rate), told=self._heard)
+        kept, _, _ = await self._started(self._keeper, self._vendor, self._load)
+        redis_url = ""
+        if self.shared:
+            self._valkey_pid = kept["pid"]
+            self._detail(f"valkey: pid {self._valkey_pid}")
+            self._relay = Relay(self.folder / "valkey" / keeper.SOCKET)
+            await self._relay.mend()
+            await self._valkey_answers()
+            redis_url = f"redis://{HOST}:{self._relay.port}/0"
+        vendor_url = f"http://{HOST}:{self._vendor.port}"
+        count = PODS if self.shared else 1
+        self.pods = [
+            self._child(name, "pod", name, vendor_url, redis_url, died=self._pod_died)
+            for name in (f"pod-{number}" for number in range(1, count + 1))
+        ]
+        self._plain = self._child("unprotected", "plain_pod", vendor_url, died=self._pod_died)
+        await self._started(*self.pods, self._plain)
+        await asyncio.gather(*(self._ready(pod) for pod in (*self.pods, self._plain)))
+        self._tell_targets()
+        self._load.tell(start=True)
+
+    def _child(self, name: str, module: str, *arguments: str, **how: Any) -> Child:
+        log = self.folder / f"{name}.log"
+        child = Child(name, module, arguments, log, **{"died": self._lost, **how})
+        self._made.append(child)
+        return child
+
+    async def _started(self, *children: Child) -> list[Message]:
+        async with asyncio.TaskGroup() as group:
+            starting = [group.create_task(child.start()) for child in children]
+        for child in children:
+            place = f", http://{HOST}:{child.port}" if child.port else ""
+            self._detail(f"{child.name}: pid {child.pid}{place}")
+        return [task.result() for task in starting]
+
+    async def _valkey_answers(self) -> None:
+        """Wait until it does; raises NotStarted."""
+        path = str(self.folder / "valkey" / keeper.SOCKET)
+        until = SYSTEM.now() + READY_WITHIN
+        while SYSTEM.now() < until and self._keeper.alive:
+            try:
+                reader, writer = await asyncio.open_unix_connection(path)
+            except OSError:
+                await pause(0.02)
+                continue
+            try:
+                writer.write(b"PING\r\n")
+                async with asyncio.timeout(READY_WITHIN):
+                    if (await reader.readline()).startswith(b"+PONG"):
+                        return
+            finally:
+                writer.close()
+        raise NotStarted(f"Valkey did not answer.{self._keeper.tail()}")
+
+    async def _ready(self, pod: Child) -> None:
+        """Wait until it is ready to serve; raises NotStarted."""
+        until = SYSTEM.now() + READY_WITHIN
+        while SYSTEM.now() < until and pod.alive:
+            try:
+                status, _ = await self._caller.get(pod.port, "/health/ready")
+            except Broken:
+                status = 0
+            if status == OK:
+                await self._warm_up(pod)
+                return
+            await pause(0.05)
+        raise NotStarted(f"{pod.name} did not become ready.{pod.tail()}")
+
+    async def _warm_up(self, pod: Child) -> None:
+        """Let it do everything once: the first request of a process takes longest."""
+        for item in range(WARM_UP):
+            try:
+                await self._caller.get(pod.port, f"/quote?item={item}")
+            except Broken:
+                return
+
+    async def _end(self) -> None:
+        """End everything, the keeper last: it removes the folder."""
+        for task in self._tasks:
+            task.cancel()
+        self._caller.close()
+        await asyncio.gather(*(one.end() for one in self._made if one.name != KEEPER))
+        if self._relay is not None:
+            self._relay.close()
+        for kept in self._made[:1]:
+            died = not kept.alive
+            await kept.end()
+            if died and self._valkey_pid is not None:
+                _kill(self._valkey_pid)
+        shutil.rmtree(self.folder, ignore_errors=True)  # if the keeper could not
+
+    # What happens meanwhile
+
+    def _heard(self, message: Message) -> None:
+        """Keep what the load reports."""
+        if "recent" in message:
+            self.recent = message["recent"]
+            self.past.append(self.recent)
+        if "phases" in message and self._finished is not None and not self._finished.done():
+            self._finished.set_result(message["phases"])
+
+    def _lost(self, child: Child) -> None:
+        """End the demo: this one it cannot do without."""
+        if not self.failed.done():
+            self.failed.set_exception(NotStarted(f"{child.name} died.{child.tail()}"))
+
+    def _pod_died(self, pod: Child) -> None:
+        if not self.on["kill"]:
+            self._say(f"{pod.name} died; it is started again in {RESTART_AFTER:g} s.{pod.tail()}")
+        self._tell_targets()
+        task = asyncio.create_task(self._restart(pod))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _restart(self, pod: Child) -> None:
+        await pause(RESTART_AFTER)
+        try:
+            await pod.start()
+            await self._ready(pod)
+        except NotStarted as error:
+            self._say(str(error))
+            return
+        finally:
+            self.on["kill"] = False
+        self._detail(f"{pod.name}: pid {pod.pid}, http://{HOST}:{pod.port}")
+        self._tell_targets()
+
+    def _tell_targets(self) -> None:
+        alive = {
+            PROTECTED: [pod.port for pod in self.pods if pod.alive and pod.port],
+            UNPROTECTED: [self._plain.port] if self._plain.alive else [],
+        }
+        self._load.tell(targets=alive)
+
+    def logs(self) -> str:
+        """Return the end of what each process has written, of those that wrote anything."""
+        told = [f"{one.name}:{one.tail()}" for one in self._made if one.has_written]
+        return "\n".join(told) or "no process has written anything"
+
+    # What it is told to do
+
+    def able(self, name: str) -> bool:
+        """Tell whether there is anything to break by that."""
+        return name != "cut" or self.shared
+
+    async def switch(self, name: str, on: bool) -> None:  # noqa: FBT001 - the state of a button
+        """Break something, or mend it; a killed pod comes back by itself."""
+        if name == "kill":
+            if on and not self.on["kill"]:
+                self._kill_one()
+            return
+        self.on[name] = on
+        if name in ("broken", "slow"):
+            other = "slow" if name == "broken" else "broken"
+            if on:
+                self.on[other] = False
+            mode = next((mode for mode in ("broken", "slow") if self.on[mode]), "well")
+            self._vendor.tell(mode=mode)
+        elif name == "surge":
+            self._load.tell(surge=SURGE if on else 1.0)
+        elif name == "cut" and self._relay is not None:
+            if on:
+                self._relay.cut()
+            else:
+                await self._relay.mend()
+
+    def _kill_one(self) -> None:
+        """Kill the pods in turn; never the last one that lives."""
+        alive = [pod for pod in self.pods if pod.alive]
+        if not alive:
+            return
+        self.on["kill"] = True
+        alive[self._next_victim % len(alive)].kill()
+        self._next_victim += 1
+
+    async def all_well(self) -> None:
+        """Mend everything."""
+        for name in NAMES:
+            if self.on[name]:
+                await self.switch(name, on=False)
+
+    def phase(self, name: str | None) -> None:
+        """Let what the users ask from now on count for this phase."""
+        self._load.tell(phase=name)
+
+    async def finish(self, groups: dict[str, list[str]]) -> Message:
+        """Let nobody come any more, and return how they fared in each group of phases."""
+        self._finished = asyncio.get_running_loop().create_future()
+        self._load.tell(finish=groups)
+        return await self._finished
+
+
+def _kill(pid: int) -> None:
+    """Kill a server whose keeper is gone."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,108 @@
+"""How the users fared: counted as it comes, told for the last seconds and for each phase.
+
+A request belongs to the phase in which it began. An error is an answer from 500 up, no answer in
+time, or no connection. An answer with less in it is told apart (degraded), and so is one who was
+over a limit of his own (limited), which is quick and says nothing about how long the others take.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+GOOD: Final = "good"
+DEGRADED: Final = "degraded"
+LIMITED: Final = "limited"
+ERROR: Final = "error"
+OUTCOMES: Final = (GOOD, DEGRADED, LIMITED, ERROR)
+
+_TOO_MANY: Final = 429
+_SERVER_ERROR: Final = 500
+
+
+class Seen(NamedTuple):
+    """One request that is over."""
+
+    at: float
+    phase: str | None
+    side: str
+    premium: bool
+    outcome: str
+    seconds: float
+
+
+def outcome_of(status: int, body: bytes) -> str:
+    """Tell what an answer is worth."""
+    if status == _TOO_MANY:
+        return LIMITED
+    if status >= _SERVER_ERROR or not 200 <= status < 300:  # noqa: PLR2004 - what HTTP calls well
+        return ERROR
+    return DEGRADED if b'"degraded":true' in body else GOOD
+
+
+def quantile(ordered: list[float], share: float) -> float | None:
+    """Return the value below or at which that share of them lies, None of none."""
+    return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def summary(seen: Iterable[Seen]) -> dict[str, Any]:
+    """Return counts, shares and quantiles, fit for JSON."""
+    counts = dict.fromkeys(OUTCOMES, 0)
+    tiers = {True: [0, 0], False: [0, 0]}
+    took: list[float] = []
+    for one in seen:
+        counts[one.outcome] += 1
+        served = tiers[one.premium]
+        served[1] += 1
+        served[0] += one.outcome in (GOOD, DEGRADED)
+        if one.outcome != LIMITED:
+            took.append(one.seconds)
+    took.sort()
+    total = sum(counts.values())
+    return {
+        "requests": total,
+        **{outcome: count / total if total else 0.0 for outcome, count in counts.items()},
+        "p50": quantile(took, 0.5),
+        "p99": quantile(took, 0.99),
+        "premium": tiers[True][0] / tiers[True][1] if tiers[True][1] else None,
+        "free": tiers[False][0] / tiers[False][1] if tiers[False][1] else None,
+    }
+
+
+class Tally:
+    """Keeps what is over: of the last `window` seconds, and of all phases that have a name."""
+
+    def __init__(self, sides: Iterable[str], *, window: float = 5.0) -> None:
+        """Have seen nothing."""
+        self.sides = tuple(sides)
+        self.window = window
+        self._last: deque[Seen] = deque()
+        self._phases: dict[str, list[Seen]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Tally of {len(self._last)} in the last {self.window:g} s>"
+
+    def add(self, seen: Seen) -> None:
+        """Count one."""
+        self._last.append(seen)
+        if seen.phase is not None:
+            self._phases.setdefault(seen.phase, []).append(seen)
+
+    def recent(self, now: float) -> dict[str, dict[str, Any]]:
+        """Return the summary of the last seconds for each side, and how many a second."""
+        while self._last and self._last[0].at <= now - self.window:
+            self._last.popleft()
+        shown = {}
+        for side in self.sides:
+            told = summary(one for one in self._last if one.side == side)
+            told["rate"] = told["requests"] / self.window
+            told["good_rate"] = told["rate"] * told[GOOD]
+            shown[side] = told
+        return shown
+
+    def phases(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the summary of these phases together, for each side."""
+        chosen = [one for name in names for one in self._phases.get(name, ())]
+        return {side: summary(one for one in chosen if one.side == side) for side in self.sides}

@@ -1,0 +1,195 @@
+"""A pod of the service, protected: the same work as in `plain_pod`, with Seawall around it.
+
+At the edge, each user has a limit by what he pays, and under pressure those who pay are served
+first. The way to the vendor ends quickly, is tried again within a budget, closes for all pods at
+once when the vendor is down, and then gives the last price that was known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall.demo._lifeline import Lifeline
+from seawall.demo._settings import EVERY, HOST, ITEMS, PROTECTED, pause
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from seawall import RedisStore
+
+ASGI = Callable[[Any, Any, Any], Awaitable[None]]
+
+MOUNTED: Final = "/seawall"
+"""Where the dashboard of a pod is."""
+
+
+class Prices:
+    """The last prices that were known, for when there are no others."""
+
+    def __init__(self, most: int = 4 * ITEMS) -> None:
+        """Know none yet, and never more than `most`."""
+        self._known: OrderedDict[int, Any] = OrderedDict()
+        self._most = most
+
+    def keep(self, item: int, price: Any) -> None:
+        """Remember the price of an item."""
+        self._known[item] = price
+        self._known.move_to_end(item)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+    def last_known(self, item: int) -> Any:
+        """Return it, or raise: then the next level answers."""
+        return self._known[item]
+
+
+def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
+    """Return the protected app; with a store, what protects the vendor is shared by all pods."""
+    import httpx
+    from fastapi import FastAPI
+
+    from seawall import (
+        AdaptiveLimit,
+        Breaker,
+        Bulkhead,
+        Cache,
+        Claim,
+        Criticality,
+        Fallback,
+        Guard,
+        Hedge,
+        LocalQueue,
+        RateLimit,
+        Retry,
+        RetryBudget,
+        Shed,
+        Timeout,
+        Worker,
+        by_criticality,
+        current_criticality,
+        static,
+        vegas,
+    )
+    from seawall.clients.httpx import retryable
+    from seawall.signals import occupancy
+    from seawall.web import RequestLimits, Trust, api_key, limit
+    from seawall.web.fastapi import protect
+
+    sharing: dict[str, Any] = {} if store is None else {"shared": store, "name": "vendor"}
+    prices = Prices()
+    vendor = Guard(
+        "vendor",
+        Fallback(prices.last_known, static({"price": None})),
+        Retry(on=retryable, attempts=2, backoff=0.05, budget=RetryBudget()),
+        Breaker(consecutive=6, break_for=2.0, **sharing),
+        RateLimit("120/s", burst=40, **sharing),  # what the vendor grants us all
+        Bulkhead(20, max_wait=0.1),
+        Timeout(0.6),
+    )
+    search = Guard("search", Cache(3.0, stale_if_error=600.0), Hedge(0.05), Timeout(1.0))
+    receipts = LocalQueue("receipts", result_ttl=10.0, max_size=10_000)
+    client = httpx.AsyncClient(base_url=vendor_url, headers={"x-account": PROTECTED})
+
+    async def sent(_claim: Claim) -> str:
+        await pause(0.05)  # as if a mail were sent
+        return "sent"
+
+    worker = Worker(receipts, sent, concurrency=4)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        working = asyncio.create_task(worker.run())
+        async with client:
+            yield
+        worker.stop(grace=0.2)
+        await working
+        if store is not None:
+            await store.aclose()
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
+    places = AdaptiveLimit(
+        vegas(initial=16, minimum=16), max_wait=0.5, max_waiting=32, order="criticality"
+    )
+    users = limit("6/s", burst=12, by=api_key(), tiers={"premium": "60/s"}, name="user")
+    shared_limits: dict[str, Any] = {} if store is None else {"shared": store}
+    protect(
+        app,
+        timeout=2.0,
+        trust=Trust(callers=[HOST]),  # the gateway in front says who pays
+        shed=Shed(by_criticality(), load=occupancy(places)),
+        limits=RequestLimits(users, tier=tier_of, name="users", **shared_limits),
+        concurrency=places,
+        # They go by how busy the loop is, which here is how busy the machine of all pods is.
+        turns=None,
+    )
+
+    async def asked(path: str, item: int) -> Any:
+        answer = await client.get(path, params={"item": item})
+        answer.raise_for_status()
+        return answer.json()
+
+    async def found_for(item: int) -> Any:
+        return await asked("/search", item)
+
+    async def price_of(item: int) -> Any:
+        price = await asked("/price", item)
+        prices.keep(item, price)
+        return price
+
+    @app.get("/quote")
+    async def quote(item: int) -> dict[str, Any]:
+        found = await search.acall(found_for, item)
+        priced = await vendor.aattempt(price_of, item)
+        if current_criticality() >= Criticality.CRITICAL:
+            receipts.push({"item": item})
+        return {"item": item, **found, **priced.unwrap(), "degraded": priced.degraded}
+
+    return app
+
+
+def tier_of(incoming: Any) -> str | None:
+    """Tell what a user pays: the gateway has looked the key up."""
+    for name, value in incoming.scope["headers"]:
+        if name == b"x-api-key":
+            return "premium" if value.startswith(b"premium-") else None
+    return None
+
+
+def beside(app: ASGI, dashboard: ASGI) -> ASGI:
+    """Put the dashboard beside the app, not behind its edge: it is needed when that refuses."""
+
+    async def both(scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "")
+        if scope["type"] == "http" and (path + "/").startswith(MOUNTED + "/"):
+            root = scope.get("root_path", "") + MOUNTED
+            await dashboard({**scope, "root_path": root}, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return both
+
+
+async def _main(lifeline: Lifeline, name: str, vendor_url: str, redis_url: str) -> None:
+    from seawall.dashboard import Dashboard
+    from seawall.demo._serving import serve
+
+    store = None
+    if redis_url:
+        from seawall import RedisStore
+
+        # Generous: a machine that runs all of this at once is busy now and then.
+        store = RedisStore(redis_url, prefix="demo", timeout=0.25)
+    app = service(vendor_url, store)
+    dashboard = Dashboard(
+        local=True, operate=lambda _visit: "demo", shared=store, pod=name, every=EVERY
+    )
+    await serve(beside(app, dashboard), lifeline, lifespan="on")
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(Lifeline(), *sys.argv[1:4]))
