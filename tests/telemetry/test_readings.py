@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from random import Random
@@ -10,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seawall
-from seawall import Breaker, Guard
+from seawall import Breaker, Guard, Pool
 from seawall.telemetry import METRICS
 from seawall.telemetry._names import BY_NAME
 from seawall.telemetry._readings import autoscale_load, readings_of
 from seawall.telemetry._series import OTHER, Series, label
-from tests.support import falsified
+from seawall.testing import run_virtual
+from tests.support import falsified, let_pass
 
 PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
 UNITS = {"1", "s"}
@@ -247,6 +249,27 @@ def test_the_load_is_that_of_the_fullest_part():
     assert autoscale_load({"worker": [worker]}) == 1
     assert autoscale_load({"worker": [worker], "queue": [{"name": "q", "waiting": 900}]}) == 2
     assert autoscale_load({"worker": [{**worker, "running": False}]}) == 0
+
+
+def test_a_pool_at_its_limit_tells_how_long_its_borrowers_waited():
+    """One resource, three who want it for two seconds each: they wait for none, two and four."""
+
+    async def main() -> dict[Any, float]:
+        pool = Pool(list, name="narrow", max_size=1, max_waiting=5, checkout_timeout=9.0)
+
+        async def use() -> None:
+            async with pool.borrow():
+                await let_pass(2.0)
+
+        await asyncio.gather(*(use() for _ in range(3)))
+        told = _values(seawall.snapshot())
+        await pool.aclose()
+        return told
+
+    told = run_virtual(main())
+    assert told["seawall_pool_wait_seconds", "narrow", "0.5"] == pytest.approx(2.0, rel=0.1)
+    assert told["seawall_pool_wait_seconds", "narrow", "0.99"] == pytest.approx(4.0, rel=0.1)
+    assert told["seawall_pool_borrowed_total", "narrow"] == 3
 
 
 def test_a_pool_tells_how_long_borrowers_waited():
