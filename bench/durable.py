@@ -253,7 +253,7 @@ def measure(plan: Plan, progress: Callable[[str], None]) -> Rates:
             rates[OUT] = {DRAIN: await drain(pool, database, plan)}
             return rates
 
-    server = Postgres()
+    server = Postgres(fsync="on")  # as it is in production: a commit waits for the disk
     try:
         rates = asyncio.run(on_postgres())
     finally:

@@ -87,7 +87,7 @@ def modules_after(statement: str) -> set[str]:
     return loaded
 
 
-@pytest.mark.parametrize("package", ["seawall", "seawall.durable"])
+@pytest.mark.parametrize("package", ["seawall", "seawall.dashboard", "seawall.durable"])
 def test_import_is_light_and_stays_within_the_standard_library(package: str):
     """Importing a package of lazy names loads none of them, and no heavy module."""
     loaded = modules_after(f"import {package}")
@@ -129,7 +129,7 @@ def test_requirements_are_pinned_with_hashes(asked: Path):
         match = PIN.fullmatch(line)
         assert match, f"not pinned with hashes: {line}"
         pinned.add(match[1])
-    lines = (line.split("#")[0].strip() for line in asked.read_text("utf-8").splitlines())
+    lines = (re.split("[#;]", line)[0].strip() for line in asked.read_text("utf-8").splitlines())
     assert {line for line in lines if line and not line.startswith("-")} <= pinned
 
 
@@ -201,6 +201,61 @@ def test_dev_says_what_is_wrong(arguments: list[str], status: int, message: str)
     told = run("sh", "dev", *arguments)
     assert told.returncode == status
     assert message in told.stdout
+
+
+@pytest.fixture
+def no_browser(tmp_path: Path) -> Path:
+    """Return a folder of tools to be the whole PATH: no browser, no package manager, not root."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in ("cat", "dirname", "grep", "sh", "uname"):
+        (folder / tool).symlink_to(shutil.which(tool) or tool)
+    return folder
+
+
+def script(path: Path, *lines: str) -> None:
+    path.write_text("\n".join(["#!/bin/sh", *lines]) + "\n", "utf-8")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["chromium", "chromium-browser", "google-chrome"])
+def test_dev_finds_a_browser(no_browser: Path, name: str):
+    """`./dev browser` has nothing to do where a browser is there, under any of its names."""
+    script(no_browser / name)
+    found = run("sh", "dev", "browser", PATH=str(no_browser))
+    assert (found.returncode, found.stdout) == (0, f"{no_browser / name}\n")
+
+
+def test_dev_says_how_to_get_a_browser(no_browser: Path):
+    """Without a browser, and where it may not install one, `./dev browser` says who can."""
+    told = run("sh", "dev", "browser", PATH=str(no_browser))
+    assert told.returncode == 1
+    assert "install chromium by this system's package manager" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "status"),
+    [({}, 0), ({"SEAWALL_BROWSER": "required"}, 1), ({"CI": "true"}, 1)],
+    ids=["at home", "required", "ci"],
+)
+def test_a_missing_browser_is_told_loudly(
+    no_browser: Path, environment: dict[str, str], status: int
+):
+    """Without a browser its tests are left out and the run says so; where it must be, they fail."""
+    command = [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider"]
+    asked = [*command, "tests/browser", "-k", "test_loads_without_a_complaint"]
+    ran = run(*asked, PATH=str(no_browser), **environment)
+    assert ran.returncode == status, ran.stdout
+    assert ("LEFT OUT: the dashboard and the demo in a real browser" in ran.stdout) == (not status)
+    assert "run ./dev browser" in ran.stdout
+    assert ("skipped" in ran.stdout) == (not status)
+
+
+def test_ci_leaves_nothing_out():
+    """What must pass before a change lands gets a browser, and allows no skip."""
+    lines = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+    assert "export CI=true SEAWALL_BROWSER=required" in lines
+    assert "./dev browser || failed+=(browser)" in lines
 
 
 def run_pytest(folder: Path, test: str, **environment: str) -> subprocess.CompletedProcess[str]:

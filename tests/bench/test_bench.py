@@ -19,6 +19,7 @@ from bench.served import BASELINES
 from bench.targets import IMPORTS, TARGETS, THREADS, at_least, at_most
 from seawall.runtime.events import listening
 from seawall.testing import retries
+from tests.bench.found import written
 
 pytestmark = pytest.mark.alone
 
@@ -331,17 +332,6 @@ def test_what_is_shared_is_judged_by_how_much_faster_it_is():
     assert [verdict.met for verdict in verdicts] == [True, False, True]
 
 
-def written(single: float = 85.0) -> durable.Rates:
-    """Return what a measurement of databases might have found."""
-    return {
-        durable.ON_ONE: {durable.BARE: [100.0], durable.SINGLE: [single], durable.ALONE: [90.0]},
-        durable.ON_EIGHT: {durable.BARE: [100.0], durable.SINGLE: [single], durable.ALONE: [90.0]},
-        durable.TRANSACTION: {durable.BARE: [100.0], durable.ONCE: [60.0]},
-        durable.OUT: {durable.DRAIN: [60_001.0]},
-        durable.FILE: {durable.EACH: [10.0], durable.GROUPED: [30.0]},
-    }
-
-
 def test_what_happens_once_is_judged_by_what_is_left_of_the_bare_rate():
     """And the outbox by how many events a second leave it."""
     tables, verdicts = report.of_durable(written())
@@ -350,16 +340,6 @@ def test_what_happens_once_is_judged_by_what_is_left_of_the_bare_rate():
     assert tables[3].lines == [[durable.DRAIN, "60,001", "0%", "", "met: at least 6e+04"]]
     _, verdicts = report.of_durable(written(single=75.0))
     assert [verdict.met for verdict in verdicts] == [False, True, True, True, True]
-
-
-def test_durable_cases_run_on_real_databases():
-    """Each makes its writes, and the outbox is drained."""
-    plan = durable.Plan(rounds=1, seconds=0.02, events=2000)
-    rates = durable.measure(plan, quiet)
-    assert rates.keys() == written().keys()
-    for table, cases in rates.items():
-        assert cases.keys() == written()[table].keys()
-        assert all(rate > 0.0 for own in cases.values() for rate in own)
 
 
 def pods(p99: float = 0.02, refusal: float = 0.05) -> dict[str, Any]:

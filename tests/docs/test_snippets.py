@@ -216,6 +216,7 @@ AROUND = {
     "failure-modes",
     "guard",
     "index",
+    "stability",
     "testing",
 }
 """Pages that are not about one mechanism."""

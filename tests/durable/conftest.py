@@ -1,4 +1,8 @@
-"""One real PostgreSQL server for all of these tests; each test has a schema of its own."""
+"""One real PostgreSQL server for all of these tests; each test has a schema of its own.
+
+None of them measures real time: they wait for as long as it takes, or their time is virtual. So
+they run beside others; each process that runs some has a server of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,6 @@ import pytest
 
 from seawall.durable import Database, Sqlite, amigrate
 from tests.durable.postgres import Postgres
-
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the machine alone for what asks a real server, which has to answer in real time."""
-    for item in items:
-        if item.path.parent == HERE:
-            item.add_marker(pytest.mark.alone)
 
 
 @pytest.fixture(scope="session")

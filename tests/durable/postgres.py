@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 SETTINGS = {
     "listen_addresses": "",
-    "fsync": "on",
+    # Servers and processes are killed here, the machine is not: what is written is safe without
+    # waiting for a disk, which would be most of a restart where others keep it busy.
+    "fsync": "off",
     "synchronous_commit": "on",
     "max_connections": "100",
     "shared_buffers": "64MB",

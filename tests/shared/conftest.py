@@ -17,11 +17,29 @@ from tests.shared.support import FrozenClock, Server
 
 HERE: Final = Path(__file__).parent
 
+IN_NO_HURRY: Final = frozenset(
+    f"test_{name}.py"
+    for name in (
+        "agreement_breaker",
+        "agreement_queue",
+        "agreement_rates",
+        "breaker_properties",
+        "breaker_report",
+        "leased_bounds",
+        "leased_split",
+        "limits",
+        "limits_edges",
+        "limits_words",
+        "standard",
+    )
+)
+"""Files that measure no real time: the store's clock stands still, or nothing depends on it."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the machine alone for what asks a real server, which has to answer in real time."""
+    """Leave the machine alone for what asks a real server that has to answer in real time."""
     for item in items:
-        if item.path.parent == HERE:
+        if item.path.parent == HERE and item.path.name not in IN_NO_HURRY:
             item.add_marker(pytest.mark.alone)
 
 

@@ -203,6 +203,7 @@ def run(redis_url: str, client: redis.Redis, **how: Any) -> None:
         run_state_machine_as_test(machine, settings=options)
 
 
+@pytest.mark.timeout(180)
 def test_model_memory_and_store_agree(redis_url, client):
     """The pure model, the gate in memory and the shared one say the same to every call."""
     run(redis_url, client)

@@ -279,6 +279,7 @@ def machine(store: RedisStore, frozen: FrozenClock) -> type[RuleBasedStateMachin
     return type("OnThisServer", (Agreement,), {"store": store, "frozen": frozen})
 
 
+@pytest.mark.timeout(180)
 def test_rules_memory_and_store_agree(store: RedisStore, frozen: FrozenClock, client: Any) -> None:
     """Whatever the history, all three give the same verdicts; and no key stays for ever."""
     run_state_machine_as_test(machine(store, frozen), settings=QUICK)

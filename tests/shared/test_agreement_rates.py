@@ -487,7 +487,7 @@ def run(machine: type[Machine], examples: int, *phases: Phase) -> None:
     )
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(180)
 def test_memory_store_and_rules_agree(machine: type[Machine]) -> None:
     """The same history has the same verdicts, over 500 examples of all algorithms."""
     Machine.steps = 0
@@ -535,6 +535,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
 }
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mistake_in_the_script_is_found(
     name: str, machine: type[Machine], monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,221 @@
+"""The dashboard of a small service, in a real browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.browser.service import (
+    HOSTILE,
+    Service,
+    as_operator,
+    band,
+    breaker_of_payments,
+    focused,
+    running,
+    sideways,
+    until_live,
+)
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+Opening = Callable[..., "Page"]
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    """Return a service of this test's own."""
+    with running() as made:
+        yield made
+
+
+def test_loads_without_a_complaint(service: Service, open_page: Opening):
+    """It shows each guard with its stack; nothing fails, and nothing comes from elsewhere."""
+    asked: list[str] = []
+    page = open_page("about:blank")
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(service.url, wait_until="domcontentloaded")
+    until_live(page)
+    assert page.title().startswith("Seawall")
+    for guard in ("payments", "search", HOSTILE):
+        band(page, guard).wait_for()
+    layers = band(page, "payments").locator(".layer-title").all_inner_texts()
+    assert layers == ["Retry", "Breaker", "Timeout"]
+    assert asked
+    assert [url for url in asked if not url.startswith(service.url)] == []
+
+
+def test_without_the_slash_it_is_found_too(service: Service, open_page: Opening):
+    """Whoever leaves the last slash out sees the same page."""
+    until_live(open_page(service.url.rstrip("/")))
+
+
+def test_updates_live(service: Service, open_page: Opening):
+    """Numbers and states change on the page as they do in the service; it is never reloaded."""
+    page = open_page(service.url)
+    until_live(page)
+    page.evaluate("window.stayed = true")
+    payments = band(page, "payments")
+    assert payments.locator(".state-word").inner_text() == "well"
+    succeeded = payments.locator(".numbers .succeeded dd")
+    assert succeeded.inner_text() == "0"
+    for _ in range(200):  # it is a rate: it is seen while calls are made
+        service.call(service.payments, 5)
+        page.wait_for_timeout(20)
+        if succeeded.inner_text() != "0":
+            break
+    assert succeeded.inner_text() != "0"
+    service.call(service.payments, 10, well=False)
+    payments.locator(".state-word", has_text="open").wait_for()
+    trouble = page.locator("#troubles li").filter(has_text="payments").first
+    trouble.wait_for()
+    assert re.search(r"since|for \d|\d s", trouble.inner_text())
+    assert page.locator("#verdict").get_attribute("data-tone") == "bad"
+    assert page.evaluate("window.stayed")
+
+
+def test_a_lost_service_is_told_and_found_again(open_page: Opening, complaints: Any):
+    """When the service goes away the page says so, and does not pass off old numbers as new."""
+    with running() as service:
+        page = open_page(service.url)
+        until_live(page)
+    page.locator("#live[data-tone=bad]").wait_for()
+    assert "reconnecting" in page.locator("#live-text").inner_text()
+    complaints.expected = True  # requests that fail are what this is about
+
+
+# --- By keyboard, on a phone, in the dark ---
+
+
+def test_the_first_tab_skips_to_the_guards(service: Service, open_page: Opening):
+    """Tab goes through the page in its order, the skip link first, and one sees where one is."""
+    page = open_page(service.url)
+    until_live(page)
+    page.keyboard.press("Tab")
+    at = focused(page)
+    assert at["name"] == "Skip to the guards"
+    assert at["visible"]
+    assert page.locator("a.skip").bounding_box()["y"] >= 0
+    page.keyboard.press("Tab")
+    assert focused(page)["id"] == "theme"
+    page.keyboard.press("Tab")
+    assert focused(page)["id"] == "keys"
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.hash") == "#guards"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('#guards') !== null")
+
+
+def test_keys_go_from_guard_to_guard(service: Service, open_page: Opening):
+    """The keys j and k step through the guards, / filters them, Escape ends that."""
+    page = open_page(service.url)
+    until_live(page)
+    names = page.locator(".band .band-name").all_inner_texts()
+    assert len(names) == 3
+    for key, index in (("j", 0), ("j", 1), ("j", 2), ("j", 2), ("k", 1), ("ArrowUp", 0)):
+        page.keyboard.press(key)
+        at = focused(page)
+        assert at["name"].startswith(names[index]), (key, at)
+        assert at["visible"]
+    page.keyboard.press("/")
+    page.keyboard.type("pay")
+    assert page.locator(".band:visible").count() == 1
+    page.keyboard.press("Escape")
+    assert page.locator(".band:visible").count() == 3
+
+
+def test_help_opens_and_closes_by_key(service: Service, open_page: Opening):
+    """The question mark opens the help, Escape closes it, and the focus is where it was."""
+    page = open_page(service.url)
+    until_live(page)
+    page.keyboard.press("j")
+    before = focused(page)["name"]
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog", name="Keys")
+    dialog.wait_for()
+    assert page.evaluate("document.activeElement.closest('dialog') !== null")
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="hidden")
+    assert focused(page)["name"].partition(":")[0] == before.partition(":")[0]
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (320, 568)])
+def test_it_fits_a_phone(service: Service, open_page: Opening, width: int, height: int):
+    """On a narrow screen nothing is cut off sideways, also with names that have no spaces."""
+    page = open_page(
+        service.url, viewport={"width": width, "height": height}, is_mobile=True, has_touch=True
+    )
+    as_operator(page)
+    until_live(page)
+    service.call(service.payments, 20, well=False)
+    band(page, "payments").locator(".state-word", has_text="open").wait_for()
+    breaker_of_payments(page).locator("summary").tap()
+    isolate = breaker_of_payments(page).get_by_role("button", name=re.compile("^Isolate"))
+    isolate.scroll_into_view_if_needed()
+    assert sideways(page) == []
+    box = isolate.bounding_box()
+    assert box["height"] >= 24
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_dark_and_light(service: Service, open_page: Opening, scheme: str):
+    """It follows the system's scheme, and text stands out from its ground in both."""
+    page = open_page(service.url, color_scheme=scheme)
+    until_live(page)
+    ground = _luminance(page, "body", "backgroundColor")
+    assert (ground < 0.2) == (scheme == "dark")
+    for part in ("h1", ".band-name", ".layer-title", ".muted", ".layer-settings"):
+        ink = _luminance(page, part, "color")
+        lighter, darker = max(ink, ground), min(ink, ground)
+        assert (lighter + 0.05) / (darker + 0.05) >= 4.5, part
+
+
+def test_the_theme_is_chosen_by_key_and_kept(service: Service, open_page: Opening):
+    """The key t goes through the themes; the choice is there after a reload."""
+    page = open_page(service.url, color_scheme="light")
+    until_live(page)
+    while page.locator("html").get_attribute("data-theme") != "dark":
+        page.keyboard.press("t")
+    assert _luminance(page, "body", "backgroundColor") < 0.2
+    page.reload(wait_until="domcontentloaded")
+    until_live(page)
+    assert _luminance(page, "body", "backgroundColor") < 0.2
+
+
+def _luminance(page: Page, selector: str, what: str) -> float:
+    """Return how light a colour is, from 0 to 1, as contrast is reckoned."""
+    found: float = page.evaluate(
+        """([selector, what]) => {
+            const canvas = document.createElement('canvas').getContext('2d');
+            canvas.fillStyle = getComputedStyle(document.querySelector(selector))[what];
+            canvas.fillRect(0, 0, 1, 1);
+            const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((part) => {
+                const one = part / 255;
+                return one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
+            });
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        }""",
+        [selector, what],
+    )
+    return found
+
+
+def test_who_wants_no_motion_gets_none(service: Service, open_page: Opening):
+    """With reduced motion nothing on the page moves by itself."""
+    moving = """() => document.getAnimations()
+        .filter((one) => one.playState === 'running'
+            && (one.effect.getComputedTiming().duration > 50
+                || one.effect.getComputedTiming().iterations === Infinity)).length"""
+    page = open_page(service.url, reduced_motion="reduce")
+    until_live(page)
+    service.call(service.payments, 20, well=False)
+    band(page, "payments").locator(".state-word", has_text="open").wait_for()
+    assert page.evaluate(moving) == 0
