@@ -31,6 +31,8 @@ MOST_ITEMS: Final = 1000
 DEEPEST: Final = 12
 """Levels of a snapshot that are shown."""
 
+_PLAIN: Final = frozenset({type(None), bool, int, str})
+
 _lock = RLock()
 _guards: Final[WeakValueDictionary[str, Guard]] = WeakValueDictionary()
 _entries: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
@@ -190,15 +192,17 @@ def said(error: BaseException) -> str:
 
 def plain(value: Any, depth: int = 0) -> Any:
     """Return `value` as JSON can tell it: bounded, and without what JSON has no word for."""
-    if isinstance(value, Enum):
+    kind = type(value)
+    if kind not in _PLAIN and isinstance(value, Enum):
         value = value.value
-    if value is None or isinstance(value, (bool, int, str)):
+        kind = type(value)
+    if kind in _PLAIN or isinstance(value, (int, str)):  # nearly all that there is
         return value
     if isinstance(value, float):
         return value if isfinite(value) else None
     if depth >= DEEPEST:
         return repr(value)[:200]
-    if isinstance(value, Mapping):
+    if kind is dict or isinstance(value, Mapping):
         items = list(value.items())
         shown = {str(key): plain(item, depth + 1) for key, item in items[:MOST_ITEMS]}
         return shown if len(items) <= MOST_ITEMS else {**shown, "(more)": len(items) - MOST_ITEMS}

@@ -49,6 +49,24 @@ def test_it_says_what_is_wrong_and_since_when():
     )
 
 
+def test_it_says_which_pods_are_not_seen_now():
+    """Of a view that is old it says how old, of a pod that is gone since when; else nothing."""
+    text = drawn(
+        message(
+            view("web-1"),
+            view("web-2", age=42.0),
+            view("web-3", age=90.0, gone=NOW - 90.0),
+            view("web-4", age=2.0),
+            view("web-5", age=6.0, every=5.0),
+        )
+    )
+    assert "NOT SEEN NOW" in text
+    assert "▲ web-2: as of 42 s ago\n" in text
+    assert re.search(r"○ web-3: gone since \d\d:\d\d:\d\d, 1 min\n", text)
+    assert not re.search(r"web-[145]: ", text)
+    assert "NOT SEEN NOW" not in drawn(message())
+
+
 def test_it_says_that_all_is_well():
     """Where nothing is wrong, it says so plainly."""
     assert "● All is well." in drawn(message())

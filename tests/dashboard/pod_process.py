@@ -1,4 +1,4 @@
-"""A pod as a process of its own: it tells its view until its standard input ends."""
+"""A pod as a process of its own, at whose page nobody looks; until its standard input ends."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import sys
 
 from seawall import Breaker, Guard, RedisStore
-from seawall.dashboard._watcher import Watcher
-from seawall.dashboard.pods import StorePods
+from seawall.dashboard import Dashboard
 
 
 def main() -> None:
@@ -16,13 +15,11 @@ def main() -> None:
     breaker = Breaker()
     guard = Guard("vendor", breaker)
     store = RedisStore(told["url"], prefix=told["prefix"], timeout=2.0)
-    watcher = Watcher(pod=told["name"])
-    pods = StorePods(store, watcher, every=0.2)
+    dashboard = Dashboard(local=True, shared=store, pod=told["name"], every=0.2)
     for _line in sys.stdin:  # each isolates the breaker
         breaker.isolate()
     store.close()
-    pods.close()
-    watcher.close()
+    dashboard.close()
     guard.close()
 
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +90,8 @@ class Shows:
         return self.view
 
 
+ROOT = Path(__file__).resolve().parents[2]
+
 NEVER = 3600.0
 """Seconds between two views where a test tells each of them itself."""
 
@@ -129,3 +137,30 @@ def put(client: redis.Redis, pod: StorePods, name: str, data: bytes, ago: float 
     index, told, _mark = pod._keys
     client.zadd(index, {name: int((client.time()[0] - ago) * 1e6)})
     client.hset(told, name, data)
+
+
+class Process:
+    """A pod in a process of its own."""
+
+    def __init__(self, name: str, url: str, prefix: str) -> None:
+        told = json.dumps({"name": name, "url": url, "prefix": prefix})
+        path = os.pathsep.join([str(ROOT), str(ROOT / "src"), *filter(None, sys.path)])
+        self._popen = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-W", "error", "-m", "tests.dashboard.pod_process", told],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+        )
+        assert self._popen.stdin is not None
+        self.input = self._popen.stdin
+
+    def kill(self) -> None:
+        self._popen.send_signal(signal.SIGKILL)
+        self.end()
+
+    def end(self) -> int:
+        self.input.close()
+        try:
+            return self._popen.wait(10)
+        finally:
+            self._popen.kill()

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from time import thread_time
 from typing import Any
 
@@ -21,15 +16,23 @@ from seawall import RedisStore, StoreUnavailable
 from seawall.clock import SYSTEM
 from seawall.dashboard.pods import StorePods
 from seawall.runtime.events import BreakerChanged, emit
-from tests.dashboard.pods_support import NEVER, NewPod, Shows, names, new_pod, read, tell, view
+from tests.dashboard.pods_support import (
+    NEVER,
+    NewPod,
+    Process,
+    Shows,
+    names,
+    new_pod,
+    read,
+    tell,
+    view,
+)
 from tests.shared.conftest import client, frozen, new_store, redis_url, store
 from tests.shared.support import FrozenClock, eventually, keys_without_expiry
 
 __all__ = ["client", "frozen", "new_pod", "new_store", "redis_url", "store"]
 
 pytestmark = pytest.mark.alone
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 # Telling and reading
@@ -291,33 +294,6 @@ def test_a_child_process_is_another_pod(new_pod: NewPod) -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert names(one) == ["child", "two"]
-
-
-class Process:
-    """A pod in a process of its own."""
-
-    def __init__(self, name: str, url: str, prefix: str) -> None:
-        told = json.dumps({"name": name, "url": url, "prefix": prefix})
-        path = os.pathsep.join([str(ROOT), str(ROOT / "src"), *filter(None, sys.path)])
-        self._popen = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-W", "error", "-m", "tests.dashboard.pod_process", told],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-        )
-        assert self._popen.stdin is not None
-        self.input = self._popen.stdin
-
-    def kill(self) -> None:
-        self._popen.send_signal(signal.SIGKILL)
-        self.end()
-
-    def end(self) -> int:
-        self.input.close()
-        try:
-            return self._popen.wait(10)
-        finally:
-            self._popen.kill()
 
 
 def test_three_processes_of_which_one_is_killed_and_one_leaves(

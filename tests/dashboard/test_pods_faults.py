@@ -206,7 +206,7 @@ async def until_down(pod: StorePods) -> None:
 def test_while_the_store_is_away_that_is_said_and_when_it_is_back_all_are_there(
     pair: tuple[StorePods, StorePods], site: Site, fault: Any
 ) -> None:
-    """It raises in time, what was known is kept, nothing is told, and nobody is taken for gone."""
+    """It raises in time, nothing is told, and nobody is taken for gone."""
     one, two = pair
     watcher: Any = two._watcher
     with fault(site):
@@ -214,14 +214,11 @@ def test_while_the_store_is_away_that_is_said_and_when_it_is_back_all_are_there(
         with pytest.raises(StoreUnavailable):
             read(one)
         assert SYSTEM.now() - began < 1.0
-        (known,) = one.last_known()
-        assert known["pod"]["name"] == "pod-1"
         asyncio.run(until_down(two))
         before = watcher.samples
         two._due = 0.0
         run_in(two._store._background, two._tick, 1.0)
         assert watcher.samples == before
-        assert one.last_known()[0]["age"] > known["age"]
 
     def back() -> bool:
         try:

@@ -104,3 +104,25 @@ def test_what_is_too_much_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match="at most"):
             valid_view(_VIEW | much)
+
+
+@pytest.mark.parametrize(
+    ("more", "known"),
+    [
+        ({"age": 3}, {"age": 3}),
+        ({"age": 0.5, "gone": 1000.0}, {"age": 0.5, "gone": 1000.0}),
+        ({"extra": 1}, {}),
+        ({"age": -1}, None),
+        ({"age": True}, None),
+        ({"age": None}, None),
+        ({"age": float("nan")}, None),
+        ({"gone": "yes"}, None),
+    ],
+)
+def test_how_old_a_view_is_may_be_told(more: dict[str, Any], known: dict[str, Any] | None):
+    """It need not be told; if it is, it is kept, and it is a number."""
+    if known is None:
+        with pytest.raises(ValueError, match="number"):
+            valid_view({**_VIEW, **more})
+    else:
+        assert valid_view({**_VIEW, **more}) == {**valid_view(_VIEW), **known}

@@ -31,14 +31,15 @@ QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], de
 
 def test_a_view_is_small_enough() -> None:
     """Two hundred guards of seven policies fit in 256 KiB; what is ill is shown whole."""
+    crowd = many_guards(MOST_GUARDS, ill=150)
     pair = Pair()
-    view = pair.look(many_guards(MOST_GUARDS, ill=150))
+    view = pair.look(crowd)
     check_view(view)
     assert len(json.dumps(view)) < 256 * 1024
     assert len(view["guards"]) == MOST_GUARDS
     assert view["guards"][150]["stack"][3]["facts"]
     assert "too much to show" in view["happenings"][-1]["what"]
-    later = pair.look(many_guards(MOST_GUARDS, ill=150))
+    later = pair.look(crowd)
     assert len(later["happenings"]) == len(view["happenings"]), "it is told once"
 
 

@@ -95,6 +95,13 @@ def test_quantiles_do_not_fall(values, p, q):
     assert histogram.quantile(min(p, q)) <= histogram.quantile(max(p, q))
 
 
+@given(st.lists(ANY), st.lists(SHARES))
+def test_several_quantiles_at_once_are_those_of_each(values, shares):
+    """To ask for several together gives the same, for the price of one."""
+    histogram = filled(values)
+    assert histogram.quantiles(shares) == [histogram.quantile(p) for p in shares]
+
+
 @given(st.lists(IN_RANGE), st.lists(IN_RANGE))
 def test_merging_is_counting_both(some, others):
     """A merged histogram is that of all samples."""

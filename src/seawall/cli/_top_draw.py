@@ -36,7 +36,8 @@ from seawall.cli._top_lines import (
     share,
     span,
 )
-from seawall.cli._top_message import WORST, verdict, worst
+from seawall.cli._top_message import verdict, worst
+from seawall.dashboard._bounds import WORST
 from seawall.dashboard.views import (
     GuardView,
     Happening,
@@ -54,6 +55,10 @@ SPACIOUS: Final = 36
 
 NARROWEST: Final = 20
 """Columns for which lines are made; in fewer they are cut."""
+
+OLD: Final = 3.0
+LATE: Final = 1.5
+"""From so many seconds on, and so many times those between two views, it is said how old one is."""
 
 MOST_HAPPENINGS: Final = 12
 _MOST_WRAPPED: Final = 4
@@ -153,6 +158,9 @@ class _Drawing:
         troubles = [self._trouble(*told) for told in self._troubles()]
         if troubles:
             yield Block(line(("TROUBLES", "bold")), troubles, 7)
+        old = [unit for unit in map(self._old, self._views) if unit is not None]
+        if old:
+            yield Block(line(("NOT SEEN NOW", "bold")), old, 3)
         if any(view["guards"] for view in self._views):
             yield self._guards()
         titles = dict.fromkeys(title for view in self._views for title in view["sections"])
@@ -193,6 +201,20 @@ class _Drawing:
             advice = f"{since}. {advice}"
         lines += [line((part, "dim")) for part in self._wrapped(f"  {advice}") if advice]
         return Unit(lines, trouble["tone"])
+
+    def _old(self, view: View) -> Unit | None:
+        """Return from when what is shown of a pod is, if that is not now."""
+        now, age = self._message["at"], view.get("age", 0.0)
+        tone: Tone = "warn"
+        if "gone" in view:
+            tone, since = "off", view["gone"]
+            told = f"gone since {moment(since, now)}, {span(now - since)}"
+        elif age > max(OLD, LATE * view["every"]):
+            told = f"as of {span(age)} ago"
+        else:
+            return None
+        text = f"{self._glyphs.tones[tone]} {view['pod']['name']}: {told}"
+        return Unit([line((text, STYLES[tone]))], tone)
 
     def _wrapped(self, text: str) -> list[str]:
         """Return a sentence on as many lines as it takes, within reason."""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from seawall.cli._top_message import WORST
+from seawall.dashboard._bounds import WORST
 from seawall.dashboard.views import GuardTrack, Tone
 
 STYLES: Final[Mapping[str, str]] = {

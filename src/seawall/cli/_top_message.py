@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple, NoReturn, cast
 from unicodedata import category
 
-from seawall.dashboard._bounds import LONGEST_NAME, MOST_GUARDS, MOST_ROWS, number, shown
+from seawall.dashboard._bounds import LONGEST_NAME, MOST_GUARDS, MOST_ROWS, WORST, number, shown
 from seawall.dashboard._validate import valid_view
 from seawall.dashboard.views import (
     FORMAT,
@@ -36,9 +36,6 @@ MOST_POINTS: Final = 180
 
 MOST_MARKS: Final = 4
 """In a row on one letter: no script needs more, and a pile of them covers the lines above."""
-
-WORST: Final[tuple[Tone, ...]] = ("bad", "warn", "ok", "off")
-"""The tones in the order in which they ask for attention."""
 
 _NOT_ONE: Final = "what answers there is not a Seawall dashboard"
 
@@ -86,9 +83,9 @@ def understood(raw: dict[str, Any]) -> Reading:
     history = raw.get("history")
     title, operator = raw.get("title"), raw.get("operator")
     message = Message(
-        title=calm(shown(title, LONGEST_NAME)) if isinstance(title, str) else "Seawall",
+        title=legible(title) if isinstance(title, str) else "Seawall",
         at=number(raw.get("at")),
-        operator=calm(shown(operator, LONGEST_NAME)) if isinstance(operator, str) else None,
+        operator=legible(operator) if isinstance(operator, str) else None,
         views=list(views.values()),
         history=_histories(history, views) if isinstance(history, dict) else None,
         extra=None,
@@ -133,6 +130,11 @@ def calm(text: str) -> str:
         if marks <= MOST_MARKS and ord(one) not in _SELECTORS:
             kept.append(one)
     return "".join(kept)
+
+
+def legible(text: str, longest: int = LONGEST_NAME) -> str:
+    """Return `text` as it can be written to a terminal, at most so long."""
+    return calm(shown(text, longest))
 
 
 def _calm(value: Any) -> Any:
@@ -181,7 +183,7 @@ def _about(view: View, patterns: tuple[str, ...]) -> View:
 
 def _histories(told: dict[str, Any], views: Iterable[str]) -> dict[str, History]:
     shown_pods = set(views)
-    named = ((calm(shown(pod, LONGEST_NAME)), past) for pod, past in told.items())
+    named = ((legible(pod), past) for pod, past in told.items())
     return {pod: _history(past) for pod, past in named if pod in shown_pods}
 
 
@@ -194,14 +196,14 @@ def _history(told: Any) -> History:
     return History(
         at=at,
         guards={
-            calm(shown(name, LONGEST_NAME)): _track(track, len(at))
+            legible(name): _track(track, len(at))
             for name, track in list(guards.items() if isinstance(guards, dict) else ())[
                 :MOST_GUARDS
             ]
             if isinstance(track, dict)
         },
         rows={
-            calm(shown(name, 2 * LONGEST_NAME)): _points(points, len(at))
+            legible(name, 2 * LONGEST_NAME): _points(points, len(at))
             for name, points in list(rows.items() if isinstance(rows, dict) else ())[:MOST_ROWS]
         },
     )

@@ -19,9 +19,9 @@ from random import Random
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from seawall.cli._top_message import NotADashboard, calm, parse
+from seawall.cli._top_message import NotADashboard, legible, parse
 from seawall.clock import Clock, current_clock
-from seawall.dashboard._bounds import LONGEST_TEXT, shown
+from seawall.dashboard._bounds import LONGEST_TEXT
 from seawall.models.backoff import exponential
 
 MOST_BYTES: Final = 8 * 1024 * 1024
@@ -271,7 +271,7 @@ class Source:
     def _check(self, answer: http.client.HTTPResponse, kind: str) -> None:
         """Raise unless the answer is a good one of the kind that was asked for."""
         if answer.status in _REDIRECTS:
-            target = _shown(answer.getheader("Location", ""))
+            target = legible(answer.getheader("Location", ""), LONGEST_TEXT)
             raise NotADashboard(f"it points to {target!r}: if that is the dashboard, give it")
         if answer.status != http.client.OK:
             raise NotADashboard(_SAID.get(answer.status, f"it answers with status {answer.status}"))
@@ -289,11 +289,11 @@ def _wake(connection: socket.socket) -> None:
 
 def _reason(error: Exception, place: Place) -> str:
     """Return in a few words what went wrong."""
-    reason = f"the connection failed ({_shown(str(error) or type(error).__name__)})"
+    reason = f"the connection failed ({legible(str(error) or type(error).__name__, LONGEST_TEXT)})"
     if isinstance(error, NotADashboard):
         reason = str(error)
     elif isinstance(error, ssl.SSLCertVerificationError):
-        reason = f"its certificate is not trusted ({_shown(error.verify_message)})"
+        reason = f"its certificate is not trusted ({legible(error.verify_message, LONGEST_TEXT)})"
     elif isinstance(error, ssl.SSLError):
         reason = "TLS failed: is it https that is spoken there?"
     elif isinstance(error, ConnectionRefusedError):
@@ -307,7 +307,3 @@ def _reason(error: Exception, place: Place) -> str:
     elif isinstance(error, (http.client.HTTPException, ValueError)):
         reason = "what answers there does not speak HTTP as it should"
     return reason
-
-
-def _shown(text: str) -> str:
-    return calm(shown(text, LONGEST_TEXT))

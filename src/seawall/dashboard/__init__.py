@@ -9,8 +9,9 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # as in `seawall` itself
 if TYPE_CHECKING:
+    from seawall.dashboard._live import Pods
     from seawall.dashboard._visit import Visit
-    from seawall.dashboard.app import Dashboard, Pods
+    from seawall.dashboard.app import Dashboard
 
 __all__ = [
     "Dashboard",
@@ -19,8 +20,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "dashboard._live": "Pods",
     "dashboard._visit": "Visit",
-    "dashboard.app": "Dashboard Pods",
+    "dashboard.app": "Dashboard",
 }
 """The public names by the module in which they are at home."""
 

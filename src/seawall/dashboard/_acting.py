@@ -7,8 +7,9 @@ with who did it, in one line whatever the names are.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from math import isfinite
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,14 @@ log: Final = logging.getLogger("seawall.dashboard")
 MOST_CHANGES: Final = 16
 LONGEST: Final = 500
 """Characters of a name or a value."""
+
+ELSEWHERE_WITHIN: Final = 10.0
+"""Seconds in which another pod has to have done what it was asked for."""
+
+NOT_FROM_HERE: Final = (
+    "Open that pod's own dashboard to act on it. A breaker that is shared follows on all pods when"
+    " it is changed on one."
+)
 
 _DONE: Final = {"isolate": "Isolated", "close": "Closed", "change": "Changed"}
 _MEMBERS: Final = frozenset({"pod", "guard", "layer", "act", "key", "changes"})
@@ -85,6 +94,18 @@ def do_here(asked: Act, view: View, operator: str, client: str) -> str:
         sentence = f"{_DONE[asked.act]} {layer['title']} of {asked.guard}{of}."
     told(asked, operator, client)
     return sentence
+
+
+async def do_elsewhere(asked: Act, pods: Any, tell: Callable[..., None]) -> str:
+    """Let another pod do it; return the sentence that it says about it."""
+    try:
+        async with asyncio.timeout(ELSEWHERE_WITHIN):
+            return str(await pods.act(asked.pod, asked._asdict()))
+    except Refusal:
+        raise
+    except Exception as error:
+        tell("act", logging.WARNING, "a pod could not be acted on: %r", error)
+        raise Refusal(409, "Conflict", "That pod could not be acted on.") from error
 
 
 def told(asked: Act, operator: str, client: str) -> None:

@@ -53,6 +53,19 @@ def forbidden(detail: str) -> Refusal:
     return Refusal(403, "Forbidden", detail)
 
 
+def unavailable(detail: str) -> Refusal:
+    """Return the refusal of somebody who may come again soon."""
+    return Refusal(503, "Service unavailable", detail, retry_after=5.0)
+
+
+def expect(method: str, *methods: str) -> None:
+    """Return if `method` is one of `methods`; else `Refusal`."""
+    if method not in methods:
+        refusal = Refusal(405, "Method not allowed", f"Write {' or '.join(methods)}.")
+        refusal.headers = [(b"allow", ", ".join(methods).encode())]
+        raise refusal
+
+
 def to_json(value: Any) -> bytes:
     """Return `value` as JSON; raises ValueError or TypeError for what JSON has no word for."""
     # Outside of its texts, JSON has none of the characters that are escaped.

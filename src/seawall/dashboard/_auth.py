@@ -8,7 +8,7 @@ browser here can be sent by any page in the world, and a proxy here speaks for a
 
 - the connection comes from a loopback address to a loopback address;
 - the Host is a loopback's name, so no name that somebody else pointed here (DNS rebinding);
-- no header tells of a proxy;
+- no header tells of a proxy, and no HTTP/1.0, which only those still speak;
 - this process listens on no address that another machine reaches.
 """
 
@@ -22,6 +22,7 @@ from typing import Any, Final
 from seawall import _checks as check
 from seawall.clock import Clock
 from seawall.dashboard._answers import Refusal, forbidden
+from seawall.dashboard._bounds import shown
 from seawall.dashboard._listening import is_loopback, listens_beyond_loopback
 from seawall.dashboard._visit import Visit
 
@@ -40,21 +41,39 @@ QUIET: Final = 60.0
 """Seconds between two records of the same trouble: whoever asks must not fill the log."""
 
 LONGEST_NAME: Final = 80
+LONGEST_HOST: Final = 300
+LONGEST_RECORD: Final = 1000
 
 _PROXIED: Final = frozenset(
     {
-        "cf-connecting-ip",
+        "cdn-loop",
+        "client-ip",
         "forwarded",
+        "forwarded-for",
         "true-client-ip",
         "via",
         "x-client-ip",
         "x-cluster-client-ip",
-        "x-original-forwarded-for",
-        "x-original-host",
+        "x-host",
         "x-real-ip",
+        "x-remote-addr",
+        "x-remote-ip",
     }
 )
-"""Headers that proxies add, beside all that begin with `x-forwarded-`."""
+_PROXIED_AS: Final = (
+    "cf-",
+    "fastly-",
+    "fly-",
+    "x-amzn-",
+    "x-appengine-",
+    "x-azure-",
+    "x-envoy-",
+    "x-forwarded",
+    "x-original-",
+    "x-proxy",
+    "x-varnish",
+)
+"""Headers that proxies add: these, and all that begin so."""
 
 log: Final = logging.getLogger("seawall.dashboard")
 
@@ -149,7 +168,8 @@ class Door:
         now = self._clock.now()
         if now >= self._quiet.get(about, now):
             self._quiet[about] = now + QUIET
-            log.log(level, "dashboard: " + message, *told)  # noqa: G003 - the same words each time
+            # What an error says may hold what a stranger wrote: one line, and not a long one.
+            log.log(level, "dashboard: %s", shown(message % told, LONGEST_RECORD))
 
 
 def _exposure(address: str) -> str:
@@ -167,19 +187,26 @@ def _not_local(visit: Visit) -> str:
     name = server[0] if server else None
     if not isinstance(name, str) or not (is_loopback(name) or name == "localhost"):
         return "the request was sent to an address that others reach"
-    if any(_is_of_proxy(name.decode("latin-1")) for name, _ in visit.headers):
+    if _is_old(visit) or any(_is_of_proxy(name.decode("latin-1")) for name, _ in visit.headers):
         return "a proxy stands before it"
     if not _is_loopback_name(visit.header("host")):
         return "write localhost or 127.0.0.1 in the address bar"
     return ""
 
 
+def _is_old(visit: Visit) -> bool:
+    # A plain proxy_pass of nginx adds no header and writes our own address as the Host, but it
+    # speaks HTTP/1.0, which no browser does.
+    return visit.scope.get("http_version") in ("0.9", "1.0")
+
+
 def _is_of_proxy(header: str) -> bool:
-    return header in _PROXIED or header.startswith("x-forwarded-")
+    name = header.replace("_", "-").lower()  # some write it so, and some take it for the same
+    return name in _PROXIED or name.startswith(_PROXIED_AS)
 
 
 def _is_loopback_name(host: str | None) -> bool:
-    if host is None:
+    if host is None or len(host) > LONGEST_HOST or "%" in host:  # that begins no part of a name
         return False
     name, _, port = (
         host.rpartition(":") if not host.endswith("]") and ":" in host else (host, "", "")

@@ -10,6 +10,8 @@ from functools import lru_cache
 from math import isfinite
 from typing import Any, Final
 
+from seawall.dashboard.views import Tone
+
 MOST_GUARDS: Final = 200
 MOST_LAYERS: Final = 32
 MOST_ROWS: Final = 500
@@ -33,6 +35,9 @@ MOST_BYTES: Final = 240 * 1024
 """Of a view as JSON: what is sent of it each second has to stay small."""
 
 TONES: Final = ("ok", "warn", "bad", "off")
+
+WORST: Final[tuple[Tone, ...]] = ("bad", "warn", "ok", "off")
+"""The tones in the order in which they ask for attention."""
 
 HUGE: Final = 1e15
 """Numbers are shown up to here: all readers can tell them, as a float or not."""

@@ -4,6 +4,9 @@ Promises: a request that changes something is let through only if all of this ho
 alone would stop a page of another origin: it is sent by a page of this origin (`Origin`, and
 `Sec-Fetch-Site` where the browser has it), it is JSON, it has the cookie of a session, and the
 token that belongs to that session and that operator, which only our own page can read.
+
+And no other site makes a browser ask for anything but the page itself, in a tab of its own: what
+is not asked for cannot be timed, counted, or shown where it should not be (`Sec-Fetch-*`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from seawall.dashboard._visit import Visit
 from seawall.web.sending import Headers
 
 COOKIE: Final = "seawall_session"
+SECURE_COOKIE: Final = f"__Host-{COOKIE}"
+"""Of a page over TLS: browsers let nobody else set it, such as a neighbour of the same domain."""
+
 TOKEN: Final = "x-seawall-token"  # noqa: S105 - the name of a header
 SHORTEST_SECRET: Final = 16
 
@@ -53,22 +59,22 @@ class Sessions:
 
     def open(self, visit: Visit, operator: str) -> tuple[str, Headers]:
         """Return the token of the visit's session, and the headers that begin it if it is new."""
-        session = _session(visit)
+        session = self._session(visit)
         if session is not None:
             return self._token(session, operator), []
         session = token_urlsafe(32)
+        secure = self._is_secure(visit)
         path = (visit.scope.get("root_path") or "").rstrip("/") or "/"
-        if not _PATH.fullmatch(path):
+        if secure or not _PATH.fullmatch(path):
             path = "/"
-        cookie = f"{COOKIE}={session}; Path={path}; HttpOnly; SameSite=Strict"
-        if self._is_secure(visit):
-            cookie += "; Secure"
+        name, end = (SECURE_COOKIE, "; Secure") if secure else (COOKIE, "")
+        cookie = f"{name}={session}; Path={path}; HttpOnly; SameSite=Strict{end}"
         return self._token(session, operator), [(b"set-cookie", cookie.encode())]
 
     def check(self, visit: Visit, operator: str) -> None:
         """Return if the request was made by our own page, for this operator; else `Refusal`."""
         self._check_origin(visit)
-        session = _session(visit)
+        session = self._session(visit)
         if session is None:
             raise forbidden("The request has no session: load the page again.")
         token = visit.header(TOKEN) or ""
@@ -85,8 +91,7 @@ class Sessions:
                 "The request was not made by this page. Behind a proxy, tell the dashboard its"
                 " address: Dashboard(origins=['https://...'])."
             )
-        # Of a header that is there twice, nobody knows which one the browser wrote.
-        sites = [value for name, value in visit.headers if name == b"sec-fetch-site"]
+        sites = _sites(visit)
         if sites and sites != [b"same-origin"]:
             raise forbidden("The request was not made by this page.")
 
@@ -103,15 +108,28 @@ class Sessions:
             return all(origin.startswith("https:") for origin in self._origins)
         return bool(visit.scope.get("scheme") == "https")
 
+    def _session(self, visit: Visit) -> str | None:
+        session = visit.cookies.get(SECURE_COOKIE if self._is_secure(visit) else COOKIE)
+        return session if session is not None and _SESSION.fullmatch(session) else None
+
     def _token(self, session: str, operator: str) -> str:
         # With the operator: a session that somebody else planted here has a token of theirs.
         signed = f"{session}\n{operator}".encode(errors="backslashreplace")
         return hmac.new(self._secret, signed, sha256).hexdigest()
 
 
-def _session(visit: Visit) -> str | None:
-    session = visit.cookies.get(COOKIE)
-    return session if session is not None and _SESSION.fullmatch(session) else None
+def check_site(visit: Visit, *, page: bool) -> None:
+    """Return unless a page of another site makes the browser ask; it may lead to our `page`."""
+    if all(site in (b"same-origin", b"none") for site in _sites(visit)):
+        return
+    leads = visit.method in ("GET", "HEAD") and visit.header("sec-fetch-mode") == "navigate"
+    if not (page and leads):
+        raise forbidden("Another site asks for this: open the page itself.")
+
+
+def _sites(visit: Visit) -> list[bytes]:
+    # Of a header that is there twice, nobody knows which one the browser wrote.
+    return [value for name, value in visit.headers if name == b"sec-fetch-site"]
 
 
 def _checked_origin(origin: object) -> str:

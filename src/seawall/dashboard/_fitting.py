@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from json import dumps
-from typing import Any
+from typing import Any, Final
 
 from seawall.dashboard._bounds import MOST_BYTES
 from seawall.dashboard.views import GuardView, Layer, View
+
+FEW: Final = 10
+"""Troubles that are always shown: the worst come first."""
 
 
 def size_of(view: Any) -> int:
@@ -46,10 +49,10 @@ def _brief(guard: GuardView) -> GuardView:
 def _halved(view: View, most: int) -> tuple[View, int]:
     """Leave out half of what there is, what is well first, until it fits."""
     before = _things(view)
-    while size_of(view) > most and _things(view):
+    while size_of(view) > most and (_things(view) or len(view["troubles"]) > FEW):
         view["guards"] = _half(view["guards"])
         view["sections"] = {title: _half(rows) for title, rows in view["sections"].items()}
-        view["troubles"] = view["troubles"][: max(10, len(view["troubles"]) // 2)]
+        view["troubles"] = view["troubles"][: max(FEW, len(view["troubles"]) // 2)]
     return view, before - _things(view)
 
 

@@ -12,6 +12,7 @@ from seawall.dashboard._bounds import number
 from seawall.dashboard._moves import Moves
 from seawall.dashboard.views import Tone
 from seawall.telemetry import _thresholds as limits
+from seawall.telemetry._readings import spent_share
 
 Seen = Mapping[str, Any]
 
@@ -43,12 +44,12 @@ def calls_lately(name: str, moves: Moves) -> float:
 def failing(seen: Seen, moves: Moves) -> Tone | None:
     """Return how bad it is that a guard's attempts fail, or None if it is not."""
     ratio = number(seen.get("error_rate"))
+    if ratio <= limits.ERROR_RATIO_WARN:
+        return None
     name = str(seen.get("name", ""))
     if sum(moves.for_long(("guard", name, end)) for end in ENDS) < ENOUGH_CALLS:
         return None
-    if ratio > limits.ERROR_RATIO:
-        return "bad"
-    return "warn" if ratio > limits.ERROR_RATIO_WARN else None
+    return "bad" if ratio > limits.ERROR_RATIO else "warn"
 
 
 def share_lately(name: str, place: int, counter: str, moves: Moves) -> float:
@@ -58,20 +59,11 @@ def share_lately(name: str, place: int, counter: str, moves: Moves) -> float:
 
 
 def budget_spent(seen: Seen) -> float | None:
-    """Return the share of a retry budget that is spent, from 0 to 1; None if there is none.
-
-    A deposit allows retries only while more than half of it is left.
-    """
-    budget = seen.get("budget")
-    if not isinstance(budget, Mapping):
+    """Return the share of a retry budget that is spent, from 0 to 1; None if there is none."""
+    try:
+        return spent_share(seen["budget"])
+    except (KeyError, TypeError):  # none, or one of another shape
         return None
-    if "maximum" in budget:
-        half = number(budget["maximum"]) / 2
-        spent = (2 * half - number(budget.get("tokens"))) / half if half > 0 else 1.0
-    else:
-        allowed, retries = number(budget.get("allowed")), number(budget.get("retries"))
-        spent = retries / allowed if allowed > 0 else float(retries > 0)
-    return min(1.0, max(0.0, spent))
 
 
 def full(seen: Seen) -> bool:

@@ -1,9 +1,9 @@
 """What goes on while a dashboard is on, in one event loop: sampling, and asking for other pods.
 
 Promises: a sample comes each `every` seconds, whatever others do, and takes a tenth of the time at
-most; what is known of other pods is
-shown as long as their source answers, and if it does not that is a trouble of this pod, never the
-end of the page; a view that JSON cannot tell hides no other.
+most; it is written as JSON only if somebody looks. While the source of other pods does not answer,
+that is a trouble of this pod, and what was known of them is shown as old as it is, for a minute. A
+view that JSON cannot tell hides no other.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import Context
-from math import isfinite
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from seawall import registry
 from seawall.dashboard._answers import to_json
+from seawall.dashboard._fitting import fitted
 from seawall.dashboard._sse import Broadcast, Frame
 from seawall.dashboard._tracks import Tracks
 from seawall.dashboard._validate import valid_view
-from seawall.dashboard.views import Trouble, View
+from seawall.dashboard.views import GuardTrack, Trouble, View
 
 if TYPE_CHECKING:
     from seawall.dashboard._watcher import Watcher
@@ -32,8 +33,20 @@ MOST_PODS: Final = 100
 MOST_PASTS: Final = 16
 """Pods beside this one whose past is kept here."""
 
+MOST_CURVES: Final = 4000
+"""Curves of all these pods together: a pod may tell of much more than is ever looked at."""
+
 LARGEST_PAST: Final = 1_000_000
 """Bytes of all pasts that a stream begins with; this pod's own is always there."""
+
+LARGEST_TOGETHER: Final = 3_000_000
+"""Bytes of the views of all other pods: of those with more than their part, less is shown."""
+
+LOOKED_AT: Final = 15.0
+"""Seconds for which somebody looks who has just looked: only meanwhile other pods are asked for."""
+
+KEPT: Final = 60.0
+"""Seconds for which the last that was known of other pods is shown, if nothing new is."""
 
 SHARE: Final = 0.1
 """The part of the event loop's time that sampling may take: with much to show, it comes less often
@@ -50,11 +63,15 @@ EXTRA_WITHIN: Final = 1.0
 Tell = Callable[..., None]
 
 
-class Source(Protocol):
-    """Where the views of other pods come from."""
+class Pods(Protocol):
+    """Where the views of other pods come from; one with `act` can act on them, too."""
 
     async def views(self) -> list[View]:
-        """Return what is known of the other pods."""
+        """Return the last view of each other pod."""
+        ...
+
+    async def act(self, pod: str, act: dict[str, Any]) -> str:
+        """Do it on that pod and return a sentence about it; raise if that is not possible."""
         ...
 
 
@@ -64,7 +81,7 @@ class Live:
     def __init__(
         self,
         watcher: Watcher,
-        pods: Source | None,
+        pods: Any,
         *,
         title: str,
         every: float,
@@ -73,11 +90,14 @@ class Live:
         tell: Tell,
         closing: list[Any],
         context: Context,
+        checked: bool = False,
+        owner: Callable[[], object] = object,
     ) -> None:
         """`operable`: whether an operator can act on this pod, and on the others.
 
         What is in `closing` is closed at the end. A source of pods that is not there is somebody
-        else's, and what it says is checked.
+        else's, and what it says is checked, unless it is `checked`. Once `owner()` is None, nobody
+        needs this any more.
         """
         self.watcher = watcher
         self.pods = pods
@@ -91,8 +111,14 @@ class Live:
         self._hurry = asyncio.Event()
         self._number = 0
         self._cost = 0.0
-        self._checked = pods in closing
+        self._writing = 0.0
+        self._looked_at = float("-inf")
+        self._blind = False
+        self._owner = owner
+        self._checked = checked or pods in closing
         self._others: list[View] = []
+        self._known: tuple[float, list[View]] = (0.0, [])
+        self._past: tuple[int, bytes] = (-1, b"")
         self._pasts: dict[str, Tracks] = {}
         self._last_at: dict[str, float] = {}
         self._asking: asyncio.Task[list[View]] | None = None
@@ -115,14 +141,40 @@ class Live:
         self.broadcast.frame = before.frame
         before.end()
 
-    async def first(self) -> Frame | None:
-        """Return the newest frame, as soon as there is one; None if there will be none."""
-        while self.broadcast.frame is None and not self.broadcast.over:
-            await asyncio.wait({self.broadcast.beyond(-1)})
-        return self.broadcast.frame
+    def look(self) -> int:
+        """Note that somebody looks; return the number of the last frame that is too old for that.
+
+        While nobody looks, other pods are not asked for: whoever comes then waits for a new frame.
+        """
+        now = asyncio.get_running_loop().time()
+        fresh = self.pods is None or self._watched(now)
+        self._looked_at = now
+        if fresh:
+            return -1
+        self.hurry()
+        return self._number + self._blind
+
+    def _watched(self, now: float) -> bool:
+        if self.broadcast.awaited:
+            self._looked_at = now
+        return now - self._looked_at < LOOKED_AT
+
+    async def first(self, after: int = -1) -> Frame | None:
+        """Return the newest frame `after` that number, once there is one; None if there is none."""
+        while not self.broadcast.over:
+            frame = self.broadcast.frame
+            if frame is not None and frame.number > after:
+                return frame
+            await asyncio.wait({self.broadcast.beyond(after)})
+        return None
 
     def history(self) -> bytes:
-        """Return the past of the pods, as JSON."""
+        """Return the past of the pods, as JSON: written once for all who come before the next."""
+        if self._past[0] != self._number:
+            self._past = self._number, self._write_past()
+        return self._past[1]
+
+    def _write_past(self) -> bytes:
         view = self.watcher.view
         if view is None:
             return b"null"
@@ -140,9 +192,13 @@ class Live:
             return b"null"
         return b"{%b}" % b",".join(told)
 
+    def cancel(self) -> None:
+        """Begin to stop."""
+        self._task.cancel()
+
     async def stop(self) -> None:
         """Sample no more, and end all streams."""
-        self._task.cancel()
+        self.cancel()
         await asyncio.wait([self._task])
         await self._end()  # a task that is cancelled before it begins ends nothing
 
@@ -158,12 +214,12 @@ class Live:
 
     async def _run(self) -> None:
         try:
-            while not _goes_away():
+            while self._owner() is not None and not _goes_away():
+                self._hurry.clear()
                 try:
                     await self._sample()
                 except Exception as error:  # noqa: BLE001 - the next one may be well
                     self._tell("sample", logging.ERROR, "no sample: %r", error)
-                self._hurry.clear()
                 try:
                     async with asyncio.timeout(max(self._every, self._cost / SHARE)):
                         await self._hurry.wait()
@@ -176,26 +232,42 @@ class Live:
         loop = asyncio.get_running_loop()
         began = loop.time()
         own = self.watcher.sample().copy()
-        self._cost = loop.time() - began
+        reading = getattr(self.pods, "cost", 0.0)
+        self._cost, self._writing = loop.time() - began + self._writing + reading, 0.0
         own["operable"] = self._operable[0]
-        await self._ask_pods(own["at"])
+        self._blind = not self._watched(began)
+        if self._blind:
+            self._others, self._pods_trouble = [], None
+        else:
+            await self._ask_pods(own["at"])
         if self._pods_trouble is not None:
             own["troubles"] = [*own["troubles"], self._pods_trouble]
-        views = [to_json(own)]
-        for view in self._others:
+        shown = [own, *({**view, "operable": self._operable[1]} for view in self._others)]
+        more = await self._more()
+        self._number += 1
+        self._blind = False
+        at = to_json(own["at"])
+        views = partial(self._write, cast("list[View]", shown))
+        self.broadcast.publish(Frame(self._number, self._title, at, views, more))
+
+    async def _write(self, views: list[View]) -> bytes:
+        """Return the views as JSON, this pod's own whole, the others within their part."""
+        loop = asyncio.get_running_loop()
+        part = LARGEST_TOGETHER // max(1, len(views) - 1)
+        written: list[bytes] = []
+        for place, view in enumerate(views):
+            began = loop.time()
             try:
-                views.append(to_json({**view, "operable": self._operable[1]}))
+                data = to_json(view)
+                if place and len(data) > part:
+                    data = to_json(fitted(view, part)[0])
+                written.append(data)
             except (TypeError, ValueError) as error:
                 self._tell("view", logging.WARNING, "a pod's view is left out: %r", error)
-        self._number += 1
-        frame = Frame(
-            self._number,
-            self._title,
-            to_json(own["at"]),
-            b"[%b]" % b",".join(views),
-            await self._more(),
-        )
-        self.broadcast.publish(frame)
+            self._writing += loop.time() - began
+            if place:
+                await asyncio.sleep(0)  # noqa: TID251 - others' turn: a large one takes a while
+        return b"[%b]" % b",".join(written)
 
     async def _more(self) -> bytes:
         try:
@@ -217,6 +289,7 @@ class Live:
             self._asking = asyncio.create_task(self._fetch(self.pods))
         await asyncio.wait({self._asking}, timeout=min(PODS_WITHIN, self._every))
         if not self._asking.done():
+            self._keep(now)
             if now - self._asked_at >= PODS_FAIL_AFTER:
                 self._asking.cancel()
             return
@@ -225,26 +298,37 @@ class Live:
             self._others = self._usable(task.result())
             self._remember()
         except asyncio.CancelledError:
+            self._keep(now)
             self._pods_failed(at, TimeoutError("no answer"))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told and shown
+            self._keep(now)
             self._pods_failed(at, error)
         else:
+            self._known = now, self._others
             self._pods_trouble = None
 
-    async def _fetch(self, pods: Source) -> list[View]:
-        return await pods.views()
+    async def _fetch(self, pods: Any) -> list[View]:
+        told: list[View] = await pods.views()
+        return told
+
+    def _keep(self, now: float) -> None:
+        """Show what was known of the others, as old as it is; nothing if it is too old."""
+        at, views = self._known
+        passed = now - at
+        self._others = [{**view, "age": view.get("age", 0.0) + passed} for view in views]
+        if passed > KEPT:
+            self._others = []
 
     def _pods_failed(self, at: float, error: Exception) -> None:
-        """Show that the others are not known; what was known of them is old, and goes."""
-        self._others = []
         self._tell("pods", logging.WARNING, "the other pods are not known: %r", error)
+        what = "What is shown of them is old." if self._others else "Only this pod is shown."
         since = at if self._pods_trouble is None else self._pods_trouble["since"]
         self._pods_trouble = {
             "id": "dashboard/pods",
             "tone": "warn",
             "where": "dashboard",
             "what": f"The other pods cannot be asked for ({type(error).__name__}).",
-            "advice": "Only this pod is shown. Look at the store that the pods share.",
+            "advice": f"{what} Look at the store that the pods share.",
             "since": since,
         }
 
@@ -257,7 +341,7 @@ class Live:
         usable: list[View] = []
         for told in views[:MOST_PODS]:
             try:
-                view = cast("View", told) if self._checked else _checked(told)
+                view = cast("View", told) if self._checked else valid_view(told)
             except ValueError as error:
                 self._tell("view", logging.WARNING, "a pod's view is left out: %s", error)
                 continue
@@ -269,28 +353,19 @@ class Live:
 
     def _remember(self) -> None:
         """Add what is new of the others to their past, and forget who is not there any more."""
-        kept = {view["pod"]["name"]: view for view in self._others[:MOST_PASTS]}
+        kept: dict[str, View] = {}
+        room = MOST_CURVES
+        for view in self._others[:MOST_PASTS]:
+            rows = sum(map(len, view["sections"].values()))
+            room -= len(GuardTrack.__annotations__) * len(view["guards"]) + rows
+            if room >= 0:
+                kept[view["pod"]["name"]] = view
         self._pasts = {name: self._pasts.get(name) or Tracks() for name in kept}
         self._last_at = {name: at for name, at in self._last_at.items() if name in kept}
         for name, view in kept.items():
             if view["at"] > self._last_at.get(name, 0.0):
                 self._last_at[name] = view["at"]
                 self._pasts[name].add(view)
-
-
-def _checked(told: Any) -> View:
-    """Return a view of a source that is somebody else's, or raise ValueError."""
-    view = valid_view(told)
-    age, gone = told.get("age"), told.get("gone")
-    if _is_number(age):
-        view["age"] = age
-    if _is_number(gone):
-        view["gone"] = gone
-    return view
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and isfinite(value)
 
 
 def _member(name: str, value: Any) -> bytes:

@@ -81,9 +81,11 @@ class Moves:
         told = None if self._current is None else self._current.get(key)
         if told is None:
             return 0.0
-        looks = islice(self._past, since, None)
-        first = next((before[key] for _, before in looks if key in before), None)
-        return _moved(first, told)
+        for _, before in islice(self._past, since, None):
+            first = before.get(key)
+            if first is not None:
+                return told - first if told >= first else told
+        return 0.0
 
 
 def _moved(before: float | None, now: float) -> float:

@@ -68,7 +68,7 @@ class KnownSettings:
                 known = self._known[policy] = settings_of(kind, policy)
         except TypeError:  # None, or one that cannot be hashed or referred to
             return settings_of(kind, policy)
-        return known._replace(changes=[*known.changes])
+        return Settings(known.title, known.words, [*known.changes])  # a view is nobody else's
 
 
 def _title(policy: Any) -> str:

@@ -1,15 +1,15 @@
 """Live: one sampler for all who look, and a stream for each of them.
 
-Promises: a sample is taken and written as JSON once, however many look; who is slow gets the newest
-and skips the rest, nothing is queued for anybody; a stream ends when its client goes away, does not
-take what it is sent, may look no more, or the service goes away.
+Promises: a sample is taken once, and written as JSON once if anybody looks; who is slow gets the
+newest and skips the rest, nothing is queued for anybody; a stream ends when its client goes away,
+does not take what it is sent, may look no more, or the service goes away.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from seawall.dashboard._answers import SAFE, Refusal, to_json
 from seawall.web.sending import Send
@@ -31,25 +31,50 @@ _HEADERS: Final = [
 ]
 
 
-class Frame(NamedTuple):
-    """One moment, ready to be sent: all that is the same for everybody, as JSON."""
+class Frame:
+    """One moment, to be sent: all that is the same for everybody, as JSON."""
 
-    number: int
-    title: bytes
-    at: bytes
-    views: bytes
-    extra: bytes
+    __slots__ = ("_once", "_views", "at", "extra", "number", "title")
 
-    def message(self, operator: str | None, history: bytes = b"null") -> bytes:
+    def __init__(
+        self,
+        number: int,
+        title: bytes,
+        at: bytes,
+        views: bytes | Callable[[], Awaitable[bytes]],
+        extra: bytes,
+    ) -> None:
+        """Have this to send; `views` may be what writes them, when somebody looks."""
+        self.number = number
+        self.title = title
+        self.at = at
+        self._views = views
+        self._once = asyncio.Lock()
+        self.extra = extra
+
+    def __repr__(self) -> str:
+        return f"<Frame {self.number}{'' if isinstance(self._views, bytes) else ', unwritten'}>"
+
+    async def message(self, operator: str | None, history: bytes = b"null") -> bytes:
         """Return the message for one who looks."""
         return b'{"title":%b,"at":%b,"operator":%b,"views":%b,"history":%b,"extra":%b}' % (
             self.title,
             self.at,
             to_json(operator),
-            self.views,
+            await self._written(),
             history,
             self.extra,
         )
+
+    async def _written(self) -> bytes:
+        if isinstance(self._views, bytes):
+            return self._views
+        async with (
+            self._once
+        ):  # who comes while it is written waits for it; who goes breaks nothing
+            if not isinstance(self._views, bytes):
+                self._views = await self._views()
+            return self._views
 
 
 class Broadcast:
@@ -61,6 +86,11 @@ class Broadcast:
         self.over = False
         """Whether there will be no more: streams end."""
         self._next: asyncio.Future[None] | None = None
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for the next frame."""
+        return self._next is not None
 
     def publish(self, frame: Frame) -> None:
         """Have a new frame, and wake all who wait for one."""
@@ -100,8 +130,13 @@ class Stream:
         send: Send,
         ask: Callable[[], Awaitable[str | None]],
         history: Callable[[], bytes],
+        after: int = -1,
     ) -> None:
-        """Send by `send`; `ask()` returns the operator's name, or raises `Refusal`."""
+        """Send by `send`; `ask()` returns the operator's name, or raises `Refusal`.
+
+        Begin with a frame that comes `after` that number.
+        """
+        self._after = after
         self._broadcast = broadcast
         self._send = send
         self._ask = ask
@@ -126,7 +161,7 @@ class Stream:
     async def _follow(self, gone: asyncio.Task[None], operator: str | None) -> None:
         loop = asyncio.get_running_loop()
         broadcast = self._broadcast
-        number, first = -1, True
+        number, first = self._after, True
         asked_again = loop.time() + ASKED_AGAIN
         while not gone.done():
             news = broadcast.beyond(number)
@@ -144,7 +179,7 @@ class Stream:
                 sent = b": still here\n\n"
             else:
                 history = self._history() if first else b"null"
-                sent = b"event: message\ndata: %b\n\n" % frame.message(operator, history)
+                sent = b"event: message\ndata: %b\n\n" % await frame.message(operator, history)
                 number, first = frame.number, False
             if not await self._take(sent):
                 return

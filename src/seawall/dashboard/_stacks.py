@@ -13,6 +13,7 @@ from seawall.dashboard._bounds import (
     LONGEST_WORD,
     MOST_FACTS,
     MOST_LAYERS,
+    WORST,
     number,
     shown,
 )
@@ -28,7 +29,6 @@ Asked = Callable[[str, Any], Settings]
 
 COUNTS: Final = ("succeeded", "degraded", "failed", "rejected", "cancelled", "retries")
 
-WORST: Final[tuple[Tone, ...]] = ("bad", "warn", "ok", "off")
 BREAKERS: Final = ("isolated", "open", "half_open", "closed")
 
 

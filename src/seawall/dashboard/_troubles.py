@@ -12,11 +12,10 @@ from typing import Final
 
 from seawall.dashboard import _words as say
 from seawall.dashboard._bounds import LONGEST_NAME, LONGEST_TEXT, MOST_TROUBLES, number, shown
-from seawall.dashboard._found import Found, kept_of
 from seawall.dashboard._lately import Seen
 from seawall.dashboard._moves import Moves
 from seawall.dashboard._rows import Snapshot, things
-from seawall.dashboard._rules import RULES
+from seawall.dashboard._rules import RULES, Found, kept_of
 from seawall.dashboard.views import Tone, Trouble
 from seawall.telemetry import _thresholds as limits
 

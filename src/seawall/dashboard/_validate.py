@@ -1,6 +1,6 @@
 """Whether something is a view: for what other pods sent, which may be anything.
 
-Promises: what is returned has every key of a `View` and none beside, with texts that are short and
+Promises: what is returned has the keys of a `View` and none beside, with texts that are short and
 free of control characters, finite numbers and bounded lists. What has another shape is refused
 whole, with a ValueError that says where; texts that are too long are cut. Nothing else is raised.
 """
@@ -112,13 +112,17 @@ def _list(read: Read, most: int) -> Read:
     return listed
 
 
-def _object(**fields: Read) -> Read:
+def _object(optional: frozenset[str] = frozenset(), /, **fields: Read) -> Read:
     def read(value: Any, where: str) -> dict[str, Any]:
         told = _mapping(value, where)
         for name in fields:
-            if name not in told:
+            if name not in told and name not in optional:
                 _wrong(f"{where}.{name}", "a value")
-        return {name: field(told[name], f"{where}.{name}") for name, field in fields.items()}
+        return {
+            name: field(told[name], f"{where}.{name}")
+            for name, field in fields.items()
+            if name in told
+        }
 
     return read
 
@@ -209,6 +213,7 @@ _TROUBLE = _object(
 )
 
 _VIEW = _object(
+    frozenset({"age", "gone"}),
     format=_whole,
     pod=_object(name=_NAME, host=_NAME, pid=_whole, version=_WORD, up_seconds=_amount),
     at=_number,
@@ -219,4 +224,6 @@ _VIEW = _object(
     guards=_list(_GUARD, MOST_GUARDS),
     sections=_sections,
     happenings=_list(_object(at=_number, tone=_TONE, where=_NAME, what=_SENTENCE), MOST_HAPPENINGS),
+    age=_amount,
+    gone=_number,
 )

@@ -22,55 +22,42 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 from urllib.parse import quote
+from weakref import WeakMethod, finalize, ref
 
 from seawall import _checks as check
 from seawall.clock import current_clock
 from seawall.dashboard import _assets
-from seawall.dashboard._acting import do_here, read_act, told
+from seawall.dashboard._acting import NOT_FROM_HERE, do_elsewhere, do_here, read_act, told
 from seawall.dashboard._answers import (
     JSON,
     Refusal,
+    expect,
     forbidden,
     send_answer,
     send_refusal,
     to_json,
+    unavailable,
 )
 from seawall.dashboard._auth import Ask, Door
-from seawall.dashboard._bodies import json_body
-from seawall.dashboard._csrf import Sessions
+from seawall.dashboard._csrf import Sessions, check_site
 from seawall.dashboard._live import Live
 from seawall.dashboard._sse import Stream
-from seawall.dashboard._visit import Visit
-from seawall.dashboard.views import View
-from seawall.runtime.mutex import survives_fork
+from seawall.dashboard._visit import Visit, json_body
+from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.web.request import path_below_root
 from seawall.web.sending import Send
 
 if TYPE_CHECKING:
     from seawall.dashboard._watcher import Watcher
+    from seawall.dashboard.pods import StorePods
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 
 FIRST_WITHIN: Final = 10.0
 """Seconds in which there has to be something to show."""
-
-ACT_WITHIN: Final = 10.0
-"""Seconds in which another pod has to have done what it was asked for."""
-
-
-class Pods(Protocol):
-    """Where the views of other pods come from; one with `act` can act on them, too."""
-
-    async def views(self) -> list[View]:
-        """Return the last view of each other pod."""
-        ...
-
-    async def act(self, pod: str, act: dict[str, Any]) -> str:
-        """Do it on that pod and return a sentence about it; raise if that is not possible."""
-        ...
 
 
 class Dashboard:
@@ -100,8 +87,9 @@ class Dashboard:
 
         `operate(visit)` returns the name of the operator, or None; without it nobody acts. Both may
         be async. `origins` are the addresses at which browsers see it, if a proxy stands before it.
-        With `shared`, a store, the pods that share it are shown side by side; `pods` is a source of
-        one's own. Several pods behind one address need the same `secret`.
+        With `shared`, a store, the pods that share it are shown side by side, and this one is told
+        to them from now on, until `aclose` or `close`; `pods` is a source of one's own. Several
+        pods behind one address need the same `secret`.
         """
         self._door = Door(allow, operate, local=local, clock=current_clock())
         self._sessions = Sessions(secret, origins)
@@ -119,11 +107,16 @@ class Dashboard:
         self._shared = shared
         self._pods: Any = pods
         self._acts_elsewhere = callable(getattr(pods, "act", None))
+        self._mutex = Mutex()
+        self._telling: tuple[Watcher, StorePods] | None = None
+        self._untell: finalize[..., Any] | None = None
         self._lives: dict[asyncio.AbstractEventLoop, Live] = {}
         self._viewers: set[Stream] = set()
         # The deadline of the request that begins the sampling is not that of the sampling.
         self._context = copy_context()
         survives_fork(self)
+        if shared is not None:
+            self._told_to_others()
 
     def __repr__(self) -> str:
         who = "this machine" if self._door.local else "whom allow() lets in"
@@ -162,10 +155,28 @@ class Dashboard:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the streams and the sampling of this event loop; the next look begins anew."""
+        """End the streams and the sampling of this event loop; the next look begins anew.
+
+        If no other loop goes on, this pod is told to be gone, as by `close`.
+        """
         live = self._lives.pop(asyncio.get_running_loop(), None)
         if live is not None:
             await live.stop()
+        if not any(other.on for loop, other in self._lives.items() if not loop.is_closed()):
+            self.close()
+
+    def close(self) -> None:
+        """End everything, in whatever loop it goes on, and let this pod be gone for the others.
+
+        From any thread. The store stays open, and the next look begins anew.
+        """
+        with self._mutex:
+            untell, self._telling, self._untell = self._untell, None, None
+        if untell is not None:
+            untell()
+        for loop, live in list(self._lives.items()):
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(live.cancel)
 
     def end_streams(self) -> None:
         """Let all streams end, from any thread: before a server is told to stop.
@@ -188,14 +199,13 @@ class Dashboard:
         return live
 
     def _new_live(self) -> Live:
-        watcher = self._new_watcher()
-        closing: list[Any] = [watcher]
+        closing: list[Any] = []
         pods = self._pods
         if self._shared is not None:
-            from seawall.dashboard.pods import StorePods
-
-            pods = StorePods(self._shared, watcher, every=self.every)
-            closing.insert(0, pods)
+            watcher, pods = self._told_to_others()
+        else:
+            watcher = self._new_watcher()
+            closing.append(watcher)
         operates = self._door.operate is not None
         return Live(
             watcher,
@@ -203,14 +213,31 @@ class Dashboard:
             title=self.title,
             every=self.every,
             operable=(operates, operates and self._acts_elsewhere),
-            extra=self._extra,
+            extra=_weakly(self._extra),
             tell=self._door.tell,
             closing=closing,
             context=self._context.copy(),
+            checked=self._shared is not None,
+            owner=ref(self),
         )
+
+    def _told_to_others(self) -> tuple[Watcher, StorePods]:
+        """Return what looks at this process for all loops, and tells the other pods of it."""
+        from seawall.dashboard.pods import StorePods
+
+        with self._mutex:
+            if self._telling is None:
+                watcher = self._new_watcher()
+                pods = StorePods(self._shared, watcher, every=self.every)
+                self._telling = watcher, pods
+                # The store holds on to what tells it: who forgets a dashboard would not end that.
+                self._untell = finalize(self, _end_all, pods, watcher)
+                self._untell.atexit = False
+            return self._telling
 
     def _after_fork(self) -> None:
         """Know nothing of the parent's loop."""
+        self._mutex = Mutex()
         self._lives = {}
         self._viewers = set()
 
@@ -257,19 +284,20 @@ class Dashboard:
     async def _route(self, visit: Visit, receive: Receive, send: Send, *, head: bool) -> None:
         path = path_below_root(visit.scope)
         name = path.strip("/") if path.count("/") <= 2 else path  # noqa: PLR2004
+        check_site(visit, page=not name)
         if name == "act" or name in self._posts:
-            _expect(visit, "POST")
+            expect(visit.method, "POST")
             answer = await self._posted(name, visit, receive)
             await send_answer(send, 200, JSON, to_json(answer))
         elif name in _READS:
-            _expect(visit, "GET", "HEAD")
+            expect(visit.method, "GET", "HEAD")
             await getattr(self, _READS[name])(visit, receive, send, head=head)
         else:
             folder, _, file = path.removeprefix("/").partition("/")
             asset = self._asset(file) if folder == "page" and file != _assets.INDEX else None
             if asset is None:
                 raise Refusal(404, "Not found", "There is nothing here.")
-            _expect(visit, "GET", "HEAD")
+            expect(visit.method, "GET", "HEAD")
             await send_answer(send, 200, asset.kind, asset.body, head=head)
 
     async def _page(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
@@ -292,30 +320,31 @@ class Dashboard:
         await send_answer(send, 200, JSON, body, more=more, head=head)
 
     async def _state(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
-        live = self._live()
         operator = await self._door.operator(visit)
+        live = self._live()
         try:
             async with asyncio.timeout(FIRST_WITHIN):
-                frame = await live.first()
+                frame = await live.first(live.look())
         except TimeoutError:
-            frame = None
+            frame = live.broadcast.frame
         if frame is None:
-            raise _unavailable("There is nothing to show yet.")
-        await send_answer(send, 200, JSON, frame.message(operator, live.history()), head=head)
+            raise unavailable("There is nothing to show yet.")
+        message = await frame.message(operator, live.history())
+        await send_answer(send, 200, JSON, message, head=head)
 
     async def _events(self, visit: Visit, receive: Receive, send: Send, *, head: bool) -> None:
         if head:
             await send_answer(send, 200, b"text/event-stream; charset=utf-8", b"", head=True)
             return
         if len(self._viewers) >= self.max_viewers:
-            raise _unavailable(f"{self.max_viewers} look already.")
+            raise unavailable(f"{self.max_viewers} look already.")
         live = self._live()
 
         async def ask() -> str | None:
             await self._door.admit(visit)
             return await self._door.operator(visit)
 
-        stream = Stream(live.broadcast, send, ask, live.history)
+        stream = Stream(live.broadcast, send, ask, live.history, live.look())
         self._viewers.add(stream)
         try:
             await stream.run(receive, await self._door.operator(visit))
@@ -341,39 +370,29 @@ class Dashboard:
         if asked.pod == view["pod"]["name"]:
             done = do_here(asked, view, operator, visit.client)
         else:
-            done = await self._act_elsewhere(asked._asdict())
+            if not self._acts_elsewhere:
+                raise Refusal(409, "Conflict", NOT_FROM_HERE)
+            done = await do_elsewhere(asked, self._pods, self._door.tell)
             told(asked, operator, visit.client)
         live.hurry()
         return {"done": done}
-
-    async def _act_elsewhere(self, asked: dict[str, Any]) -> str:
-        if not self._acts_elsewhere:
-            raise Refusal(
-                409,
-                "Conflict",
-                "Open that pod's own dashboard to act on it. A breaker that is shared follows on"
-                " all pods when it is changed on one.",
-            )
-        try:
-            async with asyncio.timeout(ACT_WITHIN):
-                return str(await self._pods.act(asked["pod"], asked))
-        except Refusal:
-            raise
-        except Exception as error:
-            self._door.tell("act", logging.WARNING, "a pod could not be acted on: %r", error)
-            raise Refusal(409, "Conflict", "That pod could not be acted on.") from error
 
 
 _READS: Final = {"": "_page", "events": "_events", "state": "_state", "session": "_session"}
 """What is read, by path, and the method that answers."""
 
 
-def _expect(visit: Visit, *methods: str) -> None:
-    if visit.method not in methods:
-        refusal = Refusal(405, "Method not allowed", f"Write {' or '.join(methods)}.")
-        refusal.headers = [(b"allow", ", ".join(methods).encode())]
-        raise refusal
+def _weakly(method: Callable[[], Awaitable[dict[str, Any] | None]]) -> Any:
+    """Return a function that does what `method` does, for as long as its object is in use."""
+    weak = WeakMethod(method)
+
+    async def called() -> dict[str, Any] | None:
+        alive = weak()
+        return None if alive is None else await alive()
+
+    return called
 
 
-def _unavailable(detail: str) -> Refusal:
-    return Refusal(503, "Service unavailable", detail, retry_after=5.0)
+def _end_all(*ended: Any) -> None:
+    for one in ended:
+        one.close()

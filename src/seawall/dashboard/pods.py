@@ -135,8 +135,9 @@ class StorePods:
         self._watcher = watcher
         self._keys = [store.key("views", "all", *part) for part in ((), ("told",), ("looked",))]
         self._closed = False
+        self.cost = 0.0
+        """Seconds of the processor's time that the last reading took."""
         self._known: dict[str, tuple[bytes, View | str]] = {}
-        self._latest: tuple[float, list[View]] = (0.0, [])
         self._unread_since = self._more_since = 0.0
         self._settled_at = 0.0
         self._begin_anew()
@@ -182,9 +183,7 @@ class StorePods:
             None if own is None else own["pod"]["name"],
             believing=SYSTEM.now() < self._settled_at,
         )
-        views = [*self._left_out(reply, unread), *views]
-        self._latest = SYSTEM.now(), views
-        return list(views)
+        return [*self._left_out(reply, unread), *views]
 
     async def _read(self, reply: Reply) -> tuple[list[Seen], list[str]]:
         """Return what could be read, and what is wrong with the rest; what is known is not read."""
@@ -192,19 +191,22 @@ class StorePods:
         fresh: dict[str, tuple[bytes, View | str]] = {}
         seen: list[Seen] = []
         unread: list[str] = []
+        cost = 0.0
         for pod, at, data in reply.told[:MOST]:
             last = known.get(pod)
             if last is not None and last[0] == data:
                 fresh[pod] = last
             else:
+                began = thread_time()
                 fresh[pod] = data, _view_or_reason(data)
+                cost += thread_time() - began
                 await asyncio.sleep(0)  # noqa: TID251 - others' turn: a large one takes a while
             view = fresh[pod][1]
             if isinstance(view, str):
                 unread.append(view)
             else:
                 seen.append(Seen(pod, at, view))
-        self._known = fresh
+        self._known, self.cost = fresh, cost
         return seen, unread
 
     def _left_out(self, reply: Reply, unread: list[str]) -> list[View]:
@@ -215,12 +217,6 @@ class StorePods:
         if not unread and not more:
             return []
         return [left_out(now, unread, more, (self._unread_since, self._more_since))]
-
-    def last_known(self) -> list[View]:
-        """Return what was read last, as old as it is by now: for while the store is away."""
-        at, views = self._latest
-        passed = SYSTEM.now() - at
-        return [{**view, "age": view.get("age", 0.0) + passed} for view in views]
 
     # Telling
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import Final
 
-from seawall.models.histogram import LatencyWindow
+from seawall.models.histogram import USUAL, LatencyWindow
 from seawall.runtime.mutex import survives_fork
 
 FOLD_EVERY: Final = 0.25
@@ -84,14 +84,18 @@ class Stats:
 
     def quantile(self, p: float, now: float) -> float | None:
         """Return the latency that a share `p` of recent calls stayed below, or None."""
+        return self._ask((p,), now)[0]
+
+    def _ask(self, shares: tuple[float, ...], now: float) -> list[float | None]:
         # Who asks in the middle of a fold (a signal handler, a finaliser) is told what was known.
         if self._lock.acquire(blocking=False):
             try:
                 self._fold(now)
-                self._quantiles[p] = self.latency.quantile(p, now)
+                known = self.latency.quantiles(shares, now)
+                self._quantiles.update(zip(shares, known, strict=True))
             finally:
                 self._lock.release()
-        return self._quantiles.get(p)
+        return [self._quantiles.get(p) for p in shares]
 
     def error_rate(self, now: float) -> float:
         """Return the share of recent attempts that failed."""
@@ -102,7 +106,7 @@ class Stats:
 
     def snapshot(self, now: float) -> dict[str, float | None]:
         """Return all counts, the error rate and p50, p95, p99 of recent latency."""
-        self.fold(now)
+        p50, p95, p99 = self._ask(USUAL, now)
         return {
             "succeeded": self.succeeded,
             "failed": self.failed,
@@ -113,9 +117,9 @@ class Stats:
             "degraded": self.degraded,
             "abandoned": self.abandoned,
             "error_rate": self.error_rate(now),
-            "p50": self.quantile(0.5, now),
-            "p95": self.quantile(0.95, now),
-            "p99": self.quantile(0.99, now),
+            "p50": p50,
+            "p95": p95,
+            "p99": p99,
         }
 
     def _after_fork(self) -> None:

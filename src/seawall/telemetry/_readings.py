@@ -114,10 +114,11 @@ def _retry(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
     for cause, number in seen.get("stopped", {}).items():
         yield "retries_stopped_total", (name, cause), number
     if "budget" in seen:
-        yield "retry_budget_spent_ratio", (name,), _spent(seen["budget"])
+        yield "retry_budget_spent_ratio", (name,), spent_share(seen["budget"])
 
 
-def _spent(budget: Mapping[str, float]) -> float:
+def spent_share(budget: Mapping[str, float]) -> float:
+    """Return the share of a retry budget that is spent, from 0 to 1."""
     if "maximum" in budget:
         half = budget["maximum"] / 2  # below that no retry is made
         share = (budget["maximum"] - budget["tokens"]) / half if half else 1.0

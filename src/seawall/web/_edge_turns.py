@@ -105,7 +105,7 @@ class TurnsGate(GateBound):
             if self.policy.mode != "enforce":
                 self._begun += 1
                 return
-            self._crowded = True
+            self._crowded = self._crowded or self._turning or bool(self._queued)
             raise Wait(_TurnWaiter(self.slots, self.host.clock, now, self._wait, self.turned_away))
 
     def begins(self, now: float) -> bool:
@@ -116,8 +116,11 @@ class TurnsGate(GateBound):
         if not self._turning:
             if self._dispatching:
                 return False
-            self._turning = True
-            self._open = not self.strict
+            if self.strict:  # who came with it is refused first, before anybody computes
+                self._dispatching = True
+                self._later(HOPS)
+                return False
+            self._turning = self._open = True
             self._began = now
             self._begun = 1
             loop.call_soon(self._end)
@@ -138,7 +141,10 @@ class TurnsGate(GateBound):
         for (other, _), lane in self._queued.items():
             if other >= rank:
                 waiting += len(lane)
-        return waiting >= TURNS_AHEAD * self._each_turn()
+        if waiting < TURNS_AHEAD * self._each_turn():
+            return False
+        self._crowded = True
+        return True
 
     def _each_turn(self) -> int:
         """Return how many begin in one turn of those who wait."""
