@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -72,6 +73,8 @@ class Service:
 
     def close(self) -> None:
         self._thread.shutdown()
+        for guard in (self.payments, self.search, self.hostile):
+            guard.close()
 
 
 def _who(visit: Any) -> str | None:
@@ -79,8 +82,11 @@ def _who(visit: Any) -> str | None:
 
 
 @contextmanager
-def running(**options: Any) -> Iterator[Service]:
-    """Serve one; its dashboard is below /seawall, and whoever has the cookie is the operator."""
+def running(*, port: int = 0, **options: Any) -> Iterator[Service]:
+    """Serve one; its dashboard is below /seawall, and whoever has the cookie is the operator.
+
+    With `port`, it is where another one was before.
+    """
     service = Service()
     dashboard = Dashboard(local=True, operate=_who, every=0.2, pod="pod-1", **options)
 
@@ -101,12 +107,29 @@ def running(**options: Any) -> Iterator[Service]:
 
     app.mount("/seawall", dashboard)
     try:
-        with serve(app) as base:
+        with _serve_at(app, port) if port else serve(app) as base:
             service.url = f"{base}/seawall/"
             yield service
             dashboard.end_streams()
     finally:
         service.close()
+
+
+@contextmanager
+def _serve_at(app: Any, port: int) -> Iterator[str]:
+    import uvicorn
+
+    config = uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.run, name="uvicorn")
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive(), "the server did not stop"
 
 
 def as_operator(page: Page) -> None:

@@ -32,8 +32,8 @@ Opening = Callable[..., "Page"]
 ROOT: Final = Path(__file__).resolve().parents[2]
 KEPT: Final = ROOT / "docs" / "dashboard.png"
 KEEP: Final = os.environ.get("SEAWALL_SCREENSHOT") == "1"
-WIDTH, HEIGHT = 1440, 900
-LARGEST: Final = 400_000
+WIDTH, HEIGHT = 1440, 1500
+LARGEST: Final = 500_000
 PODS: Final = 3
 SEEN_WITHIN: Final = 2.0
 """Seconds from the click until the breaker of every pod is open on the screen."""
@@ -138,8 +138,9 @@ def test_a_broken_vendor_is_seen_on_all_pods_and_mended(
     In the outage users with protection see few errors, the others many; it is photographed, for
     docs/dashboard.png if SEAWALL_SCREENSHOT=1.
     """
-    page = screen(color_scheme="dark")
-    _pose(page, 30)
+    page = screen(color_scheme="dark", viewport={"width": WIDTH, "height": HEIGHT})
+    assert page.locator(".band .band-name").first.inner_text() == "vendor"
+    _pose(page, 75)
     page.evaluate(MEASURE, PODS)
     _switch(page, "broken").click()
     page.wait_for_function("() => window.opened !== null", timeout=10_000)
@@ -154,6 +155,7 @@ def test_a_broken_vendor_is_seen_on_all_pods_and_mended(
     for pod in range(1, PODS + 1):
         told.filter(has_text=f"pod-{pod}").first.wait_for()
     _pose(page, 20)
+    _until_all_are(page, "open")
     _check_picture(_photograph(page, tmp_path))
     _switch(page, "well").click()
     _until_all_are(page, "closed")
@@ -172,6 +174,9 @@ def _photograph(page: Page, folder: Path) -> Path:
     for name in ("broken", "well"):
         box = _switch(page, name).bounding_box()
         assert box["y"] + box["height"] <= HEIGHT, "the control strip is in the picture"
+    stops = [one.bounding_box() for one in page.get_by_text("calls stop here", exact=True).all()]
+    seen = [box for box in stops if box is not None and box["y"] + box["height"] <= HEIGHT]
+    assert len(seen) >= PODS, "the stacks of all pods are in the picture, and where calls stop"
     page.screenshot(path=path, animations="disabled")
     return path
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from seawall import Breaker, Guard
+from seawall.dashboard._watcher import Watcher
 from tests.browser.service import (
     HOSTILE,
     Service,
@@ -79,13 +82,77 @@ def test_updates_live(service: Service, open_page: Opening):
 
 
 def test_a_lost_service_is_told_and_found_again(open_page: Opening, complaints: Any):
-    """When the service goes away the page says so, and does not pass off old numbers as new."""
+    """When the service goes away the page says so; when it is back the page is live, by itself."""
+    complaints.expected = True  # requests that fail are what this is about
     with running() as service:
         page = open_page(service.url)
         until_live(page)
+        page.evaluate("window.stayed = true")
+        service.call(service.payments, 10, well=False)
+        band(page, "payments").locator(".state-word", has_text="open").wait_for()
     page.locator("#live[data-tone=bad]").wait_for()
     assert "reconnecting" in page.locator("#live-text").inner_text()
-    complaints.expected = True  # requests that fail are what this is about
+    page.locator("body[data-live=no]").wait_for()
+    assert "lost its connection" in page.locator("#verdict").inner_text()
+    port = int(service.url.split(":")[2].partition("/")[0])
+    with running(port=port) as service:
+        page.locator("#live[data-tone=ok]").wait_for()
+        band(page, "payments").locator(".state-word", has_text="well").wait_for()
+        assert page.locator("body").get_attribute("data-live") == "yes"
+        service.call(service.payments, 10, well=False)
+        band(page, "payments").locator(".state-word", has_text="open").wait_for()
+        assert page.evaluate("window.stayed")
+
+
+class _Others:
+    """Sixty-four other pods, one of them late and one gone."""
+
+    def __init__(self) -> None:
+        with closing(Watcher(pod="pod-late")) as watcher:
+            view = watcher.sample()
+        told = [{**view, "age": 42.0}, {**view, "age": 30.0, "gone": view["at"] - 30.0}]
+        told += [{**view, "guards": [], "age": 0.2} for _ in range(62)]
+        names = ["pod-late", "pod-gone", *(f"pod-{number}" for number in range(2, 64))]
+        self.told = [
+            # A clock that is an hour behind makes nobody late.
+            {**one, "pod": {**one["pod"], "name": name}, "at": one["at"] - 3600.0}
+            for one, name in zip(told, names, strict=True)
+        ]
+
+    async def views(self) -> list[Any]:
+        return self.told
+
+
+def test_other_pods_are_as_old_as_they_are_said_to_be(open_page: Opening):
+    """One that is late or gone is grey and says since when, whatever its clock says; all fit."""
+    guard = Guard("orders", Breaker(consecutive=5))
+    with running(pods=_Others()) as service:
+        page = open_page(service.url)
+        until_live(page)
+        cells = band(page, "orders").locator(".cell")
+        assert cells.count() == 3
+        late, lost = (cells.filter(has_text=name) for name in ("pod-late", "pod-gone"))
+        assert re.match(r"as of 4\d s ago", late.locator(".stale").inner_text())
+        assert re.match(r"gone since .*\d\d:\d\d:\d\d", lost.locator(".stale").inner_text())
+        assert [late.get_attribute("data-stale"), lost.get_attribute("data-stale")] == ["yes"] * 2
+        assert page.locator(".cell[data-stale=yes]").count() == 2
+        assert page.locator("#pods li").count() == 65
+    guard.close()
+
+
+def test_what_a_layer_offers_is_there_as_soon_as_it_is_opened(service: Service, open_page: Opening):
+    """Whoever opens a layer and is quick with Tab finds its buttons: they are drawn at once."""
+    page = open_page(service.url)
+    as_operator(page)
+    until_live(page)
+    summary = breaker_of_payments(page).locator("summary")
+    drawn = "(it) => { it.click(); return it.parentElement.querySelectorAll('button').length; }"
+    assert summary.evaluate(drawn) > 0
+    summary.click()
+    summary.focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert focused(page)["name"].startswith("Isolate")
 
 
 # --- By keyboard, on a phone, in the dark ---

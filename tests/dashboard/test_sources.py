@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from seawall import current_deadline, deadline
-from seawall.dashboard import _live
+from seawall.dashboard import _live, _pasts
 from seawall.testing import run_virtual
 from tests.dashboard.app_support import FakeWatcher, Others, Shown, Viewer, get, view_of
 from tests.dashboard.pods_support import guard
@@ -58,6 +58,21 @@ def test_pods_are_shown_side_by_side():
         others.views_told += [{"format": 1, "pod": 3}, view_of("c") | {"format": 99}]
         message = (await get(Shown(pods=others), "/state")).json()
         assert [view["pod"]["name"] for view in message["views"]] == ["here", "a", "b"]
+
+    run_virtual(main())
+
+
+def test_a_process_with_nothing_to_show_shows_the_others_alone():
+    """A subclass may leave its own process out: its view, and its past."""
+
+    class Outside(Shown):
+        _shows_itself = False
+
+    async def main() -> None:
+        app = Outside(pods=Others(view_of("pod-2"), view_of("pod-1")))
+        message = (await get(app, "/state")).json()
+        assert [view["pod"]["name"] for view in message["views"]] == ["pod-1", "pod-2"]
+        assert sorted(message["history"]) == ["pod-1", "pod-2"]
 
     run_virtual(main())
 
@@ -208,7 +223,7 @@ def test_a_source_of_pods_that_fails_is_a_trouble_of_this_pod(trouble: Any):
 
 def test_a_pod_that_tells_too_much_has_no_past_here(monkeypatch: pytest.MonkeyPatch):
     """Curves are kept of as many guards and rows as there is room for, whatever pods tell."""
-    monkeypatch.setattr(_live, "MOST_CURVES", 20)
+    monkeypatch.setattr(_pasts, "MOST_CURVES", 20)
 
     async def main() -> None:
         crowd = [guard(f"g{n}") for n in range(50)]
@@ -216,7 +231,7 @@ def test_a_pod_that_tells_too_much_has_no_past_here(monkeypatch: pytest.MonkeyPa
         message = (await get(app, "/state")).json()
         assert [len(view["guards"]) for view in message["views"]] == [0, 50, 1]
         assert list(message["history"]) == ["here"]
-        monkeypatch.setattr(_live, "MOST_CURVES", 360)
+        monkeypatch.setattr(_pasts, "MOST_CURVES", 360)
         app = Shown(pods=Others(view_of("a", guards=crowd), view_of("b", guards=[guard()])))
         assert list((await get(app, "/state")).json()["history"]) == ["here", "a", "b"]
 

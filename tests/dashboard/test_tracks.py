@@ -90,6 +90,18 @@ def test_without_making_room_something_is_left_out(monkeypatch: pytest.MonkeyPat
     assert falsified(_bounded, STEPS)
 
 
+@given(st.floats(1e-9, 1e12) | st.just(0.0))
+def test_numbers_of_the_past_have_four_digits(value: float) -> None:
+    """They are as near as four digits can be, and short when they are written."""
+    tracks = Tracks(2)
+    tracks.add(_view(1_800_000_000.25, {"a": value}, {"r": value}))  # type: ignore[dict-item]
+    history = tracks.history
+    assert history["at"] == [1_800_000_000.25]
+    for (told,) in (history["guards"]["a"]["p99"], history["rows"]["k/r"]):
+        assert told == pytest.approx(value, rel=0.0005)
+        assert len(f"{told:e}".partition("e")[0].rstrip("0")) <= len("1.234")
+
+
 def test_two_of_one_name_are_one_point() -> None:
     """Names that are alike once they are cut do not make a list longer than the others."""
     tracks = Tracks(5)

@@ -63,6 +63,8 @@ def test_the_page_has_the_strip_and_the_comparison():
                 assert (await client.get(f"/page/{name}")).status_code == 200
             message = (await client.get("/state")).json()
         assert message["views"] == []  # its own process has nothing to guard
+        assert message["history"] == {}
+        assert message["extra"]["first"] == ["vendor"]
         assert [one["name"] for one in message["extra"]["switches"]] == list(NAMES)
         assert message["extra"]["now"] == {"protected": {"requests": 1}}
 

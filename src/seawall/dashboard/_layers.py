@@ -192,10 +192,11 @@ def _cache(_name: str, _place: int, seen: Seen, _moves: Moves) -> Told:
     return Told(state, "ok", "", facts)
 
 
-def _timeout(_name: str, _place: int, seen: Seen, _moves: Moves) -> Told:
-    given = seen.get("seconds")
+def _timeout(name: str, place: int, seen: Seen, moves: Moves) -> Told:
+    key = ("layer", name, place, "timed_out")
+    moves.rate(key, seen.get("timed_out"))
     facts: Facts = [("timed out", say.amount(seen.get("timed_out")))]
-    return Told("" if given is None else say.seconds(given), "ok", "", facts)
+    return Told("timing out" if moves.lately(key) else "", "ok", "", facts)
 
 
 def _hedge(_name: str, _place: int, seen: Seen, _moves: Moves) -> Told:

@@ -1,9 +1,10 @@
 """What goes on while a dashboard is on, in one event loop: sampling, and asking for other pods.
 
 Promises: a sample comes each `every` seconds, whatever others do, and takes a tenth of the time at
-most; it is written as JSON only if somebody looks. While the source of other pods does not answer,
-that is a trouble of this pod, and what was known of them is shown as old as it is, for a minute. A
-view that JSON cannot tell hides no other.
+most; it is written as JSON only if somebody looks. While somebody does, what is rare and matters is
+sampled at once (`_rush`), and stores are asked for what only they know (`_stored`). While the
+source of other pods does not answer, that is a trouble of this pod, and what was known of them is
+shown as old as it is, for a minute. A view that JSON cannot tell hides no other.
 """
 
 from __future__ import annotations
@@ -19,22 +20,18 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from seawall import registry
 from seawall.dashboard._answers import to_json
 from seawall.dashboard._fitting import fitted
+from seawall.dashboard._pasts import Pasts
+from seawall.dashboard._rush import APART, Rush
 from seawall.dashboard._sse import Broadcast, Frame
-from seawall.dashboard._tracks import Tracks
+from seawall.dashboard._stored import Stored
 from seawall.dashboard._validate import valid_view
-from seawall.dashboard.views import GuardTrack, Trouble, View
+from seawall.dashboard.views import Trouble, View
 
 if TYPE_CHECKING:
     from seawall.dashboard._watcher import Watcher
 
 MOST_PODS: Final = 100
 """Pods that are shown beside this one."""
-
-MOST_PASTS: Final = 16
-"""Pods beside this one whose past is kept here."""
-
-MOST_CURVES: Final = 4000
-"""Curves of all these pods together: a pod may tell of much more than is ever looked at."""
 
 LARGEST_PAST: Final = 1_000_000
 """Bytes of all pasts that a stream begins with; this pod's own is always there."""
@@ -91,10 +88,12 @@ class Live:
         closing: list[Any],
         context: Context,
         checked: bool = False,
+        shows_itself: bool = True,
         owner: Callable[[], object] = object,
     ) -> None:
         """`operable`: whether an operator can act on this pod, and on the others.
 
+        Of one that does not show itself, the other pods alone are shown.
         What is in `closing` is closed at the end. A source of pods that is not there is somebody
         else's, and what it says is checked, unless it is `checked`. Once `owner()` is None, nobody
         needs this any more.
@@ -119,11 +118,14 @@ class Live:
         self._others: list[View] = []
         self._known: tuple[float, list[View]] = (0.0, [])
         self._past: tuple[int, bytes] = (-1, b"")
-        self._pasts: dict[str, Tracks] = {}
-        self._last_at: dict[str, float] = {}
+        self._shows_itself = shows_itself
+        self._pasts = Pasts()
         self._asking: asyncio.Task[list[View]] | None = None
         self._asked_at = 0.0
         self._pods_trouble: Trouble | None = None
+        self._began_at = 0.0
+        self._stored = Stored()
+        self._rush = Rush(self._soonest, self.hurry)
         self._task = asyncio.get_running_loop().create_task(self._run(), context=context)
 
     @property
@@ -134,6 +136,13 @@ class Live:
     def hurry(self) -> None:
         """Take the next sample now."""
         self._hurry.set()
+
+    def _soonest(self) -> float | None:
+        """Return in how many seconds there may be another sample; None if nobody looks."""
+        now = asyncio.get_running_loop().time()
+        if not self._watched(now):
+            return None
+        return self._began_at + max(APART, self._cost / SHARE) - now
 
     def end_streams(self) -> None:
         """Let those who look now be cut off; the sampling goes on for who comes next."""
@@ -179,10 +188,11 @@ class Live:
         if view is None:
             return b"null"
         try:
-            told = [_member(view["pod"]["name"], self.watcher.history)]
+            own = view["pod"]["name"], self.watcher.history
+            told = [_member(*own)] if self._shows_itself else []
             room = LARGEST_PAST
-            for name, tracks in self._pasts.items():
-                member = _member(name, tracks.history)
+            for name, history in self._pasts.histories():
+                member = _member(name, history)
                 room -= len(member)
                 if room < 0:
                     break
@@ -204,6 +214,7 @@ class Live:
 
     async def _end(self) -> None:
         self.broadcast.end()
+        self._rush.close()
         asking, self._asking = self._asking, None
         if asking is not None:
             asking.cancel()
@@ -211,6 +222,7 @@ class Live:
             waited = self._closing.pop(0).close()
             if inspect.isawaitable(waited):
                 await waited
+        await self._stored.end()
 
     async def _run(self) -> None:
         try:
@@ -230,7 +242,7 @@ class Live:
 
     async def _sample(self) -> None:
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = self._began_at = loop.time()
         own = self.watcher.sample().copy()
         reading = getattr(self.pods, "cost", 0.0)
         self._cost, self._writing = loop.time() - began + self._writing + reading, 0.0
@@ -239,33 +251,34 @@ class Live:
         if self._blind:
             self._others, self._pods_trouble = [], None
         else:
+            self._stored.ask()
             await self._ask_pods(own["at"])
         if self._pods_trouble is not None:
             own["troubles"] = [*own["troubles"], self._pods_trouble]
-        shown = [own, *({**view, "operable": self._operable[1]} for view in self._others)]
+        others = [{**view, "operable": self._operable[1]} for view in self._others]
         more = await self._more()
         self._number += 1
         self._blind = False
         at = to_json(own["at"])
-        views = partial(self._write, cast("list[View]", shown))
+        views = partial(self._write, own, cast("list[View]", others))
         self.broadcast.publish(Frame(self._number, self._title, at, views, more))
 
-    async def _write(self, views: list[View]) -> bytes:
+    async def _write(self, own: View, others: list[View]) -> bytes:
         """Return the views as JSON, this pod's own whole, the others within their part."""
         loop = asyncio.get_running_loop()
-        part = LARGEST_TOGETHER // max(1, len(views) - 1)
+        part = LARGEST_TOGETHER // max(1, len(others))
         written: list[bytes] = []
-        for place, view in enumerate(views):
+        for view in [own, *others] if self._shows_itself else others:
             began = loop.time()
             try:
                 data = to_json(view)
-                if place and len(data) > part:
+                if view is not own and len(data) > part:
                     data = to_json(fitted(view, part)[0])
                 written.append(data)
             except (TypeError, ValueError) as error:
                 self._tell("view", logging.WARNING, "a pod's view is left out: %r", error)
             self._writing += loop.time() - began
-            if place:
+            if view is not own:
                 await asyncio.sleep(0)  # noqa: TID251 - others' turn: a large one takes a while
         return b"[%b]" % b",".join(written)
 
@@ -296,7 +309,7 @@ class Live:
         task, self._asking = self._asking, None
         try:
             self._others = self._usable(task.result())
-            self._remember()
+            self._pasts.remember(self._others)
         except asyncio.CancelledError:
             self._keep(now)
             self._pods_failed(at, TimeoutError("no answer"))
@@ -350,22 +363,6 @@ class Live:
                 names.add(name)
                 usable.append(view)
         return sorted(usable, key=lambda view: view["pod"]["name"])
-
-    def _remember(self) -> None:
-        """Add what is new of the others to their past, and forget who is not there any more."""
-        kept: dict[str, View] = {}
-        room = MOST_CURVES
-        for view in self._others[:MOST_PASTS]:
-            rows = sum(map(len, view["sections"].values()))
-            room -= len(GuardTrack.__annotations__) * len(view["guards"]) + rows
-            if room >= 0:
-                kept[view["pod"]["name"]] = view
-        self._pasts = {name: self._pasts.get(name) or Tracks() for name in kept}
-        self._last_at = {name: at for name, at in self._last_at.items() if name in kept}
-        for name, view in kept.items():
-            if view["at"] > self._last_at.get(name, 0.0):
-                self._last_at[name] = view["at"]
-                self._pasts[name].add(view)
 
 
 def _member(name: str, value: Any) -> bytes:

@@ -2,7 +2,8 @@
 
 Promises: the first look at a counter tells 0. One that fell (what it counts was made anew) counts
 from 0. Time that did not pass is not divided by: two looks at one instant compare with the same
-earlier one. Nothing is remembered of what is not looked at any more.
+earlier one. So do two that are less than `apart` seconds apart: of a moment, one call would be many
+a second. Nothing is remembered of what is not looked at any more.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ MOST_LOOKS: Final = 64
 class Moves:
     """The counters of the last looks. For one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, apart: float = 0.0) -> None:
         """Know nothing yet."""
+        self._apart = apart
         self._now = 0.0
         self._current: dict[Hashable, float] | None = None
         self._past: deque[tuple[float, dict[Hashable, float]]] = deque(maxlen=MOST_LOOKS)
         self._recent = 0
         """Where in the past "lately" begins."""
+        self._before: tuple[float, dict[Hashable, float]] | None = None
+        """The look that this one is compared with."""
 
     def __repr__(self) -> str:
         return f"<Moves of {len(self._current or ())} counters, {len(self._past)} looks back>"
@@ -48,16 +52,18 @@ class Moves:
         while len(self._past) > 1 and self._past[1][0] <= now - LONG:
             self._past.popleft()
         self._recent = sum(at <= now - RECENT for at, _ in self._past) - 1
+        enough = (one for one in reversed(self._past) if now - one[0] >= self._apart)
+        self._before = next(enough, self._past[0] if self._past else None)
 
     def rate(self, key: Hashable, value: Any) -> float:
-        """Note what a counter says now; return how many a second since the last look."""
+        """Note what a counter says now; return how many a second since the look before."""
         told = max(number(value), 0.0)
         if self._current is None:
             self._current = {}
         self._current[key] = told
-        if not self._past:
+        if self._before is None:
             return 0.0
-        at, before = self._past[-1]
+        at, before = self._before
         return _moved(before.get(key), told) / (self._now - at)
 
     @property

@@ -52,6 +52,10 @@ def guard_view(
         worst = errors, "failing"
     if "snapshot_error" in seen:
         worst = "warn", "unreadable"
+    broken = {one["state"] for one in stack if (one["policy"], one["tone"]) == ("breaker", "bad")}
+    if broken:
+        # Of all that is wrong it is what lets no call through; the rest is in the stack.
+        worst = "bad", next((state for state in BREAKERS if state in broken), worst[1])
     states = [str(one.get("state")) for one in told if one.get("policy") == "breaker"]
     return GuardView(
         name=shown(name, LONGEST_NAME),

@@ -1,8 +1,9 @@
 """The past of a pod, for the small curves: one point for each view.
 
 Promises: all lists are as long as `at` is, the oldest first, and none is longer than `keep`. What
-was not there at a point has None, or 0 where a number of calls is counted. At most as many guards
-and rows are followed as a view shows; what is gone for all of the past is forgotten.
+was not there at a point has None, or 0 where a number of calls is counted. Numbers have four digits
+that count: more is not seen in a small curve. At most as many guards and rows are followed as a
+view shows; what is gone for all of the past is forgotten.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Tracks:
         self._at.append(view["at"])
         guards = {guard["name"]: _guard_point(guard) for guard in view["guards"]}
         rows = {
-            f"{row['kind']}/{row['name']}": {"track": row["track"]}
+            f"{row['kind']}/{row['name']}": {"track": _rounded(row["track"])}
             for section in view["sections"].values()
             for row in section
         }
@@ -124,8 +125,13 @@ _ROW_GAP: Final[dict[str, Any]] = {"track": None}
 
 def _guard_point(guard: GuardView) -> dict[str, Any]:
     rates: Mapping[str, Any] = guard["rates"]
-    point = {name: rates[name] for name in _RATES}
-    return {**point, "p50": guard["p50"], "p99": guard["p99"], "breaker": guard["breaker"]}
+    point: dict[str, Any] = {name: _rounded(rates[name]) for name in _RATES}
+    times = {"p50": _rounded(guard["p50"]), "p99": _rounded(guard["p99"])}
+    return {**point, **times, "breaker": guard["breaker"]}
+
+
+def _rounded(value: float | None) -> float | None:
+    return value if value is None else float(f"{value:.4g}")
 
 
 def _make_room(tracks: dict[str, _Track], points: Mapping[str, Any]) -> bool:

@@ -73,7 +73,7 @@ class Watcher:
         self._pid = os.getpid()
         self.pod: str = self._given or shown(f"{self._host}-{self._pid}", LONGEST_NAME)
         self._started = self._clock.now()
-        self._moves = Moves()
+        self._moves = Moves(self.every / 2)
         self._settings = KnownSettings()
         self._since = Since()
         self._tracks = Tracks(self._keep)

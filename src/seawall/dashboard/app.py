@@ -67,6 +67,8 @@ class Dashboard:
     """Scripts and styles of a subclass, which its `_asset` returns: put into the page."""
     _posts: ClassVar[tuple[str, ...]] = ()
     """Further routes of a subclass, for its `_post`."""
+    _shows_itself: ClassVar[bool] = True
+    """Whether this process is shown, too; else the other pods alone."""
 
     def __init__(
         self,
@@ -199,13 +201,8 @@ class Dashboard:
         return live
 
     def _new_live(self) -> Live:
-        closing: list[Any] = []
-        pods = self._pods
-        if self._shared is not None:
-            watcher, pods = self._told_to_others()
-        else:
-            watcher = self._new_watcher()
-            closing.append(watcher)
+        alone = self._shared is None
+        watcher, pods = (self._new_watcher(), self._pods) if alone else self._told_to_others()
         operates = self._door.operate is not None
         return Live(
             watcher,
@@ -215,9 +212,10 @@ class Dashboard:
             operable=(operates, operates and self._acts_elsewhere),
             extra=_weakly(self._extra),
             tell=self._door.tell,
-            closing=closing,
+            closing=[watcher] if alone else [],
             context=self._context.copy(),
-            checked=self._shared is not None,
+            checked=not alone,
+            shows_itself=self._shows_itself,
             owner=ref(self),
         )
 

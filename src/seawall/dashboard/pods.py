@@ -31,17 +31,9 @@ from seawall.dashboard._pods_wire import (
     read_reply,
     unpack,
 )
+from seawall.dashboard._rush import APART, RARE, TOGETHER
 from seawall.errors import StoreUnavailable
-from seawall.runtime.durable_events import OutboxBlocked
-from seawall.runtime.edge_events import HealthChanged, HostEjected, HostRestored, LifecycleChanged
-from seawall.runtime.events import (
-    BreakerChanged,
-    LeaseChanged,
-    LevelChanged,
-    SettingsChanged,
-    StoreModeChanged,
-    subscribe,
-)
+from seawall.runtime.events import subscribe
 from seawall.runtime.mutex import survives_fork
 from seawall.shared._core import StoreCore
 
@@ -67,12 +59,6 @@ LOOKED_AT: Final = 15_000
 UNSEEN: Final = 5.0
 """Seconds between two views while nobody looks."""
 
-TOGETHER: Final = 0.05
-"""Seconds between what happens and telling of it: what happens meanwhile is told with it."""
-
-APART: Final = 0.25
-"""Seconds between two views at least, however much happens."""
-
 SHARE: Final = 0.02
 """The part of one processor's time that may be spent on this."""
 
@@ -91,20 +77,6 @@ one, and a late one would count as a failure of the store, also for those who as
 
 SETTLING: Final = 3.0
 """Seconds after an outage in which nobody is taken for gone: they have to find the store first."""
-
-RARE: Final = (
-    BreakerChanged,
-    HealthChanged,
-    HostEjected,
-    HostRestored,
-    LeaseChanged,
-    LevelChanged,
-    LifecycleChanged,
-    OutboxBlocked,
-    SettingsChanged,
-    StoreModeChanged,
-)
-"""What is told at once."""
 
 _of_parents: list[object] = []
 """Tasks of a parent process's loop, which must not be collected in the child."""

@@ -17,10 +17,8 @@ import httpx
 
 from seawall.clock import SYSTEM
 from seawall.dashboard import Dashboard
-from seawall.dashboard._answers import to_json
 from seawall.dashboard._assets import Asset, assets
 from seawall.dashboard._live import Live
-from seawall.dashboard._sse import Frame
 from seawall.dashboard.views import View
 from seawall.demo._children import Child
 from seawall.demo._serving import listening, server_for
@@ -119,6 +117,7 @@ class DemoDashboard(Dashboard):
 
     _scripts: ClassVar[tuple[str, ...]] = ("demo.css", "demo.js")
     _posts: ClassVar[tuple[str, ...]] = ("control",)
+    _shows_itself: ClassVar[bool] = False
 
     def __init__(self, demo: Demo) -> None:
         """Show the pods of `demo`, to this machine alone, which may act."""
@@ -139,20 +138,14 @@ class DemoDashboard(Dashboard):
         return super()._asset(name)
 
     def _new_live(self) -> Live:
-        watcher = self._new_watcher()
-        live = _OthersAlone(
-            watcher,
-            self._by_http,
-            title=self.title,
-            every=self.every,
-            operable=(True, True),
-            extra=self._extra,
-            tell=self._door.tell,
-            closing=[watcher, self._by_http],
-            context=self._context.copy(),
-        )
+        live = super()._new_live()
         self._by_http.changed = live.hurry
         return live
+
+    async def aclose(self) -> None:
+        """End the streams, and follow the pods no more."""
+        await super().aclose()
+        await self._by_http.close()
 
     async def _extra(self) -> dict[str, Any]:
         demo = self._demo
@@ -161,6 +154,7 @@ class DemoDashboard(Dashboard):
             for switch in SWITCHES
         ]
         return {
+            "first": ["vendor"],  # the guard that all of it is about is shown before the others
             "switches": shown,
             "sides": list(SIDES),
             "now": demo.recent,
@@ -185,18 +179,6 @@ class DemoDashboard(Dashboard):
         return {
             "done": next(one.does for one in SWITCHES if one.name == which) if on else "Mended."
         }
-
-
-class _OthersAlone(Live):
-    """Shows the other pods; this process has nothing to guard, and is left out."""
-
-    async def _sample(self) -> None:
-        at = self.watcher.sample()["at"]
-        await self._ask_pods(at)
-        views = b",".join(to_json({**view, "operable": True}) for view in self._others)
-        self._number += 1
-        more = await self._more()
-        self.broadcast.publish(Frame(self._number, self._title, to_json(at), b"[%b]" % views, more))
 
 
 @asynccontextmanager

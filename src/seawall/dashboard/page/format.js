@@ -54,6 +54,11 @@ export function moment(unix, now) {
   return today ? time.format(at) : `${date.format(at)} ${time.format(at)}`;
 }
 
+/** How old what is shown of a pod is, in words. */
+export function asOf(view, now) {
+  return view.gone === null ? `as of ${span(view.age)} ago` : `gone since ${moment(view.gone, now)}`;
+}
+
 /** A share: 0 %, 0.4 %, 42 %. */
 export function percent(share) {
   if (!Number.isFinite(share)) return "\u2013";

@@ -1,7 +1,7 @@
 // The guards: a band for each name, and in it the pods side by side.
 
-import { Keyed, clean, make, number, rank, setAttribute, setHidden, setName, setText, setTone, shape, toneOf } from "./dom.js";
-import { amount, counted, latency, percent, roundUp, span } from "./format.js";
+import { Keyed, clean, list, make, number, rank, setAttribute, setHidden, setName, setText, setTone, shape, toneOf } from "./dom.js";
+import { amount, asOf, counted, latency, percent, roundUp, span } from "./format.js";
 import { fillLegend, highest, latencyChart, outcomesChart, statesChart, windowOf } from "./charts.js";
 import { OUTCOMES } from "./past.js";
 import { stackPart } from "./stack.js";
@@ -44,7 +44,7 @@ function numbers(names) {
 function cellPart() {
   const mark = shape();
   const pod = make("h4");
-  const stale = make("span", "tag stale", ["stale"]);
+  const stale = make("span", "tag stale");
   const state = make("span", "state-word");
   const also = make("span", "also");
   const strip = statesChart();
@@ -94,6 +94,7 @@ function cellPart() {
       setName(pod, view.pod.name, 80);
       setAttribute(pod, "class", alone ? "hidden-text" : "pod-name");
       setHidden(stale, !view.stale);
+      if (view.stale) setText(stale, asOf(view, one.now));
       setAttribute(node, "data-stale", view.stale ? "yes" : "no");
       setName(state, wordOf(guard), 60);
       const retries = number(guard.rates?.retries);
@@ -109,11 +110,8 @@ function cellPart() {
   };
 }
 
-/** How a guard is, in a word or two: of several things that are wrong, its open breaker. */
-function wordOf(guard) {
-  const broken = toneOf(guard.tone) === "bad" && (guard.breaker === "open" || guard.breaker === "isolated");
-  return broken ? guard.breaker : clean(guard.state, 60);
-}
+/** How a guard is, in a word or two. */
+const wordOf = (guard) => clean(guard.state, 60);
 
 function bandSummary(cells) {
   const worst = cells.reduce((a, b) => (rank(toneOf(b.guard.tone)) > rank(toneOf(a.guard.tone)) ? b : a));
@@ -179,8 +177,8 @@ function jumpPart(band, openBand) {
   };
 }
 
-/** Bring the views of pods together by guard: edges first, then by name. */
-function bandsOf(views, pasts, now, operator) {
+/** Bring the views of pods together by guard: those named `first`, then edges, then by name. */
+function bandsOf(views, pasts, now, operator, first) {
   const bands = new Map();
   for (const view of views) {
     const past = pasts.of(view.pod.name);
@@ -189,12 +187,12 @@ function bandsOf(views, pasts, now, operator) {
       const known = past.guards.get(guard.name);
       if (!known) continue;
       if (!bands.has(guard.name)) bands.set(guard.name, { name: guard.name, edge: guard.edge, cells: [] });
-      bands.get(guard.name).cells.push({ guard, view, past: known, at: past.at, frame, operator });
+      bands.get(guard.name).cells.push({ guard, view, past: known, at: past.at, frame, now, operator });
     }
   }
-  const sorted = [...bands.values()].sort(
-    (a, b) => Number(Boolean(b.edge)) - Number(Boolean(a.edge)) || (a.name < b.name ? -1 : 1),
-  );
+  // By what they are, not by how they are: what one looks at stays where it is.
+  const rankOf = (band) => (first.includes(band.name) ? 0 : band.edge ? 1 : 2);
+  const sorted = [...bands.values()].sort((a, b) => rankOf(a) - rankOf(b) || (a.name < b.name ? -1 : 1));
   for (const band of sorted) band.alone = views.length === 1;
   return sorted;
 }
@@ -239,7 +237,7 @@ export function guardsPart() {
     /** The bands that are not filtered out, in order. */
     shown: () => [...byId("bands").children].filter((node) => !node.hidden),
     update(message, pasts) {
-      bands = bandsOf(message.views, pasts, message.at, message.operator !== null);
+      bands = bandsOf(message.views, pasts, message.at, message.operator !== null, list(message.extra?.first));
       keyed.update(bands, (band) => band.name);
       jump.update(bands, (band) => band.name);
       setHidden(byId("jump"), bands.length < 2);

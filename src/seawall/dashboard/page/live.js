@@ -5,8 +5,17 @@ import { list, number } from "./dom.js";
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 const isNamed = (value) => isObject(value) && typeof value.name === "string";
 
+const MOST_PODS = 66; // This one, the 64 that a store tells of, and what it tells of the rest.
+
+/** How old a view is: as it was told, by the store's clock; or by both pods' clocks. */
+function ageOf(view, at) {
+  return Math.max(0, number(view.age, at - number(view.at, at)));
+}
+
 function readView(view, at) {
   const every = Math.min(60, Math.max(0.1, number(view.every, 1)));
+  const age = ageOf(view, at);
+  const gone = number(view.gone, null);
   const sections = Object.create(null); // A title may be any text, "__proto__" too.
   for (const [title, rows] of Object.entries(isObject(view.sections) ? view.sections : {}).slice(0, 20)) {
     sections[title] = list(rows, 100).filter(isNamed);
@@ -16,7 +25,10 @@ function readView(view, at) {
     every,
     sections,
     at: number(view.at, at),
-    stale: at - number(view.at, at) > 3 * every,
+    age,
+    heardAt: at - age,
+    gone,
+    stale: gone !== null || age > 3 * every,
     operable: view.operable === true,
     troubles: list(view.troubles, 100).filter(isObject),
     guards: list(view.guards, 200).filter(isNamed),
@@ -29,7 +41,7 @@ export function readMessage(text) {
   const message = JSON.parse(text);
   if (!isObject(message)) throw new TypeError("a message is an object");
   const at = number(message.at, Date.now() / 1000);
-  const views = list(message.views, 32)
+  const views = list(message.views, MOST_PODS)
     .filter((view) => isObject(view) && view.format === 1 && isNamed(view.pod))
     .map((view) => readView(view, at))
     .sort((a, b) => (a.pod.name < b.pod.name ? -1 : 1));

@@ -65,8 +65,8 @@ function layerPart() {
   let last = null;
 
   // What is inside is made when it is opened, and costs nothing while it is closed.
-  function updateInside() {
-    if (!details.open || last === null) return;
+  function updateInside(opening) {
+    if (!(details.open || opening === true) || last === null) return;
     if (inside === null) {
       inside = { facts: factsList("facts"), controls: layerControls() };
       more.append(inside.facts.node, inside.controls.node);
@@ -76,6 +76,8 @@ function layerPart() {
   }
 
   details.addEventListener("toggle", updateInside);
+  // The toggle is told later, and who is quick with Tab would be past what is not there yet.
+  summary.addEventListener("click", () => updateInside(true));
   return {
     node,
     update({ layer, index }, target, stopIndex) {

@@ -1,7 +1,7 @@
 // What is wrong now and since when, said plainly; the pods; and what happened.
 
 import { Keyed, clean, list, make, number, rank, setAttribute, setHidden, setName, setText, setTone, shape, toneOf } from "./dom.js";
-import { amount, counted, moment, percent, span } from "./format.js";
+import { amount, asOf, counted, moment, percent, span } from "./format.js";
 import { OUTCOMES } from "./past.js";
 
 const MOST_HAPPENINGS = 60;
@@ -41,10 +41,11 @@ export function troublesOf(views, now) {
   const found = new Map();
   for (const view of views) {
     const name = view.pod.name;
-    if (view.stale) {
+    // One that is gone says so among its troubles; of one that is only late nobody has said it.
+    if (view.stale && view.gone === null) {
       const what = "This pod has not been heard of: what is shown of it is old.";
       const advice = "It may have stopped, or be cut off from the store.";
-      found.set(`stale ${name}`, { id: `stale ${name}`, tone: "warn", where: name, what, advice, since: view.at, pods: [] });
+      found.set(`stale ${name}`, { id: `stale ${name}`, tone: "warn", where: name, what, advice, since: view.heardAt, pods: [] });
       continue; // What was wrong with it then is not known to be wrong now.
     }
     for (const one of view.troubles) {
@@ -83,15 +84,15 @@ function podPart() {
   const node = make("li", "pod-chip", [mark.node, name, facts]);
   return {
     node,
-    update(view) {
+    update(view, now) {
       const worst = view.troubles.reduce((tone, one) => (rank(toneOf(one.tone)) > rank(tone) ? toneOf(one.tone) : tone), "ok");
       const tone = view.stale ? "off" : worst;
       mark.set(tone);
       setTone(node, tone);
       setName(name, view.pod.name, 60);
       const up = number(view.pod.up_seconds);
-      const parts = [view.stale ? "stale" : `load ${percent(number(view.load))}`];
-      if (up < YOUNG) parts.push(`up ${span(up)}`);
+      const parts = [view.stale ? asOf(view, now) : `load ${percent(number(view.load))}`];
+      if (up < YOUNG && !view.stale) parts.push(`up ${span(up)}`);
       setText(facts, parts.join(" · "));
       const told = `up ${span(up)}, host ${clean(view.pod.host, 80)}, process ${clean(view.pod.pid, 20)}, seawall ${clean(view.pod.version, 40)}`;
       setAttribute(node, "title", told);
@@ -125,7 +126,7 @@ export function verdictPart() {
       );
       keyed.update(troubles, (one) => one.id, now, message.views.length > 1);
       setHidden(byId("troubles"), troubles.length === 0);
-      pods.update(message.views, (view) => view.pod.name);
+      pods.update(message.views, (view) => view.pod.name, now);
       const title = clean(message.title, 80) || "Seawall";
       setText(byId("title"), title);
       const wanted = tone === "ok" ? title : `${words} \u00b7 ${title}`;

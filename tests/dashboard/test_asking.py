@@ -1,0 +1,142 @@
+"""What only a database or a store knows is asked for while somebody looks."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seawall import registry
+from seawall.dashboard import Dashboard, _live, _stored
+from seawall.durable import Database, Outbox, Sqlite, amigrate
+from seawall.testing import run_virtual
+from tests.dashboard.app_support import Shown, Viewer
+from tests.support import let_pass
+
+pytestmark = pytest.mark.usefixtures("nobody_else")
+
+
+class Kept:
+    """Something whose state a store knows, and tells as slowly as it is told to."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.asked = self.cancelled = self.now = self.most = 0
+        self._seconds = seconds
+        registry.enter(self, "kept", "kept", ask="ask", local=False)
+
+    async def ask(self) -> None:
+        self.asked += 1
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await let_pass(self._seconds)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.now -= 1
+
+
+async def _outbox_as_shown(folder: Path, looks: int) -> Any:
+    """Return what one who looks for a while is shown last of an outbox in which one waits."""
+    source = Sqlite(folder / "orders.db")
+    database = Database(source)
+    outbox = Outbox(database, "orders")
+    await amigrate(database)
+    with database.transaction() as connection:
+        outbox.add(connection, "order", "7", "order.made", {})
+    app = Dashboard(local=True, every=0.05)
+    viewer = Viewer(app)
+    shown: Any = {"state": "not asked yet"}
+    for _ in range(looks):
+        await let_pass(0.05)
+        for message in viewer.events:
+            for row in message["views"][0]["sections"].get("Outbox and jobs", []):
+                shown = row if row["kind"] == "outbox" else shown
+        if shown["state"] != "not asked yet":
+            break
+    await viewer.leave()
+    await app.aclose()
+    source.close()
+    return shown
+
+
+def test_the_age_of_an_outbox_is_seen_though_nobody_else_asks(tmp_path: Path):
+    """Whoever looks sees how much waits in the database, and for how long."""
+    shown = asyncio.run(_outbox_as_shown(tmp_path, looks=200))
+    assert shown["state"] == "1 waiting"
+    assert "oldest" in dict(shown["facts"])
+
+
+def test_without_asking_the_age_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is by asking that it is seen: a sample alone asks no database."""
+    monkeypatch.setattr(_stored.Stored, "ask", lambda _self: None)
+    assert asyncio.run(_outbox_as_shown(tmp_path, looks=10))["state"] == "not asked yet"
+
+
+def test_while_nobody_looks_nobody_is_asked():
+    """A dashboard that is on costs a database nothing; one that is looked at, a round each 5 s."""
+
+    async def main() -> None:
+        kept, app = Kept(), Shown()
+        async with app:
+            await let_pass(30.0)
+            assert kept.asked == 0
+            viewer = Viewer(app)
+            await let_pass(20.5)
+            assert kept.asked == 4
+            await viewer.leave()
+            await let_pass(_live.LOOKED_AT + 2.0)
+            asked = kept.asked
+            await let_pass(30.0)
+            assert kept.asked == asked
+
+    run_virtual(main())
+
+
+def test_no_two_rounds_at_once_and_samples_go_on():
+    """A database that does not answer is asked by one task at a time, and delays no message."""
+
+    async def main() -> None:
+        kept, app = Kept(seconds=60.0), Shown(every=1.0)
+        viewer = Viewer(app)
+        await let_pass(30.5)
+        assert len(viewer.events) == 31
+        assert kept.most == 1
+        assert kept.asked >= 30.0 // _stored.EVERY
+        await viewer.leave()
+        await app.aclose()
+
+    run_virtual(main())
+
+
+def test_the_end_cuts_a_question_off():
+    """A service that stops does not wait for a database."""
+
+    async def main() -> None:
+        kept, app = Kept(seconds=60.0), Shown()
+        viewer = Viewer(app)
+        await let_pass(0.5)
+        assert (kept.asked, kept.now) == (1, 1)
+        await app.aclose()
+        assert (kept.cancelled, kept.now) == (1, 0)
+        await viewer.task
+
+    run_virtual(main())
+
+
+def test_with_nothing_to_ask_there_is_no_task(monkeypatch: pytest.MonkeyPatch):
+    """A service without a store or a database has nobody to ask."""
+    asked: list[Any] = []
+    monkeypatch.setattr(_stored, "arefresh", lambda **_: asked.append(1))
+    monkeypatch.setattr(registry, "entered", list)
+
+    async def main() -> None:
+        viewer = Viewer(Shown())
+        await let_pass(12.0)
+        await viewer.leave()
+
+    run_virtual(main())
+    assert asked == []

@@ -1,0 +1,84 @@
+"""What a guard and its layers are called for what is wrong."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seawall.dashboard._moves import Moves
+from seawall.dashboard._stacks import guard_view
+from tests.dashboard.views_support import Pair
+
+SPENT: dict[str, Any] = {
+    "policy": "retry",
+    "retries": 9,
+    "budget": {"tokens": 0.0, "capacity": 10.0, "spent": 1.0, "used": 10.0, "left": 0.0},
+}
+
+
+def _breaker(state: str, **more: Any) -> dict[str, Any]:
+    return {"policy": "breaker", "state": state, "calls": 9, "failures": 9, **more}
+
+
+def _shown(*policies: dict[str, Any], **more: Any) -> Any:
+    seen = {"name": "vendor", "policies": list(policies), **more}
+    return guard_view(seen, (), Moves(), edge=False)
+
+
+@pytest.mark.parametrize("state", ["open", "isolated"])
+def test_a_guard_with_a_broken_breaker_is_called_after_it(
+    state: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever else is wrong, and in whatever order: it is what lets no call through."""
+    monkeypatch.setattr("seawall.dashboard._layers.budget_spent", lambda _seen: 1.0)
+    for stack in permutations([SPENT, _breaker(state), {"policy": "chaos", "enabled": True}]):
+        shown = _shown(*stack)
+        assert (shown["state"], shown["tone"]) == (state, "bad")
+    assert _shown(SPENT, _breaker("closed"))["state"] == "budget spent"
+    assert _shown(SPENT, _breaker(state), snapshot_error="it broke")["state"] == state
+
+
+def test_the_worse_of_two_breakers_counts():
+    """One that an operator has isolated does not close by itself."""
+    assert _shown(_breaker("open"), _breaker("isolated"))["state"] == "isolated"
+
+
+@pytest.mark.parametrize("mode", ["shadow", "off"])
+def test_a_breaker_that_stops_nothing_is_not_it(mode: str, monkeypatch: pytest.MonkeyPatch):
+    """In shadow or switched off it refuses no call: the guard is called for something else."""
+    monkeypatch.setattr("seawall.dashboard._layers.budget_spent", lambda _seen: 1.0)
+    assert _shown(SPENT, _breaker("open", mode=mode))["state"] == "budget spent"
+
+
+def test_a_timeout_has_a_state_only_while_it_strikes():
+    """Its seconds are among its settings; its state says whether calls time out now."""
+    pair = Pair()
+
+    def state(timed_out: int, seconds: float = 1.0) -> str:
+        timeout = {"policy": "timeout", "seconds": 2.0, "timed_out": timed_out}
+        view = pair.look({"guard": [{"name": "vendor", "policies": [timeout]}]}, seconds)
+        found: str = view["guards"][0]["stack"][0]["state"]
+        return found
+
+    assert [state(7), state(7), state(8), state(8)] == ["", "", "timing out", "timing out"]
+    assert [state(8, 10.0), state(8, 10.0)][-1] == ""
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 9)), min_size=2, max_size=20))
+def test_a_look_between_two_others_shows_no_peak(steps: list[tuple[int, int]]):
+    """Rates are of half a turn at least: one call of a moment is not many a second."""
+    moves, now, total = Moves(apart=0.5), 0.0, 0
+    looks = [(now, total)]
+    moves.begin(now)
+    moves.rate("calls", total)
+    for ticks, calls in steps:
+        now, total = now + ticks / 16, total + calls
+        moves.begin(now)
+        rate = moves.rate("calls", total)
+        at, before = next((one for one in reversed(looks) if now - one[0] >= 0.5), looks[0])
+        assert rate == pytest.approx((total - before) / (now - at))
+        looks.append((now, total))
