@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from collections.abc import Callable
 from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from seawall import Guard
+from seawall import Guard, registry
+from seawall.runtime import events
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -31,6 +35,13 @@ def new_guard(*policies: Any, **options: Any) -> Guard:
 def without_addresses(value: object) -> str:
     """Return a test's id that is the same in every process, also where `value` has functions."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing of another test, alive or dead, be listed in this one, and nobody listen."""
+    gc.collect()
+    monkeypatch.setattr(registry, "_entries", WeakKeyDictionary())
+    monkeypatch.setattr(events, "_listeners", ())
 
 
 def falsified(check: Callable[[Any], None], cases: st.SearchStrategy[Any]) -> bool:

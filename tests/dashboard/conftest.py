@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import gc
-
 import pytest
 
-from seawall.runtime import events
+from tests import support
 
 
 @pytest.fixture
 def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing of another test, dead but not collected, be listed here, and nobody listen."""
-    gc.collect()
-    monkeypatch.setattr(events, "_listeners", ())
+    """Let nothing of another test be listed here, and nobody listen."""
+    support.nobody_else(monkeypatch)

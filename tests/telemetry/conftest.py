@@ -1,20 +1,18 @@
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from seawall.runtime import events
+from tests.support import nobody_else
 from tests.telemetry.world import World, lived
 
 
 @pytest.fixture(autouse=True)
 def _nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing of another test, dead but not collected, be listed here, and nobody listen."""
-    gc.collect()
-    monkeypatch.setattr(events, "_listeners", ())
+    nobody_else(monkeypatch)
 
 
 @pytest.fixture
