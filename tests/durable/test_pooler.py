@@ -407,12 +407,19 @@ def test_prepared_statements_fail_here(pooler: Pooler, tmp_path: Path):
     """With the settings that drivers have by themselves it does not work: hence the docs."""
 
     async def main() -> None:
-        async with opening_by("asyncpg", pooler, tmp_path)() as database:  # type: ignore[arg-type]
+        import psycopg
+
+        connect = psycopg.AsyncConnection.connect
+        async with (
+            opening_by("asyncpg", pooler, tmp_path)() as database,  # type: ignore[arg-type]
+            await connect(pooler.url, prepare_threshold=None) as other,
+        ):
             idempotency = Idempotency(database)
             for n in range(20):
-                await asyncio.gather(
-                    *(idempotency.areserve("t", "o", f"{n}.{m}", None) for m in range(5))
-                )
+                async with other.transaction():  # has one server: what is prepared is in the other
+                    await other.execute("SELECT 1")
+                    await idempotency.areserve("t", "o", f"{n}.0", None)
+                await idempotency.areserve("t", "o", f"{n}.1", None)  # on the one just given back
 
     with pytest.raises(Exception, match="prepared statement"):
         asyncio.run(main())
