@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from weakref import finalize, ref
 
 from seawall.dashboard import _words as say
@@ -53,8 +53,7 @@ class Happenings:
         """By guard and policy, when it was heard that pods disagree on its settings."""
         self.changes = 0
         """How often settings were changed, as far as was heard."""
-        self._end = finalize(self, _listen(self))
-        self._end.atexit = False
+        self._end = listen(self, *_SENTENCES)
 
     def __repr__(self) -> str:
         state = "listening" if self._end.alive else "closed"
@@ -125,19 +124,25 @@ class Happenings:
         ]
 
 
-def _listen(happenings: Happenings) -> Callable[[], None]:
-    """Subscribe without keeping `happenings` alive; return what ends it."""
-    me = ref(happenings)
+class Hears(Protocol):
+    """Whoever is told of events; in any thread, which may hold any lock."""
+
+    def hear(self, event: Event, /) -> None:
+        """Be told of one."""
+
+
+def listen(hears: Hears, *types: type[Event]) -> finalize[..., Any]:
+    """Tell it of these events without keeping it alive; what is returned ends it when called."""
+    me = ref(hears)
 
     def heard(event: Event) -> None:
         alive = me()
-        if alive is None:
-            unsubscribe()
-        else:
+        if alive is not None:
             alive.hear(event)
 
-    unsubscribe = subscribe(heard, *_SENTENCES)
-    return unsubscribe
+    end = finalize(hears, subscribe(heard, *types))
+    end.atexit = False
+    return end
 
 
 # What lasts, and from when to when

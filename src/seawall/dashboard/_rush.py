@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Final
-from weakref import finalize, ref
 
+from seawall.dashboard._happenings import listen
 from seawall.runtime.durable_events import OutboxBlocked
 from seawall.runtime.edge_events import HealthChanged, HostEjected, HostRestored, LifecycleChanged
 from seawall.runtime.events import (
@@ -21,7 +21,6 @@ from seawall.runtime.events import (
     LevelChanged,
     SettingsChanged,
     StoreModeChanged,
-    subscribe,
 )
 from seawall.runtime.mutex import survives_fork
 
@@ -61,8 +60,7 @@ class Rush:
         self._heard = False
         """Whether it is to call back already: more that happens changes nothing."""
         self._over = False
-        self._end = finalize(self, _listen(self))
-        self._end.atexit = False
+        self._end = listen(self, *RARE)
         survives_fork(self)
 
     def __repr__(self) -> str:
@@ -76,7 +74,7 @@ class Rush:
         if self._timer is not None:
             self._timer.cancel()
 
-    def hear(self) -> None:
+    def hear(self, _event: Event | None = None, /) -> None:
         """Note that something happened, in any thread: it may hold any lock."""
         if self._heard or self._over:
             return
@@ -98,15 +96,3 @@ class Rush:
 
     def _after_fork(self) -> None:
         self._over = True
-
-
-def _listen(rush: Rush) -> Callable[[], None]:
-    """Subscribe without keeping `rush` alive; return what ends it."""
-    me = ref(rush)
-
-    def heard(_event: Event) -> None:
-        alive = me()
-        if alive is not None:
-            alive.hear()
-
-    return subscribe(heard, *RARE)

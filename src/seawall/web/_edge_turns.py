@@ -109,7 +109,10 @@ class TurnsGate(GateBound):
             raise Wait(_TurnWaiter(self.slots, self.host.clock, now, self._wait, self.turned_away))
 
     def begins(self, now: float) -> bool:
-        """Begin in a turn that is watched; False, and nothing done, if it has no time left."""
+        """Begin in a turn that is watched; False if it has no time left, or others go first.
+
+        Then nothing has begun; while the queue does not drain, a turn for those who wait comes.
+        """
         loop = get_running_loop()
         if loop is not self._loop and not self._adopt(loop):
             return True
@@ -134,6 +137,7 @@ class TurnsGate(GateBound):
         """Whether one more would only wait to be refused: enough who matter as much wait already.
 
         Then it is refused at once: to let it wait costs more than all else that is done for it.
+        That it came is noted, as if it had waited.
         """
         if self.policy.mode != "enforce" or get_running_loop() is not self._loop:
             return False
