@@ -180,7 +180,7 @@ def _of_the_window_of_now(self: Any, state: Any, *args: Any) -> Any:
     return begin, max(0, total - taken + used), before
 
 
-def _not_of_the_lows(self: Account, by: float, _first: int = 0) -> None:
+def _not_of_the_lows(self: Account, by: float, _first: int) -> None:
     self.owed_until -= by
 
 
@@ -231,7 +231,6 @@ def compare(shift: Shift, *, exactly: bool, plain: bool = False) -> None:
     state = rule.fresh(0.0)
     open_: list[tuple[int, Job, float, int]] = []
     told: list[Told] = []
-    noted: list[tuple[Account, int]] = []
     for number, job in enumerate(shift.jobs):
         now += job.gap
         # Not in the order in which they were taken.
@@ -240,9 +239,7 @@ def compare(shift: Shift, *, exactly: bool, plain: bool = False) -> None:
             _, done, mark, place = due
             costs = done.estimate, done.actual
             if plain and place % 2:
-                beside, after = noted[place]
-                first = state.since(after) if beside is state else 0
-                state = rule.give_back(state, float(now), *costs, mark, first)
+                state = rule.give_back(state, float(now), *costs, mark)
             else:
                 state = settle(rule, state, float(now), *costs, mark)
             told[place] = told[place]._replace(cost=done.actual)
@@ -255,7 +252,6 @@ def compare(shift: Shift, *, exactly: bool, plain: bool = False) -> None:
             assert rule.rest(state, float(now)) == owed
         take = rule.take if plain and number % 2 else rule.estimate
         state, mark = take(state, float(now), job.estimate)
-        noted.append((state, state.taken))
         told.append(Told(now, job.estimate))
         open_.append((number + job.after, job, mark, number))
 
@@ -303,7 +299,7 @@ def test_without_its_account_overlapping_jobs_get_too_much(
 def test_if_all_lows_were_lowered_some_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower also what was owed before the taking, and what it gives back is not exact."""
     owe_less = Account.owe_less
-    monkeypatch.setattr(Account, "owe_less", lambda self, by, _first=0: owe_less(self, by))
+    monkeypatch.setattr(Account, "owe_less", lambda self, by, _first: owe_less(self, by, 0))
     assert falsified(exact, SHIFTS)
 
 
@@ -327,6 +323,32 @@ def test_what_is_no_estimate_makes_the_account_no_larger() -> None:
         rule.take(account, float(now), 1)
     assert account.lows == [500.0]
     assert rule.rest(rule.settle(account, 1000.0, 50, 0, mark), 1000.0) == 9000.0
+
+
+AT_ONCE = SHIFTS.map(lambda shift: shift._replace(jobs=[job._replace(gap=0) for job in shift.jobs]))
+
+
+def exact_beside(shift: Shift) -> None:
+    compare(shift, exactly=True, plain=True)
+
+
+@given(AT_ONCE)
+def test_what_is_given_back_beside_estimates_costs_them_nothing(shift: Shift) -> None:
+    """However calls overlap that are refused further in, estimates get all that is unpaid."""
+    exact_beside(shift)
+
+
+def test_if_it_lowered_the_lows_the_estimates_would_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lower what was owed before, too, and it is falsified."""
+
+    def give_back(self: SettledBucket, state: Account, *args: Any) -> Account:
+        now, taken, used, mark = args
+        rest = self.bucket.give_back(state.owed_until, now, taken, used, mark)
+        state.owe_less(state.owed_until - rest, 0)
+        return state
+
+    monkeypatch.setattr(SettledBucket, "give_back", give_back)
+    assert falsified(exact_beside, AT_ONCE)
 
 
 def test_an_account_without_open_estimates_notes_nothing() -> None:

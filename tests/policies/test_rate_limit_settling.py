@@ -116,6 +116,20 @@ def test_calls_refused_further_in_beside_an_estimate_cost_it_nothing(key: Any) -
         assert limit.peek().left == 90
 
 
+@pytest.mark.parametrize("key", [None, lambda: "a", lambda: 7])
+def test_calls_that_overlap_and_are_refused_beside_an_estimate_cost_it_nothing(key: Any) -> None:
+    """Also when they overlap, and end in the order in which they came."""
+    with virtual_time() as clock:
+        limit = RateLimit("100/day", key=key)
+        gate: Any = new_guard(limit).bounds[0]
+        taken = limit.reserve(cost=4)
+        for ticket in [gate.enter(clock.now()) for _ in range(6)]:
+            gate.leave(ticket, UNUSED, None, clock.now())
+        assert limit.peek().left == 96
+        taken.settle(0)
+        assert limit.peek().left == 100
+
+
 # Memory
 
 

@@ -132,24 +132,22 @@ class Pure:
         taken = []
         for place, cost, estimate in zip(self.places(user), costs, estimated, strict=True):
             if not cost:
-                taken.append((place, 0, now, None, None, now, self.rules[place[0]]))
+                taken.append((place, 0, now, None, now, self.rules[place[0]]))
                 continue
             rule_, state = self.at(place, now)
             self.cap(place).take(cost)
-            account = beside = None
+            account = None
             if estimate and isinstance(self.rules[place[0]], TokenBucket):
                 if not isinstance(state, Account):
                     state = self.states[place] = Account(state)
                 account, mark = SettledBucket(self.rules[place[0]]).estimate(state, now, cost)
             else:
                 self.states[place], mark = rule_.take(state, now, cost)
-                if isinstance(state, Account):
-                    beside = (state, state.taken)
-            taken.append((place, cost, mark, account, beside, now, self.rules[place[0]]))
+            taken.append((place, cost, mark, account, now, self.rules[place[0]]))
         return taken
 
     def settle(self, taken: list[Any], used: list[int | None], now: float) -> None:
-        for place, cost, mark, account, beside, at, by in taken:
+        for place, cost, mark, account, at, by in taken:
             actual = used[place[0]]
             if actual is None:
                 continue
@@ -162,7 +160,7 @@ class Pure:
                 self.states[place], _ = rule_.take(state, later, actual - cost)
             elif actual < cost:
                 self.cap(place).give_back(cost - actual, at)
-                self._give_back(rule_, state, place, (cost, actual, mark, account, beside), later)
+                self._give_back(rule_, state, place, (cost, actual, mark, account), later)
             if account is not None:
                 account.end(mark)
                 if not account.open and self.states[place] is account:
@@ -171,13 +169,12 @@ class Pure:
     def _give_back(
         self, rule_: Any, state: Any, place: tuple[int, str | None], taking: Any, now: float
     ) -> None:
-        cost, actual, mark, account, beside = taking
+        cost, actual, mark, account = taking
         if account is not None:
             if account is state:
                 rule_.settle(state, now, cost, actual, mark)
         elif isinstance(state, Account):
-            first = state.since(beside[1]) if beside is not None and beside[0] is state else 0
-            rule_.give_back(state, now, cost, actual, mark, first)
+            rule_.give_back(state, now, cost, actual, mark)
         else:
             self.states[place] = rule_.give_back(state, now, cost, actual, mark)
 
@@ -401,10 +398,10 @@ class Machine(RuleBasedStateMachine):
             wait = -1 if expected.retry_after is None else int(expected.retry_after)
             assert answer == f"0,{wait}"
             return multiple()
-        taken, *mark = map(int, answer.split(","))
+        taken, mark = map(int, answer.split(","))
         assert taken == cost
         item = Taken(terms, ((number + 1, key, cost),), frozenset(), "")
-        item.marks = [(mark[0], mark[1], mark[2])]
+        item.marks = [mark]
         return self.pure.take(key or "ann", costs, self.us, [False, False]), charge, item
 
     @rule(grant=consumes(grants), used=st.integers(0, 6))

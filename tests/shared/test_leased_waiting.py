@@ -145,7 +145,7 @@ def test_a_question_that_is_lost_is_asked_again(store: RedisStore, frozen: Froze
     frozen.advance(6_000_000)
     assert asyncio.run(pod.call()) == 1
     before = pod.held
-    pod.share.arrived(holder, lost, Granted(3, (frozen.now_us, 0, 0)))
+    pod.share.arrived(holder, lost, Granted(3, frozen.now_us))
     assert pod.held == before
     pod.share.arrived(holder, lost, StoreUnavailable("no"))
     assert pod.held == before
@@ -285,7 +285,7 @@ def test_a_thread_does_not_wait_for_a_loops_next_question_either(
     async def main() -> None:
         grant = holder.grant = Grant(pod.share, holder, SYSTEM.now(), enough=False)
         holder.lost_at = float("inf")
-        pod.share.arrived(holder, grant, Granted(1, (frozen.now_us, 0, 0)))
+        pod.share.arrived(holder, grant, Granted(1, frozen.now_us))
         assert holder.grant is not grant
         assert woken.wait(5)  # in the loop's own thread: nothing goes on there meanwhile
 

@@ -84,7 +84,7 @@ class Account:
         """Return which of the lows is the first after `mark`."""
         return bisect_right(self.marks, mark)
 
-    def owe_less(self, by: float, first: int = 0) -> None:
+    def owe_less(self, by: float, first: int) -> None:
         """Lower the debt, and what was owed before takings from the `first` of the lows on."""
         self.owed_until -= by
         marks, lows, least = [], [], float("inf")
@@ -127,15 +127,15 @@ class SettledBucket(Bucket[Account]):
         state.owed_until, mark = self.bucket.take(state.owed_until, now, cost)
         return state, mark
 
-    def give_back(
-        self, state: Account, now: float, taken: int, used: int, mark: float, first: int = 0
-    ) -> Account:
+    def give_back(self, state: Account, now: float, taken: int, used: int, mark: float) -> Account:
         """Owe less by what was surely not paid off since, of what was no estimate.
 
-        `first` of the lows is the first after it: all of them, if it was taken before.
+        The lows stand. No part of it was paid, so all debts since were higher by all of it: those
+        that an earlier estimate asks for are no lower without it than the one just before it, and
+        those that a later one asks for no lower than that estimate.
         """
         rest = self.bucket.give_back(state.owed_until, now, taken, used, mark)
-        state.owe_less(min(state.owed_until - rest, max(0.0, state.owed_until - now)), first)
+        state.owed_until = max(rest, min(state.owed_until, now))
         return state
 
     def estimate(self, state: Account, now: float, cost: int) -> tuple[Account, float]:

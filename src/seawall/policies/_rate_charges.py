@@ -18,7 +18,7 @@ class Charge:
     """What one call takes, or has taken, from one limit."""
 
     __slots__ = (
-        *("account", "asked", "at", "beside", "cost", "estimated", "key"),
+        *("account", "asked", "at", "cost", "estimated", "key"),
         *("mark", "meter", "place", "receipt", "rule", "times"),
     )
 
@@ -44,8 +44,6 @@ class Charge:
         """The rule by which it was taken; None while it is not."""
         self.account: Account | None = None
         """Where it is an open estimate."""
-        self.beside: tuple[Account, int] | None = None
-        """Beside whose open estimates it was taken, being none, and how many takings after."""
         self.receipt: Any = None
         """Where it was taken in a store, with all other charges of the call."""
 

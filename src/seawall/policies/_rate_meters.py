@@ -242,8 +242,6 @@ class Meter:
             state, charge.mark = rule.take(state, now, charge.cost)
             if rule is self.rule:
                 self.write(place, state)
-            else:
-                charge.beside = state, state.taken
 
     def settle(self, charge: Charge, used: int, now: float) -> bool:
         """Count `used` for what was taken by `charge`; tell whether something is given back."""
@@ -273,12 +271,10 @@ class Meter:
             if charge.account is not state or settled is None:
                 return False  # it was paid, and its account is gone
             settled.settle(state, now, taken, used, charge.mark)
-        elif rule is self.rule or settled is None:
-            self.write(place, rule.give_back(state, now, taken, used, charge.mark))
-        else:
-            beside = charge.beside
-            first = state.since(beside[1]) if beside is not None and beside[0] is state else 0
-            settled.give_back(state, now, taken, used, charge.mark, first)
+            return True
+        state = rule.give_back(state, now, taken, used, charge.mark)
+        if rule is self.rule:
+            self.write(place, state)
         return True
 
     def _close(self, charge: Charge) -> None:

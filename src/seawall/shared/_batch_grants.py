@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from seawall.errors import StoreUnavailable
 from seawall.models.rate_batches import NOTHING, Lot, Purse, Spent
 from seawall.runtime.gil import LOCK_FREE
-from seawall.shared._limits_wire import Mark, numbers
+from seawall.shared._limits_wire import numbers
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
@@ -97,7 +97,7 @@ class Granted(NamedTuple):
     """The store gave so much."""
 
     amount: int
-    mark: Mark
+    mark: int
 
 
 class Refused(NamedTuple):
@@ -164,10 +164,10 @@ class Grant:
         if count == "0":
             (wait,) = numbers(",".join(rest), 1)
             return Refused(float(wait))
-        taken, mark, account, before = numbers(answer, 4)
+        taken, mark = numbers(answer, 2)
         if not self.least <= taken <= self.want:
             raise ValueError(answer)
-        return Granted(taken, (mark, account, before))
+        return Granted(taken, mark)
 
     def granted(self, answer: Any) -> None:
         """Give back what comes late: nobody waits for it any more."""

@@ -250,7 +250,7 @@ class SharedLimits:
         for limit, (key, cost) in enumerate(costs, 1):
             if cost:
                 place, amount = names.state(limit, key), self.terms.amount(limit, cost)
-                changes.append(f"[{limit},{place},0,0,{cost},{amount},{amount},0,0,0]")
+                changes.append(f"[{limit},{place},0,0,{cost},{amount},{amount},0]")
         question = f'["b",[{",".join(changes)}]]'
         self.store.post(SCRIPT, names.keys, (self.terms.settings, f"[{question}]"))
 

@@ -27,8 +27,6 @@ T = TypeVar("T")
 Taking = tuple[int, Hashable, int]
 """The number of a limit (from 1), a key, and a cost."""
 Takings = tuple[Taking, ...]
-Mark = tuple[int, int, int]
-"""What the script says of a taking, for whoever gives it back."""
 
 
 class Taken:
@@ -44,7 +42,8 @@ class Taken:
         self.takings = takings
         self.estimated = estimated
         self.reservation = reservation
-        self.marks: Sequence[Mark] = ()
+        self.marks: Sequence[int] = ()
+        """What the script says of each taking, for whoever gives it back."""
         self.standings: dict[int, Standing] = {}
         """How the limits stood afterwards, by their number from 0, if that was asked for."""
 
@@ -66,7 +65,8 @@ class Taken:
     def settle(self, names: Names, used: Sequence[int | None], terms: Terms) -> str:
         """Return the question that settles it: what was `used`, of each limit."""
         changes = []
-        marks: Sequence[tuple[int, ...]] = self.marks or [()] * len(self.takings)
+        marks: Sequence[tuple[int, ...]] = [(mark,) for mark in self.marks]
+        marks = marks or [()] * len(self.takings)
         for (limit, key, cost), mark in zip(self.takings, marks, strict=True):
             actual = used[limit - 1]
             if actual is None:
@@ -186,14 +186,14 @@ class Take(Taken):
             self.standings = {taking[0] - 1: Standing(*numbers(part, 2)) for taking, part in parts}
         if answer == "0":  # the most common answer
             if not self.reservation:
-                self.marks = ((now, 0, 0),) * len(self.takings)
+                self.marks = (now,) * len(self.takings)
             return Verdict(0.0, receipt=self)
         verdict, marks = read_verdict(answer, len(self.terms.rules))
         if verdict.wait != 0:
             return verdict
         if self.reservation or len(marks) != len(self.takings):
             raise ValueError(answer)
-        self.marks = [_mark(mark) for mark in marks]
+        self.marks = [numbers(mark, 1)[0] for mark in marks]
         return Verdict(0.0, receipt=self)
 
     def granted(self, answer: Verdict) -> Receipt | None:
@@ -282,8 +282,3 @@ def numbers(text: str, expected: int) -> list[int]:
     if len(parts) != expected or not all(-1 <= part < 4 * EXACT for part in parts):
         raise ValueError(text)
     return parts
-
-
-def _mark(text: str) -> Mark:
-    mark, account, taken = numbers(text, 3)
-    return mark, account, taken

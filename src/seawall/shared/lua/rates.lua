@@ -17,18 +17,18 @@
 --   ["r", reservation, [the same, ...]]                   take, and remember it under a reservation
 --   ["s", reservation, [[limit, key, cost, amount, used, amount used, amount of used - cost], ...]]
 --          settle by reservation: once, since it is forgotten then
---   ["b", [[... as in "s" ..., mark, account, taken], ...]]   settle by what "t" or "g" replied
+--   ["b", [[... as in "s" ..., mark], ...]]               settle by what "t" or "g" replied
 --   ["g", limit, key, want, least]                        take what is left, from `least` up to `want`
 --   ["p", [[limit, key, cost, amount], ...]]              take nothing
 --   ["l", limit, key, remaining, microseconds]            let no more than that be taken for so long
 -- Reply: text, the time and an answer for each question, with spaces between them:
---   t, r   "0" if taken, with ";mark,account,taken" for each charge where that is not simply of this
---          instant; t: as many answers as `times`, with "|" between them, each followed by "/" and
---          "left,rest" for each charge, with ";" between them, if it is to see
+--   t, r   "0" if taken, with ";mark" for each charge where that is not simply this instant; t: as many
+--          answers as `times`, with "|" between them, each followed by "/" and "left,rest" for each
+--          charge, with ";" between them, if it is to see
 --          else "first,longest,wait": which limit is exceeded first, which one longest, for how long
 --          (microseconds; -1: for ever)
 --   s, b, l  "0"
---   g      "taken,mark,account,taken before", or "0,wait"
+--   g      "taken,mark", or "0,wait"
 --   p      "0" or "first,longest,wait", and ";left,rest" for each charge
 
 local MARGIN = 60000         -- milliseconds that a state is kept beyond the time when it matters
@@ -296,13 +296,8 @@ local token_bucket = lazily(function()
   function token.give_back(_, state, taken, mark)
     local later = max(now, state.latest or 0)
     local by = max(0, taken.unused - max(0, later - mark))
-    if not state.account then
-      state.owed = state.owed - by
-    else
-      local beside = taken.account == state.account.id
-      local first = beside and accounts().after(state.account.marks, taken.taken) or 1
-      accounts().owe_less(state, min(by, max(0, state.owed - later)), first)
-    end
+    if state.account then by = min(by, max(0, state.owed - later)) end
+    state.owed = state.owed - by
   end
 
   function token.settle(state, unused, mark)
@@ -644,28 +639,25 @@ local function look(charges)
   return first, longest, most
 end
 
--- Returns the mark, the number of the account, and how many were taken there before it: an estimate is
--- one of the account's own, whose mark is that number; anything else is beside it, if there is one.
+-- Returns the mark, and of an estimate the number of its account.
 local function take(charge, estimated)
-  if charge[3] == 0 then return now, 0, 0 end
+  if charge[3] == 0 then return now, 0 end
   local limit, state = at(charge[1], charge[2])
   state.dirty = true
   if state.caps then caps_rules().take(state.caps, charge[3]) end
   if estimated and limit.rule.estimate then
     local mark = limit.rule.estimate(limit, state, charge[3], charge[4])
-    return mark, state.account.id, 0
+    return mark, state.account.id
   end
-  local mark = limit.rule.take(limit, state, charge[3], charge[4])
-  if state.account then return mark, state.account.id, state.account.taken end
-  return mark, 0, 0
+  return limit.rule.take(limit, state, charge[3], charge[4]), 0
 end
 
 local function refusal(first, longest, wait)
   return first .. ',' .. longest .. ',' .. text(wait)
 end
 
--- `mark`, `account`, `taken`: as `take` returned them; `when` it was taken; `own`: an estimate.
-local function settle(change, mark, account, taken, when, own)
+-- `mark`, `account`: as `take` returned them; `when` it was taken; `own`: an estimate.
+local function settle(change, mark, account, when, own)
   local limit, state = at(change[1], change[2])
   local cost, used = change[3], change[5]
   state.dirty = true
@@ -678,7 +670,6 @@ local function settle(change, mark, account, taken, when, own)
     if not own then
       limit.rule.give_back(limit, state, {
         cost = cost, used = used, amount = change[4], unused = unused,
-        account = account, taken = taken,
       }, mark)
     elseif open then
       limit.rule.settle(state, unused, mark)
@@ -695,14 +686,12 @@ local function take_all(charges)
   if first then return refusal(first, longest, wait), true end
   local answer
   for number = 1, #charges do
-    local mark, account, taken = take(charges[number], false)
-    if not answer and (mark ~= now or account ~= 0) then
+    local mark = take(charges[number], false)
+    if not answer and mark ~= now then
       answer = {'0'}
-      for before = 2, number do answer[before] = text(now) .. ',0,0' end
+      for before = 2, number do answer[before] = text(now) end
     end
-    if answer then
-      answer[number + 1] = text(mark) .. ',' .. text(account) .. ',' .. text(taken)
-    end
+    if answer then answer[number + 1] = text(mark) end
   end
   return answer and table.concat(answer, ';') or '0'
 end
@@ -739,8 +728,8 @@ function ask.r(reservation, charges)
   for number, charge in ipairs(charges) do
     local limit, state = at(charge[1], charge[2])
     local own = charge[5] == 1 and charge[3] > 0 and limit.rule.estimate ~= nil
-    local mark, account, taken = take(charge, own)
-    record[number] = {charge[1], mark, account, taken, now, own}
+    local mark, account = take(charge, own)
+    record[number] = {charge[1], mark, account, now, own}
     rest = max(rest, rest_of(limit, state))
   end
   redis.call('SET', KEYS[reservation], cmsgpack.pack(record), 'PX', ttl_for(rest, REMEMBERED))
@@ -754,7 +743,7 @@ function ask.s(reservation, changes)
   for _, taken in ipairs(cmsgpack.unpack(kept)) do
     for _, change in ipairs(changes) do
       if change[1] == taken[1] then
-        settle(change, taken[2], taken[3], taken[4], taken[5], taken[6])
+        settle(change, taken[2], taken[3], taken[4], taken[5])
       end
     end
   end
@@ -763,7 +752,7 @@ end
 
 function ask.b(changes)
   for _, change in ipairs(changes) do
-    settle(change, change[8], change[9], change[10], change[8], false)
+    settle(change, change[8], 0, change[8], false)
   end
   return '0'
 end
@@ -778,8 +767,7 @@ function ask.g(limit_number, key_number, want, least)
   if limit.time > 0 then charge[4] = over(charge[3] * limit.time, limit.units) end
   local wait = wait_of(charge)
   if wait ~= 0 then return '0,' .. text(wait) end
-  local mark, account, taken = take(charge, false)
-  return text(charge[3]) .. ',' .. text(mark) .. ',' .. text(account) .. ',' .. text(taken)
+  return text(charge[3]) .. ',' .. text((take(charge, false)))
 end
 
 function ask.p(charges)
