@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import uuid4
 
 from seawall.durable import _idempotency_single
 from seawall.durable._idempotency_asking import wanted_of
@@ -70,9 +69,10 @@ async def opened(server: Postgres) -> AsyncIterator[tuple[Any, Database]]:
 
 
 def _keys() -> Iterator[str]:
-    """Give keys as clients send them: to make them is their business."""
+    """Give keys as clients send them: to make them is their business, and costs next to nothing."""
+    bits = Random().getrandbits
     while True:
-        yield from [uuid4().hex for _ in range(10_000)]
+        yield f"{bits(128):032x}"
 
 
 def as_sent(idempotency: Idempotency, outbox: Outbox, sql: str) -> tuple[Any, dict[str, Any]]:
@@ -83,7 +83,7 @@ def as_sent(idempotency: Idempotency, outbox: Outbox, sql: str) -> tuple[Any, di
     checked = _idempotency_single._checked  # noqa: SLF001 - what is measured is what it sends
     asked = checked(idempotency, sql, arguments, wanted, outbox, [event])
     names = idempotency.database.names
-    text = _idempotency_single.text_of("dollar", names, None, asked.sql, asked.events)
+    text = _idempotency_single.text_of("dollar", names, None, asked.sql, asked.events, asked.terms)
     return text, asked.arguments
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,8 +25,10 @@ from seawall.durable.idempotency import (
     RecordGarbled,
     Replay,
 )
+from seawall.durable.sqlite import Sqlite
 from seawall.errors import Contended
 from seawall.models.idempotency import Form
+from seawall.runtime.gil import LOCK_FREE
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres
 from tests.support import let_pass
@@ -104,6 +108,33 @@ def test_a_repeat_gets_the_answer_byte_for_byte(opening: Opening):
             assert idempotency.snapshot()["replays"] == 4
 
     asyncio.run(main())
+
+
+def test_threads_that_count_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without a lock where the interpreter has one of its own, and with one where it has none."""
+    database = Database(Sqlite(tmp_path / "counted.db"), name="counted")
+    idempotency = Idempotency(database)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for lock_free in (LOCK_FREE, False):
+            monkeypatch.setattr("seawall.durable.idempotency.LOCK_FREE", lock_free)
+
+            def count() -> None:
+                for _ in range(2000):
+                    idempotency._count("fresh", "completed")
+
+            threads = [threading.Thread(target=count) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+    finally:
+        sys.setswitchinterval(before)
+    seen = idempotency.snapshot()
+    assert (seen["fresh"], seen["completed"]) == (16_000, 16_000)
+    database.source.close()
+    database.close()
 
 
 def test_another_payload_is_told_apart(opening: Opening):

@@ -13,7 +13,6 @@ import pytest
 from seawall.durable import Database, migrate
 from seawall.durable._connections import AskText
 from seawall.durable._idempotency_single import text_of
-from seawall.durable._sql import Names
 from seawall.durable.idempotency import (
     AnswerNotKept,
     Fresh,
@@ -159,6 +158,50 @@ def test_an_update_that_finds_nothing_to_do(shop: Any):
     asyncio.run(main())
 
 
+def test_several_rows_are_all_told(shop: Any):
+    """What the statement returned, row by row, now and to a repeat; one key, one event of each."""
+
+    async def main() -> None:
+        async with shop() as s:
+            for number in range(5):
+                await s.order("c", f"place{number}")
+            update = (
+                f"UPDATE {s.table} SET note = :note WHERE customer = :customer"  # noqa: S608 - our own
+                " RETURNING id, note"
+            )
+            note = 'a "quoted" \\ back\nslash, {brace} and \u00fc'
+            asked: dict[str, Any] = {
+                "scope": "t", "operation": "note", "key": "k", "fingerprint": None,
+                "outbox": s.outbox,
+                "events": [
+                    NewEvent("order", "c", "noted", {"n": 1}, {"by": "ann"}),
+                    NewEvent("order", "c", "noted", {"n": 2}),
+                ],
+            }  # fmt: skip
+            told_args = {"customer": "c", "note": note}
+            for most in (None, 10):
+                own = Idempotency(s.database, **({} if most is None else {"max_body": most}))
+                asked["key"] = f"k{most}"
+                first = await own.asingle(update, told_args, **asked)
+                assert first.first
+                assert sorted(row["id"] for row in first.value) == [1, 2, 3, 4, 5]
+                assert {row["note"] for row in first.value} == {note}
+                if most is None:
+                    again = await own.asingle(update, told_args, **asked)
+                    assert again == Single(first=False, value=first.value)
+            rows = await s.database.arun(
+                told("SELECT sequence, payload, headers FROM {outbox} ORDER BY sequence")
+            )
+            assert [(n, bytes(payload), headers) for n, payload, headers in rows] == [
+                (1, b'{"n":1}', '{"by":"ann"}'),
+                (2, b'{"n":2}', None),
+                (3, b'{"n":1}', '{"by":"ann"}'),
+                (4, b'{"n":2}', None),
+            ]
+
+    asyncio.run(main())
+
+
 def test_events_come_with_the_row(shop: Any):
     """Of 16 at once, one order and one event of it are there."""
 
@@ -234,11 +277,11 @@ def test_without_the_key_each_places_an_order(shop: Any, monkeypatch: pytest.Mon
     """Ablation: the key's row is what makes it one."""
     from seawall.durable import _idempotency_single as module
 
-    def keyless(style: Any, names: Names, now: Any, sql: str, events: str) -> Any:
-        whole = text_of(style, names, now, sql, events)
-        before, found, after = whole.sql.rpartition("WHERE body IS NOT NULL")
+    def keyless(*asked: Any) -> Any:
+        whole = text_of(*asked)
+        before, found, after = whole.sql.rpartition("LIMIT 1) AS seawall_made")
         assert found
-        return whole._replace(sql=f"{before}WHERE 1 = 0{after}")
+        return whole._replace(sql=f"{before}LIMIT 0) AS seawall_made{after}")
 
     monkeypatch.setattr(module, "text_of", keyless)
 
@@ -266,7 +309,7 @@ def test_blocking_and_refusals(postgres: Postgres, tmp_path: Path):
         assert idempotency.single(insert, {"n": 2}, **named) == Single(first=True, value=[{"n": 2}])
         assert not idempotency.single(insert, {"n": 3}, **named).first
         with pytest.raises(ValueError, match="our own"):
-            idempotency.single(insert, {"seawall_ttl": 2}, **named)
+            idempotency.single(insert, {"seawall_scope": 2}, **named)
         with pytest.raises(TypeError, match="RETURNING"):
             idempotency.single("", {}, **named)
         database.close()

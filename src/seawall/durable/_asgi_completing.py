@@ -172,7 +172,7 @@ class Keyed:
         if asked.kind.is_async is not awaited:
             write = "complete(...)" if awaited else "await ... .acomplete(...)"
             raise TypeError(f"{asked!r}: write `{write}` for this one")
-        if not in_transaction(asked):
+        if not in_transaction(asked.kind, asked.raw):
             raise RuntimeError(
                 f"{asked!r} has no transaction: begin one, so that the answer is committed with"
                 " what was done"

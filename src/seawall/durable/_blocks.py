@@ -44,7 +44,7 @@ class Block(Generic[T]):
             raise TypeError(f"{self._connection!r}: write `{write}` here")
         if self._entered:
             raise RuntimeError("a block is entered once: make another")
-        if not in_transaction(self._connection):
+        if not in_transaction(self._connection.kind, self._connection.raw):
             raise RuntimeError(
                 f"{self._connection!r} has no transaction: begin one, so that what is noted is"
                 " committed with its effect"

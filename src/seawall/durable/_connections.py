@@ -82,13 +82,19 @@ class Kind(NamedTuple):
 
 def connection_of(raw: Any, names: Names, now: str | None = None) -> Connection:
     """Return `raw` as we ask it; or raise, and say what is known."""
+    kind = kind_of(raw)
+    return Connection(raw, kind, _dialect(kind.dialect(raw)), names, now)
+
+
+def kind_of(raw: Any) -> Kind:
+    """Return of which kind a connection is; or raise, and say what is known."""
     kind = _kind_of(type(raw))  # type: ignore[arg-type]  # a class is
     if kind is None:
         raise TypeError(
             f"{raw!r} is no connection that is known: pass one of asyncpg, psycopg, SQLAlchemy (a"
             " session or a connection), sqlite3 or aiosqlite, with a transaction begun"
         )
-    return Connection(raw, kind, _dialect(kind.dialect(raw)), names, now)
+    return kind
 
 
 @lru_cache(maxsize=64)
@@ -108,10 +114,9 @@ def _dialect(name: str) -> Dialect:
     raise TypeError(f"a connection to {name}: known are PostgreSQL and SQLite")
 
 
-def in_transaction(connection: Connection) -> bool:
+def in_transaction(kind: Kind, raw: Any) -> bool:
     """Tell whether what is done now is committed later; True where a library does not say."""
-    raw = connection.raw
-    match connection.kind.name:
+    match kind.name:
         case "asyncpg":
             return bool(raw.is_in_transaction())
         case "psycopg":

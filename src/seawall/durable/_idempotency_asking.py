@@ -29,8 +29,9 @@ def wanted_of(
     fingerprint: bytes | str | None,
     *,
     unscoped: bool,
+    owned: bool = True,
 ) -> Wanted:
-    """Check what names a record, and return it with a new owner."""
+    """Check what names a record, and return it; with a new owner, if it is to be owned."""
     if scope is None and unscoped:
         scope = ""
     elif scope is None:
@@ -42,12 +43,11 @@ def wanted_of(
         check_name("scope", scope)
     check_name("operation", operation)
     hashed = key_digest(scope, operation, check_key(key))
-    return Wanted(scope, operation, hashed, _payload(fingerprint), urandom(16).hex())
+    payload = b"" if fingerprint is None else _payload(fingerprint)
+    return Wanted(scope, operation, hashed, payload, urandom(16).hex() if owned else "")
 
 
 def _payload(fingerprint: object) -> bytes:
-    if fingerprint is None:
-        return b""
     if isinstance(fingerprint, (bytes, bytearray, memoryview, str)):
         return fingerprint_of(fingerprint)
     raise TypeError(

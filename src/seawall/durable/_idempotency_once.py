@@ -162,11 +162,13 @@ class Once(Block["Once"]):
 def checked_events(outbox: Outbox | None, events: Iterable[Any], names: Names) -> list[Any]:
     """Return the events as a list, if `outbox` can have them beside a key in tables of `names`."""
     given = list(check.listed("events", events, "NewEvent('order', '7', 'paid', {})"))
-    if outbox is not None and not hasattr(outbox, "rows_cte"):
+    if outbox is None:
+        if given:
+            raise TypeError("events: say which outbox they are for, too: outbox=...")
+        return given
+    if not hasattr(outbox, "rows_cte"):
         raise TypeError(f"outbox={outbox!r}: pass an Outbox")
-    if given and outbox is None:
-        raise TypeError("events: say which outbox they are for, too: outbox=...")
-    if outbox is not None and outbox.database.names != names:
+    if outbox.database.names != names:
         raise ValueError(
             f"outbox: its tables are those of {outbox.database.names!r}, and the key's those of"
             f" {names!r}: make both with one Database"

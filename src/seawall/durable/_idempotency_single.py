@@ -1,8 +1,8 @@
 """The user's own statement, its key and its events as one statement: one round trip, one commit.
 
-The key's row is inserted last and as done, from what the user's statement returned. If the key is
-there already, its unique index undoes the whole statement, and a second look tells what the first
-was answered. PostgreSQL only: it alone has changes inside a WITH.
+The key's row is inserted as done, from what the user's statement returned. If the key is there
+already, its unique index undoes the whole statement, and a second look tells what the first was
+answered. PostgreSQL only: it alone has changes inside a WITH.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall.durable import _idempotency_records as records
-from seawall.durable._connections import Connection, Rows, in_transaction
+from seawall.durable._connections import Kind, Rows, in_transaction, kind_of
 from seawall.durable._idempotency_once import Outbox, checked_events, refuse
-from seawall.durable._idempotency_records import LOOKS, Wanted
-from seawall.durable._outbox_cte import members
+from seawall.durable._idempotency_records import LOOKS, Terms, Wanted
+from seawall.durable._outbox_cte import write
 from seawall.durable._sql import Arguments, Names, Style, Text, rendered, statements
 from seawall.durable.database import Database
 from seawall.errors import AnswerNotKept, Contended
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 UNIQUE: Final = "23505"
 BUSINESS: Final = "business"
 """The name of what the user's statement returns, within the whole."""
+ROWS: Final = (
+    "convert_to(CAST(array_to_json(ARRAY("
+    "SELECT row_to_json(seawall_row) FROM business AS seawall_row"
+    ")) AS text), 'UTF8')"
+)
+"""What it returned, as a repeat is told; an array is made for less than an aggregate."""
 
 
 class Single(NamedTuple):
@@ -41,6 +47,7 @@ class Single(NamedTuple):
 class _Statement(NamedTuple):
     sql: str
     events: str
+    terms: Terms
     arguments: Arguments
 
 
@@ -58,23 +65,21 @@ def single(
     if conn is None and database.is_async:
         raise TypeError(f"{database!r} is awaited: write `await idempotency.asingle(...)`")
     statement = _checked(idempotency, sql, arguments, wanted, outbox, events)
-    own = None if conn is None else _alone(database.connection(conn), awaited=False)
+    kind = None if conn is None else _alone(conn, awaited=False)
+
+    failure = None
+    try:  # without steps: most are the first
+        rows = _sent(database, conn, kind, statement)
+    except Exception as error:  # noqa: BLE001 - the steps look at it
+        rows, failure = [], error
+    if rows:
+        return _made(idempotency, rows, outbox)
 
     def answer(asked: Any) -> Any:
-        if own is not None:
-            if asked is statement:
-                return own.kind.ask(conn, _text(own, statement), statement.arguments)
-            return own.run(asked())
         if asked is statement:
-            return database.guard.call(_execute, database, statement)
-        return database.run(asked)
+            return _sent(database, conn, kind, statement)
+        return database.run(asked) if kind is None else database.connection(conn).run(asked())
 
-    try:  # without steps: most are the first
-        rows, failure = answer(statement), None
-    except Exception as error:  # noqa: BLE001 - the steps look at it
-        rows, failure = [(None,)], error
-    if rows[0][0] is not None:
-        return _made(idempotency, rows, outbox)
     return drive(_steps(idempotency, statement, wanted, outbox, failure), answer)
 
 
@@ -94,39 +99,34 @@ async def asingle(
 
         return await to_thread(single, idempotency, sql, arguments, wanted, outbox, events, None)
     statement = _checked(idempotency, sql, arguments, wanted, outbox, events)
-    own = None if conn is None else _alone(database.connection(conn), awaited=True)
+    kind = None if conn is None else _alone(conn, awaited=True)
+
+    failure = None
+    try:
+        rows = await _asent(database, conn, kind, statement)
+    except Exception as error:  # noqa: BLE001 - the steps look at it
+        rows, failure = [], error
+    if rows:
+        return _made(idempotency, rows, outbox)
 
     def answer(asked: Any) -> Awaitable[Any]:
-        if own is not None:
-            if asked is statement:
-                told: Awaitable[Any] = own.kind.ask(
-                    conn, _text(own, statement), statement.arguments
-                )
-                return told
-            return own.arun(asked())
         if asked is statement:
-            return database.guard.acall(_aexecute, database, statement)
-        return database.arun(asked)
+            return _asent(database, conn, kind, statement)
+        return database.arun(asked) if kind is None else database.connection(conn).arun(asked())
 
-    try:
-        rows, failure = await answer(statement), None
-    except Exception as error:  # noqa: BLE001 - the steps look at it
-        rows, failure = [(None,)], error
-    if rows[0][0] is not None:
-        return _made(idempotency, rows, outbox)
     return await adrive(_steps(idempotency, statement, wanted, outbox, failure), answer)
 
 
-def _alone(connection: Connection, *, awaited: bool) -> Connection:
-    """Return `connection` if each of its statements is a transaction, or raise."""
-    if connection.kind.is_async != awaited:
+def _alone(conn: Any, *, awaited: bool) -> Kind:
+    """Return of which kind `conn` is, if each of its statements is a transaction; or raise."""
+    kind = kind_of(conn)
+    if kind.is_async != awaited:
         said = "not awaited: write `single(...)`" if awaited else "awaited: write `asingle(...)`"
-        raise TypeError(f"{connection!r} is {said}")
-    known = connection.kind.name in {"asyncpg", "psycopg"}
-    if known and not in_transaction(connection):
-        return connection
+        raise TypeError(f"a connection of {kind.name} is {said}")
+    if kind.name in {"asyncpg", "psycopg"} and not in_transaction(kind, conn):
+        return kind
     raise RuntimeError(
-        f"{connection!r}: a key that is taken would break its transaction; pass a connection of"
+        f"a connection of {kind.name}: a key that is taken would break its transaction; pass one of"
         " asyncpg, or of psycopg with autocommit, that is in none; or leave conn= out"
     )
 
@@ -156,8 +156,8 @@ def _steps(
         try:
             rows, failure = (yield statement), None
         except Exception as error:  # noqa: BLE001 - looked at above
-            rows, failure = [(None,)], error
-        if rows[0][0] is not None:
+            rows, failure = [], error
+        if rows:
             return _made(idempotency, rows, outbox)
     raise Contended(f"the record of {wanted.operation!r} changed {LOOKS} times while looked at")
 
@@ -190,39 +190,44 @@ def _checked(
         raise TypeError(f"sql={sql!r}: write an INSERT, UPDATE or DELETE ... RETURNING")
     if not isinstance(arguments, dict):
         raise TypeError(f"arguments={arguments!r}: write a dict, such as {{'total': 500}}")
-    given_events = checked_events(outbox, events, idempotency.database.names)
-    # Without a business row there is nothing to tell of: they are added for each that there is.
-    text, more = "", dict[str, Any]()
-    if outbox is not None and given_events:
-        text, more = members(outbox.name, given_events, BUSINESS, outbox.max_payload)
+    added = checked_events(outbox, events, idempotency.database.names)
     own = {
-        **more,
         "seawall_scope": wanted.scope,
         "seawall_operation": wanted.operation,
         "seawall_key_hash": wanted.key_hash,
         "seawall_fingerprint": wanted.fingerprint,
-        "seawall_max_body": idempotency.terms.max_body,
-        "seawall_ttl": idempotency.terms.ttl,
     }
+    # Without a business row there is nothing to tell of: they are added for each that there is.
+    text = ""
+    if outbox is not None and added:
+        text = write(own, outbox.name, added, BUSINESS, outbox.max_payload)
     if not own.keys().isdisjoint(arguments):
         twice = sorted(own.keys() & arguments.keys())
         raise ValueError(f"arguments: {twice} are names of our own; choose others")
-    return _Statement(sql, text, {**arguments, **own})
+    own.update(arguments)
+    return _Statement(sql, text, idempotency.terms, own)
+
+
+def _text(database: Database, kind: Kind, asked: _Statement) -> Text:
+    return text_of(kind.style, database.names, database._now, asked.sql, asked.events, asked.terms)
 
 
 @lru_cache(maxsize=256)
-def text_of(style: Style, names: Names, now: str | None, sql: str, events: str) -> Text:
+def text_of(
+    style: Style, names: Names, now: str | None, sql: str, events: str, terms: Terms
+) -> Text:
     """Return the whole as one driver wants it."""
     # What is the user's is taken as it is: braces have no meaning in it.
     users = sql.strip().rstrip(";").replace("{", "{{").replace("}", "}}")
     key = statements("postgres", "idempotency")["single"]
+    # Numbers of ours that hardly change cost less as text than as arguments.
+    key = key.replace(":seawall_max_body", str(terms.max_body))
+    key = key.replace(":seawall_ttl", str(terms.ttl)).replace(":seawall_rows", ROWS)
     members = f",\n{events.strip().strip(',')}" if events else ""
     return rendered(
         f"WITH {BUSINESS} AS (\n{users}\n){members},\n"
-        "seawall_made AS (\nSELECT convert_to(CAST(json_agg(seawall_row) AS text), 'UTF8') AS body,"
-        " {now} AS at"
-        f" FROM {BUSINESS} AS seawall_row\n),\n"
-        f"seawall_key AS (\n{key}\n)\nSELECT body FROM seawall_made",
+        f"seawall_key AS (\n{key}\n)\n"
+        f"SELECT coalesce(body, {ROWS}) FROM seawall_key",
         "postgres",
         style,
         names,
@@ -230,26 +235,31 @@ def text_of(style: Style, names: Names, now: str | None, sql: str, events: str) 
     )
 
 
-# On a connection that commits by itself, where there is one
+# On the user's connection, or on one of the database's that commits by itself
 
 
-async def _aexecute(database: Database, asked: _Statement) -> list[tuple[Any, ...]]:
+def _asent(database: Database, conn: Any, kind: Kind | None, asked: _Statement) -> Awaitable[Rows]:
+    if kind is None:
+        return database.guard.acall(_aexecute, database, asked)
+    rows: Awaitable[Rows] = kind.ask(conn, _text(database, kind, asked), asked.arguments)
+    return rows
+
+
+def _sent(database: Database, conn: Any, kind: Kind | None, asked: _Statement) -> Rows:
+    if kind is None:
+        return database.guard.call(_execute, database, asked)
+    rows: Rows = kind.ask(conn, _text(database, kind, asked), asked.arguments)
+    return rows
+
+
+async def _aexecute(database: Database, asked: _Statement) -> Rows:
     async with _aconnection(database) as raw:
-        connection = database.connection(raw)
-        rows = await connection.kind.ask(raw, _text(connection, asked), asked.arguments)
-        return cast("list[tuple[Any, ...]]", rows)
+        return await _asent(database, raw, kind_of(raw), asked)
 
 
-def _execute(database: Database, asked: _Statement) -> list[tuple[Any, ...]]:
+def _execute(database: Database, asked: _Statement) -> Rows:
     with _connection(database) as raw:
-        connection = database.connection(raw)
-        rows = connection.kind.ask(raw, _text(connection, asked), asked.arguments)
-        return cast("list[tuple[Any, ...]]", rows)
-
-
-def _text(connection: Connection, asked: _Statement) -> Text:
-    now = connection._now
-    return text_of(connection.kind.style, connection.names, now, asked.sql, asked.events)
+        return _sent(database, raw, kind_of(raw), asked)
 
 
 @asynccontextmanager

@@ -35,45 +35,102 @@ class Members(NamedTuple):
         return [self.arguments[f"outbox_id_{index}"] for index in range(count)]
 
 
-Shape = tuple[tuple[FromRow | None, tuple[tuple[int, FromRow | None], ...]], ...]
-"""Of each aggregate: which column its id is, and its events by number with that of the payload."""
+class _Event(NamedTuple):
+    """What the text depends on, of one event."""
+
+    number: int
+    payload: FromRow | None
+    """Which column it is."""
+    headers: bool
+    """Whether there are any."""
+
+
+Shape = tuple[tuple[FromRow | None, tuple[_Event, ...]], ...]
+"""Of each aggregate: which column its id is, and its events."""
 
 
 def members(outbox: str, events: list[NewEvent], source: str | None, max_payload: int) -> Members:
-    """Write the members: a row's counter is moved once for all events of its aggregate."""
+    """Return the members: a row's counter is moved once for all events of its aggregate."""
+    arguments: dict[str, Any] = {}
+    return Members(write(arguments, outbox, events, source, max_payload), arguments)
+
+
+def write(
+    arguments: dict[str, Any],
+    outbox: str,
+    events: list[NewEvent],
+    source: str | None,
+    max_payload: int,
+) -> str:
+    """Return the text of the members, and put their arguments to the others."""
     if len(events) > MOST_TOGETHER:
         raise ValueError(f"{len(events)} events: write at most {MOST_TOGETHER} in one statement")
-    groups: dict[tuple[str, str | FromRow], list[tuple[int, FromRow | None]]] = {}
-    arguments: dict[str, Any] = {"outbox_name": outbox}
-    for own, event in enumerate(events):
-        if not isinstance(event, NewEvent):
-            raise TypeError(f"{event!r}: pass NewEvent(aggregate, aggregate_id, type, payload)")
-        whose, payload = event.aggregate_id, event.payload
-        if not isinstance(whose, FromRow):
-            whose = text("aggregate_id", whose)
-        id_, type_, headers_, payload_ = _names(own)
-        arguments[id_] = new_id()
-        arguments[type_] = text("event_type", event.type)
-        arguments[headers_] = headers_text(event.headers)
-        if not isinstance(payload, FromRow):
-            arguments[payload_] = payload_bytes(payload, max_payload)
-            payload = None
-        group = groups.setdefault((text("aggregate", event.aggregate), whose), [])
-        group.append((own, payload))
-    shape: list[Any] = []
+    arguments["outbox_name"] = outbox
+    if len(events) == 1:
+        aggregate, whose, shaped = _put(arguments, 0, events[0], max_payload)
+        return _written((_aggregate(arguments, 0, aggregate, whose, (shaped,)),), source)
+    groups: dict[tuple[str, str | FromRow], list[_Event]] = {}
+    for number, event in enumerate(events):
+        aggregate, whose, shaped = _put(arguments, number, event, max_payload)
+        groups.setdefault((aggregate, whose), []).append(shaped)
     # In one order everywhere: who adds to the same aggregates at once waits, and does not deadlock.
-    for n, ((aggregate, whose), group) in enumerate(sorted(groups.items(), key=_by_name)):
-        arguments[f"outbox_aggregate_{n}"] = aggregate
-        if not isinstance(whose, FromRow):
-            arguments[f"outbox_of_{n}"] = whose
-        shape.append((whose if isinstance(whose, FromRow) else None, tuple(group)))
-    write = _written if len(events) <= MOST_REMEMBERED else _written.__wrapped__
-    return Members(write(tuple(shape), source), arguments)
+    shape = tuple(
+        _aggregate(arguments, n, *named, tuple(group))
+        for n, (named, group) in enumerate(sorted(groups.items(), key=_by_name))
+    )
+    kept = len(events) <= MOST_REMEMBERED
+    return _written(shape, source) if kept else _written.__wrapped__(shape, source)
+
+
+def _put(
+    arguments: dict[str, Any], number: int, event: NewEvent, max_payload: int
+) -> tuple[str, str | FromRow, _Event]:
+    """Put the arguments of an event to the others; return its aggregate, whose, and its shape."""
+    if not isinstance(event, NewEvent):
+        raise TypeError(f"{event!r}: pass NewEvent(aggregate, aggregate_id, type, payload)")
+    aggregate, whose, type_, payload, headers = event
+    if not isinstance(whose, FromRow):
+        whose = text("aggregate_id", whose)
+    id_name, type_name, headers_name, payload_name = _names(number)
+    arguments[id_name] = new_id()
+    arguments[type_name] = text("event_type", type_)
+    if headers:
+        arguments[headers_name] = headers_text(headers)
+    column = None
+    if isinstance(payload, FromRow):
+        column = payload
+    else:
+        arguments[payload_name] = payload_bytes(payload, max_payload)
+    return text("aggregate", aggregate), whose, _shape(number, column, bool(headers))
+
+
+_shape: Final = lru_cache(maxsize=1024)(_Event)
+
+
+def _aggregate(
+    arguments: dict[str, Any],
+    number: int,
+    aggregate: str,
+    whose: str | FromRow,
+    events: tuple[_Event, ...],
+) -> tuple[FromRow | None, tuple[_Event, ...]]:
+    """Put the arguments of an aggregate to the others, and return its shape."""
+    aggregate_name, whose_name = _aggregate_names(number)
+    arguments[aggregate_name] = aggregate
+    if isinstance(whose, FromRow):
+        return whose, events
+    arguments[whose_name] = whose
+    return None, events
 
 
 @cache
 def _names(own: int) -> tuple[str, str, str, str]:
     return tuple(f"outbox_{what}_{own}" for what in ("id", "type", "headers", "payload"))  # type: ignore[return-value]
+
+
+@cache
+def _aggregate_names(n: int) -> tuple[str, str]:
+    return f"outbox_aggregate_{n}", f"outbox_of_{n}"
 
 
 def _by_name(item: tuple[tuple[str, str | FromRow], Any]) -> tuple[str, str]:
@@ -100,7 +157,8 @@ def _written(shape: Shape, source: str | None) -> str:
             f" DO UPDATE SET last = s.last + {len(group)}, touched_at = excluded.touched_at\n"
             "RETURNING s.lane, s.last, s.touched_at, s.aggregate, s.aggregate_id)"
         )
-        for m, (own, column) in enumerate(group):
+        for m, (own, column, headed) in enumerate(group):
+            headers = f"CAST(:outbox_headers_{own} AS text)" if headed else "CAST(NULL AS text)"
             payload = f"CAST(:outbox_payload_{own} AS bytea)"
             if column is not None:
                 payload = f"convert_to({_value(column, '', source)}, 'UTF8')"
@@ -111,7 +169,7 @@ def _written(shape: Shape, source: str | None) -> str:
                 f"SELECT CAST(:outbox_name AS text), p.lane, p.last - {len(group) - 1 - m},"
                 f" CAST(:outbox_id_{own} AS text), p.aggregate, p.aggregate_id,"
                 f" CAST(:outbox_type_{own} AS text), {payload},"
-                f" CAST(:outbox_headers_{own} AS text), p.touched_at\n"
+                f" {headers}, p.touched_at\n"
                 f"FROM outbox_place_{n} AS p{'' if column is None else also})"
             )
     return ",\n".join(written)

@@ -78,6 +78,8 @@ def new_id() -> str:
 
 def text(name: str, value: object) -> str:
     """Return a name as it is stored, or raise."""
+    if type(value) is str and 0 < len(value) <= LONGEST_TEXT and "\0" not in value:
+        return value
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):

@@ -22,7 +22,7 @@ Style = Literal["dollar", "pyformat", "named"]
 Arguments = dict[str, Any]
 
 NOW: Final[dict[Dialect, str]] = {
-    "postgres": "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)",
+    "postgres": "CAST(date_part('epoch', clock_timestamp()) * 1000000 AS bigint)",
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)",
 }
 

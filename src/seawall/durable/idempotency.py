@@ -48,6 +48,7 @@ from seawall.models.idempotency import (
     Replay,
     fingerprint_of,
 )
+from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.mutex import Mutex, survives_fork
 
 __all__ = [
@@ -143,9 +144,14 @@ class Idempotency:
         self._mutex = Mutex()
 
     def _count(self, *happened: str, by: int = 1) -> None:
+        counts = self._counts
+        if LOCK_FREE:
+            for what in happened:
+                counts[what] += by
+            return
         with self._mutex:
             for what in happened:
-                self._counts[what] += by
+                counts[what] += by
 
     # Reserving
 
@@ -334,7 +340,7 @@ class Idempotency:
         `NewEvent`) are added to `outbox`; they may have columns of the row (`FromRow`). Raises as
         `once` does.
         """
-        wanted = self._wanted(scope, operation, key, fingerprint)
+        wanted = wanted_of(scope, operation, key, fingerprint, unscoped=self.unscoped, owned=False)
         return await asingle(self, sql, arguments, wanted, outbox, events, conn)
 
     def single(
@@ -351,7 +357,7 @@ class Idempotency:
         conn: Any = None,
     ) -> Single:
         """Do the same, blocking."""
-        wanted = self._wanted(scope, operation, key, fingerprint)
+        wanted = wanted_of(scope, operation, key, fingerprint, unscoped=self.unscoped, owned=False)
         return single(self, sql, arguments, wanted, outbox, events, conn)
 
     # For any function

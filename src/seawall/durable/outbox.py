@@ -144,7 +144,7 @@ class Outbox(Care):
         asked = self.database.connection(raw)
         if awaited and not asked.kind.is_async:
             raise TypeError(f"{asked!r} is not awaited: write the name without the a")
-        if not in_transaction(asked):
+        if not in_transaction(asked.kind, asked.raw):
             raise RuntimeError(
                 f"{asked!r} has no transaction: begin one, so that the event is committed with the"
                 " rows it tells of"

@@ -47,6 +47,7 @@ NEVER_STORED: Final = frozenset(
 )
 """Headers that are of one connection or one login, never of an effect."""
 
+_from_json: Final = json.JSONDecoder().decode
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 _SECOND: Final = 1_000_000
 
@@ -200,14 +201,16 @@ def fingerprint_of(*parts: bytes | bytearray | memoryview | str) -> bytes:
     """Return what stands for a payload; ("a", "b") and ("ab", "") are different ones."""
     made = blake2b(digest_size=32, person=b"seawall payload")
     for part in parts:
-        if isinstance(part, str):
-            data = part.encode("utf-8", "surrogatepass")
-        elif isinstance(part, (bytes, bytearray, memoryview)):
-            data = bytes(part)
-        else:
-            raise TypeError(f"{type(part).__name__} in a fingerprint: pass bytes or text")
-        made.update(_sized(data))
+        made.update(_sized(part if type(part) is bytes else _bytes_of(part)))
     return made.digest()
+
+
+def _bytes_of(part: object) -> bytes:
+    if isinstance(part, str):
+        return part.encode("utf-8", "surrogatepass")
+    if isinstance(part, (bytes, bytearray, memoryview)):
+        return bytes(part)
+    raise TypeError(f"{type(part).__name__} in a fingerprint: pass bytes or text")
 
 
 # What who asks gets
@@ -340,7 +343,7 @@ def _latin(text: str) -> bytes:
 def json_of(text: str | bytes) -> Any:
     """Return what JSON says, or raise `Garbled`."""
     try:
-        return json.loads(text if isinstance(text, str) else text.decode())
+        return _from_json(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError):
         raise Garbled("no JSON") from None
 

@@ -119,6 +119,8 @@ WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
 RETURNING 1;
 
 -- name: single
+-- What begins with :seawall_ and is no argument is filled in where the whole is put together: see
+-- _idempotency_single.py.
 INSERT INTO {idempotency} (
     scope, operation, key_hash, fingerprint, state, owner, epoch, takeovers, lease_until,
     form, body, kept, created_at, expires_at
@@ -127,7 +129,8 @@ SELECT
     CAST(:seawall_scope AS text), CAST(:seawall_operation AS text),
     CAST(:seawall_key_hash AS bytea), CAST(:seawall_fingerprint AS bytea), 1,
     '', at, 0, at, 2,
-    CASE WHEN octet_length(body) <= CAST(:seawall_max_body AS bigint) THEN body END,
-    CASE WHEN octet_length(body) <= CAST(:seawall_max_body AS bigint) THEN 1 ELSE 0 END,
-    at, at + CAST(:seawall_ttl AS bigint)
-FROM seawall_made WHERE body IS NOT NULL;
+    CASE WHEN octet_length(body) <= :seawall_max_body THEN body END,
+    CASE WHEN octet_length(body) <= :seawall_max_body THEN 1 ELSE 0 END,
+    at, at + :seawall_ttl
+FROM (SELECT :seawall_rows AS body, {now} AS at FROM business LIMIT 1) AS seawall_made
+RETURNING body;

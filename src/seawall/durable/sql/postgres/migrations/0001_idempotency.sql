@@ -15,7 +15,7 @@ CREATE TABLE {idempotency} (
     kept smallint,
     created_at bigint NOT NULL,
     expires_at bigint NOT NULL,
-    CONSTRAINT {index_idempotency_key} PRIMARY KEY (scope, operation, key_hash)
+    CONSTRAINT {index_idempotency_key} PRIMARY KEY (key_hash, scope, operation)
 );
 
 CREATE INDEX {index_idempotency_expiry} ON {idempotency} (expires_at);

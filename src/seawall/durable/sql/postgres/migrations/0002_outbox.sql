@@ -6,7 +6,7 @@ CREATE TABLE {outbox_sequences} (
     lane bigint GENERATED ALWAYS AS IDENTITY,
     last bigint NOT NULL,
     touched_at bigint NOT NULL,
-    PRIMARY KEY (outbox, aggregate, aggregate_id)
+    PRIMARY KEY (aggregate_id, aggregate, outbox)
 );
 
 CREATE TABLE {outbox} (
