@@ -153,7 +153,7 @@ GAUGES: dict[str, tuple[str, dict[str, str], float]] = {
     ),
     "SeawallPoolWait": (
         "pool_wait_seconds",
-        {"pool": "p", "quantile": "0.99"},
+        {"pool": "p", "percentile": "p99"},
         threshold.POOL_WAIT_SECONDS,
     ),
     "SeawallAbandonedThreads": ("abandoned_threads", {"guard": "v"}, threshold.ABANDONED_THREADS),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import seawall
 from seawall import Breaker, Guard, Pool
 from seawall.telemetry import METRICS
-from seawall.telemetry._names import BY_NAME
+from seawall.telemetry._names import BY_NAME, Metric
 from seawall.telemetry._readings import autoscale_load, readings_of
 from seawall.telemetry._series import OTHER, Series, label
 from seawall.testing import run_virtual
@@ -267,15 +267,25 @@ def test_a_pool_at_its_limit_tells_how_long_its_borrowers_waited():
         return told
 
     told = run_virtual(main())
-    assert told["seawall_pool_wait_seconds", "narrow", "0.5"] == pytest.approx(2.0, rel=0.1)
-    assert told["seawall_pool_wait_seconds", "narrow", "0.99"] == pytest.approx(4.0, rel=0.1)
+    assert told["seawall_pool_wait_seconds", "narrow", "p50"] == pytest.approx(2.0, rel=0.1)
+    assert told["seawall_pool_wait_seconds", "narrow", "p99"] == pytest.approx(4.0, rel=0.1)
     assert told["seawall_pool_borrowed_total", "narrow"] == 3
 
 
 def test_a_pool_tells_how_long_borrowers_waited():
-    """By quantile, and only once somebody has."""
+    """By percentile, and only once somebody has."""
     waits = {"p50": 0.1, "p95": 0.2, "p99": None}
     told = _values({"pool": [{"name": "p", "wait": waits}]})
-    assert told["seawall_pool_wait_seconds", "p", "0.95"] == 0.2
-    assert ("seawall_pool_wait_seconds", "p", "0.99") not in told
+    assert told["seawall_pool_wait_seconds", "p", "p95"] == 0.2
+    assert ("seawall_pool_wait_seconds", "p", "p99") not in told
     assert BY_NAME["seawall_pool_wait_seconds"].otel_name == "seawall.pool_wait"
+
+
+@pytest.mark.parametrize("metric", BY_NAME.values(), ids=lambda metric: metric.name)
+def test_names_are_as_prometheus_wants_them(metric: Metric):
+    """What its own linter asks for: reserved labels are those of its own kinds of metrics."""
+    assert not {"quantile", "le", "job", "instance"} & set(metric.labels)
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert metric.help
+    assert metric.name == metric.name.lower()
+    assert not any(label.startswith("__") for label in metric.labels)

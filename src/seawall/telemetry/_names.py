@@ -13,7 +13,7 @@ Kind = Literal["counter", "gauge"]
 Fold = Literal["sum", "max"]
 
 CLOSED: Final = frozenset(
-    {"kind", "level", "outcome", "quantile", "result", "state", "to", "metric"}
+    {"kind", "level", "outcome", "percentile", "result", "state", "to", "metric"}
 )
 """Labels whose values are words of ours, so that there are few of them."""
 
@@ -74,7 +74,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _seconds(
         "attempt_duration",
-        "guard quantile",
+        "guard percentile",
         "Duration of recent attempts: p50, p95, p99",
         "guard: p50, p95, p99",
     ),
@@ -174,11 +174,11 @@ METRICS: Final[tuple[Metric, ...]] = (
     _gauge("pool_waiting", "pool", "Borrowers that wait", "pool: waiting"),
     _seconds(
         "pool_wait",
-        "pool quantile",
+        "pool percentile",
         "How long recent borrowers waited: p50, p95, p99",
         "pool: wait",
     ),
-    _seconds("pool_use", "pool quantile", "How long they used it: p50, p95, p99", "pool: use"),
+    _seconds("pool_use", "pool percentile", "How long they used it: p50, p95, p99", "pool: use"),
     _counter("pool_borrowed", "pool", "Resources lent", "pool: borrowed"),
     _counter(
         "pool_troubles",

@@ -150,7 +150,7 @@ _OVERVIEW: Final = (
 _GUARDS: Final = (
     Panel(
         "Duration: p50, p95, p99",
-        (_gauge("max", "attempt_duration_seconds", "guard quantile"),),
+        (_gauge("max", "attempt_duration_seconds", "guard percentile"),),
         "s",
     ),
     _speed("Attempts", "attempts", "guard outcome"),
@@ -224,10 +224,10 @@ _LENT: Final = (
     _seconds(
         "Borrowers waited: p50, p95, p99",
         "pool_wait_seconds",
-        "pool quantile",
+        "pool percentile",
         threshold.POOL_WAIT_SECONDS,
     ),
-    _seconds("Borrowers used it: p50, p95, p99", "pool_use_seconds", "pool quantile"),
+    _seconds("Borrowers used it: p50, p95, p99", "pool_use_seconds", "pool percentile"),
     _speed("Lent", "pool_borrowed", "pool"),
     _speed("Borrowers and resources that fared badly", "pool_troubles", "pool result"),
     Panel(

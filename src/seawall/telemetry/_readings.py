@@ -97,7 +97,7 @@ def _guard(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
         error_rate="error_ratio",
         abandoned="abandoned_threads",
     )
-    yield from _quantiles("attempt_duration_seconds", name, seen)
+    yield from _percentiles("attempt_duration_seconds", name, seen)
     for policy in _policies(seen):
         told = _POLICIES.get(str(policy.get("policy")))
         for metric in ("rejected", "would_reject"):
@@ -204,8 +204,8 @@ def _pool(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
     )
     troubles = ("rejected", "timed_out", "connect_failed", "leaked", "close_failed", "degraded")
     yield from _results("pool_troubles_total", (name,), seen, troubles)
-    yield from _quantiles("pool_wait_seconds", name, seen.get("wait", {}))
-    yield from _quantiles("pool_use_seconds", name, seen.get("use", {}))
+    yield from _percentiles("pool_wait_seconds", name, seen.get("wait", {}))
+    yield from _percentiles("pool_use_seconds", name, seen.get("use", {}))
 
 
 def _executor(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
@@ -358,10 +358,10 @@ def _states(metric: str, labels: Labels, state: str, states: Iterable[str]) -> I
         yield metric, (*labels, known), float(known == state)
 
 
-def _quantiles(metric: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
-    for key, quantile in (("p50", "0.5"), ("p95", "0.95"), ("p99", "0.99")):
-        if seen.get(key) is not None:
-            yield metric, (name, quantile), seen[key]
+def _percentiles(metric: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    for percentile in ("p50", "p95", "p99"):
+        if seen.get(percentile) is not None:
+            yield metric, (name, percentile), seen[percentile]
 
 
 def _policies(guard: Mapping[str, Any]) -> list[Mapping[str, Any]]:

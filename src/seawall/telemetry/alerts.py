@@ -160,7 +160,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "SeawallPoolWait",
         "ticket",
         _above(
-            _ask.gauge("max", "pool_wait_seconds", "job pool", 'quantile="0.99"'),
+            _ask.gauge("max", "pool_wait_seconds", "job pool", 'percentile="p99"'),
             threshold.POOL_WAIT_SECONDS,
         ),
         300,
