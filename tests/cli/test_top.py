@@ -33,7 +33,7 @@ pytestmark = pytest.mark.alone  # real servers, and processes in terminals
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "SEAWALL_TOP_HEADER"):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "SEAWALL_TOP_HEADER"):
         monkeypatch.delenv(name, raising=False)
 
 
