@@ -332,7 +332,7 @@ DURABLE: list[Row] = [
         "asingle",
         **_RECORD_BAD,
         sql=([*_OTHERS, ("", TypeError)], "RETURNING"),
-        arguments=([*_OTHERS, ({"seawall_ttl": 1}, ValueError)], "arguments"),
+        arguments=([*_OTHERS, ({"seawall_scope": 1}, ValueError)], "arguments"),
         outbox=([(5, TypeError)], "pass an Outbox"),
         events=([(5, TypeError), ([NewEvent("a", "1", "b", 1)], TypeError)], "events"),
         conn=([(5, TypeError), ("x", TypeError)], "pass"),

@@ -13,6 +13,7 @@ from typing import Any
 from weakref import ref
 
 import pytest
+import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -536,17 +537,19 @@ def test_without_a_push_the_poll_finds_out(
     assert SYSTEM.now() - began < 0.2 + 2 * POLL + 2.0
 
 
-def test_a_cancelled_claim_has_taken_nothing(store: RedisStore) -> None:
+def test_a_cancelled_claim_has_taken_nothing(store: RedisStore, client: redis.Redis) -> None:
     """What was granted to somebody who is gone is given back at once, with its attempt."""
 
     async def main() -> None:
         queue = PriorityQueue(store, "mails", max_attempts=1)
         await queue.apush_many(range(20))
         for _ in range(20):
+            client.client_pause(10_000, all=False)  # however slow we are, it answers later
             task = asyncio.create_task(queue.aclaim(lease=600.0))
             await let_pass(0)
             await let_pass(0)
             task.cancel()
+            client.client_unpause()
             with pytest.raises(asyncio.CancelledError):
                 await task
         async with asyncio.timeout(10.0):

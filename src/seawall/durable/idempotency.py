@@ -78,16 +78,8 @@ WITHDRAWING: Final = 1.0
 
 _SECOND: Final = 1_000_000
 _COUNTED: Final = (
-    "fresh",
-    "taken_over",
-    "replays",
-    "in_flight",
-    "reused",
-    "completed",
-    "failed",
-    "abandoned",
-    "refused_late",
-    "cleaned",
+    *("fresh", "taken_over", "replays", "in_flight", "reused"),
+    *("completed", "failed", "abandoned", "refused_late", "cleaned"),
 )
 
 
@@ -208,11 +200,9 @@ class Idempotency:
                 return self._counted(found)
             await asyncio.sleep(pause)  # noqa: TID251 - the loop's own time, virtual or not
 
-    def _wanted(
-        self, scope: str | None, operation: str, key: str, fingerprint: bytes | str | None
-    ) -> Wanted:
-        """Check what names a record, and return it with a new owner."""
-        return wanted_of(scope, operation, key, fingerprint, unscoped=self.unscoped)
+    def _wanted(self, *named: Any, owned: bool = True) -> Wanted:
+        """Check what names a record (`wanted_of`), and return it."""
+        return wanted_of(*named, unscoped=self.unscoped, owned=owned)
 
     def _counted(self, found: KeyState) -> KeyState:
         match found:
@@ -340,7 +330,7 @@ class Idempotency:
         `NewEvent`) are added to `outbox`; they may have columns of the row (`FromRow`). Raises as
         `once` does.
         """
-        wanted = wanted_of(scope, operation, key, fingerprint, unscoped=self.unscoped, owned=False)
+        wanted = self._wanted(scope, operation, key, fingerprint, owned=False)
         return await asingle(self, sql, arguments, wanted, outbox, events, conn)
 
     def single(
@@ -357,7 +347,7 @@ class Idempotency:
         conn: Any = None,
     ) -> Single:
         """Do the same, blocking."""
-        wanted = wanted_of(scope, operation, key, fingerprint, unscoped=self.unscoped, owned=False)
+        wanted = self._wanted(scope, operation, key, fingerprint, owned=False)
         return single(self, sql, arguments, wanted, outbox, events, conn)
 
     # For any function
