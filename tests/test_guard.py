@@ -281,6 +281,22 @@ def test_attempt_refuses_an_async_function():
         guard.attempt(_double, 1).unwrap().close()
 
 
+@pytest.mark.parametrize("way", ["call", "attempt"])
+def test_a_forgotten_await_is_told_at_once_and_is_no_failure(way):
+    """Whatever the stack is: the advice is the right one, and the breaker has seen nothing."""
+
+    async def hello():
+        return 1
+
+    for policies in ([Breaker(consecutive=1)], [Timeout(1.0), Breaker(consecutive=1)]):
+        guard = Guard("vendor", *policies)
+        for _ in range(2):
+            with pytest.raises(TypeError, match=r"hello is async: write `await guard.acall"):
+                getattr(guard, way)(hello)
+        assert guard.snapshot()["failed"] == 0
+        guard.close()
+
+
 def test_call_refuses_a_generator_function():
     """`call` with a generator function would guard nothing: it raises and says to decorate."""
     guard = Guard("vendor", _retry())

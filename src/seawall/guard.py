@@ -21,7 +21,7 @@ from seawall.policies.fallback import Fallback
 from seawall.policies.retry import AdaptiveAttempts, On, Retry
 from seawall.policies.timeout import AdaptiveSeconds, Sync, Timeout
 from seawall.runtime.call import Trace, trace_var
-from seawall.runtime.functions import is_generator, kind_of
+from seawall.runtime.functions import NO_CALL, NO_PLAIN_CALL, kind_of, refuse
 from seawall.runtime.hold import Hold
 from seawall.runtime.layers import Layer
 from seawall.runtime.mutex import survives_fork
@@ -218,7 +218,7 @@ class Guard:
 
     def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a plain function under this guard."""
-        plan, bare = self._plan_for(function)
+        plan, bare = self._plan_for(function, NO_PLAIN_CALL)
         value: T = plan.bind(bare, "sync")(*args, **kwargs)
         return value
 
@@ -235,7 +235,7 @@ class Guard:
 
     def attempt(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Result[T]:
         """Call a plain function and return how it went; only cancellation and exits are raised."""
-        plan, bare = self._plan_for(function)
+        plan, bare = self._plan_for(function, NO_PLAIN_CALL)
         guarded = plan.bind_interpreted(bare, "sync")
         with _Attempt(self) as attempt:
             attempt.value = guarded(*args, **kwargs)
@@ -257,7 +257,7 @@ class Guard:
             attempt.value = await guarded(*args, **kwargs)
         return attempt.result()
 
-    def _plan_for(self, function: Any) -> tuple[Plan, Any]:
+    def _plan_for(self, function: Any, wrong: int = NO_CALL) -> tuple[Plan, Any]:
         """Return how to call `function`: once is enough if this very guard has decorated it."""
         mark = getattr(function, "__seawall__", None)
         if mark is not None:
@@ -268,11 +268,8 @@ class Guard:
                 bare = bare if owner is None else bare.__get__(owner)
                 return host._plan, bare  # noqa: SLF001 - this guard's own, or a marked one's
         code = getattr(function, "__code__", None)
-        if code is not None and is_generator(code):
-            raise TypeError(
-                f"{function!r} is a generator, which runs when it is iterated over:"
-                " decorate it with the guard instead"
-            )
+        if code is not None and code.co_flags & wrong:
+            refuse(function)
         return self._plan, function
 
     def hold(self, *args: Any, **kwargs: Any) -> Hold:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import CodeType
-from typing import Any, Literal
+from typing import Any, Final, Literal, NoReturn
 
 FunctionKind = Literal["sync", "async", "generator", "async generator"]
 
 _GENERATOR, _COROUTINE, _ITERABLE_COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x100, 0x200
+NO_CALL: Final = _GENERATOR | _ASYNC_GENERATOR
+"""The flags of code that cannot be called under a guard."""
+NO_PLAIN_CALL: Final = NO_CALL | _COROUTINE
+"""The same where nobody awaits it."""
 
 
 def kind_of(function: Callable[..., Any]) -> FunctionKind:
@@ -37,9 +40,15 @@ def kind_of(function: Callable[..., Any]) -> FunctionKind:
     return "generator" if flags & _GENERATOR else "sync"
 
 
-def is_generator(code: CodeType) -> bool:
-    """Tell whether `code` is that of a generator, async or not."""
-    return bool(code.co_flags & (_GENERATOR | _ASYNC_GENERATOR))
+def refuse(function: Callable[..., Any]) -> NoReturn:
+    """Raise: what `function` would do is not done by calling it, or not by this kind of call."""
+    if kind_of(function) == "async":
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(f"{name} is async: write `await guard.acall({name}, ...)`")
+    raise TypeError(
+        f"{function!r} is a generator, which runs when it is iterated over:"
+        " decorate it with the guard instead"
+    )
 
 
 def _ask_inspect(function: Callable[..., Any]) -> FunctionKind:

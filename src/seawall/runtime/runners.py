@@ -8,7 +8,7 @@ from typing import Any
 
 from seawall.clock import Clock
 from seawall.runtime.call import Call
-from seawall.runtime.functions import kind_of
+from seawall.runtime.functions import kind_of, refuse
 from seawall.runtime.interpreter import Request, Run, interpret
 from seawall.runtime.layers import Waiter
 
@@ -92,7 +92,7 @@ def refuse_coroutine(coroutine: Any, function: Any, *, level: bool = False) -> N
     if level:
         raise TypeError(f"fallback {name} is async, the call is not: pass a plain function")
     if kind_of(function) == "async":
-        raise TypeError(f"{name} is async: write `await guard.acall({name}, ...)`")
+        refuse(function)
     raise TypeError(
         f"{name} returned a coroutine to a sync call: make it an `async def` itself, or use"
         " `await guard.acall(...)`"
