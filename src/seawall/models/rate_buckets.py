@@ -44,7 +44,8 @@ class Bucket(Rule[S]):
 class TokenBucket(Bucket[float]):
     """Up to `burst` at once, then at the rate.
 
-    In any length of time d at most `burst + rate * d` is admitted, and one more for rounding.
+    In any length of time d at most `burst + rate * d` is admitted, and one more for rounding; at
+    more than one in a microsecond, what a microsecond pays for.
     """
 
     def __init__(self, rate: Rate, burst: int) -> None:
