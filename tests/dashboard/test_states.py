@@ -16,7 +16,8 @@ from tests.dashboard.views_support import Pair
 SPENT: dict[str, Any] = {
     "policy": "retry",
     "retries": 9,
-    "budget": {"tokens": 0.0, "capacity": 10.0, "spent": 1.0, "used": 10.0, "left": 0.0},
+    "stopped": {"budget": 7},
+    "budget": {"tokens": 0.0, "maximum": 10.0},
 }
 
 
@@ -25,16 +26,19 @@ def _breaker(state: str, **more: Any) -> dict[str, Any]:
 
 
 def _shown(*policies: dict[str, Any], **more: Any) -> Any:
-    seen = {"name": "vendor", "policies": list(policies), **more}
-    return guard_view(seen, (), Moves(), edge=False)
+    """Return what is shown of a guard whose retries were refused between two looks."""
+    before = [{**policy, "stopped": {}} for policy in policies]
+    moves = Moves()
+    for now, told in enumerate((before, list(policies))):
+        moves.begin(float(now))
+        seen = {"name": "vendor", "policies": told, **more}
+        shown = guard_view(seen, (), moves, edge=False)
+    return shown
 
 
 @pytest.mark.parametrize("state", ["open", "isolated"])
-def test_a_guard_with_a_broken_breaker_is_called_after_it(
-    state: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_guard_with_a_broken_breaker_is_called_after_it(state: str):
     """Whatever else is wrong, and in whatever order: it is what lets no call through."""
-    monkeypatch.setattr("seawall.dashboard._layers.budget_spent", lambda _seen: 1.0)
     for stack in permutations([SPENT, _breaker(state), {"policy": "chaos", "enabled": True}]):
         shown = _shown(*stack)
         assert (shown["state"], shown["tone"]) == (state, "bad")
@@ -48,9 +52,8 @@ def test_the_worse_of_two_breakers_counts():
 
 
 @pytest.mark.parametrize("mode", ["shadow", "off"])
-def test_a_breaker_that_stops_nothing_is_not_it(mode: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_breaker_that_stops_nothing_is_not_it(mode: str):
     """In shadow or switched off it refuses no call: the guard is called for something else."""
-    monkeypatch.setattr("seawall.dashboard._layers.budget_spent", lambda _seen: 1.0)
     assert _shown(SPENT, _breaker("open", mode=mode))["state"] == "budget spent"
 
 

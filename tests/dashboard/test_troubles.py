@@ -4,7 +4,17 @@ from typing import Any
 
 import pytest
 
-from seawall import Breaker, Bulkhead, Fallback, Guard, RateLimit, VirtualClock, static
+from seawall import (
+    Breaker,
+    Bulkhead,
+    Fallback,
+    Guard,
+    RateLimit,
+    Retry,
+    RetryBudget,
+    VirtualClock,
+    static,
+)
 from seawall.dashboard._bounds import MOST_TROUBLES
 from seawall.runtime import events
 from seawall.runtime.events import emit
@@ -77,14 +87,8 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
     (
         _guard({"policy": "retry", "budget": {"tokens": 5.0, "maximum": 10.0}}),
         "budget:vendor:0",
-        "bad",
-        "100 % of the retry budget are spent: failed calls are not retried",
-    ),
-    (
-        _guard({"policy": "retry", "budget": {"retries": 9, "allowed": 10.0}}),
-        "budget:vendor:0",
         "warn",
-        "90 % of the retry budget are spent",
+        "The retry budget is not refilled yet: a call that fails now is not retried",
     ),
     (
         _guard(SLOTS),
@@ -263,6 +267,50 @@ def test_what_happens_now_is_told() -> None:
         last = pair.later()
     assert last["troubles"] == []
     assert {guard["state"] for guard in last["guards"]} == {"well"}
+
+
+def _down() -> None:
+    raise ConnectionRefusedError
+
+
+def test_a_spent_budget_is_wrong_only_while_it_refuses() -> None:
+    """After an outage it is not refilled yet, which is worth a look; then nothing is told."""
+    pair = Pair()
+    retry = Retry(on=OSError, backoff=0, budget=RetryBudget())
+    vendor = Guard("vendor", retry, clock=VirtualClock())
+    pair.later()
+    for _ in range(14):
+        vendor.attempt(_down)
+    told = {one["id"]: (one["tone"], one["what"]) for one in pair.later()["troubles"]}
+    refused = "The retry budget is spent: 13 failed calls in 1 s not retried"
+    assert told["budget:vendor:0"] == ("bad", refused)
+    for successes, tone, state in ((40, "warn", "budget not refilled"), (11, "ok", "well")):
+        for _ in range(successes):
+            vendor.call(str)
+        for _ in range(25):  # seconds, after which the share of errors is not told any more
+            view = pair.later()
+        (guard,) = view["guards"]
+        assert (guard["tone"], guard["state"]) == (tone, state)
+        assert [one["tone"] for one in view["troubles"]] == [tone] * (tone != "ok")
+
+
+@pytest.mark.parametrize("made", [2, 0])
+@pytest.mark.parametrize(
+    "budget", [{"tokens": 5.5, "maximum": 10.0}, {"requests": 9, "retries": 9, "allowed": 10.0}]
+)
+def test_a_low_budget_is_told_while_retries_spend_it(budget: dict[str, float], made: int) -> None:
+    """One that is nearly spent is worth a look while calls are retried, and not in a calm."""
+    then = {"policy": "retry", "retries": 5, "budget": budget}
+    found = ("warn", "90 % of the retry budget are spent")
+    expected = {"budget:vendor:0": found} if made else {}
+    assert _troubles_at(_guard(then), _guard({**then, "retries": 5 + made})) == expected
+
+
+def test_a_ratio_that_nobody_asks_any_more_is_not_told() -> None:
+    """Such a budget is full again after its window; its snapshot is of the last call."""
+    budget = {"requests": 9, "retries": 10, "allowed": 10.0}
+    quiet = _guard({"policy": "retry", "retries": 10, "budget": budget})
+    assert _troubles_at(quiet, quiet) == {}
 
 
 def test_one_failure_is_no_share() -> None:

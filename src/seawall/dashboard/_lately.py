@@ -6,7 +6,7 @@ Nothing raises, whatever a snapshot holds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from seawall.dashboard._bounds import number
 from seawall.dashboard._moves import Moves
@@ -15,6 +15,9 @@ from seawall.telemetry import _thresholds as limits
 from seawall.telemetry._readings import spent_share
 
 Seen = Mapping[str, Any]
+
+BudgetState = Literal["", "low", "unfilled", "refusing"]
+"""How a retry budget is; see `budget_state`."""
 
 ENDS: Final = ("succeeded", "failed", "rejected", "cancelled")
 
@@ -64,6 +67,36 @@ def budget_spent(seen: Seen) -> float | None:
         return spent_share(seen["budget"])
     except (KeyError, TypeError):  # none, or one of another shape
         return None
+
+
+def note_retries(name: str, place: int, seen: Seen, moves: Moves) -> None:
+    """Note the counters of a retry that `budget_state` asks for."""
+    moves.rate(("layer", name, place, "retries"), seen.get("retries"))
+    refused = mapping(seen.get("stopped")).get("budget")
+    moves.rate(("layer", name, place, "refused_by_budget"), refused)
+
+
+def refused_by_budget(name: str, place: int, moves: Moves) -> float:
+    """Return how many calls were not retried lately because the budget was spent."""
+    return moves.lately(("layer", name, place, "refused_by_budget"))
+
+
+def budget_state(name: str, place: int, seen: Seen, moves: Moves) -> BudgetState:
+    """Return how a retry budget is, as far as it matters now; "" if it does not.
+
+    "refusing": calls were not retried for want of it lately. "unfilled": none was, but the next one
+    would be, since successes have not refilled it. "low": it is nearly spent, by retries of now.
+    """
+    if refused_by_budget(name, place, moves):
+        return "refusing"
+    spent = budget_spent(seen)
+    if spent is None:
+        return ""
+    # Only one that successes refill stays spent in a calm; the others tell how they last were.
+    if spent >= limits.BUDGET_SPENT and "maximum" in mapping(seen.get("budget")):
+        return "unfilled"
+    retried = moves.lately(("layer", name, place, "retries"))
+    return "low" if retried and spent >= limits.BUDGET_SPENT_WARN else ""
 
 
 def full(seen: Seen) -> bool:

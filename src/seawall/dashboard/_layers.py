@@ -20,7 +20,16 @@ from seawall.dashboard._bounds import (
     number,
     shown,
 )
-from seawall.dashboard._lately import Seen, budget_spent, full, mapping, share_lately
+from seawall.dashboard._lately import (
+    BudgetState,
+    Seen,
+    budget_spent,
+    budget_state,
+    full,
+    mapping,
+    note_retries,
+    share_lately,
+)
 from seawall.dashboard._moves import Moves
 from seawall.dashboard._settings import level_name
 from seawall.dashboard.views import Tone
@@ -113,21 +122,25 @@ def listed(keys: Sequence[str]) -> str:
     return f"{named} and {more} more" if more > 0 else named
 
 
-def _retry(_name: str, _place: int, seen: Seen, _moves: Moves) -> Told:
+_BUDGETS: Final[dict[BudgetState, tuple[Tone, str]]] = {
+    "": ("ok", ""),
+    "low": ("warn", "budget low"),
+    "unfilled": ("warn", "budget not refilled"),
+    "refusing": ("bad", "budget spent"),
+}
+
+
+def _retry(name: str, place: int, seen: Seen, moves: Moves) -> Told:
+    note_retries(name, place, seen, moves)
     facts: Facts = [("retries", say.amount(seen.get("retries")))]
     spent = budget_spent(seen)
-    tone: Tone = "ok"
-    state = word = ""
     if spent is not None:
         facts.append(("budget spent", say.share(spent)))
-        if spent >= limits.BUDGET_SPENT:
-            tone, state, word = "bad", "budget spent", "budget spent"
-        elif spent >= limits.BUDGET_SPENT_WARN:
-            tone, state, word = "warn", "budget low", "budget low"
+    tone, state = _BUDGETS[budget_state(name, place, seen, moves)]
     stopped = mapping(seen.get("stopped"))
     for cause, times in list(stopped.items())[:MOST_KEYS]:
         facts.append((f"stopped by {say.plainly(str(cause))}", say.amount(times)))
-    return Told(state, tone, word, facts)
+    return Told(state, tone, state, facts)
 
 
 def _slots(name: str, place: int, seen: Seen, moves: Moves) -> Told:

@@ -13,10 +13,12 @@ from seawall.dashboard._bounds import number
 from seawall.dashboard._lately import (
     Seen,
     budget_spent,
+    budget_state,
     failing,
     full,
     mapping,
     policies_of,
+    refused_by_budget,
     share_lately,
 )
 from seawall.dashboard._layers import broken_keys, listed
@@ -123,15 +125,20 @@ def _breaker(name: str, place: int, seen: Seen, _moves: Moves) -> Iterator[Found
     yield Found(f"breaker:{name}:{place}", tone, name, what, advice, f"breaker:{name}")
 
 
-def _retry(name: str, place: int, seen: Seen, _moves: Moves) -> Iterator[Found]:
-    spent = budget_spent(seen)
-    if spent is None or spent < limits.BUDGET_SPENT_WARN:
-        return
-    tone: Tone = "bad" if spent >= limits.BUDGET_SPENT else "warn"
-    what = f"{say.share(spent)} of the retry budget are spent"
-    what += ": failed calls are not retried" if tone == "bad" else ""
-    advice = "Look at what it calls: most retries fail"
-    yield Found(f"budget:{name}:{place}", tone, name, what, advice)
+def _retry(name: str, place: int, seen: Seen, moves: Moves) -> Iterator[Found]:
+    state = budget_state(name, place, seen, moves)
+    key = f"budget:{name}:{place}"
+    if state == "refusing":
+        refused = say.several(refused_by_budget(name, place, moves), "failed call")
+        what = f"The retry budget is spent: {refused} in {say.seconds(moves.span)} not retried"
+        yield Found(key, "bad", name, what, "Look at what it calls: too much of it fails")
+    elif state == "unfilled":
+        what = "The retry budget is not refilled yet: a call that fails now is not retried"
+        advice = "Nothing to do while calls succeed: they refill it, time does not"
+        yield Found(key, "warn", name, what, advice)
+    elif state == "low":
+        what = f"{say.share(budget_spent(seen))} of the retry budget are spent"
+        yield Found(key, "warn", name, what, "Look at what it calls: much of it is retried")
 
 
 def _refusing(name: str, place: int, seen: Seen, moves: Moves) -> Iterator[Found]:

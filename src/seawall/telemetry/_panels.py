@@ -175,8 +175,7 @@ _GUARDS: Final = (
         "Retry budget spent",
         (_gauge("max", "retry_budget_spent_ratio", "guard"),),
         "percentunit",
-        warn=threshold.BUDGET_SPENT_WARN,
-        bad=threshold.BUDGET_SPENT,
+        warn=threshold.BUDGET_SPENT_WARN,  # and no more: one that is not refilled yet harms nobody
     ),
     _count("Processes by the state of their breaker", "sum", "breaker_state", "guard state"),
     _speed("Breakers change, by the state they go to", "breaker_transitions", "guard to"),

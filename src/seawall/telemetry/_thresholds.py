@@ -26,10 +26,17 @@ ERROR_RATIO_WARN: Final = 0.02
 """The same, worth a look."""
 
 BUDGET_SPENT: Final = 1.0
-"""Share of a retry budget that is spent; wrong *at* this value."""
+"""Share of a retry budget that is spent; *at* this value the next retry is refused.
+
+Worth a look by itself, and wrong only where retries are refused (`UNRETRIED`): a budget that
+successes refill stays spent for a while after an outage.
+"""
 
 BUDGET_SPENT_WARN: Final = 0.8
-"""The same, worth a look; *at* this value."""
+"""Share from which on a budget is nearly spent, *at* this value: worth a look."""
+
+UNRETRIED: Final = 0.0
+"""Calls a second that were not retried because the budget was spent, over `WINDOW`."""
 
 SHED: Final = 0.05
 """Share of an edge's calls that are shed: more than a burst's worth."""

@@ -96,15 +96,12 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SeawallRetryBudgetSpent",
         "ticket",
-        # What is refused tells it best. The gauge stands still where no calls are made.
-        _above(_ask.rate("retries_stopped", "job guard", 'cause="budget"'), 0)
-        + "\nor\n("
-        + _ask.gauge("max", "retry_budget_spent_ratio", "job guard")
-        + f" >= {threshold.BUDGET_SPENT:g}\nand\n{_ENOUGH})",
+        # Not the gauge: of a budget that successes refill it stays at 1 long after an outage.
+        _above(_ask.rate("retries_stopped", "job guard", 'cause="budget"'), threshold.UNRETRIED),
         300,
-        "{{ $labels.guard }}: the retry budget is spent",
-        "Guard {{ $labels.guard }} in {{ $labels.job }} has no retries left: what fails once,"
-        " fails.",
+        "{{ $labels.guard }}: the retry budget is spent, failed calls are not retried",
+        "Calls of guard {{ $labels.guard }} in {{ $labels.job }} fail and are not retried, since"
+        " the retry budget is spent.",
     ),
     Alert(
         "SeawallBreakerIsolated",
