@@ -76,6 +76,7 @@ def test_breaker_changed(events):
         ("isolated", "closed", "close()"),
     ]
     assert {(c["guard"], c["key"]) for c in changes} == {("vendor", None)}
+    assert [c["reason"] for c in changes] == ["ConnectionError", "", "", "", ""]
 
 
 def test_breaker_changed_names_the_key(events):
@@ -144,7 +145,9 @@ def test_call_retried_and_stopped(events):
     assert _only(events, CallRetried) == [
         {"guard": "vendor", "attempt": 1, "delay": 3.0, "reason": "ConnectionError"}
     ]
-    assert _only(events, RetryStopped) == [{"guard": "vendor", "attempt": 2, "cause": "attempts"}]
+    assert _only(events, RetryStopped) == [
+        {"guard": "vendor", "attempt": 2, "cause": "attempts", "reason": "ConnectionError"}
+    ]
 
 
 class _SaidNo(ConnectionError):
@@ -167,10 +170,11 @@ def test_each_cause_of_stopping_is_told(events, settings, cause):
 
 
 def test_a_server_that_says_no_is_told(events):
-    """A negative retry_after stops the retries, and that is told."""
+    """A negative retry_after stops the retries; that and the error are told."""
     guard = Guard("vendor", Retry(on=ConnectionError))
     guard.attempt(ScriptedService(fail(_SaidNo)).call)
-    assert [stop["cause"] for stop in _only(events, RetryStopped)] == ["server said no"]
+    (stop,) = _only(events, RetryStopped)
+    assert (stop["cause"], stop["reason"]) == ("server said no", "_SaidNo")
 
 
 def test_a_value_that_is_retried_is_told(events):

@@ -94,7 +94,7 @@ def test_what_is_given_up_is_told_once(opening: Opening, told: Told, poison: str
                 "guard": "outbox",
                 "aggregate": "order",
                 "aggregate_id": "2",
-                "event": id_,
+                "event_id": id_,
                 "attempts": 2,
                 "cause": "ValueError: poison",
             }

@@ -118,6 +118,7 @@ def test_recovery_closes_all_pods(new_store, events):
     told = Counter((event.guard, event.after) for event in events)
     for _breaker, guard in pods:
         assert told[guard.name, "open"] == told[guard.name, "closed"] == 1
+    assert {event.reason for event in events} == {""}  # the store opened it, not a call here
 
 
 def test_breaks_grow_over_all_pods(redis_url, client):

@@ -227,7 +227,7 @@ def test_an_event_is_a_record_with_fields(caplog: pytest.LogCaptureFixture):
         emit(BreakerChanged, "vendor", before="closed", after="open", cause="x", key=None)
         emit(CallRejected, "vendor", policy="breaker", reason="circuit_open", enforced=True)
     first, second = caplog.records
-    assert first.getMessage() == "breaker_changed in 'vendor'"
+    assert first.getMessage() == "breaker_changed in 'vendor': closed -> open (x)"
     assert (first.name, first.levelno) == ("seawall.events", logging.WARNING)
     plain = set(vars(logging.makeLogRecord({}))) | {"message"}
     fields = {name: value for name, value in vars(first).items() if name not in plain}
@@ -237,6 +237,7 @@ def test_an_event_is_a_record_with_fields(caplog: pytest.LogCaptureFixture):
         "seawall_before": "closed",
         "seawall_after": "open",
         "seawall_cause": "x",
+        "seawall_reason": "",
     }
     assert vars(second)["seawall_enforced"] is True
 

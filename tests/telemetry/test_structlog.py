@@ -59,7 +59,8 @@ def test_an_event_is_one_line_of_json_with_its_values(written: io.StringIO):
         guard.attempt(_down)
     guard.close()
     opened, refused = _lines(written)
-    assert opened["event"] == "breaker_changed in 'structlog-vendor'"
+    told = "closed -> open (tripped) reason=ConnectionRefusedError"
+    assert opened["event"] == f"breaker_changed in 'structlog-vendor': {told}"
     assert opened["seawall_event"] == "breaker_changed"
     assert opened["seawall_guard"] == "structlog-vendor"
     assert opened["level"] == "warning"
@@ -94,7 +95,8 @@ def test_no_name_breaks_the_line_or_another_key(name: str, key: str):
         emit(BreakerChanged, name, before="closed", after="open", cause="failures", key=key)
     (line,) = _lines(stream)
     assert line["seawall_guard"] == name
-    assert line["event"] == f"breaker_changed in {name!r}"
+    assert str(line["event"]).startswith(f"breaker_changed in {name!r}: closed -> open (failures)")
+    assert str(line["event"]).isprintable()
     assert line["level"] == "warning"
 
 

@@ -70,4 +70,4 @@ class Page:
         if final:
             kind = OutboxBlocked if one.action == "block" else EventDied
             said = {"attempts": one.attempts, "cause": error_text(one.error)}
-            emit(kind, self._outbox.name, event=event.id, **whose, **said)
+            emit(kind, self._outbox.name, event_id=event.id, **whose, **said)

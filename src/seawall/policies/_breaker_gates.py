@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall.errors import CircuitOpen
+from seawall.errors import CircuitOpen, reason_of
 from seawall.models.breaker import BreakerModel, Refusal, Ticket
 from seawall.models.probes import Verdict
 from seawall.runtime.call import STREAMED
@@ -128,7 +128,8 @@ class BreakerGate(GateBound):
         verdict = self._verdict(outcome, detail)
         self.policy._mutex.do(lambda: model.settle(ticket, verdict, now))
         if model.changes:
-            self.policy._report(model, key)
+            reason = _reason(outcome, detail) if verdict is Verdict.FAILURE else ""
+            self.policy._report(model, key, reason=reason, at=now)
 
     def _verdict(self, outcome: Outcome, detail: Any) -> Verdict:
         if outcome is not OK and outcome is not FAILED:
@@ -195,6 +196,13 @@ class KeyedBreakerGate(BreakerGate):
         seen["transitions"] = dict(self.policy.transitions)
         seen["open_keys"] = sum(one["state"] in ("open", "isolated") for one in keys.values())
         return seen | self._sharing()
+
+
+def _reason(outcome: Outcome, detail: Any) -> str:
+    """Return in a word how a call failed: by an error, or by what it returned; empty if unknown."""
+    if isinstance(detail, BaseException):
+        return reason_of(detail)
+    return "value" if outcome is OK else ""
 
 
 class _InLoop(Layer):

@@ -203,8 +203,14 @@ class Breaker(GatePolicy):
             getattr(model, command)(self._now())
         self._report(model, key)
 
-    def _report(self, model: BreakerModel, key: Hashable) -> None:
-        """Tell of changes of state, to the guards that share this breaker."""
+    def _report(
+        self, model: BreakerModel, key: Hashable, *, reason: str = "", at: float | None = None
+    ) -> None:
+        """Tell of changes of state, to the guards that share this breaker.
+
+        `reason` is how the call failed that ended at that time: it belongs to what opened then, not
+        to what others have changed meanwhile.
+        """
         with self._mutex:
             changes, model.changes = model.changes, []
             for change in changes:
@@ -215,6 +221,7 @@ class Breaker(GatePolicy):
                 "after": change.after.value,
                 "cause": change.cause.value,
                 "key": key,
+                "reason": reason if change.after is State.OPEN and change.at == at else "",
             }
             for bound in self.bindings:
                 emit(BreakerChanged, bound.host.name, **fields)

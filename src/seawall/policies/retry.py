@@ -288,15 +288,15 @@ class _RetryFlow(Flow):
             memory.failure = call.error
         cause, delay = self._decide(call, memory, now)
         name = call.host.name
+        reason = "value" if call.error is None else reason_of(call.error)
         if cause is not None:
             stopped = self._bound.stopped
             stopped[cause] = stopped.get(cause, 0) + 1
-            emit(RetryStopped, name, attempt=memory.tries, cause=cause)
+            emit(RetryStopped, name, attempt=memory.tries, cause=cause, reason=reason)
             return None
         memory.retrying = True
         self._bound.retries += 1
         call.host.stats.retries += 1
-        reason = "value" if call.error is None else reason_of(call.error)
         emit(CallRetried, name, attempt=memory.tries, delay=delay, reason=reason)
         return Next(delay=delay)
 

@@ -12,7 +12,7 @@ from seawall.runtime.events import Event
 class OutboxBlocked(Event):
     """An event failed as often as it may, and its aggregate waits; `guard` is the outbox's name."""
 
-    __slots__ = ("aggregate", "aggregate_id", "attempts", "cause", "event")
+    __slots__ = ("aggregate", "aggregate_id", "attempts", "cause", "event_id")
     name = "outbox_blocked"
 
     def __init__(
@@ -21,7 +21,7 @@ class OutboxBlocked(Event):
         *,
         aggregate: str,
         aggregate_id: str,
-        event: str,
+        event_id: str,
         attempts: int,
         cause: str,
     ) -> None:
@@ -29,7 +29,7 @@ class OutboxBlocked(Event):
         super().__init__(guard)
         self.aggregate = aggregate
         self.aggregate_id = aggregate_id
-        self.event = event
+        self.event_id = event_id
         self.attempts = attempts
         self.cause = cause
 
@@ -37,7 +37,7 @@ class OutboxBlocked(Event):
 class EventDied(Event):
     """An event failed as often as it may, and was put aside; `guard` is the outbox's name."""
 
-    __slots__ = ("aggregate", "aggregate_id", "attempts", "cause", "event")
+    __slots__ = ("aggregate", "aggregate_id", "attempts", "cause", "event_id")
     name = "event_died"
 
     def __init__(
@@ -46,7 +46,7 @@ class EventDied(Event):
         *,
         aggregate: str,
         aggregate_id: str,
-        event: str,
+        event_id: str,
         attempts: int,
         cause: str,
     ) -> None:
@@ -54,7 +54,7 @@ class EventDied(Event):
         super().__init__(guard)
         self.aggregate = aggregate
         self.aggregate_id = aggregate_id
-        self.event = event
+        self.event_id = event_id
         self.attempts = attempts
         self.cause = cause
 

@@ -42,16 +42,23 @@ class Event:
 class BreakerChanged(Event):
     """A breaker went from one state to another."""
 
-    __slots__ = ("after", "before", "cause", "key")
+    __slots__ = ("after", "before", "cause", "key", "reason")
     name = "breaker_changed"
 
-    def __init__(self, guard: str, *, before: str, after: str, cause: str, key: object) -> None:
-        """Tell the states by name, what caused the change, and the key of a keyed breaker."""
+    def __init__(
+        self, guard: str, *, before: str, after: str, cause: str, key: object, reason: str = ""
+    ) -> None:
+        """Tell the states by name, what caused the change, and the key of a keyed breaker.
+
+        `reason` is how the call failed at whose end it opened, as `CallRetried` has it; empty where
+        it was no call's failure, or where that is not known.
+        """
         super().__init__(guard)
         self.before = before
         self.after = after
         self.cause = cause
         self.key = key
+        self.reason = reason
 
 
 class CallRejected(Event):
@@ -75,7 +82,10 @@ class CallRetried(Event):
     name = "call_retried"
 
     def __init__(self, guard: str, *, attempt: int, delay: float, reason: str) -> None:
-        """Tell which attempt failed, why, and how long the pause is."""
+        """Tell which attempt failed, how long the pause is, and why.
+
+        `reason` is the name of the error's type, the `reason` of an error of ours, or "value".
+        """
         super().__init__(guard)
         self.attempt = attempt
         self.delay = delay
@@ -85,14 +95,18 @@ class CallRetried(Event):
 class RetryStopped(Event):
     """No further attempt was made though the error is one to retry."""
 
-    __slots__ = ("attempt", "cause")
+    __slots__ = ("attempt", "cause", "reason")
     name = "retry_stopped"
 
-    def __init__(self, guard: str, *, attempt: int, cause: str) -> None:
-        """Tell the last attempt's number, and what stopped it: attempts, budget, deadline..."""
+    def __init__(self, guard: str, *, attempt: int, cause: str, reason: str) -> None:
+        """Tell the last attempt's number, and what stopped it: attempts, budget, deadline...
+
+        `reason` is how the last attempt failed, as `CallRetried` has it.
+        """
         super().__init__(guard)
         self.attempt = attempt
         self.cause = cause
+        self.reason = reason
 
 
 class CallTimedOut(Event):

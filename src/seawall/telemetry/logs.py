@@ -30,6 +30,24 @@ LEVELS: Final = {
 }
 """How much an event matters; those that are not here are warnings."""
 
+GOOD_NEWS: Final[dict[str, tuple[str, tuple[object, ...]]]] = {
+    "breaker_changed": ("after", ("closed", "half_open")),
+    "health_changed": ("after", ("healthy",)),
+    "level_changed": ("after", ("full",)),
+    "store_mode_changed": ("after", ("shared",)),
+    "loop_blocked": ("over", (True,)),
+}
+"""Events of which some tell that a trouble is over, or is being got over: by a field's values."""
+
+LONGEST_WORD: Final = 120
+"""Characters of one value in a message; the record's field has more of it."""
+
+LONGEST_MESSAGE: Final = 500
+"""Characters of all values in a message."""
+
+_PARTING: Final = frozenset(" '\"=")
+"""What would make it unclear where a value ends."""
+
 _on: Final[WeakKeyDictionary[logging.Logger, Switch]] = WeakKeyDictionary()
 
 
@@ -43,10 +61,11 @@ def log_events(
 ) -> Switch:
     """Write a record for each event to `logger`, at `level` (by the sort of event, unless given).
 
-    The message is short; the values are in `extra`, as `seawall_event`, `seawall_guard` and so on.
-    Of one sort, in one guard, there are at most `per_second` after the first `burst`; the next
-    record tells how many were left out, as `seawall_left_out`. Returns what switches it off:
-    `close()`, or a `with` block.
+    Good news (a breaker closed again, the store is back) is at INFO. The message tells the values
+    in one short line; `extra` has them as fields: `seawall_event`, `seawall_guard` and so on. Of
+    one sort, in one guard, there are at most `per_second` after the first `burst`; the next record
+    tells how many were left out, as `seawall_left_out`. Returns what switches it off: `close()`, or
+    a `with` block.
     """
     if isinstance(logger, str):
         logger = logging.getLogger(logger)
@@ -111,7 +130,7 @@ class _Writer:
         self._lock = Lock()  # another thread may have held it
 
     def write(self, event: Event) -> None:
-        level = LEVELS.get(event.name, logging.WARNING) if self._level is None else self._level
+        level = _level_of(event) if self._level is None else self._level
         # A handler may itself be guarded: what that tells would be told for ever.
         if getattr(self._busy, "writing", False) or not self._logger.isEnabledFor(level):
             return
@@ -120,9 +139,50 @@ class _Writer:
             with self._lock:
                 left_out = self._bound.left_out((event.name, event.guard), self._clock.now())
             if left_out is not None:
-                extra = {"seawall_event": event.name, **fields_of(event, "seawall_")}
+                told = fields_of(event, "")
                 if left_out:
-                    extra["seawall_left_out"] = left_out
-                self._logger.log(level, "%s in %r", event.name, event.guard, extra=extra)
+                    told["left_out"] = left_out
+                fields = {f"seawall_{name}": value for name, value in told.items()}
+                extra = {"seawall_event": event.name, **fields}
+                guard = _cut(event.guard, LONGEST_WORD)
+                self._logger.log(
+                    level, "%s in %r: %s", event.name, guard, _sentence(told), extra=extra
+                )
         finally:
             self._busy.writing = False
+
+
+def _level_of(event: Event) -> int:
+    field, good = GOOD_NEWS.get(event.name, ("", ()))
+    if good and getattr(event, field) in good:
+        return logging.INFO
+    return LEVELS.get(event.name, logging.WARNING)
+
+
+def _sentence(told: dict[str, str | bool | int | float]) -> str:
+    """Return values for readers, in one line: "closed -> open (tripped) reason=KeyError".
+
+    What the line says before is left out, and what is empty.
+    """
+    moved = bool(told.get("before") and told.get("after"))
+    words = []
+    for name, value in told.items():
+        if moved and name == "before":
+            words.append(f"{_word(value)} -> {_word(told['after'])}")
+        elif moved and name == "cause":
+            words.append(f"({_word(value, quoted=frozenset())})")
+        elif name != "guard" and value != "" and not (moved and name == "after"):
+            words.append(f"{name}={_word(value)}")
+    return _cut(" ".join(words), LONGEST_MESSAGE)
+
+
+def _word(value: str | float, *, quoted: frozenset[str] = _PARTING) -> str:
+    """Return a value in printable characters; in quotes, if it has one of those."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = _cut(str(value), LONGEST_WORD)
+    return text if text.isprintable() and quoted.isdisjoint(text) else repr(text)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

@@ -1,0 +1,182 @@
+"""Records of events as people read them: the message, and how loud it is."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seawall import Breaker, Guard, Retry, constant
+from seawall.runtime import edge_events as edge
+from seawall.runtime import events
+from seawall.runtime.events import Event, emit
+from seawall.telemetry import log_events
+from seawall.testing import ScriptedService, answer, fail, virtual_time
+
+
+@pytest.fixture
+def read(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Return what is logged, from INFO on."""
+    caplog.set_level(logging.INFO, "seawall.events")
+    return caplog
+
+
+def _lines(read: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(record.levelname, record.getMessage()) for record in read.records]
+
+
+def test_the_life_of_a_breaker_can_be_read_from_messages(read: pytest.LogCaptureFixture):
+    """Opening, probing and closing are different lines, and only the first is a warning."""
+    vendor = ScriptedService(fail(ConnectionError), answer(1)).call
+    with virtual_time() as clock, log_events():
+        guard = Guard("vendor", Breaker(consecutive=1, break_for=5.0))
+        guard.attempt(vendor)
+        clock.advance(5.0)
+        guard.attempt(vendor)
+    named = "breaker_changed in 'vendor':"
+    assert _lines(read) == [
+        ("WARNING", f"{named} closed -> open (tripped) reason=ConnectionError"),
+        ("INFO", f"{named} open -> half_open (break over)"),
+        ("INFO", f"{named} half_open -> closed (probes passed)"),
+    ]
+
+
+def test_retries_tell_the_error_in_the_message(read: pytest.LogCaptureFixture):
+    """Values are told by name, in the order of the event's fields."""
+    retry = Retry(on=ConnectionError, attempts=2, backoff=constant(0.25))
+    with virtual_time(), log_events():
+        Guard("vendor", retry).attempt(ScriptedService(fail(ConnectionError)).call)
+    assert _lines(read) == [
+        ("INFO", "call_retried in 'vendor': attempt=1 delay=0.25 reason=ConnectionError"),
+        ("WARNING", "retry_stopped in 'vendor': attempt=2 cause=attempts reason=ConnectionError"),
+    ]
+
+
+def _changed(before: str, after: str, **rest: Any) -> dict[str, Any]:
+    return {"before": before, "after": after, **rest}
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad", "good"),
+    [
+        (
+            events.BreakerChanged,
+            _changed("closed", "isolated", cause="isolate()", key=None),
+            _changed("isolated", "closed", cause="close()", key=None),
+        ),
+        (
+            events.LevelChanged,
+            _changed("full", "cached", cause="load"),
+            _changed("cached", "full", cause="load"),
+        ),
+        (
+            events.StoreModeChanged,
+            _changed("shared", "local", cause="lost", policy="breaker", store="redis"),
+            _changed("local", "shared", cause="it answers", policy="breaker", store="redis"),
+        ),
+        (
+            edge.HealthChanged,
+            _changed("healthy", "degraded", check="db", output="slow"),
+            _changed("degraded", "healthy", check="db", output=""),
+        ),
+        (
+            events.LoopBlocked,
+            {"seconds": 1.0, "stack": "here", "over": False},
+            {"seconds": 2.0, "stack": "here", "over": True},
+        ),
+    ],
+)
+def test_that_a_trouble_is_over_is_no_warning(
+    read: pytest.LogCaptureFixture, kind: type[Event], bad: dict[str, Any], good: dict[str, Any]
+):
+    """The same sort of event is a warning when it gets worse, and good news at INFO."""
+    with log_events():
+        emit(kind, "vendor", **bad)
+        emit(kind, "vendor", **good)
+    assert [record.levelname for record in read.records] == ["WARNING", "INFO"]
+
+
+def test_a_level_that_was_given_is_that_of_good_news_too(read: pytest.LogCaptureFixture):
+    """With `level=` all records have it."""
+    with log_events(level=logging.ERROR):
+        emit(events.LevelChanged, "ladder", **_changed("cached", "full", cause="load"))
+    assert [record.levelname for record in read.records] == ["ERROR"]
+
+
+def test_a_change_of_state_is_told_among_the_other_values(read: pytest.LogCaptureFixture):
+    """What has more to tell than its states tells it by name; what is empty is left out."""
+    with log_events():
+        emit(
+            events.StoreModeChanged,
+            "vendor",
+            **_changed("shared", "local", cause="no route\nto host", policy="breaker", store="r 1"),
+        )
+        emit(edge.HealthChanged, "shop", **_changed("unknown", "healthy", check="db", output=""))
+    lost, healthy = (message for _level, message in _lines(read))
+    told = r"policy=breaker store='r 1' shared -> local ('no route\nto host')"
+    assert lost == f"store_mode_changed in 'vendor': {told}"
+    assert healthy == "health_changed in 'shop': check=db unknown -> healthy"
+
+
+def test_a_message_tells_how_many_were_left_out(read: pytest.LogCaptureFixture):
+    """Also who reads nothing but messages learns that it was a flood."""
+    fields = {"policy": "breaker", "reason": "circuit_open", "enforced": True}
+    with virtual_time() as clock, log_events(burst=1, clock=clock):
+        for _ in range(8):
+            emit(events.CallRejected, "vendor", **fields)
+        clock.advance(1.0)
+        emit(events.CallRejected, "vendor", **fields)
+    told = "call_rejected in 'vendor': policy=breaker reason=circuit_open enforced=True"
+    assert [message for _level, message in _lines(read)] == [told, f"{told} left_out=7"]
+
+
+def test_a_long_value_is_cut_and_the_field_has_more_of_it(read: pytest.LogCaptureFixture):
+    """A message stays short, whatever an event quotes."""
+    with log_events():
+        emit(events.SettingsDiffer, "v" * 900, policy="p", shared_name="n", own="o" * 900, other="")
+    (record,) = read.records
+    own = "o" * 119 + "…"
+    name = "v" * 119 + "…"
+    told = f"settings_differ in {name!r}: policy=p shared_name=n own={own}"
+    assert record.getMessage() == told
+    assert vars(record)["seawall_own"] == "o" * 500
+
+
+@given(values=st.lists(st.text(max_size=300), min_size=5, max_size=5), number=st.floats())
+def test_a_message_is_one_short_printable_line(values: list[str], number: float):
+    """No name, cause or number breaks the line, or makes it long."""
+    logger = logging.Logger("apart")  # noqa: LOG001 - one for each example
+    written: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            written.append(record.getMessage())
+
+    logger.addHandler(Kept())
+    guard, *rest = values
+    names = ("policy", "before", "after", "cause")
+    fields = dict(zip(names, rest, strict=True))
+    with log_events(logger):
+        emit(events.StoreModeChanged, guard, store="redis", **fields)
+        emit(events.CallTimedOut, guard, seconds=number)
+    assert len(written) == 2
+    for message in written:
+        assert message.isprintable()
+        assert len(message) < 2000
+
+
+def test_no_field_of_an_event_hides_one_of_the_record() -> None:
+    """`seawall_event` is the name of the event, of whatever sort it is."""
+    import seawall.durable
+    import seawall.shared
+
+    assert seawall.durable.EventDied
+    assert seawall.shared
+    sorts = [Event]
+    for sort in sorts:
+        sorts += sort.__subclasses__()
+        assert not {"event", "left_out"} & set(sort.__slots__), sort
+    assert len(sorts) > 20
