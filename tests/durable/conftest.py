@@ -27,7 +27,10 @@ def postgres() -> Iterator[Postgres]:
 
 
 Opening = Callable[..., Any]
-"""`async with opening() as database`: a migrated database of this test's own."""
+"""`async with opening() as database`: a migrated database of this test's own.
+
+With `migrated=False` it has no tables.
+"""
 
 
 @pytest.fixture(params=["asyncpg", "psycopg", "sqlalchemy", "sqlite"])
@@ -41,13 +44,14 @@ def opening_by(driver: str, postgres: Postgres, folder: Path) -> Opening:
     schema, number = f"test {token_hex(4)}", iter(range(100))
 
     @asynccontextmanager
-    async def opened(**options: Any) -> AsyncIterator[Database]:
+    async def opened(*, migrated: bool = True, **options: Any) -> AsyncIterator[Database]:
         async with AsyncExitStack() as stack:
             source = await _source(driver, postgres, folder, stack)
             own = {} if driver == "sqlite" else {"schema": schema}
             database = Database(source, name=f"{driver} {schema} {next(number)}", **own, **options)
             stack.callback(database.close)
-            await amigrate(database)
+            if migrated:
+                await amigrate(database)
             yield database
 
     return opened

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
-from seawall.durable import amigrate
+from seawall.durable import Database, amigrate
 from seawall.durable._connections import AskText
 from seawall.durable.database import in_thread
 from tests.durable.conftest import Opening
@@ -51,6 +53,27 @@ def test_what_fails_leaves_nothing(opening: Opening):
             assert await database.arun(count) == before
 
     asyncio.run(main())
+
+
+def test_the_wrong_kind_of_transaction_says_what_to_write(opening: Opening, tmp_path: Path):
+    """What is awaited has `atransaction`, a file `arun`, and what blocks a thread."""
+
+    async def main() -> None:
+        async with opening() as database:
+            if database.is_async:
+                with pytest.raises(TypeError, match=r"async with database\.atransaction"):
+                    database.transaction()
+            else:
+                with pytest.raises(TypeError, match=r"await file\.arun.*aiosqlite"):
+                    database.atransaction()
+
+    asyncio.run(main())
+    engine = create_engine(f"sqlite:///{tmp_path / 'blocking.db'}")
+    blocking = Database(engine, name="blocking")
+    with pytest.raises(TypeError, match=r"with database\.transaction.*to_thread"):
+        blocking.atransaction()
+    blocking.close()
+    engine.dispose()
 
 
 def test_who_is_cancelled_waits_for_what_blocks():

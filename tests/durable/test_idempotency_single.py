@@ -19,6 +19,7 @@ from seawall.durable.idempotency import (
     Idempotency,
     KeyInFlight,
     KeyReused,
+    RecordGarbled,
     Single,
 )
 from seawall.durable.outbox import FromRow, NewEvent, Outbox
@@ -200,6 +201,163 @@ def test_several_rows_are_all_told(shop: Any):
             ]
 
     asyncio.run(main())
+
+
+async def debits(s: Shop, times: int) -> list[Any]:
+    """Take 60 of a balance of 100, which may not be less than 0, with one key, all at once."""
+    table = s.database.names.table("accounts")
+    await s.database.arun(
+        told("CREATE TABLE {accounts} (id int PRIMARY KEY, balance bigint CHECK (balance >= 0))")
+    )
+    await s.database.arun(told("INSERT INTO {accounts} VALUES (1, 100)"))
+    debit = f"UPDATE {table} SET balance = balance - 60 WHERE id = 1 RETURNING balance"  # noqa: S608 - our own
+    asked = {"scope": "t", "operation": "debit", "key": "k", "fingerprint": None}
+    done = [await s.idempotency.asingle(debit, {}, **asked)] if times == 1 else []
+    tries = (s.idempotency.asingle(debit, {}, **asked) for _ in range(times))
+    return [*done, *await asyncio.gather(*tries, return_exceptions=True)]
+
+
+@pytest.mark.parametrize("times", [1, 6])
+def test_a_repeat_that_could_not_be_done_again_has_the_first_answer(shop: Any, times: int):
+    """What the first has done may be why the statement fails now: that is no answer to a repeat."""
+
+    async def main() -> None:
+        async with shop() as s:
+            done = await debits(s, times)
+            assert [one.value for one in done] == [[{"balance": 40}]] * len(done)
+            assert [one.first for one in done].count(True) == 1
+            other = {"scope": "t", "operation": "debit", "key": "other", "fingerprint": None}
+            debit = f"UPDATE {s.database.names.table('accounts')} SET balance = -1 RETURNING id"  # noqa: S608 - our own
+            with pytest.raises(Exception, match="check constraint"):  # one of its own
+                await s.idempotency.asingle(debit, {}, **other)
+            assert await s.count("idempotency") == 1
+
+    asyncio.run(main())
+
+
+def test_unless_it_looks_a_repeat_is_told_a_failure(shop: Any, monkeypatch: pytest.MonkeyPatch):
+    """Ablation: let the statement's own error be the last word, and who is paid is told "no"."""
+    from seawall.durable import _idempotency_single as module
+
+    monkeypatch.setattr(module, "_is_answer", lambda error: module._has_state(error, "23505"))
+
+    async def main() -> None:
+        async with shop() as s:
+            first, again = await debits(s, 1)
+            assert first.first
+            assert "check constraint" in str(again)
+
+    asyncio.run(main())
+
+
+COLONS = r"""
+INSERT INTO {orders} (customer, note) -- :comment
+VALUES (:Id, 'to :id, it''s' || E' \' :e' || $q$ :q $q$ || :b::text || (ARRAY[1,2,3])[:2]::text)
+RETURNING /* :block */ note AS "a :name", (:c)::int AS c
+"""
+
+
+def test_colons_that_begin_no_argument(shop: Any):
+    """In texts, quoted names, comments, casts and slices they are what they were."""
+
+    async def main() -> None:
+        async with shop() as s:
+            sql = COLONS.replace("{orders}", s.table)
+            asked: dict[str, Any] = {"scope": "t", "operation": "o", "key": "k", "fingerprint": ""}
+            given = {"Id": "c", "b": "b%s", "c": 7}
+            done = await s.idempotency.asingle(sql, given, **asked)
+            note = "to :id, it's ' :e :q b%s{1,2}"
+            assert done.value == [{"a :name": note, "c": 7}]
+            with pytest.raises(ValueError, match=r"\['b', 'c'\] are not given"):
+                await s.idempotency.asingle(sql, {"Id": "c"}, **{**asked, "key": "k2"})
+            assert await s.count() == 1
+
+    asyncio.run(main())
+
+
+def test_several_rows_for_an_event_of_one_are_refused(shop: Any):
+    """Of whose row the event would tell is anybody's guess: nothing is done, and it says so."""
+
+    async def main() -> None:
+        async with shop() as s:
+            for number in range(2):
+                await s.order("c", f"place{number}")
+            update = (
+                f"UPDATE {s.table} SET note = 'x' WHERE customer = :customer RETURNING id, note"  # noqa: S608 - our own
+            )
+            for event in (
+                NewEvent("order", FromRow("id"), "noted", {}),
+                NewEvent("order", "7", "noted", FromRow("note")),
+            ):
+                with pytest.raises(ValueError, match="several rows"):
+                    await s.order("c", "n", sql=update, outbox=s.outbox, events=[event])
+            rows = await s.database.arun(told("SELECT count(*) FROM {orders} WHERE note = 'x'"))
+            assert rows == [(0,)]
+            assert await s.count("outbox") == await s.count("outbox_sequences") == 0
+
+    asyncio.run(main())
+
+
+def test_rows_that_cannot_be_read_are_told_as_done(shop: Any):
+    """JSON that is too deep to be read: it was done, says the error, and so does a repeat's."""
+
+    async def main() -> None:
+        async with shop() as s:
+            deep = (
+                f"INSERT INTO {s.table} (customer) VALUES (:customer)"  # noqa: S608 - our own
+                " RETURNING (repeat('[', 3000) || repeat(']', 3000))::json AS x"
+            )
+            for _ in range(2):
+                with pytest.raises(RecordGarbled):
+                    await s.order("c", "deep", sql=deep)
+            assert await s.count() == 1
+
+    asyncio.run(main())
+
+
+def test_long_texts_are_not_kept(shop: Any):
+    """Hardly two of them are alike, and they would fill the memory."""
+
+    async def main() -> None:
+        async with shop() as s:
+            before = text_of.cache_info().currsize
+            for number in range(4):
+                long = s.insert.replace("INSERT", f"/* {number} {'x' * 20_000} */ INSERT")
+                assert (await s.order("c", f"long{number}", sql=long)).first
+            assert text_of.cache_info().currsize == before
+
+    asyncio.run(main())
+
+
+def test_who_is_cancelled_while_a_thread_works_waits_for_its_end(
+    postgres: Postgres, tmp_path: Path
+):
+    """With a blocking pool: what is done is done before the caller goes on."""
+    from psycopg_pool import ConnectionPool
+
+    async def main(idempotency: Idempotency, table: str) -> None:
+        insert = f"INSERT INTO {table} SELECT 1 FROM pg_sleep(0.2) RETURNING id"  # noqa: S608 - our own
+        named = {"scope": "t", "operation": "o", "key": "k", "fingerprint": None}
+        task = asyncio.ensure_future(idempotency.asingle(insert, {}, **named))
+        while not (await asyncio.to_thread(idempotency.database.run, told(SLEEPING)))[0][0]:
+            pass
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert idempotency.snapshot()["completed"] == 1
+
+    with ConnectionPool(postgres.url, min_size=1, max_size=2, open=True) as pool:
+        database = Database(pool, schema=f"single {tmp_path.name}"[:38], name="single cancelled")
+        migrate(database)
+        database.run(told("CREATE TABLE {slow} (id int)"))
+        asyncio.run(main(Idempotency(database), database.names.table("slow")))
+        database.close()
+
+
+SLEEPING = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE query LIKE '%FROM pg_sleep(0.2) RETURNING%' AND pid <> pg_backend_pid()"
+)
 
 
 def test_events_come_with_the_row(shop: Any):

@@ -125,6 +125,65 @@ def test_a_child_process_has_a_writer_of_its_own(file: Sqlite):
     assert numbers(file) == [1, 2]
 
 
+def test_what_would_stop_its_own_loop_is_refused(file: Sqlite):
+    """Who awaits in a transaction goes on; others in that loop are told, and do not block it."""
+
+    async def hold(held: asyncio.Event, go: asyncio.Event) -> None:
+        with file.transaction() as connection:
+            add(connection, 1)
+            held.set()
+            await go.wait()
+
+    async def main() -> None:
+        held, go = asyncio.Event(), asyncio.Event()
+        first = asyncio.create_task(hold(held, go))
+        await held.wait()
+        with pytest.raises(RuntimeError, match=r"await file\.arun"), file.transaction():
+            raise AssertionError("it was begun")
+        with pytest.raises(RuntimeError, match=r"await file\.arun"):
+            file.run(lambda c: add(c, 2))
+        # Who is awaited waits in the writer's thread, and the first can end.
+        awaited = asyncio.create_task(file.arun(lambda c: add(c, 3)))
+        go.set()
+        await first
+        assert await awaited == 3
+        with file.transaction() as connection:
+            add(connection, 4)
+
+    asyncio.run(main())
+    assert numbers(file) == [1, 3, 4]
+
+
+def test_one_that_failed_is_open_no_more(file: Sqlite):
+    """After an error in it the next one of the same loop begins."""
+
+    async def main() -> None:
+        with pytest.raises(sqlite3.IntegrityError), file.transaction() as connection:
+            connection.executemany("INSERT INTO things VALUES (?)", [(1,), (1,)])
+        with file.transaction() as connection:
+            add(connection, 2)
+
+    asyncio.run(main())
+    assert numbers(file) == [2]
+
+
+def test_what_ends_in_another_thread_is_waited_for(tmp_path: Path):
+    """Without a loop nobody knows who will end it: frameworks begin and end in any thread."""
+    file = Sqlite(tmp_path / "a.db", busy_timeout=0.001)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        held = file.transaction()
+        connection = one.submit(held.__enter__).result()
+        connection.execute("CREATE TABLE things (n integer UNIQUE)")
+        # The same thread: it has waited, and not been refused.
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            one.submit(file.transaction().__enter__).result()
+        other.submit(held.__exit__, None, None, None).result()
+        second = file.transaction()
+        add(one.submit(second.__enter__).result(), 1)
+        one.submit(second.__exit__, None, None, None).result()
+    assert numbers(file) == [1]
+
+
 @pytest.mark.parametrize("path", ["", ":memory:", 7], ids=["empty", "memory", "number"])
 def test_what_is_no_file_is_said(path: object):
     """A file that is gone with the process keeps nothing."""

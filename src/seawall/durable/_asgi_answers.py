@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from seawall.durable._missing_tables import TablesMissing
 from seawall.errors import (
     KeyInFlight,
     KeyMissing,
@@ -162,6 +163,12 @@ NOBODY: Final = _told(
 REUSED: Final = _told_of(KeyReused())
 TOO_LARGE: Final = _told(413, "Content too large", "The body is too large.", "body_too_large")
 UNREADABLE: Final = _told_of(RecordGarbled())
+NOT_SET_UP: Final = _told(
+    500,
+    "Internal server error",
+    "This service is not set up: it has nowhere to keep records.",
+    "tables_missing",
+)
 
 
 def in_flight(wait: float) -> Problem:
@@ -169,8 +176,13 @@ def in_flight(wait: float) -> Problem:
     return _told_of(KeyInFlight("at work", retry_after=wait))
 
 
-def store_away(wait: float) -> Problem:
-    """Return what is told where no record can be made: nothing is done without one."""
+def store_away(error: Exception, wait: float) -> Problem:
+    """Return what is told where no record can be made: nothing is done without one.
+
+    Who was told to come again after `wait` would come for ever, where the tables were never made.
+    """
+    if isinstance(error, TablesMissing):
+        return NOT_SET_UP
     problem = _told_of(StoreUnavailable())
     problem.retry_after = wait
     return problem

@@ -26,6 +26,7 @@ from seawall.models.idempotency import (
 )
 from seawall.runtime.runners import sleep_async
 from seawall.web._edge_answers import send_problem
+from seawall.web.problems import Problem
 from seawall.web.sending import Send
 
 Scope = MutableMapping[str, Any]
@@ -74,7 +75,7 @@ class Request:
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing is done without a record
             self._owner._count("store_away")
             self._log(error)
-            await send_problem(self._send, answers.store_away(1.0), [])
+            await send_problem(self._send, answers.store_away(error, 1.0), [])
         else:
             if isinstance(found, Fresh):
                 await self._execute(found.claim, scope, body)
@@ -160,9 +161,7 @@ class Request:
                 self._log(error)
                 if pause is None:
                     self._owner._count("store_away")
-                    return lambda: send_problem(
-                        self._send, answers.store_away(self._idempotency.lease), []
-                    )
+                    return self._telling(answers.store_away(error, self._idempotency.lease))
                 await sleep_async(pause)
             else:
                 break
@@ -183,10 +182,9 @@ class Request:
             found = await self._found(self._keyed)
         except StillOpen:
             raise
-        except Exception:  # noqa: BLE001 - of any driver's; logged there
+        except Exception as error:  # noqa: BLE001 - of any driver's; logged there
             self._owner._count("store_away")
-            wait = self._idempotency.lease
-            return (lambda: send_problem(self._send, answers.store_away(wait), []),)
+            return (self._telling(answers.store_away(error, self._idempotency.lease)),)
         if isinstance(found, Pending):  # it was rolled back
             return None
         if found is None:
@@ -251,7 +249,7 @@ class Request:
             found = await self._reserve()
         except Exception as error:  # noqa: BLE001 - of any driver's; told
             self._log(error)
-            await send_problem(self._send, answers.store_away(1.0), [])
+            await send_problem(self._send, answers.store_away(error, 1.0), [])
             return
         if isinstance(found, Fresh):  # whoever took over has abandoned it
             await uncut(self._idempotency.aabandon(found.claim))
@@ -274,6 +272,9 @@ class Request:
         # Perhaps nothing was done since who took over had done it already.
         self._owner._count("abandoned" if held else "refused_late")
         return None if held else self._tell_the_truth
+
+    def _telling(self, problem: Problem) -> Instead:
+        return lambda: send_problem(self._send, problem, [])
 
     def _log(self, error: Exception) -> None:
         """Say that something is wrong with a record: by its route, and nothing of the caller's."""

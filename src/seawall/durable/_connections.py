@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
+from seawall.durable._missing_tables import tables_missing
 from seawall.durable._sql import Arguments, Dialect, Names, Style, Text, rendered, statement
 from seawall.runtime.stepping import Steps, adrive, drive
 
@@ -58,14 +59,30 @@ class Connection:
     def run(self, steps: Steps[T]) -> T:
         """Carry an operation out, blocking."""
         ask = self.kind.ask
-        return drive(steps, lambda asked: ask(self.raw, self._text(asked), asked.arguments))
+
+        def answer(asked: Ask | AskText) -> Any:
+            try:
+                return ask(self.raw, self._text(asked), asked.arguments)
+            except Exception as error:
+                missing = tables_missing(error, self.names)
+                if missing is None:
+                    raise
+                raise missing from error
+
+        return drive(steps, answer)
 
     async def arun(self, steps: Steps[T]) -> T:
         """Carry an operation out, awaiting."""
         ask = self.kind.ask
 
         async def answer(asked: Ask | AskText) -> Any:
-            return await ask(self.raw, self._text(asked), asked.arguments)
+            try:
+                return await ask(self.raw, self._text(asked), asked.arguments)
+            except Exception as error:
+                missing = tables_missing(error, self.names)
+                if missing is None:
+                    raise
+                raise missing from error
 
         return await adrive(steps, answer)
 
@@ -216,13 +233,15 @@ _KINDS: Final[dict[str, Kind]] = {
     "asyncpg.PoolConnectionProxy": Kind("asyncpg", "dollar", _ask_asyncpg, _postgres),
     "psycopg.AsyncConnection": Kind("psycopg", "pyformat", _ask_psycopg_async, _postgres),
     "psycopg.Connection": Kind("psycopg", "pyformat", _ask_psycopg, _postgres, is_async=False),
-    "sqlalchemy.AsyncSession": Kind("SQLAlchemy", "named", _ask_sqlalchemy_async, _of_session),
+    "sqlalchemy.AsyncSession": Kind("SQLAlchemy", "escaped", _ask_sqlalchemy_async, _of_session),
     "sqlalchemy.AsyncConnection": Kind(
-        "SQLAlchemy", "named", _ask_sqlalchemy_async, _of_connection
+        "SQLAlchemy", "escaped", _ask_sqlalchemy_async, _of_connection
     ),
-    "sqlalchemy.Session": Kind("SQLAlchemy", "named", _ask_sqlalchemy, _of_session, is_async=False),
+    "sqlalchemy.Session": Kind(
+        "SQLAlchemy", "escaped", _ask_sqlalchemy, _of_session, is_async=False
+    ),
     "sqlalchemy.Connection": Kind(
-        "SQLAlchemy", "named", _ask_sqlalchemy, _of_connection, is_async=False
+        "SQLAlchemy", "escaped", _ask_sqlalchemy, _of_connection, is_async=False
     ),
     "sqlite3.Connection": Kind("sqlite3", "named", _ask_sqlite, _sqlite, is_async=False),
     "aiosqlite.Connection": Kind("aiosqlite", "named", _ask_aiosqlite, _sqlite),

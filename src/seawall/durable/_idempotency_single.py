@@ -2,7 +2,8 @@
 
 The key's row is inserted as done, from what the user's statement returned. If the key is there
 already, its unique index undoes the whole statement, and a second look tells what the first was
-answered. PostgreSQL only: it alone has changes inside a WITH.
+answered. So it does where the user's own statement fails, which comes before the key: what the
+first has done may be the reason. PostgreSQL only: it alone has changes inside a WITH.
 """
 
 from __future__ import annotations
@@ -16,22 +17,34 @@ from seawall.durable import _idempotency_records as records
 from seawall.durable._connections import Kind, Rows, in_transaction, kind_of
 from seawall.durable._idempotency_once import Outbox, checked_events, refuse
 from seawall.durable._idempotency_records import LOOKS, Terms, Wanted
-from seawall.durable._outbox_cte import write
-from seawall.durable._sql import Arguments, Names, Style, Text, rendered, statements
-from seawall.durable.database import Database
-from seawall.errors import AnswerNotKept, Contended
-from seawall.models.idempotency import Replay, json_of
+from seawall.durable._outbox_cte import FROM_ROW, write
+from seawall.durable._sql import (
+    LONGEST_REMEMBERED,
+    Arguments,
+    Names,
+    Style,
+    Text,
+    rendered,
+    statements,
+)
+from seawall.durable.database import Database, in_thread
+from seawall.errors import AnswerNotKept, Contended, RecordGarbled
+from seawall.models.idempotency import Garbled, Replay, json_of
 from seawall.runtime.stepping import Steps, adrive, drive
 
 if TYPE_CHECKING:
     from seawall.durable.idempotency import Idempotency
 
 UNIQUE: Final = "23505"
+SEVERAL: Final = "21000"
+"""The state of an error where one row was expected."""
+AWAY: Final = ("08", "57")
+"""How states begin that say nothing of the statement: the connection is lost, or it was stopped."""
 BUSINESS: Final = "business"
 """The name of what the user's statement returns, within the whole."""
 ROWS: Final = (
     "convert_to(CAST(array_to_json(ARRAY("
-    "SELECT row_to_json(seawall_row) FROM business AS seawall_row"
+    "SELECT row_to_json(seawall_row.*) FROM business AS seawall_row"
     ")) AS text), 'UTF8')"
 )
 """What it returned, as a repeat is told; an array is made for less than an aggregate."""
@@ -71,7 +84,7 @@ def single(
     try:  # without steps: most are the first
         rows = _sent(database, conn, kind, statement)
     except Exception as error:  # noqa: BLE001 - the steps look at it
-        rows, failure = [], error
+        rows, failure = [], _explained(error, statement, database.names)
     if rows:
         return _made(idempotency, rows, outbox)
 
@@ -95,9 +108,7 @@ async def asingle(
     """Do it, awaiting."""
     database = idempotency.database
     if conn is None and not database.is_async:
-        from asyncio import to_thread
-
-        return await to_thread(single, idempotency, sql, arguments, wanted, outbox, events, None)
+        return await in_thread(single, idempotency, sql, arguments, wanted, outbox, events, None)
     statement = _checked(idempotency, sql, arguments, wanted, outbox, events)
     kind = None if conn is None else _alone(conn, awaited=True)
 
@@ -105,7 +116,7 @@ async def asingle(
     try:
         rows = await _asent(database, conn, kind, statement)
     except Exception as error:  # noqa: BLE001 - the steps look at it
-        rows, failure = [], error
+        rows, failure = [], _explained(error, statement, database.names)
     if rows:
         return _made(idempotency, rows, outbox)
 
@@ -140,9 +151,10 @@ def _steps(
 ) -> Steps[Single]:
     """Tell what the first was told, or try again: the statement failed, or returned no row."""
     for _ in range(LOOKS):
-        if failure is not None and not _is_unique(failure):
+        if failure is not None and not _is_answer(failure):
             raise failure
-        # The key is there; or the user's statement finds its row as the first has left it.
+        # The key is there; or the user's statement finds its row as the first has left it, and
+        # does nothing, or fails.
         found = yield lambda: records.read(wanted)
         if isinstance(found, Replay):
             return _repeated(idempotency, found, wanted)
@@ -150,6 +162,8 @@ def _steps(
             refuse(found, wanted.operation, idempotency._count)
         if failure is None:
             return Single(first=True, value=[])
+        if not _has_state(failure, UNIQUE):
+            raise failure
         cleared = yield lambda: records.clear(wanted)
         if not cleared and not _is_ours(failure, idempotency.database.names):
             raise failure
@@ -166,7 +180,10 @@ def _made(idempotency: Idempotency, rows: Rows, outbox: Outbox | None) -> Single
     idempotency._count("fresh", "completed")
     if outbox is not None:
         outbox.wake()
-    return Single(first=True, value=json_of(rows[0][0]))
+    try:
+        return Single(first=True, value=json_of(rows[0][0]))
+    except Garbled:
+        raise RecordGarbled("it was done, but the rows are no JSON that can be read") from None
 
 
 def _repeated(idempotency: Idempotency, found: Replay, wanted: Wanted) -> Single:
@@ -197,7 +214,7 @@ def _checked(
         "seawall_key_hash": wanted.key_hash,
         "seawall_fingerprint": wanted.fingerprint,
     }
-    # Without a business row there is nothing to tell of: they are added for each that there is.
+    # Without a business row there is nothing to tell of: they are added if there is one.
     text = ""
     if outbox is not None and added:
         text = write(own, outbox.name, added, BUSINESS, outbox.max_payload)
@@ -209,7 +226,9 @@ def _checked(
 
 
 def _text(database: Database, kind: Kind, asked: _Statement) -> Text:
-    return text_of(kind.style, database.names, database._now, asked.sql, asked.events, asked.terms)
+    sql, events, terms, _ = asked
+    made = text_of if len(sql) + len(events) <= LONGEST_REMEMBERED else text_of.__wrapped__
+    return made(kind.style, database.names, database._now, sql, events, terms)
 
 
 @lru_cache(maxsize=256)
@@ -312,8 +331,42 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen = getattr(seen, "orig", None) or seen.__cause__
 
 
-def _is_unique(error: BaseException) -> bool:
-    return any(getattr(seen, "sqlstate", None) == UNIQUE for seen in _chain(error))
+def _states(error: BaseException) -> Iterator[str]:
+    for seen in _chain(error):
+        state = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
+        if isinstance(state, str):
+            yield state
+
+
+def _has_state(error: BaseException, state: str) -> bool:
+    return state in _states(error)
+
+
+def _is_answer(error: BaseException) -> bool:
+    """Tell whether the server has refused the statement, and is there to be asked again."""
+    states = list(_states(error))
+    return bool(states) and not any(state.startswith(AWAY) for state in states)
+
+
+def _explained(error: Exception, asked: _Statement, names: Names) -> Exception:
+    """Return what says more than `error`, where it is a mistake in the call."""
+    said = ""
+    order = text_of.__wrapped__("dollar", names, None, *asked[:3]).order
+    if missing := sorted(set(order) - asked.arguments.keys()):
+        said = (
+            f"arguments: {missing} are not given, and the statement has them; where a colon begins"
+            " no argument, put it into quotes"
+        )
+    elif _has_state(error, SEVERAL) and FROM_ROW in asked.events:
+        said = (
+            "the statement returned several rows, and an event has a column of one (FromRow):"
+            " write a statement for each row; nothing was done"
+        )
+    if not said:
+        return error
+    told = ValueError(said)
+    told.__cause__ = error
+    return told
 
 
 def _is_ours(error: BaseException, names: Names) -> bool:

@@ -19,6 +19,8 @@ from seawall.durable._sql import quoted
 MOST_TOGETHER: Final = 1_000
 MOST_REMEMBERED: Final = 16
 """Of so many events the text is kept; that of many is long, and hardly two are alike."""
+FROM_ROW: Final = " AS r)"
+"""What is in a text with a column of the business row, and in no other."""
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,50}")
 
 
@@ -144,8 +146,7 @@ def _written(shape: Shape, source: str | None) -> str:
     if source is not None and not (isinstance(source, str) and _NAME.fullmatch(source)):
         raise ValueError(f"source={source!r}: write the name of a member, such as 'business'")
     written: list[str] = []
-    rows = "" if source is None else f" FROM (SELECT * FROM {source} LIMIT 1) AS r"  # noqa: S608 - a checked name
-    also = "" if source is None else f" CROSS JOIN (SELECT * FROM {source} LIMIT 1) AS r"  # noqa: S608 - a checked name
+    rows = "" if source is None else f" FROM (SELECT FROM {source} LIMIT 1) AS one"
     for n, (whose, group) in enumerate(shape):
         written.append(
             f"outbox_place_{n} AS (\n"
@@ -170,7 +171,7 @@ def _written(shape: Shape, source: str | None) -> str:
                 f" CAST(:outbox_id_{own} AS text), p.aggregate, p.aggregate_id,"
                 f" CAST(:outbox_type_{own} AS text), {payload},"
                 f" {headers}, p.touched_at\n"
-                f"FROM outbox_place_{n} AS p{'' if column is None else also})"
+                f"FROM outbox_place_{n} AS p)"
             )
     return ",\n".join(written)
 
@@ -183,4 +184,5 @@ def _value(value: FromRow | None, parameter: str, source: str | None) -> str:
     if not isinstance(value.column, str) or not value.column or not value.column.isprintable():
         raise ValueError(f"{value!r}: write a column's name, such as FromRow('id')")
     column = quoted(value.column).replace("{", "{{").replace("}", "}}")
-    return f"CAST(r.{column} AS text)"
+    # Of several rows it would be anybody's: then the statement fails.
+    return f"(SELECT CAST(r.{column} AS text) FROM {source}{FROM_ROW}"  # noqa: S608 - quoted, and checked

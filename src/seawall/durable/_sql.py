@@ -16,8 +16,8 @@ from importlib.resources import files
 from typing import Any, Final, Literal, NamedTuple, Self
 
 Dialect = Literal["postgres", "sqlite"]
-Style = Literal["dollar", "pyformat", "named"]
-"""How a driver wants parameters: $1, %(name)s or :name."""
+Style = Literal["dollar", "pyformat", "named", "escaped"]
+"""How a driver wants parameters: $1, %(name)s, :name, or :name where any other colon is escaped."""
 
 Arguments = dict[str, Any]
 
@@ -32,7 +32,17 @@ LONGEST_NAME: Final = 63
 LONGEST_REMEMBERED: Final = 16_384
 """Longer texts are made up for many rows at once: hardly two are alike."""
 
-_PARAMETER: Final = re.compile(r"(?<![:\w]):([a-z]\w*)")
+_PARAMETER: Final = re.compile(
+    r"""
+      (?<!\w)[eE]'(?:[^'\\]|\\.|'')*'  # text, in which a colon is one, as in what follows
+    | '(?:[^']|'')*'
+    | "(?:[^"]|"")*"
+    | (?<!\w)(\$(?:[A-Za-z_]\w*)?\$).*?\1
+    | --[^\n]* | /\*.*?\*/
+    | (?<![:\w]):(?P<name>[A-Za-z_]\w*)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
 _NAME_LINE: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
 """Lines that tell a reader something; a word in them may look like a parameter."""
@@ -153,16 +163,21 @@ def _rendered(text: str, dialect: Dialect, style: Style, names: Names, now: str 
     text = text.format_map(_Filling(dialect, names, now))
     order: list[str] = []
 
-    def written(match: re.Match[str]) -> str:
-        name = match[1]
-        if style == "named":
-            return f":{name}"
+    def plain(text: str) -> str:
         if style == "pyformat":
-            return f"%({name})s"
+            return text.replace("%", "%%")
+        return text.replace(":", "\\:") if style == "escaped" else text
+
+    def parameter(name: str) -> str:
         if name not in order:
             order.append(name)
-        return f"${order.index(name) + 1}"
+        if style == "dollar":
+            return f"${order.index(name) + 1}"
+        return f"%({name})s" if style == "pyformat" else f":{name}"
 
-    if style == "pyformat":
-        text = text.replace("%", "%%")
-    return Text(_PARAMETER.sub(written, text), tuple(order))
+    parts, end = [], 0
+    for match in _PARAMETER.finditer(text):
+        if match["name"] is not None:
+            parts += [plain(text[end : match.start()]), parameter(match["name"])]
+            end = match.end()
+    return Text("".join([*parts, plain(text[end:])]), tuple(order))

@@ -1,8 +1,9 @@
 """What is said in the log of something that fails again and again: when it begins, and its end.
 
 Promises: one line at WARNING at the first failure, and none for those that follow, of whatever is
-tried; one at INFO when something went well and nothing is left that fails. No stack and no payload:
-what an error says on its first line, and nothing else of it.
+tried; one at INFO when something went well and nothing is left that fails. That our tables were
+never made is said at ERROR, once, also after other failures: it does not pass by itself. No stack
+and no payload: what an error says on its first line, and nothing else of it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Hashable
 from typing import Final
 
 from seawall.clock import Clock
+from seawall.durable._missing_tables import TablesMissing
 from seawall.durable._uncut import first_line
 
 MOST: Final = 1_000
@@ -23,7 +25,7 @@ PATIENCE: Final = 60.0
 class Trouble:
     """What of one worker fails at present. Of one event loop."""
 
-    __slots__ = ("_clock", "_failing", "_failures", "_look_at", "_who")
+    __slots__ = ("_clock", "_failing", "_failures", "_look_at", "_told", "_who")
 
     def __init__(self, who: str, clock: Clock) -> None:
         """Speak as `who`, such as "outbox 'orders'"."""
@@ -32,15 +34,19 @@ class Trouble:
         self._failing: dict[Hashable, float] = {}
         self._failures = 0
         self._look_at = 0.0
+        self._told = logging.NOTSET
+        """The level of what was said of it so far."""
 
     def failed(
         self, key: Hashable, what: str, error: object, *, delay: float = 0.0, final: bool = False
     ) -> None:
         """Note a failure of `key`, which is tried again after `delay`, or not (`final`)."""
         self._failures += 1
-        if self._failures == 1:
+        level = logging.ERROR if isinstance(error, TablesMissing) else logging.WARNING
+        if level > self._told:
+            self._told = level
             told = first_line(error) if isinstance(error, BaseException) else str(error)
-            logging.getLogger("seawall").warning("%s: %s: %s", self._who, what, told)
+            logging.getLogger("seawall").log(level, "%s: %s: %s", self._who, what, told)
         if final:
             self._failing.pop(key, None)
         elif key in self._failing or len(self._failing) < MOST:
@@ -58,4 +64,4 @@ class Trouble:
         if not self._failing:
             log = logging.getLogger("seawall")
             log.info("%s: it goes well again, after %d failures", self._who, self._failures)
-            self._failures = 0
+            self._failures, self._told = 0, logging.NOTSET

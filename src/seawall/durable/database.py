@@ -159,11 +159,24 @@ class Database:
 
     def transaction(self) -> AbstractContextManager[Any]:
         """Give a connection of the source with a transaction begun, for the user's own rows."""
+        if self._kind.is_async:
+            raise TypeError(f"{self!r} is awaited: write `async with database.atransaction()`")
         begun: AbstractContextManager[Any] = self._kind.begin(self.source)
         return begun
 
     def atransaction(self) -> AbstractAsyncContextManager[Any]:
-        """Do the same, awaiting."""
+        """Do the same, awaiting; for sources that are awaited, so not for a `Sqlite`."""
+        if isinstance(self.source, Sqlite):
+            raise TypeError(
+                f"{self!r} is not awaited: write `await file.arun(lambda connection: ...)` on its"
+                " Sqlite, which does all of it in one transaction; or begin one by aiosqlite, and"
+                " pass that connection"
+            )
+        if not self._kind.is_async:
+            raise TypeError(
+                f"{self!r} is not awaited: write `with database.transaction()` in a thread, such as"
+                " by asyncio.to_thread"
+            )
         begun: AbstractAsyncContextManager[Any] = self._kind.begin(self.source)
         return begun
 

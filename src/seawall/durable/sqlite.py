@@ -2,7 +2,8 @@
 
 Promises: who gets a result has it on disk (WAL, synchronous=FULL). An operation that fails leaves
 nothing, and harms none of those that are committed with it: each has a savepoint. A file has one
-writer in this process; other processes may write too, and are waited for.
+writer in this process; other processes may write too, and are waited for. What would wait for a
+transaction that only this very thread's event loop can end is refused at once.
 
 Why: to bring a commit to disk takes as long for a hundred operations as for one.
 """
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, Thread, get_ident
 from typing import Any, Final, TypeVar
 
 from seawall import _checks as check
@@ -54,6 +55,8 @@ class Sqlite:
         """How often was brought to disk."""
         self.operations = 0
         """How many operations that were."""
+        self._open: list[int] = []
+        """The threads in which a transaction was begun that has not ended yet."""
 
     def _after_fork(self) -> None:
         """Have no thread and no connection of the parent's."""
@@ -71,23 +74,56 @@ class Sqlite:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Give a connection of one's own with a writing transaction begun; commit at the end."""
+        """Give a connection of one's own with a writing transaction begun; commit at the end.
+
+        Do not `await` inside: a second one that is begun meanwhile in the same event loop would
+        stop the loop, and with it the first. That raises a `RuntimeError`; see `arun`.
+        """
+        if self._open:
+            self._refuse_to_wait_for_this_loop()
         connection = self.connect()
         try:
             connection.execute("BEGIN IMMEDIATE")
+            # Kept here: after a fork there is another list, and it may end in another thread.
+            begun_in, thread = self._open, get_ident()
+            begun_in.append(thread)
             try:
                 yield connection
             except BaseException:
                 connection.execute("ROLLBACK")
                 raise
+            finally:
+                begun_in.remove(thread)
             connection.execute("COMMIT")
         finally:
             connection.close()
+
+    def _refuse_to_wait_for_this_loop(self) -> None:
+        """Raise, if what this thread is about to wait for can end in this thread's loop only.
+
+        Without a loop it may end elsewhere: a web framework may begin in one thread of a pool what
+        it ends in another one.
+        """
+        from asyncio import get_running_loop
+
+        if get_ident() not in self._open:
+            return
+        try:
+            get_running_loop()
+        except RuntimeError:
+            return
+        raise RuntimeError(
+            f"{self!r} has a transaction open in this event loop, which cannot end while the loop"
+            " waits for it: do not await inside `with ... .transaction()`; write"
+            " `await file.arun(lambda connection: ...)`, or use connections of aiosqlite"
+        )
 
     # Operations, each in a savepoint of a common transaction
 
     def run(self, work: Work[T]) -> T:
         """Have `work(connection)` done and committed, and return its result."""
+        if self._open:
+            self._refuse_to_wait_for_this_loop()
         return self._submit(work).result()
 
     async def arun(self, work: Work[T]) -> T:
