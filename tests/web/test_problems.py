@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -190,8 +191,10 @@ def test_an_upstream_that_failed_is_502_and_one_that_was_late_504() -> None:
     """The errors of HTTP clients are known by their base classes."""
     import httpx
     import requests
+    import urllib3
 
-    for error in (httpx.ConnectError("no"), requests.ConnectionError("no")):
+    refused = urllib3.exceptions.NewConnectionError(None, "no")  # type: ignore[arg-type]
+    for error in (httpx.ConnectError("no"), requests.ConnectionError("no"), refused):
         problem = problem_of(error)
         assert problem is not None
         assert problem.status == 502
@@ -243,3 +246,77 @@ def test_other_errors_are_not_ours() -> None:
     """A bug of the app is its own affair."""
     assert problem_of(ValueError("bug")) is None
     assert repr(problem_of(Overloaded())) == "<Problem 503 'Temporary reduced capacity'>"
+
+
+def mistakes() -> list[Exception]:
+    """Return errors by which clients say that they were called wrongly."""
+    import httpx
+    import httpx2
+    import requests
+    import urllib3
+
+    def raised_by(call: Callable[[], object]) -> Exception:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - of any client's
+            return error
+        raise AssertionError("it raises nothing")
+
+    return [
+        raised_by(lambda: httpx.get("vendor/orders")),
+        raised_by(lambda: httpx.get("http://vendor:port/")),
+        raised_by(lambda: httpx2.get("vendor/orders")),
+        raised_by(lambda: requests.get("vendor/orders", timeout=1)),
+        raised_by(lambda: requests.get("ftp://vendor/orders", timeout=1)),
+        raised_by(lambda: requests.get("http://", timeout=1)),
+        raised_by(lambda: requests.get("http://vendor", headers={"a": "b\n"}, timeout=1)),
+        raised_by(lambda: requests.post("http://vendor", json=float("nan"), timeout=1)),
+        raised_by(lambda: urllib3.PoolManager().request("GET", "ftp://vendor/orders")),
+        raised_by(lambda: urllib3.PoolManager().request("GET", "http://vendor:port/")),
+        httpx.LocalProtocolError("Illegal header value b'Bearer '"),
+        urllib3.exceptions.ClosedPoolError(None, "closed"),  # type: ignore[arg-type]
+    ]
+
+
+@pytest.mark.parametrize("error", mistakes(), ids=lambda error: type(error).__qualname__)
+def test_a_client_that_is_called_wrongly_is_no_upstream_that_failed(error: Exception) -> None:
+    """It is a bug of the app, also where a vendor's SDK has wrapped what its client says."""
+    import openai
+
+    assert problem_of(error) is None
+    wrapped = openai.APIConnectionError(request=None)  # type: ignore[arg-type]
+    wrapped.__cause__ = error
+    assert problem_of(wrapped) is None
+    wrapped.__cause__ = CircuitOpen("open")
+    wrapped.__cause__.__cause__ = error  # what Seawall refuses is Seawall's
+    problem = problem_of(wrapped)
+    assert problem is not None
+    assert problem.status == 503
+
+
+def test_an_answer_that_makes_no_sense_is_no_mistake_of_the_callers() -> None:
+    """JSON that cannot be read, and a redirect to nowhere, come from the upstream."""
+    import requests
+
+    class ClientError(Exception):
+        """The base of aiohttp's errors."""
+
+    class InvalidURL(ClientError):
+        """What aiohttp says of a URL that was given to it."""
+
+    class RedirectClientError(ClientError):
+        """What it says of an answer."""
+
+    class InvalidUrlRedirectClientError(InvalidURL, RedirectClientError):
+        """What it says of a URL in an answer."""
+
+    for kind in (ClientError, InvalidURL, RedirectClientError, InvalidUrlRedirectClientError):
+        kind.__module__ = "aiohttp.client_exceptions"
+    assert problem_of(InvalidURL("vendor")) is None
+    for error in (
+        InvalidUrlRedirectClientError("vendor"),
+        requests.JSONDecodeError("no value", "<html>", 0),
+    ):
+        problem = problem_of(error)
+        assert problem is not None
+        assert problem.status == 502

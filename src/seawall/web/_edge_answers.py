@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-from seawall.errors import RateLimited
+from seawall.errors import RateLimited, SeawallError
+from seawall.web._upstream_log import UpstreamLog
 from seawall.web.problems import Problem, problem_of
+from seawall.web.request import Incoming
 from seawall.web.sending import Headers, Send
+from seawall.web.trust import Trust
 
 TRY_AGAIN_LATER: Final = 1013
 """The code with which a websocket is closed that was refused."""
@@ -46,9 +49,10 @@ class Answering:
     They do not reach the edge: a Starlette app makes a response of whatever is raised in it.
     """
 
-    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
-        """Stand around `app`, inside of what makes that response."""
+    def __init__(self, app: Callable[..., Awaitable[None]], *, upstreams: UpstreamLog) -> None:
+        """Stand around `app`, inside of what makes that response; `upstreams` is the edge's."""
         self.app = app
+        self._upstreams = upstreams
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
         """Serve what there is to serve."""
@@ -65,6 +69,8 @@ class Answering:
             problem = None if started else problem_of(error)
             if problem is None or scope["type"] not in ("http", "websocket"):
                 raise
+            if not isinstance(error, SeawallError):
+                self._upstreams.note(Incoming(scope, Trust()), problem, error)
             answer = send if scope["type"] == "http" else SocketAnswer(scope, send)
             more = list(error.headers) if isinstance(error, RateLimited) else []
             await send_problem(answer, problem, more)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from seawall.clock import Clock
 from seawall.context import deadline_var
-from seawall.errors import RateLimited, Rejected, TimedOut
+from seawall.errors import RateLimited, Rejected, SeawallError, TimedOut
 from seawall.runtime.layers import Wait
 from seawall.runtime.policy import GateBound
 from seawall.runtime.runners import wait_async
@@ -19,12 +19,13 @@ from seawall.web._edge_answers import SocketAnswer, send_problem
 from seawall.web._edge_routes import RouteGates
 from seawall.web._edge_time import Cutting
 from seawall.web._edge_turns import TurnsGate
+from seawall.web._upstream_log import UpstreamLog
 from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import Granted, RequestLimits
 from seawall.web.problems import Problem, problem_of
 from seawall.web.request import INCOMING
-from seawall.web.sending import Headers, Own, Passage, Send, SocketPassage
+from seawall.web.sending import Own, Passage, Send, SocketPassage
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -53,6 +54,7 @@ class Way:
     _lifecycle: Lifecycle | None
     _cutting: Cutting
     _own: Own
+    _upstreams: UpstreamLog
 
     async def _serve(  # noqa: C901, PLR0912, PLR0915 - one frame for all gates: each more costs
         self, scope: Scope, receive: Receive, passage: Passage, send: Send
@@ -164,7 +166,12 @@ class Way:
                 raise error
             finally:
                 del error
-        await send_problem(send, problem, _more(passage, error))
+        more = passage.more_headers()
+        if isinstance(error, RateLimited):
+            more = [*more, *error.headers]
+        elif not isinstance(error, SeawallError):
+            self._upstreams.note(passage, problem, error)
+        await send_problem(send, problem, more)
 
     # Websockets
 
@@ -203,9 +210,3 @@ class Way:
             await self._fail(passage, error, send, None, entered=False)
         else:
             passage.keep(gate, ticket)
-
-
-def _more(passage: Passage, error: BaseException) -> Headers:
-    """Return the headers that a refusal has beyond those of every problem."""
-    told = passage.more_headers()
-    return [*told, *error.headers] if isinstance(error, RateLimited) else told

@@ -3,7 +3,8 @@
 Promises: health probes are always answered; a request that is refused, at whichever part, costs no
 more than the refusal, and takes nothing with it; what was entered is left exactly once (see
 `seawall.web.sending`); an error of Seawall that escapes from the app becomes problem+json with the
-right status and Retry-After, as long as the response has not started. The order:
+right status and Retry-After, as long as the response has not started. So does the failure of an
+upstream, which is told to the log too (see `_upstream_log`). The order:
 
     health > lifecycle > inbound > shed > limits > route > turns > concurrency
         > the app, with a deadline
@@ -32,6 +33,7 @@ from seawall.web._edge_plain import plain_entry
 from seawall.web._edge_routes import RouteGates
 from seawall.web._edge_time import Cutting
 from seawall.web._edge_way import GOING_AWAY, App, Receive, Scope, Way
+from seawall.web._upstream_log import UpstreamLog
 from seawall.web.admission import Turns
 from seawall.web.health import Health
 from seawall.web.inbound import Inbound
@@ -116,6 +118,7 @@ class Edge(Way):
         trust = trust or (inbound.trust if inbound is not None else Trust())
         self._own = Own(self._now, self.guard.stats, trust)
         self._cutting = Cutting(self._clock)
+        self._upstreams = UpstreamLog(name, self._now)
         self._probes = frozenset() if health is None else frozenset(health.paths)
         self._unusual: App = self._serve_unusual
         """What serves all that is not plain."""

@@ -7,7 +7,8 @@ problem+json, and all of it in the app's OpenAPI description. A route's own limi
 dependency: `Depends(limited(limit("10/min", by="address")))`, `Depends(guarded(reports))`.
 
 The edge stands around the app's own handling of errors: what no handler of the app's takes reaches
-it, and it answers. The apps that are mounted in it when it starts are told to answer alike.
+it, and it answers what is Seawall's or an upstream's. The apps that are mounted in it when it
+starts are told to answer alike.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def _around(app: Any, *, edge: Edge, owner: Starlette) -> Edge:
     for inner in _mounted_in(owner.routes):
         known = {getattr(middleware, "cls", None) for middleware in inner.user_middleware}
         if inner.middleware_stack is None and known.isdisjoint({_around, Answering}):
-            inner.add_middleware(Answering)
+            inner.add_middleware(Answering, upstreams=edge._upstreams)
     return edge
 
 

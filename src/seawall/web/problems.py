@@ -12,6 +12,9 @@ message of an exception, no address, no stack, only fixed words and the names gi
     504  no time left: refused before it began, or cut off
     502  an upstream failed, as the errors of httpx, requests, grpc and the like tell
 
+An error of theirs that says that the call was wrong from the beginning, as to a URL without a host,
+is a bug like any other: nothing is told of it here.
+
 Those who were shed are told to come back after a time that differs from one to the next, by up to
 `SPREAD` seconds: all at once they would be the next wave. So are those who are over the limit of
 all together. What a limit of one's own or a breaker knows exactly is told exactly.
@@ -35,6 +38,9 @@ REDUCED_CAPACITY: Final = (
 
 UNKNOWN_WAIT: Final = 1.0
 """The seconds of a Retry-After where nobody knows better."""
+
+UPSTREAM: Final = "upstream"
+"""The reason that is told where an upstream failed."""
 
 SPREAD: Final = 2.0
 """Up to so many seconds are added, by chance, for who was shed."""
@@ -209,21 +215,57 @@ _UPSTREAM_ERRORS: Final = frozenset(
 )
 """The root of a package and the name of its base class: known without importing any of them."""
 
+_MISTAKES: Final = frozenset(
+    {
+        ("httpx", "InvalidURL"),  # no HTTPError, but a cause of SDKs' errors
+        ("httpx", "LocalProtocolError"),
+        ("httpx", "UnsupportedProtocol"),
+        ("httpx2", "InvalidURL"),
+        ("httpx2", "LocalProtocolError"),
+        ("httpx2", "UnsupportedProtocol"),
+        ("requests", "InvalidHeader"),
+        ("requests", "InvalidJSONError"),
+        ("requests", "InvalidSchema"),
+        ("requests", "InvalidURL"),
+        ("requests", "MissingSchema"),
+        ("requests", "StreamConsumedError"),
+        ("requests", "URLRequired"),
+        ("urllib3", "ClosedPoolError"),
+        ("urllib3", "LocationValueError"),
+        ("urllib3", "TimeoutStateError"),
+        ("aiohttp", "InvalidURL"),
+        ("aiohttp", "NonHttpUrlClientError"),
+    }
+)
+"""Errors by which these packages say that the call itself is wrong, whoever is asked."""
+
+_NO_MISTAKES: Final = frozenset(
+    {("requests", "JSONDecodeError"), ("aiohttp", "RedirectClientError")}
+)
+"""Kinds of those, and yet of what an upstream has answered."""
+
 
 @overload
 def problem_of(error: errors.SeawallError, *, rng: Random | None = None) -> Problem: ...
 @overload
 def problem_of(error: BaseException, *, rng: Random | None = None) -> Problem | None: ...
 def problem_of(error: BaseException, *, rng: Random | None = None) -> Problem | None:
-    """Return what to tell of `error`; None if it is neither ours nor an upstream's."""
+    """Return what to tell of `error`; None if it is neither ours nor an upstream's.
+
+    Also if it is one by which an HTTP client says that it was called wrongly.
+    """
     ours = error if isinstance(error, errors.SeawallError) else None
     if ours is None:
         if not _is_upstream(error):
             return None
-        ours = _cause_of_ours(error)
+        chain = _chain_of(error)
+        # A vendor's SDK may have wrapped it in an error of its own.
+        ours = next((cause for cause in chain if isinstance(cause, errors.SeawallError)), None)
         if ours is None:
+            if any(_is_mistake(cause) for cause in chain):
+                return None
             kind = _UPSTREAM_LATE if _is_late(error) else _UPSTREAM
-            return Problem(kind.status, kind.title, kind.detail, extensions={"reason": "upstream"})
+            return Problem(kind.status, kind.title, kind.detail, extensions={"reason": UPSTREAM})
     kind = _kind_of(ours)
     extensions: dict[str, Any] = {"reason": ours.reason}
     if kind is _OWN_LIMIT and isinstance(ours, errors.RateLimited):
@@ -271,18 +313,24 @@ def _names(error: BaseException) -> set[tuple[str, str]]:
     return {(cls.__module__.partition(".")[0], cls.__name__) for cls in type(error).__mro__}
 
 
-def _cause_of_ours(error: BaseException) -> errors.SeawallError | None:
-    """Return the error of ours that a vendor's SDK has wrapped in one of its own, if it has."""
-    cause: BaseException | None = error
-    for _ in range(_LONGEST_CHAIN):
-        if cause is None or isinstance(cause, errors.SeawallError):
-            return cause
-        cause = cause.__cause__
-    return None
+def _is_mistake(error: BaseException) -> bool:
+    names = _names(error)
+    return not names.isdisjoint(_MISTAKES) and names.isdisjoint(_NO_MISTAKES)
+
+
+def _chain_of(error: BaseException) -> list[BaseException]:
+    """Return `error`, its cause, the cause of that..."""
+    chain = [error]
+    while len(chain) < _LONGEST_CHAIN and (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    return chain
 
 
 def _is_late(error: BaseException) -> bool:
-    if isinstance(error, TimeoutError) or any("Timeout" in name for _, name in _names(error)):
+    names = _names(error)
+    if ("urllib3", "NewConnectionError") in names:  # refused, though it derives from a timeout
+        return False
+    if isinstance(error, TimeoutError) or any("Timeout" in name for _, name in names):
         return True
     code = getattr(error, "code", None)  # a method of gRPC's errors
     return callable(code) and getattr(code(), "name", "") == "DEADLINE_EXCEEDED"

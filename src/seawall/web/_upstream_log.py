@@ -1,0 +1,140 @@
+"""What the log says of an upstream's failure that the edge has answered: nobody else will tell.
+
+Promises: one line at WARNING for each route and kind of error, and no more than one a second of
+them: the next says how many there were in between. It says the method, the template of the route
+(never the path, which is the caller's text), the status, the kind of the error and the first line
+of what that says: cut, escaped, and of the addresses in it no more than the host, as the rest may
+hide secrets. The stack, which shows all of it, is there where the logger is set to DEBUG. Refusals
+of Seawall's are counted where they are made, and nothing is said of them here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from seawall.web.problems import UPSTREAM, Problem
+from seawall.web.request import Incoming
+
+PAUSE: Final = 1.0
+"""Seconds between two lines of the same route and kind."""
+
+MOST: Final = 256
+"""Routes and kinds that have a pace of their own; all beyond them have one together."""
+
+_OTHERS: Final = ("", "")
+_LOOKED_AT: Final = 2_000
+_LONGEST: Final = 200
+_LONGEST_METHOD: Final = 16
+
+# Of what follows `://` or a question mark, all up to what ends an address in a sentence.
+_ADDRESS: Final = re.compile(r"://[^\s'\"<>]*")
+_PATH: Final = re.compile(r"(?<=url: )/[^\s'\"<>]*")
+_QUERY: Final = re.compile(r"\?[^\s'\"<>]+")
+_END_OF_HOST: Final = re.compile(r"[/?#]")
+
+
+class UpstreamLog:
+    """The pace at which one edge tells of upstreams that failed."""
+
+    __slots__ = ("_edge", "_now", "_paces")
+
+    def __init__(self, edge: str, now: Callable[[], float]) -> None:
+        """Speak for the edge of this name, by its clock."""
+        self._edge = edge
+        self._now = now
+        self._paces: dict[tuple[str, str], list[Any]] = {}
+        """When the next line may come, and how many failures there were since the last."""
+
+    def note(self, incoming: Incoming, problem: Problem, error: BaseException) -> None:
+        """Tell of `error`, to which `incoming` got `problem`; not if it is a refusal of ours."""
+        if problem.extensions.get("reason") != UPSTREAM:
+            return  # an SDK has wrapped one
+        import logging
+
+        log = logging.getLogger("seawall")
+        if not log.isEnabledFor(logging.WARNING):
+            return
+        route, kind = _route_of(incoming), _kind_of(error)
+        key = (route, kind)
+        if key not in self._paces and len(self._paces) >= MOST:
+            key = _OTHERS
+        pace = self._paces.setdefault(key, [float("-inf"), 0])
+        now = self._now()
+        if now < pace[0]:
+            pace[1] += 1
+            return
+        more = f" ({pace[1]} more since the last such line)" if pace[1] else ""
+        pace[:] = [now + PAUSE, 0]
+        log.warning(
+            "edge %r: %s %s is answered with %d, as an upstream failed: %s%s",
+            self._edge,
+            _printable(incoming.method[:_LONGEST_METHOD]),
+            route,
+            problem.status,
+            _told_of(error, kind),
+            more,
+            exc_info=error if log.isEnabledFor(logging.DEBUG) else None,
+        )
+
+
+def _route_of(incoming: Incoming) -> str:
+    """Return the template of the route; where there is none, the name of what serves it."""
+    template = incoming.route
+    if template is None:  # as in Starlette's own routes
+        endpoint = incoming.scope.get("endpoint")
+        if endpoint is None:
+            return "(no route)"
+        name = getattr(endpoint, "__qualname__", type(endpoint).__qualname__)
+        template = f"{getattr(endpoint, '__module__', '?')}.{name}"
+    return _printable(template[:_LONGEST])
+
+
+def _kind_of(error: BaseException) -> str:
+    kind = type(error)
+    return _printable(f"{kind.__module__}.{kind.__qualname__}"[:_LONGEST])
+
+
+def _told_of(error: BaseException, kind: str) -> str:
+    """Return the kind of an error and what it says; and those of its cause, if that says more."""
+    said = _said_by(error)
+    told = f"{kind}: {said}" if said else kind
+    cause = error.__cause__  # an SDK says "Connection error.", and no more than that
+    if cause is None:
+        return told
+    below = _said_by(cause)
+    return f"{told}, by {_kind_of(cause)}: {below}" if below and below != said else told
+
+
+def _said_by(error: BaseException) -> str:
+    """Return the first line of what `error` says."""
+    try:
+        code, details = getattr(error, "code", None), getattr(error, "details", None)
+        if callable(code) and callable(details):  # gRPC's: their first line says nothing
+            text = f"{getattr(code(), 'name', '')} {details() or ''}"
+        else:
+            text = str(error)
+    except Exception:  # noqa: BLE001 - one that cannot be told
+        return ""
+    line = (text.strip().splitlines() or [""])[0][:_LOOKED_AT]
+    line = _PATH.sub("/...", _QUERY.sub("?...", _ADDRESS.sub(_host_of, line)))
+    return _printable(line[:_LONGEST])
+
+
+def _host_of(address: re.Match[str]) -> str:
+    """Return of an address the host: a path, a query and a user may be secrets."""
+    rest = address[0][3:]
+    host = _END_OF_HOST.split(rest, maxsplit=1)[0]
+    more = "/..." if len(host) < len(rest) else ""
+    return f"://{host.rpartition('@')[2]}{more}"
+
+
+def _printable(text: str) -> str:
+    """Return `text` with what is none escaped: nobody writes lines of their own into a log."""
+    if text.isprintable():
+        return text
+    escaped = (
+        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
+    )
+    return "".join(escaped)
