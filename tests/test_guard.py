@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 from random import Random
+from weakref import WeakSet
 
 import pytest
 
@@ -295,6 +296,87 @@ def test_a_forgotten_await_is_told_at_once_and_is_no_failure(way):
                 getattr(guard, way)(hello)
         assert guard.snapshot()["failed"] == 0
         guard.close()
+
+
+def test_a_lambda_that_hands_out_a_coroutine_is_told_past_every_policy():
+    """The program is wrong, not the dependency: no fallback hides it, no breaker counts it."""
+
+    async def hello():
+        return 1
+
+    breaker = Breaker(consecutive=1)
+    guard = Guard(
+        "vendor", Fallback(static("try later")), Retry(on=Exception, backoff=0.0), breaker
+    )
+    for _ in range(2):
+        with pytest.raises(TypeError, match="returned a coroutine to a sync call"):
+            guard.call(lambda: hello())  # noqa: PLW0108 - as somebody writes who forgets acall
+    assert breaker.state == "closed"
+    assert guard.snapshot()["failed"] == 0
+
+
+@pytest.mark.parametrize("way", ["acall", "aattempt"])
+def test_a_plain_function_that_is_awaited_is_done_once(way):
+    """What it returned is its answer; it was done, so it is no failure, and is not repeated."""
+    sent = []
+
+    def send(what):
+        sent.append(what)
+        return "sent"
+
+    async def hello():
+        return "hello"
+
+    async def main():
+        breaker = Breaker(consecutive=1)
+        guard = Guard(
+            "vendor", Fallback(static("try later")), Retry(on=Exception, backoff=0.0), breaker
+        )
+        for function, args, value in (
+            (send, ("mail",), "sent"),
+            (functools.partial(send, "mail"), (), "sent"),
+            (lambda: hello(), (), "hello"),  # noqa: PLW0108 - a plain function, all the same
+            (functools.partial(hello), (), "hello"),
+            (hello, (), "hello"),
+        ):
+            found = await getattr(guard, way)(function, *args)
+            assert (found if way == "acall" else found.value) == value
+        assert sent == ["mail", "mail"]
+        assert breaker.state == "closed"
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("way", ["attempt", "aattempt"])
+def test_an_attempt_that_failed_leaves_no_cycle(way):
+    """Its error dies with the result, not with the next collection."""
+    live = WeakSet()
+
+    class Failed(Exception):
+        def __init__(self):
+            live.add(self)
+
+    def fail_now():
+        raise Failed
+
+    async def fail_later():
+        fail_now()
+
+    async def main():
+        guard = Guard("vendor", Bulkhead(3))
+        for _ in range(3):
+            if way == "attempt":
+                guard.attempt(fail_now)
+            else:
+                await guard.aattempt(fail_later)
+
+    gc.collect()
+    gc.disable()
+    try:
+        run_virtual(main())
+        assert not live
+    finally:
+        gc.enable()
 
 
 def test_call_refuses_a_generator_function():

@@ -14,14 +14,22 @@ from seawall.context import reset
 from seawall.errors import reason_of
 from seawall.models.backoff import Backoff
 from seawall.models.pressure import Pressure
+from seawall.policies._retry_on import On
 from seawall.policies.breaker import Breaker
 from seawall.policies.budget import RetryBudget
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.fallback import Fallback
-from seawall.policies.retry import AdaptiveAttempts, On, Retry
+from seawall.policies.retry import AdaptiveAttempts, Retry
 from seawall.policies.timeout import AdaptiveSeconds, Sync, Timeout
 from seawall.runtime.call import Trace, trace_var
-from seawall.runtime.functions import NO_CALL, NO_PLAIN_CALL, kind_of, refuse
+from seawall.runtime.functions import (
+    NO_CALL,
+    NO_PLAIN_CALL,
+    awaiting,
+    is_async,
+    kind_of,
+    refuse,
+)
 from seawall.runtime.hold import Hold
 from seawall.runtime.layers import Layer
 from seawall.runtime.mutex import survives_fork
@@ -229,8 +237,10 @@ class Guard:
     @overload
     async def acall(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     async def acall(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call an async function under this guard; with a ThreadBulkhead, a plain one."""
+        """Call an async function under this guard; or a plain one, with a ThreadBulkhead there."""
         plan, bare = self._plan_for(function)
+        if not is_async(bare) and not plan.runs_in_threads:
+            bare = awaiting(bare)
         return await plan.bind(bare, "async")(*args, **kwargs)
 
     def attempt(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Result[T]:
@@ -252,6 +262,8 @@ class Guard:
     async def aattempt(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call an async function and return how it went; only cancellation and exits are raised."""
         plan, bare = self._plan_for(function)
+        if not is_async(bare) and not plan.runs_in_threads:
+            bare = awaiting(bare)
         guarded = plan.bind_interpreted(bare, "async")
         with _Attempt(self) as attempt:
             attempt.value = await guarded(*args, **kwargs)
@@ -362,6 +374,7 @@ class _Attempt:
 
     def result(self) -> Result[Any]:
         trace, error = self._trace, self._error
+        self._error = None  # its traceback leads to the caller's frame, and from there to this
         return Result(
             value=self.value,
             error=error,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,7 @@ from seawall import (
     static,
 )
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
+from tests.support import new_guard
 
 _BROKEN = ScriptedService(fail(ConnectionError)).call
 
@@ -250,3 +252,27 @@ def test_the_repr_names_the_levels():
     assert repr(Fallback(cached_answer, static("try later"))).endswith(
         "cached_answer, static('try later'))"
     )
+
+
+@pytest.mark.parametrize("level", [list, dict, str])
+def test_a_class_is_no_level(level):
+    """It would answer with what it makes of the call's own arguments."""
+    with pytest.raises(TypeError, match=r"write lambda: \w+\(\), or static"):
+        Fallback(level)
+
+
+class _Less:
+    def __call__(self):
+        return "less"
+
+
+@pytest.mark.parametrize(
+    "level", [partial(lambda word: word, "less"), _Less(), partial(_Less()), _Less().__call__]
+)
+def test_whatever_takes_no_arguments_is_given_none(level):
+    """A partial and an object that can be called, as a function."""
+
+    def recommend(user):
+        raise ConnectionError(user)
+
+    assert new_guard(Fallback(level)).call(recommend, "ada") == "less"

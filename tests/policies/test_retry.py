@@ -655,8 +655,10 @@ HOOKS: dict[str, Callable[[], Retry]] = {
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_that_fails_takes_no_slot_with_it(hook: str, kind: str) -> None:
-    """An error of the user's own hook ends the call, and everything entered is left."""
+def test_a_hook_that_fails_hides_no_error_and_takes_no_slot_with_it(
+    hook: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the call raised is raised, with a note; the hook's own error is in the log."""
 
     async def main() -> None:
         bulkhead = Bulkhead(1)
@@ -664,10 +666,16 @@ def test_a_hook_that_fails_takes_no_slot_with_it(hook: str, kind: str) -> None:
         service = ScriptedService(fail(Broken))
         call = guard.aattempt(service.acall) if kind == "async" else None
         result = await call if call is not None else guard.attempt(service.call)
-        assert isinstance(result.error, (Bug, ValueError))
+        assert isinstance(result.error, Broken)
+        (note,) = result.error.__notes__
+        assert note.startswith("seawall: not retried, as on=, retry_after= or backoff= failed: ")
+        assert service.calls == 1
         assert bulkhead.in_flight == 0
 
     run_virtual(main())
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], (Bug, ValueError))
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -72,6 +72,11 @@ class Fallback(Policy):
         for level in levels:
             if not callable(level):
                 raise TypeError(f"Fallback({level!r}): write static({level!r}) to return a value")
+            if isinstance(level, type):
+                raise TypeError(
+                    f"Fallback({level.__name__}): it would be made of the call's arguments; write"
+                    f" lambda: {level.__name__}(), or static(...) to return a value"
+                )
         types = (on,) if isinstance(on, type) or not isinstance(on, Iterable) else tuple(on)
         if not types or not all(isinstance(t, type) and issubclass(t, Exception) for t in types):
             raise TypeError(f"on={on!r}: write exception types, such as on=ConnectionError")
@@ -169,12 +174,7 @@ def _names(levels: tuple[Level, ...]) -> tuple[str, ...]:
 
 def _with_arguments(level: Level) -> Level:
     """Return a level that takes the call's arguments, also if the function given takes none."""
-    code = getattr(level, "__code__", None)
-    if code is None:
-        return level
-    own = code.co_argcount + code.co_kwonlyargcount - (getattr(level, "__self__", None) is not None)
-    takes_any = code.co_flags & 0x0C  # *args or **kwargs
-    if own or takes_any:
+    if _takes_arguments(level):
         return level
 
     def without_arguments(*_args: Any, **_kwargs: Any) -> Any:
@@ -182,3 +182,17 @@ def _with_arguments(level: Level) -> Level:
 
     update_wrapper(without_arguments, level)
     return without_arguments
+
+
+def _takes_arguments(level: Level) -> bool:
+    code = getattr(level, "__code__", None)
+    if code is not None:
+        bound = getattr(level, "__self__", None) is not None
+        takes_any = code.co_flags & 0x0C  # *args or **kwargs
+        return bool(code.co_argcount + code.co_kwonlyargcount - bound or takes_any)
+    import inspect  # a partial, or an object that can be called
+
+    try:
+        return bool(inspect.signature(level).parameters)
+    except ValueError:  # one that does not tell, as some written in C
+        return True

@@ -17,6 +17,7 @@ from seawall.errors import Rejected, add_note, reason_of
 from seawall.models.backoff import Backoff, as_backoff
 from seawall.models.budget import SuccessDeposit
 from seawall.models.pressure import Pressure
+from seawall.policies._retry_on import On, read_on
 from seawall.policies.budget import RetryBudget
 from seawall.runtime.events import CallRetried, RetryStopped, emit
 from seawall.runtime.layers import OK, Flow, Host, Kind, Next, Outcome
@@ -26,10 +27,7 @@ from seawall.runtime.stats import ENOUGH_SAMPLES
 if TYPE_CHECKING:
     from seawall.runtime.call import Call
 
-Predicate = Callable[[Exception | None, Any], bool]
-"""`on(error, value)`: whether a call that raised `error`, or returned `value`, is worth another."""
 
-On = type[Exception] | Predicate | Iterable["type[Exception] | Predicate"]
 RetryAfter = Callable[[Exception], float | None]
 
 
@@ -254,7 +252,11 @@ class _RetryFlow(Flow):
         try:
             todo = self._next(call, memory, now) if self._worth_another(call) else None
         except BaseException as error:  # noqa: BLE001 - a user's own function (on, backoff...) failed
-            todo, call.value, call.error = None, None, error
+            todo = None
+            if not (isinstance(error, Exception) and isinstance(call.error, Exception)):
+                call.value, call.error = None, error
+            elif error is not call.error:
+                _tell_failed(call, error)
         if todo is None:
             call.memory.pop(self, None)
             if self.leave is not None:
@@ -339,29 +341,18 @@ class _RetryFlow(Flow):
         add_note(error, f"{made}{refused}", " attempt")
 
 
-def read_on(on: Any) -> tuple[tuple[type[Exception], ...], tuple[Predicate, ...]]:
-    """Return the types and the predicates that `on` names, or raise."""
-    items = [on] if isinstance(on, type) or callable(on) else on
-    advice = "write exception types, such as on=ConnectionError, or a function of (error, value)"
-    if isinstance(items, str) or not isinstance(items, Iterable):
-        raise TypeError(f"on={on!r}: {advice}")
-    items = tuple(items)
-    if not items:
-        raise ValueError(f"on={on!r}: {advice}")
-    types: list[type[Exception]] = []
-    predicates: list[Predicate] = []
-    for item in items:
-        if isinstance(item, type):
-            if not issubclass(item, Exception):
-                raise TypeError(
-                    f"on={item.__name__}: cancellation and exits are never retried; {advice}"
-                )
-            types.append(item)
-        elif callable(item):
-            predicates.append(item)
-        else:
-            raise TypeError(f"on={item!r}: {advice}")
-    return tuple(types), tuple(predicates)
+def _tell_failed(call: Call, error: Exception) -> None:
+    """Let the call's own error be raised, and say that it could not be decided about."""
+    import logging
+
+    logging.getLogger("seawall").error(
+        "on=, retry_after= or backoff= of guard %r failed: not retried",
+        call.host.name,
+        exc_info=error,
+    )
+    assert call.error is not None  # noqa: S101 - for the type checker
+    told = f"not retried, as on=, retry_after= or backoff= failed: {error!r}"
+    add_note(call.error, told, "not retried, as on=")
 
 
 def _is_safe(error: BaseException | None) -> bool:

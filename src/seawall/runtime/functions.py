@@ -40,6 +40,10 @@ def kind_of(function: Callable[..., Any]) -> FunctionKind:
     return "generator" if flags & _GENERATOR else "sync"
 
 
+class WrongCall(BaseException):
+    """The program is wrong, not the dependency: no layer answers it, and it ends as a TypeError."""
+
+
 def refuse(function: Callable[..., Any]) -> NoReturn:
     """Raise: what `function` would do is not done by calling it, or not by this kind of call."""
     if kind_of(function) == "async":
@@ -60,3 +64,24 @@ def _ask_inspect(function: Callable[..., Any]) -> FunctionKind:
     if inspect.iscoroutinefunction(function):
         return "async"
     return "generator" if inspect.isgeneratorfunction(function) else "sync"
+
+
+def is_async(function: Any) -> bool:
+    """Tell at a glance whether `function` is an `async def`; False if that takes a closer look."""
+    code = getattr(function, "__code__", None)
+    return code is not None and bool(code.co_flags & _COROUTINE)
+
+
+def awaiting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` for a call that awaits it, if it may be a plain one: then it just runs.
+
+    A plain function may hand out a coroutine; what is none was done, and must not count as failed.
+    """
+    if kind_of(function) == "async":
+        return function
+
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        return await result if hasattr(result, "__await__") else result
+
+    return awaited

@@ -42,6 +42,11 @@ class Plan:
         segment = self._segment(0, kind, in_thread=False)
         return self._around(segment, function, kind, interpreted=True)
 
+    @property
+    def runs_in_threads(self) -> bool:
+        """Whether an async call has a plain function run elsewhere."""
+        return self._segment(0, "async", in_thread=False).driver is not None
+
     def check(self, kind: Kind) -> None:
         """Raise if a function of that kind cannot be at the very inside."""
         for bound in self._bounds:

@@ -8,7 +8,7 @@ from typing import Any
 
 from seawall.clock import Clock
 from seawall.runtime.call import Call
-from seawall.runtime.functions import kind_of, refuse
+from seawall.runtime.functions import WrongCall
 from seawall.runtime.interpreter import Request, Run, interpret
 from seawall.runtime.layers import Waiter
 
@@ -80,6 +80,8 @@ def _result(call: Call) -> Any:
     # Nothing may lead from the error back to itself, or it lives until the next collection.
     call.error = None
     try:
+        if isinstance(error, WrongCall):
+            raise TypeError(str(error)) from None
         raise error
     finally:
         del error
@@ -91,9 +93,7 @@ def refuse_coroutine(coroutine: Any, function: Any, *, level: bool = False) -> N
     name = getattr(function, "__qualname__", repr(function))
     if level:
         raise TypeError(f"fallback {name} is async, the call is not: pass a plain function")
-    if kind_of(function) == "async":
-        refuse(function)
-    raise TypeError(
+    raise WrongCall(
         f"{name} returned a coroutine to a sync call: make it an `async def` itself, or use"
         " `await guard.acall(...)`"
     )
