@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from seawall import Breaker, Bulkhead, RateLimit, Retry, VirtualClock, current_deadline
+from seawall import Breaker, Bulkhead, RateLimit, Retry, Timeout, VirtualClock, current_deadline
 from seawall.clock import SYSTEM
 from seawall.errors import Rejected, StoreUnavailable
 from seawall.jobs import Claim, LocalQueue, Worker
@@ -547,6 +547,60 @@ def test_a_plain_handler_that_goes_on_keeps_its_job_until_the_lease_is_over() ->
         go_on.set()
 
     asyncio.run(main())
+
+
+def test_a_plain_handler_that_a_guard_gave_up_on_is_alone_with_its_job() -> None:
+    """Its thread goes on, so nobody else may begin the same job before it ends."""
+    go_on = threading.Event()
+    at_work: list[int] = []
+
+    def handler(claim: Claim) -> None:
+        at_work.append(claim.attempt)
+        go_on.wait(20.0)
+
+    async def main() -> None:
+        queue = LocalQueue(clock=SYSTEM)
+        id_ = queue.push(1)
+        worker = Worker(queue, handler, guard=new_guard(Timeout(0.01)), backoff=0.0)
+        task = asyncio.create_task(worker.run())
+        while not worker.snapshot()["abandoned"]:
+            await let_pass(0.01)
+        await let_pass(0.1)
+        assert at_work == [1]
+        assert queue.status(id_).state == "claimed"
+        go_on.set()
+        while not worker.snapshot()["done"]:
+            await let_pass(0.01)
+        assert at_work == [1, 2]
+        worker.stop(0.0)
+        await task
+
+    asyncio.run(main())
+
+
+def test_one_key_over_its_limit_does_not_stop_the_others() -> None:
+    """What is refused waits for its time; claiming pauses only if nobody gets through."""
+    done: list[str] = []
+
+    async def handler(claim: Claim) -> None:
+        done.append(claim.payload)
+
+    async def main() -> None:
+        queue = LocalQueue(clock=clock)
+        limit = RateLimit("1/min", key=lambda claim: claim.payload)
+        for tenant in ("a", "a", "a", "b", "c"):
+            queue.push(tenant)
+        worker = Worker(queue, handler, guard=new_guard(limit), concurrency=3)
+        task = asyncio.create_task(worker.run())
+        while len(done) < 3:
+            await let_pass(0.1)
+        assert sorted(done) == ["a", "b", "c"]
+        assert clock.now() < 30.0
+        worker.stop(0.0)
+        await task
+
+    clock = VirtualClock()
+    run_virtual(main(), clock=clock)
 
 
 class Unspeakable(Exception):

@@ -33,6 +33,10 @@ LONGEST_PAUSE: Final = 60.0
 """A guard may say to come again in an hour; the queue is looked at sooner."""
 
 
+LOOK: Final = 0.2
+"""Seconds between two looks at a thread that nobody waits for any more: it rings no bell."""
+
+
 class Doing:
     """What a worker does with a job."""
 
@@ -44,8 +48,14 @@ class Doing:
     _clock: Clock
     _pool: IoPool | None
     _resume_at: float
+    _refusals: int = 0
+    """How many were refused in a row."""
+    concurrency: int
     _tell_until: float = inf
     """From this instant on nobody is told anything: the worker has to end."""
+
+    async def _news_within(self, seconds: float) -> None:
+        raise NotImplementedError
 
     async def _outcome(self, run: Run) -> str:
         """Do a job and tell the queue how it went; return the word for it."""
@@ -74,7 +84,11 @@ class Doing:
 
         def begin(claim: Claim) -> Any:
             run.begun = True
-            return handler(claim)
+            self._refusals = 0
+            try:
+                return handler(claim)
+            finally:
+                run.returned = True
 
         async def work(claim: Claim) -> Any:
             return await (begin(claim) if pool is None else pool.arun(begin, claim))
@@ -96,11 +110,18 @@ class Doing:
             return await self._tell(run, "failed", self.queue.anack, reason=reason, retry=False)
 
     async def _failed(self, run: Run, error: BaseException) -> str:
+        # A guard gave up on a thread, which goes on: until it ends, nobody else may begin the job.
+        while self._pool is not None and run.begun and not run.returned:
+            if run.wanted != "nothing":
+                return "lost"
+            await self._news_within(LOOK)
         if self._refused(run, error):
             pause = getattr(error, "retry_after", None)
             pause = PAUSE if pause is None else pause
             pause = min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE, self.queue.keep)
-            self._resume_at = max(self._resume_at, self._clock.now() + pause)
+            self._refusals += 1
+            if self._refusals >= self.concurrency:  # nobody gets through, not just one key of many
+                self._resume_at = max(self._resume_at, self._clock.now() + pause)
             how = {"delay": pause, "reason": f"refused: {reason_of(error)}", "counted": False}
             return await self._tell(run, "refused", self.queue.anack, **how)
         delay, reason = self._pause_after(run.claim.attempt), _described(error)

@@ -22,6 +22,8 @@ class Run:
         )
         self.begun = False
         """Whether the handler was called: from then on it was an attempt."""
+        self.returned = False
+        """Whether it has come back, however."""
         self.settling = not wanted
         """Whether the work is over, and only the queue is still to be told."""
 
