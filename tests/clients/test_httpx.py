@@ -350,6 +350,44 @@ def test_a_failed_answer_whose_body_stops_is_still_that_answer(kind: str):
     assert 7.0 <= clock.now() <= 7.0 + reading
 
 
+@libraries
+@pytest.mark.parametrize("limit", ["attempt", "hedged", "deadline"])
+def test_a_stalled_body_of_a_failed_answer_ends_before_its_attempt(
+    limit: str, library: Any, guarded: Any
+):
+    """Status and wishes count also where the guard would cancel who waits for the body."""
+    clock = VirtualClock()
+    race = [Hedge(0.25, cap=1.0)] if limit == "hedged" else []
+    bound = [] if limit == "deadline" else [Timeout(0.5)]
+    retry = Retry(on=retryable, attempts=2, backoff=0.25)
+    guard = new_guard(Timeout(30.0), retry, *bound, *race, clock=clock)
+    stalled = type("Stalled", (Ends, library.AsyncByteStream), {})
+    bodies: list[Any] = []
+
+    def refuse(_request: Any) -> Any:
+        bodies.append(stalled(hangs=True))
+        return library.Response(503, headers={"retry-after": "7"}, stream=bodies[-1])
+
+    async def main() -> None:
+        transport = guarded.AsyncGuardedTransport(guard, library.MockTransport(refuse))
+        async with (
+            library.AsyncClient(transport=transport) as client,
+            deadline(0.5 if limit == "deadline" else 1000.0, clock=clock),
+            client.stream("GET", URL) as answer,
+        ):
+            assert (answer.status_code, str(answer.request.url)) == (503, URL)
+            with pytest.raises(library.ReadTimeout):
+                await answer.aread()
+
+    run_virtual(main(), clock=clock)
+    guard.close()
+    tries = 1 if limit == "deadline" else 2
+    assert [body.closed for body in bodies] == [1] * len(bodies)
+    assert len(bodies) == (2 * tries if race else tries)
+    assert guard.snapshot()["timed_out"] == 0
+    assert 7.0 * (tries - 1) + 0.4 * tries <= clock.now() <= 7.0 * (tries - 1) + 0.5 * tries
+
+
 def hedged_failure_is_readable() -> None:
     """Let a copy begin while the failed answer of the first is being read; read that answer."""
     steps = iter([(0.25, [b"the ", b"problem"]), (1.0, [b"another"])])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gzip
 import socket
+from http.client import IncompleteRead
+from io import BytesIO
 from typing import Any
 
 import pytest
 import requests
+from requests.adapters import BaseAdapter
 from requests.auth import HTTPDigestAuth
+from urllib3 import HTTPResponse
 from urllib3.util import Timeout as Urllib3Timeout
 
 from seawall import Breaker, CircuitOpen, Retry, TimedOut, Timeout, deadline
@@ -151,6 +155,62 @@ def test_a_body_that_cannot_be_unpacked_does_not_spoil_the_retry():
     """A failed answer that lies about its encoding is a failed answer all the same."""
     server = Server(Step(503, {"content-encoding": "gzip"}), Step(200))
     assert CARRIERS[-1].request(retrying(), server).status_code == 200
+
+
+class _Breaks(BytesIO):
+    """A body of which nothing can be read."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def read(self, *_: Any) -> Any:
+        raise self._error
+
+
+class _Breaking(BaseAdapter):
+    """An adapter all of whose answers mean failure, and have a body that breaks."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def send(self, request: Any, *_: Any, **__: Any) -> requests.Response:
+        answer = requests.Response()
+        answer.status_code, answer.request, answer.url = 503, request, request.url
+        answer.headers.update({"content-length": "10"})
+        answer.raw = HTTPResponse(
+            _Breaks(self._error), headers=answer.headers, status=503, preload_content=False
+        )
+        return answer
+
+    def close(self) -> None:
+        """Have nothing to close."""
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (IncompleteRead(b"abc", 7), requests.exceptions.ChunkedEncodingError),
+        (TimeoutError(), requests.ConnectionError),
+    ],
+    ids=["cut off", "stalled"],
+)
+def test_a_body_that_breaks_is_the_librarys_error(error: Exception, seen: type[Exception]):
+    """Who reads the broken body of a failed answer gets what requests raises without a guard."""
+    inner = _Breaking(error)
+    plain = requests.Session()
+    plain.mount("http://", inner)
+    guard = retrying()
+    for session in plain, session_of(guard, adapter=inner):
+        with pytest.raises(requests.RequestException) as caught:
+            session.get("http://vendor.test/")
+        assert type(caught.value) is seen
+        with session.get("http://vendor.test/", stream=True) as answer:
+            assert answer.status_code == 503
+            assert not answer.raw.closed
+        assert answer.raw.closed
+    assert guard.snapshot()["retries"] == 4
 
 
 def test_a_passed_deadline_sends_nothing():

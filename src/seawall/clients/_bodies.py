@@ -24,7 +24,10 @@ PATIENCE: Final = 1.0
 """The seconds after which no more of it is read: a server in trouble may send it in drops."""
 
 GIVEN_UP: Final = 2.0
-"""The seconds after which an async client does not even wait for the next drop."""
+"""The seconds after which an async client does not even wait for the next drop.
+
+Fewer, if the guard would cancel it before: a cancelled attempt has no status, and no wishes.
+"""
 
 
 def is_text(body: object) -> bool:
@@ -112,10 +115,16 @@ class Broken:
     def __init__(self, error: Exception) -> None:
         """Raise `error` in place of each part."""
         self._error = error
+        self.closed = False
+        """As a file has it: urllib3 reads only from what says that it is open."""
 
     def read(self, *_: object) -> NoReturn:
         """Give no part, as a file would."""
         raise self._error
+
+    def close(self) -> None:
+        """Be closed, as a file would."""
+        self.closed = True
 
     def __iter__(self) -> Broken:
         return self

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from seawall.clients._bodies import GIVEN_UP, Broken, Enough, Rejoined, is_form
 from seawall.clients._exchange_errors import Library
-from seawall.clients._httpx_timeouts import TimeLeft
+from seawall.clients._httpx_timeouts import TimeLeft, time_left
 from seawall.clock import Clock
 
 TRIED: Final = "seawall.tried"
@@ -102,13 +102,18 @@ class HttpxLibrary(Library):
         return True
 
     async def akeep(self, response: Any) -> bool:
-        """Do the same for an async one, and give it up if nothing comes."""
+        """Do the same for an async one, and give it up if nothing comes.
+
+        That is before the guard would cancel it, if `response` knows the request as it was sent.
+        """
         from asyncio import timeout
 
         stream, read = response.stream, Enough()
+        left = time_left(getattr(response, "_request", None))
+        patience = GIVEN_UP if left is None else min(GIVEN_UP, left)
         rest: Any = aiter(stream)
         try:
-            async with timeout(GIVEN_UP):
+            async with timeout(patience):
                 async for part in rest:
                     if read.after(part):
                         break

@@ -55,9 +55,19 @@ class TimeLeft(dict[str, float | None]):
         """Return the timeout for a part, as of now."""
         return self[part]
 
+    def left(self) -> float | None:
+        """Return after how many seconds all is to be given up, as of now; None if never."""
+        return None if self._until is None else self._until - self._clock.now()
+
     def relax(self) -> None:
         """Be the user's own from now on."""
         self._until = None
+
+
+def time_left(request: Any) -> float | None:
+    """Return after how many seconds `request` is to be given up; None if never, or unknown."""
+    timeouts = None if request is None else request.extensions.get("timeout")
+    return timeouts.left() if isinstance(timeouts, TimeLeft) else None
 
 
 def relax(request: Any, _response: Any) -> None:

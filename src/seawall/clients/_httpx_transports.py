@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from seawall.clients._around import AsyncAround, SyncAround
 from seawall.clients._exchange import Carrier, aexchange, exchange
@@ -13,6 +13,9 @@ from seawall.clients._httpx_library import HttpxLibrary
 from seawall.clients._httpx_timeouts import relax
 from seawall.guard import Guard
 from seawall.runtime.layers import Kind
+
+_ERROR: Final = 400
+"""The least status that may mean failure."""
 
 
 class Guarded:
@@ -126,7 +129,11 @@ class AsyncGuarded(AsyncAround, Guarded):
 
     async def _send(self, request: Any, seconds: float | None, cancels: bool) -> Any:  # noqa: FBT001
         lowered = self._lowered(request, seconds, cancels=cancels)
-        return await self.transport.handle_async_request(lowered)
+        response = await self.transport.handle_async_request(lowered)
+        if response.status_code >= _ERROR:
+            # Who keeps a failed answer asks it how much time is left; the client puts its own here.
+            response.request = lowered
+        return response
 
 
 def _close(response: Any) -> None:
