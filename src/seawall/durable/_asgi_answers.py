@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -43,6 +44,10 @@ _MOST_OF_A_TOMBSTONE: Final = 4096
 """Bytes of them."""
 
 _NO_CONTENT: Final = 204
+_FINAL: Final = range(200, 600)
+_NAME: Final = re.compile(rb"[!-9;-~]+")
+"""Visible, and no colon."""
+_LINE_END: Final = re.compile(rb"[\r\n\0]")
 
 
 def keeps(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -106,17 +111,29 @@ async def send_stored(
 
 def _sendable(answer: Answer) -> tuple[int, Headers, bytes]:
     status, headers, body, _ = answer
-    if not isinstance(status, int) or not 200 <= status <= 599 or not isinstance(body, bytes):  # noqa: PLR2004 - final ones
+    if not isinstance(status, int) or not isinstance(body, bytes):
         raise Garbled("no answer")
+    try:
+        check_sendable(status, headers)
+    except ValueError:
+        raise Garbled("no answer that could be sent") from None  # it is logged: nothing of it
     lengths = {value for name, value in headers if name.lower() == _LENGTH}
     if lengths - {str(len(body)).encode()}:
         raise Garbled("a body that is not as long as it says")
-    for name, value in headers:
-        if not name or any(byte <= 0x20 or byte >= 0x7F or byte == 0x3A for byte in name):  # noqa: PLR2004 - visible, no colon
-            raise Garbled("a header without a name that could be one")
-        if any(byte in value for byte in b"\r\n\0"):
-            raise Garbled("a header with a line's end in it")
     return status, headers, body
+
+
+def check_sendable(status: int, headers: Headers) -> None:
+    """Raise `ValueError` unless a server could send that, now and from the record."""
+    if status not in _FINAL:
+        raise ValueError(f"status={status!r}: write that of a final answer, such as 201")
+    for name, value in headers:
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"headers: {name!r} is no name: write visible ASCII, without space and colon"
+            )
+        if _LINE_END.search(value):
+            raise ValueError(f"headers: {name!r} has a line's end in it: leave that out")
 
 
 def failure_of(error: BaseException | None) -> tuple[int, Headers, bytes]:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, overload
 
 from seawall import _checks as check
 from seawall.durable import _idempotency_records as records
-from seawall.durable._asgi_answers import recorded
+from seawall.durable._asgi_answers import check_sendable, recorded
 from seawall.durable._connections import Connection, in_transaction, still_open
 from seawall.durable._idempotency_once import Outbox, checked_events
 from seawall.durable._jobs_http import Reply
@@ -24,7 +24,6 @@ from seawall.models.idempotency import Answer, Headers, KeyClaim, check_answer
 from seawall.runtime.stepping import Steps
 from seawall.web.sending import FAILURE
 
-_FINAL: Final = range(200, 600)
 _LENGTH: Final = b"content-length"
 _JSON: Final = (b"content-type", b"application/json")
 
@@ -265,8 +264,7 @@ def told(answer: object) -> tuple[Any, tuple[int, Headers, bytes]]:
         status, headers = response.status_code, list(response.raw_headers)
         body = bytes(response.body)
         check_answer(Answer(status, headers, body))
-    if status not in _FINAL:
-        raise ValueError(f"status={status!r}: write that of a final answer, such as 201")
+    check_sendable(status, headers)
     return back, (status, headers, body)
 
 

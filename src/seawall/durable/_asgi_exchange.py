@@ -16,8 +16,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Literal, Protocol
 
-from seawall.durable._asgi_answers import failure_of, keeps, recorded
-from seawall.errors import LeaseLost, Rejected
+from seawall.durable._asgi_answers import check_sendable, failure_of, keeps, recorded
+from seawall.errors import LeaseLost, Rejected, SeawallError
 from seawall.models.idempotency import Answer, Headers
 from seawall.web.problems import problem_of
 from seawall.web.sending import FAILURE, Message, Send
@@ -110,10 +110,12 @@ class Exchange:
         if kind == "http.response.start":
             if self._start is not None:
                 raise RuntimeError("the answer has started already")
-            # Looked at here, where what makes no sense is an error of the app's, and copied: it may
-            # be anything that is read once.
+            # Looked at here, where what makes no sense is an error of the app's: later it would
+            # look as if the record could not be made. Copied, for it may be read once only.
             headers: Headers = [(_checked(n), _checked(v)) for n, v in message.get("headers", ())]
-            self._start = {**message, "status": int(message["status"]), "headers": headers}
+            status = int(message["status"])
+            check_sendable(status, headers)
+            self._start = {**message, "status": status, "headers": headers}
             if any(name.lower() == b"content-length" for name, _ in headers):
                 self._holds = "last part"
             elif self._closes:
@@ -223,12 +225,17 @@ def _checked(word: object) -> bytes:
 
 
 def says_nothing_was_done(error: Exception | None) -> bool:
-    """Tell whether an error is a refusal of Seawall's: by what a client is told of it.
+    """Tell whether an error is a refusal (a `Rejected`): also one that a vendor's SDK has wrapped.
 
-    No other is looked at for a status: where it has one it may be that of a service which was asked
-    after the effect.
+    By its kind, and not by what a client is told of it: a lease that was lost, a store that was
+    away, or the status of a service that was asked, may come after the effect.
     """
-    if error is None or isinstance(error, Rejected):
-        return error is not None
+    if error is None or isinstance(error, SeawallError):
+        return isinstance(error, Rejected)
     problem = problem_of(error)
-    return problem is not None and not keeps(problem.status, problem.headers())
+    if problem is None or keeps(problem.status, problem.headers()):
+        return False
+    cause: BaseException | None = error  # such a status is told of none but our own, further in
+    while cause is not None and not isinstance(cause, SeawallError):
+        cause = cause.__cause__
+    return isinstance(cause, Rejected)

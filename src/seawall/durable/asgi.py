@@ -6,11 +6,12 @@ with another payload 422; while the first is at work 409 and when to come again.
 is required, or with one that is none, 400. Nothing is carried out that could not be recorded, and
 no answer is complete at the client before its record is on disk.
 
-What is kept is every answer once the work began, a 500 too; not kept are statuses which say that
-nothing was done (400, 401, 403, 404, 409, 422, 429..., a 503 with Retry-After): then the next one
-runs. A worker that dies leaves its record until the lease is over; then another takes over, and
-what the first may still say is refused. Whoever writes into the same database completes the request
-in the same transaction, so that a crash after it does no harm either: see `Keyed.complete`.
+What is kept is every answer once the work began, a 500 too, also of an error; not kept are statuses
+which say that nothing was done (400, 401, 403, 404, 409, 422, 429..., a 503 with Retry-After), and
+refusals that are raised (`Rejected`): then the next one runs. A worker that dies leaves its record
+until the lease is over; then another takes over, and what the first may still say is refused.
+Whoever writes into the same database completes the request in the same transaction, so that a crash
+after it does no harm either: see `Keyed.complete`.
 """
 
 from __future__ import annotations
