@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any
@@ -23,6 +24,7 @@ from seawall.durable.idempotency import (
     RecordedFailure,
 )
 from seawall.errors import LeaseLost
+from seawall.testing import run_virtual
 from tests.durable.conftest import Opening
 from tests.durable.test_idempotency import Time
 from tests.support import let_pass
@@ -109,6 +111,159 @@ def test_functions_say_key_scope_and_payload(local: Idempotency):
     assert [Till().sell(1), Till().sell(1)] == [None, None]
     with pytest.raises(TypeError, match="write fingerprint="):
         Till().sell({1})
+
+
+def test_what_a_method_is_called_on_is_no_payload(local: Idempotency):
+    """Whatever the first argument is called, of an instance's method or of a class's."""
+    once = local.idempotent(key="key", scope=lambda *_: "t")
+
+    def passing(function: Any) -> Any:
+        @wraps(function)
+        def inner(*args: Any) -> Any:
+            return function(*args)
+
+        return inner
+
+    class Till:
+        @once
+        def pay(this, key: str, cents: int = 5) -> str:  # noqa: N805 - that is the point
+            return f"paid {cents}"
+
+        @passing
+        @once
+        def sell(this, key: str) -> str:  # noqa: N805
+            return "sold"
+
+        @classmethod
+        @once
+        def open(cls, key: str) -> str:
+            return key + cls.__name__
+
+        @classmethod
+        @once
+        def shut(kind, key: str) -> str:  # noqa: N804
+            return key + kind.__name__
+
+    class Fast(Till):
+        def pay(self, key: str, cents: int = 5) -> str:
+            return super().pay(key, cents)
+
+    @once
+    def late(cls: Any, key: str) -> str:
+        return key + cls.__name__
+
+    Till.late = classmethod(late)  # type: ignore[attr-defined]
+    assert [Till().pay("a"), Fast().pay("a"), Till().sell("b")] == ["paid 5", "paid 5", "sold"]
+    assert [Till.open("c"), Fast.open("c"), Fast().open("d")] == ["cTill", "cTill", "dFast"]
+    assert [Till.shut("e"), Fast.shut("e")] == ["eTill", "eTill"]
+    assert Till.late("f") == "fTill"  # type: ignore[attr-defined]
+    with pytest.raises(KeyReused):
+        Till().pay("a", 6)
+
+
+def test_the_first_argument_of_no_method_is_payload(local: Idempotency):
+    """A static method's and a function's is compared, though it is called as a method's is."""
+    once = local.idempotent(key="key", scope=lambda *_: "t")
+
+    class Order(dict[str, int]):
+        @staticmethod
+        @once
+        def pay(order: Order, key: str) -> str:
+            return f"{key} {order}"
+
+    @once
+    def book(cls: str, key: str) -> str:
+        return key + cls
+
+    assert Order.pay(Order(cents=5), "k") == "k {'cents': 5}"
+    with pytest.raises(KeyReused):
+        Order.pay(Order(cents=6), "k")
+    assert book("economy", "k") == "keconomy"
+    with pytest.raises(KeyReused):
+        book("first", "k")
+
+
+class Names:
+    """A codec that takes anything."""
+
+    def dumps(self, value: Any, /) -> bytes:
+        return repr(value).encode()
+
+    def loads(self, data: bytes, /) -> Any:
+        return data
+
+
+@pytest.mark.parametrize("codec", [None, Names()], ids=["json", "codec"])
+def test_a_coroutine_that_nobody_awaits_is_not_recorded_as_done(local: Idempotency, codec: Any):
+    """What a plain wrapper of an `async def` returns did not run: that is told at each call."""
+
+    async def charge(key: str) -> None:
+        """Never run."""
+
+    def wrapper(key: str) -> Any:
+        return charge(key)
+
+    async def forgetful(key: str) -> Any:
+        return charge(key)
+
+    once = local.idempotent(key="key", scope=lambda *_: "t", keep=Exception, codec=codec)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="write `async def`"):
+            once(wrapper)("k")
+        with pytest.raises(TypeError, match="write `async def`"):
+            asyncio.run(once(forgetful)("k"))
+    assert local.snapshot()["abandoned"] == 4
+
+
+@pytest.mark.parametrize("after", [0.0, 15.0], ids=["before any renewal", "after one"])
+def test_a_call_that_is_closed_renews_its_lease_no_more(local: Idempotency, after: float):
+    """Dropped where nothing can be awaited, it lets its lease be over: the next one may begin."""
+    found = local.reserve("t", "o", "k", None)
+    renewed = []
+
+    async def areserve(*_: Any, **__: Any) -> Any:
+        return found
+
+    async def arenew(claim: Any) -> bool:
+        renewed.append(claim)
+        return True
+
+    local.areserve = areserve  # type: ignore[method-assign]
+    local.arenew = arenew  # type: ignore[method-assign]
+
+    @local.idempotent(key=lambda: "k", scope=lambda: "t", operation="o")
+    async def work() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def main() -> tuple[int, int]:
+        call = work()
+        call.send(None)
+        await let_pass(after)
+        before = len(renewed)
+        call.close()
+        await let_pass(100.0)
+        return before, len(renewed)
+
+    times = int(after > 0)
+    assert run_virtual(main()) == (times, times)
+
+
+def test_an_error_that_cannot_be_told_is_kept(local: Idempotency):
+    """Its class is, with no text: what it says for itself must not be in the way of the record."""
+
+    class Odd(Exception):
+        def __str__(self) -> str:
+            return self.args[5]
+
+    @local.idempotent(key="key", scope=lambda *_: "t", keep=Odd)
+    def work(key: str) -> None:
+        raise Odd(key)
+
+    with pytest.raises(Odd):
+        work("k")
+    with pytest.raises(RecordedFailure) as caught:
+        work("k")
+    assert (caught.value.kind, caught.value.message) == ("Odd", "")
 
 
 def test_failures_are_not_kept_unless_said(opening: Opening):
@@ -249,12 +404,17 @@ def test_a_lease_is_renewed_while_it_runs(opening: Opening):
     asyncio.run(main())
 
 
-def test_who_was_taken_over_does_not_tell_its_result(local: Idempotency):
+@pytest.mark.parametrize("error", [None, Declined("no money")], ids=["result", "kept error"])
+def test_who_was_taken_over_does_not_tell_its_own(local: Idempotency, error: Exception | None):
     """Another one's is the answer by then; so it says that the lease is lost."""
 
-    @local.idempotent(key="key", scope=lambda *_: "t", operation="o", fingerprint=None)
+    @local.idempotent(
+        key="key", scope=lambda *_: "t", operation="o", fingerprint=None, keep=Declined
+    )
     def work(key: str, claims: Any) -> int:
         claims()
+        if error is not None:
+            raise error
         return len(key)
 
     def take() -> None:
@@ -268,8 +428,9 @@ def test_who_was_taken_over_does_not_tell_its_result(local: Idempotency):
         assert isinstance(found, Fresh)
         local.complete(found.claim, 2)
 
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLost) as caught:
         work("k", take)
+    assert caught.value.__cause__ is error
     assert work("k", take) == 2
 
 

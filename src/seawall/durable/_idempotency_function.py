@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
-from inspect import Signature, signature
+from inspect import CORO_CREATED, Signature, getcoroutinestate, iscoroutine, signature, unwrap
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from seawall import _checks as check
@@ -55,6 +55,8 @@ class Rules(NamedTuple):
 
     function: Function
     shape: Signature
+    in_class: bool
+    """Written in a class, so that its first argument may be what it is a method of."""
     operation: str
     key: str | Function | None
     scope: str | Function | None
@@ -118,7 +120,8 @@ def idempotent_function(
                 check.function(name, given)
         own = operation if operation is not None else _name_of(function)
         check_name("operation", own)
-        rules = Rules(function, shape, own, key, scope, fingerprint, wait, kept, codec)
+        inside = _is_in_class(function)
+        rules = Rules(function, shape, inside, own, key, scope, fingerprint, wait, kept, codec)
         wrapper = _wrapped_async if how == "async" else _wrapped
         return wrapper(idempotency, rules)  # type: ignore[return-value]
 
@@ -130,6 +133,11 @@ def _name_of(function: Function) -> str:
         return f"{function.__module__}.{function.__qualname__}"
     except AttributeError:
         raise TypeError(f"{function!r} has no name: write operation='...'") from None
+
+
+def _is_in_class(function: Function) -> bool:
+    around = getattr(function, "__qualname__", "").rpartition(".")[0]
+    return bool(around) and not around.endswith("<locals>")
 
 
 def _wrapped(idempotency: Idempotency, rules: Rules) -> Function:
@@ -176,7 +184,12 @@ def _wrapped_async(idempotency: Idempotency, rules: Rules) -> Function:
                 await renewal.stop()
             return await adrive(steps, answer)
 
-        return await adrive(_steps(rules, args, kwargs), answer)
+        try:
+            return await adrive(_steps(rules, args, kwargs), answer)
+        finally:
+            # However it ends: a lease that is renewed by nobody's order would be held for ever.
+            if renewal is not None:
+                renewal.end()
 
     return call
 
@@ -194,8 +207,10 @@ def _steps(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps
     except GeneratorExit:
         raise  # nothing can be awaited any more: the lease will be over
     except rules.keep as error:
-        told = {"error": type(error).__name__, "message": str(error)[:LONGEST_MESSAGE]}
-        yield _Uncut(_store(claim, told, failed=True))
+        told = {"error": type(error).__name__, "message": _message(error)}
+        good = yield _Uncut(_store(claim, told, failed=True))
+        if not good:
+            raise _lost(rules) from error
         raise
     except BaseException:
         with suppress(Exception):
@@ -204,13 +219,36 @@ def _steps(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps
     try:
         answer = _written(rules, result)
     except Exception:
+        if _is_not_begun(result):
+            result.close()
+            with suppress(Exception):
+                yield _Uncut(_give_up(claim))
+            raise TypeError(
+                f"{rules.operation!r} returned a coroutine, which did not run: write `async def`,"
+                " and await there what it calls"
+            ) from None
         # It is done, and must not be done again for want of a way to write it down.
         yield _Uncut(_store(claim, _NOT_KEPT))
         raise
     good = yield _Uncut(_store(claim, answer))
     if not good:
-        raise LeaseLost(f"{rules.operation!r} took longer than its lease: another one does it now")
+        raise _lost(rules)
     return result
+
+
+def _lost(rules: Rules) -> LeaseLost:
+    return LeaseLost(f"{rules.operation!r} took longer than its lease: another one does it now")
+
+
+def _message(error: Exception) -> str:
+    try:
+        return str(error)[:LONGEST_MESSAGE]
+    except Exception:  # noqa: BLE001 - one that cannot be told; its class is
+        return ""
+
+
+def _is_not_begun(result: Any) -> bool:
+    return iscoroutine(result) and getcoroutinestate(result) == CORO_CREATED
 
 
 def _store(claim: KeyClaim, answer: object, *, failed: bool = False) -> Steps[bool]:
@@ -231,6 +269,8 @@ def _give_up(claim: KeyClaim) -> Steps[None]:
 def _written(rules: Rules, result: Any) -> Any:
     """Return a result as it is stored, or raise."""
     if rules.codec is not None:
+        if iscoroutine(result):
+            raise TypeError("a coroutine is no result: await it, and return what it gives")
         return bytes(rules.codec.dumps(result))
     records.check_storable(result)
     return result
@@ -269,14 +309,20 @@ def _named(
     check_key(key)
     scope = said(rules.scope, current_tenant)
     if rules.fingerprint == "arguments":
-        payload: bytes | str | None = _arguments_text(dict(bound.arguments))
+        payload: bytes | str | None = _arguments_text(rules, dict(bound.arguments))
     else:
         payload = None if rules.fingerprint is None else rules.fingerprint(*args, **kwargs)
     return scope, rules.operation, key, payload
 
 
-def _arguments_text(arguments: dict[str, Any]) -> str:
-    arguments.pop("self", None)
+def _arguments_text(rules: Rules, arguments: dict[str, Any]) -> str:
+    name, first = next(iter(arguments.items()), ("", None))
+    if (
+        name == "self"
+        or (name == "cls" and isinstance(first, type))
+        or (rules.in_class and _is_owner(rules, first))
+    ):
+        del arguments[name]
     try:
         return json.dumps(arguments, sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -284,6 +330,22 @@ def _arguments_text(arguments: dict[str, Any]) -> str:
             f"the arguments are not JSON ({error}): write fingerprint=, a function of them that"
             " returns bytes or text; or None, to compare nothing"
         ) from error
+
+
+def _is_owner(rules: Rules, first: Any) -> bool:
+    """Tell whether `first` is what the function is a method of: an instance, or the class.
+
+    Its name does not tell: a static method is written in a class, too, and its first argument is
+    payload.
+    """
+    function = unwrap(rules.function)
+    name = getattr(function, "__name__", "")
+    own = first.__mro__ if isinstance(first, type) else ()
+    for each in (*own, *type(first).__mro__):
+        found = vars(each).get(name)
+        if found is not None and unwrap(found) is function:
+            return not isinstance(found, staticmethod)
+    return False
 
 
 def _ignored(_what: str) -> None:

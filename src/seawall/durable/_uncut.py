@@ -88,10 +88,18 @@ class Renewal:
             if not self._stopped:
                 await sleep_async(nap)
 
-    async def stop(self) -> None:
-        """Renew it no more; what is being asked is asked to its end."""
+    def end(self) -> None:
+        """Renew it no more, where nothing can be awaited: a coroutine that is closed.
+
+        That may be in any thread, or after the loop, so the task is not cancelled: it sees this
+        when it wakes up.
+        """
         self._stopped = True
         self._timer.cancel()
+
+    async def stop(self) -> None:
+        """Renew it no more; what is being asked is asked to its end."""
+        self.end()
         task = self._task
         if task is not None and not task.done():
             if not self._asking:
