@@ -1,27 +1,17 @@
-"""Whether the alerts fire: when they should, and only then."""
+"""Whether the alerts fire: when they should, and only then, by readings that are made up."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from itertools import count
-from typing import Any
 
 import pytest
 import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, generate_latest
 
-from seawall import Breaker, Guard, LocalQueue, Retry, RetryBudget, VirtualClock
-from seawall.registry import answered
 from seawall.telemetry import _thresholds as threshold
-from seawall.telemetry import export_prometheus
-from seawall.telemetry._readings import spent_share
 from seawall.telemetry.alerts import alert_rules
-from seawall.testing import virtual_time
-from tests.telemetry.promql import EVERY, Prometheus, Rule
-from tests.telemetry.world import World
+from tests.telemetry.promql import Prometheus, Rule
 
 (GROUP,) = yaml.safe_load(alert_rules())["groups"]
 RULES = {rule["alert"]: rule for rule in GROUP["rules"]}
@@ -250,6 +240,17 @@ def test_states_fire_while_they_are_wrong(name: str, other: str):
     assert not _fires(name, tell(1 - wrong), within)
 
 
+@pytest.mark.parametrize("name", [name for name in STATES if STATES[name][2] == 1])
+def test_two_that_are_wrong_fire_as_one_does(name: str):
+    """Where a series has two of them, and their sum is told, it is wrong all the more."""
+    metric, labels, _ = STATES[name]
+
+    def tell(prometheus: Prometheus, at: float, _step: int) -> None:
+        prometheus.tell(at, f"seawall_{metric}", 2.0, **labels)
+
+    assert _fires(name, tell)
+
+
 @pytest.mark.parametrize(("closings", "fires"), [(0, False), (2, False), (5, True)])
 def test_flapping_is_closing_again_and_again(closings: int, fires: bool):  # noqa: FBT001
     """It fires where a breaker closes more than three times in five minutes, and goes on so."""
@@ -297,107 +298,3 @@ def test_an_old_outbox_is_told_once():
     tell(prometheus, 0.0, 0)
     everything = RULES["SeawallQueueOld"]["expr"].replace('{kind!="outbox"}', "")
     assert prometheus.ask(everything, 1.0), "it would, if outboxes were not left out"
-
-
-# Real guards, read as Prometheus reads them
-
-
-class Watched:
-    """A process that is scraped, and rules that are looked at, in virtual time."""
-
-    def __init__(self, clock: Any, *names: str) -> None:
-        self.clock = clock
-        self.registry = CollectorRegistry()
-        self.prometheus = Prometheus()
-        self.rules = {name: Rule(RULES[name]) for name in names}
-
-    def firing(self, seconds: float, work: Callable[[], object]) -> set[str]:
-        """Work for so long, once each second, and return what fires at the end."""
-        fired: set[str] = set()
-        for second in range(int(seconds)):
-            work()
-            self.clock.sleep(1.0)
-            if second % EVERY == 0:
-                now = self.clock.now()
-                self.prometheus.scrape(now, generate_latest(self.registry).decode())
-                fired = {
-                    name for name, rule in self.rules.items() if rule.look(self.prometheus, now)
-                }
-        return fired
-
-
-def _down() -> None:
-    raise ConnectionRefusedError
-
-
-def test_an_outage_is_told_and_then_over():
-    """A real guard: nothing fires while all is well, then circuit and errors do, then nothing."""
-    with virtual_time() as clock:
-        guard = Guard("alerts-vendor", Breaker(consecutive=3, break_for=10.0))
-        watched = Watched(clock, "SeawallCircuitOpenRate", "SeawallErrorRatio")
-        with export_prometheus(watched.registry):
-            assert watched.firing(360, lambda: guard.attempt(str)) == set()
-            assert watched.firing(720, lambda: guard.attempt(_down)) == set(watched.rules)
-            assert watched.firing(720, lambda: guard.attempt(str)) == set()
-        guard.close()
-
-
-def test_a_spent_budget_is_told_and_then_over():
-    """A real budget: it ends with the outage, though the budget is far from refilled."""
-    with virtual_time() as clock:
-        retry = Retry(on=OSError, attempts=3, backoff=0, budget=RetryBudget())
-        guard = Guard("alerts-budget", retry)
-        watched = Watched(clock, "SeawallRetryBudgetSpent")
-        with export_prometheus(watched.registry):
-            assert watched.firing(360, lambda: guard.attempt(str)) == set()
-            assert watched.firing(720, lambda: guard.attempt(_down)) == set(watched.rules)
-            seconds = count()
-            seldom = lambda: next(seconds) % 20 or guard.attempt(str)  # noqa: E731
-            assert watched.firing(720, seldom) == set()
-        assert spent_share(guard.snapshot()["policies"][0]["budget"]) == threshold.BUDGET_SPENT
-        guard.close()
-
-
-def test_a_queue_that_stands_is_told_and_then_over():
-    """A real queue: what nobody takes grows old."""
-    with virtual_time() as clock:
-        queue = LocalQueue("alerts-queue")
-        watched = Watched(clock, "SeawallQueueOld")
-        with export_prometheus(watched.registry):
-            assert watched.firing(120, list) == set()
-            queue.push("job")
-            assert watched.firing(420, list) == set(watched.rules)
-            (claim,) = queue.claim()
-            queue.ack(claim)
-            assert watched.firing(60, list) == set()
-
-
-def test_an_outbox_that_stands_is_told_and_then_over(world: World):
-    """A real outbox: what a database said of it is what the rule sees."""
-    watched = Watched(VirtualClock(), "SeawallOutboxOld")
-
-    def told(age: float) -> Callable[[], None]:
-        said = {"pending": 1, "oldest_age": age, "dead": 0, "blocked": 0}
-        return lambda: answered(world.outbox, said)
-
-    with export_prometheus(watched.registry):
-        assert watched.firing(300, told(59.0)) == set()
-        assert watched.firing(300, told(61.0)) == set(watched.rules)
-        assert watched.firing(60, told(0.0)) == set()
-
-
-@pytest.mark.usefixtures("world")
-def test_every_rule_can_be_answered_of_a_real_process():
-    """Each metric and each value of a label that a rule asks for is told by a real process."""
-    registry, prometheus = CollectorRegistry(), Prometheus()
-    with export_prometheus(registry):
-        for step in range(4):
-            prometheus.scrape(step * EVERY, generate_latest(registry).decode())
-    unanswered = set()
-    for name, rule in RULES.items():
-        (about, *_) = re.split(r"\s(?:>|>=|==)\s", rule["expr"])
-        if not prometheus.ask(about, 3 * EVERY):
-            unanswered.add(name)
-    # No retry was refused, nobody had to wait for a pool, all can be read, names are few.
-    expected = {"RetryBudgetSpent", "PoolWait", "Unreadable", "SeriesFolded"}
-    assert unanswered == {f"Seawall{name}" for name in expected}

@@ -123,6 +123,35 @@ def test_equal_labels_are_told_once_by_sum_or_maximum():
     assert told["seawall_queue_age_seconds", "channel", "c"] == 1.0
 
 
+def test_one_that_is_lost_is_not_hidden_by_another():
+    """Two stores of one name, or two shared policies of one guard: 0 if one of them is lost."""
+    modes = [{"policy": "rate_limit", "shared": {"mode": mode}} for mode in ("shared", "local")]
+    stores = [{"name": "redis", "up": up} for up in (True, False, True)]
+    told = _values({"guard": [{"name": "v", "policies": modes}], "store": stores})
+    assert told["seawall_policy_shared", "v", "rate_limit"] == 0
+    assert told["seawall_store_up", "redis"] == 0
+
+
+def test_several_in_one_state_are_told_as_one():
+    """Two breakers of a guard, two of a name: a state is 1 if one of them is in it."""
+    breakers = [{"policy": "breaker", "state": state} for state in ("open", "open", "closed")]
+    told = _values(
+        {
+            "guard": [{"name": "v", "policies": breakers}],
+            "health": [{"name": "s", "levels": {"ready": "unhealthy"}}] * 2,
+            "lifecycle": [{"name": "s", "state": "ready", "in_flight": 1}] * 2,
+            "ladder": [{"name": "l", "level": "full"}, {"name": "l", "level": "static"}],
+        }
+    )
+    states = {key[-1] for key in told if key[0] == "seawall_breaker_state" and told[key] == 1}
+    assert states == {"open", "closed"}
+    assert told["seawall_health_state", "s", "ready", "unhealthy"] == 1
+    assert told["seawall_lifecycle_state", "s", "ready"] == 1
+    assert told["seawall_requests_in_flight", "s"] == 2
+    assert told["seawall_ladder_level", "l", "full"] == told["seawall_ladder_level", "l", "static"]
+    assert max(told.values()) == 2
+
+
 def test_trouble_is_counted():
     """Who cannot be read is missed."""
     told = _values({"queue": [{"name": "a", "stored_error": "gone"}, {"name": "b"}]})
@@ -134,6 +163,15 @@ def test_a_label_is_short_and_legible(text: str):
     """Whatever a thing is called."""
     assert len(label(text)) <= 120
     assert label(text).isprintable()
+
+
+def test_names_that_differ_at_their_end_are_two():
+    """A long one is cut, and ends with what tells it from others."""
+    guards = [{"name": "x" * 299 + end, "retries": 1} for end in "ab"]
+    told = [key for key in _values({"guard": guards}) if key[0] == "seawall_retries_total"]
+    assert len(told) == 2
+    assert all(name.startswith("x" * 100) for _, name in told)
+    assert label("x" * 120) == "x" * 120
 
 
 # Cardinality

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, Literal, NamedTuple
 
 Kind = Literal["counter", "gauge"]
-Fold = Literal["sum", "max"]
+Fold = Literal["sum", "max", "min"]
 
 CLOSED: Final = frozenset(
     {"kind", "level", "outcome", "percentile", "result", "state", "to", "metric"}
@@ -113,6 +113,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "guard state",
         "1 for the state that the breaker is in, 0 for the others; keyed: the worst of all keys",
         "breaker: state",
+        fold="max",
     ),
     _counter(
         "breaker_transitions",
@@ -165,7 +166,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "guard policy",
         "1 while a shared policy goes with its store, 0 while without",
         "policy: shared",
-        fold="max",
+        fold="min",
     ),
     # What is lent
     _gauge("pool_slots", "pool", "Resources that a pool may have", "pool: limit"),
@@ -255,23 +256,29 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _counter("fifo_gaps", "name", "Messages missing for too long", "fifo_receiver: gaps"),
     # What is around
-    _gauge("store_up", "store", "1 while the shared store answers", "store: up", fold="max"),
+    _gauge("store_up", "store", "1 while the shared store answers", "store: up", fold="min"),
     _gauge("lease_held", "lease", "1 while this process holds it", "lease: held", fold="max"),
     _gauge(
         "health_state",
         "service level state",
         "1 for the state of each level of health, 0 for the others",
         "health: levels",
+        fold="max",
     ),
     _gauge(
         "lifecycle_state",
         "service state",
         "1 for the phase that the service is in, 0 for the others",
         "lifecycle: state",
+        fold="max",
     ),
     _gauge("requests_in_flight", "service", "Requests being served", "lifecycle: in_flight"),
     _gauge(
-        "ladder_level", "ladder level", "1 for the level of service, 0 for others", "ladder: level"
+        "ladder_level",
+        "ladder level",
+        "1 for the level of service, 0 for others",
+        "ladder: level",
+        fold="max",
     ),
     _gauge(
         "upstream_hosts",

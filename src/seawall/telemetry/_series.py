@@ -1,25 +1,33 @@
 """Series: values with their labels, and no more of them than a cap. Pure.
 
 Promises: values with the same labels are told once; of each metric at most `cap` series have names
-of their own, whatever things are called, and the rest is told together, as "other".
+of their own, whatever things are called, and the rest is told together, as "other"; what is told of
+a counter never falls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
 from typing import Final, NamedTuple
 
-from seawall.telemetry._names import BY_NAME, METRICS, Metric
+from seawall.telemetry._names import BY_NAME, METRICS, Fold, Metric
 
 CAP: Final = 1000
 """Series of one metric, unless told otherwise."""
 
 OTHER: Final = "other"
 LONGEST_LABEL: Final = 120
+_HASH_DIGITS: Final = 8
 
 Labels = tuple[str, ...]
 
 _ORDER: Final = {metric.name: place for place, metric in enumerate(METRICS)}
+_FOLDS: Final[dict[Fold, Callable[[tuple[float, float]], float]]] = {
+    "sum": sum,
+    "max": max,
+    "min": min,
+}
 
 
 class Reading(NamedTuple):
@@ -33,13 +41,14 @@ class Reading(NamedTuple):
 class Series:
     """Which series are told by name: those that came first, for as long as they are there.
 
-    So a counter does not move between its own series and the one for all others.
+    It belongs to one exporter, which asks it one time after another, each time with what is newer.
     """
 
     def __init__(self, cap: int = CAP) -> None:
         """Tell up to `cap` series of each metric by name."""
         self.cap = cap
         self._admitted: dict[str, dict[Labels, None]] = {}
+        self._counters: dict[str, _Counter] = {}
 
     def bounded(self, readings: Iterable[Reading]) -> list[Reading]:
         """Return the readings with the rest folded into "other", and how many those were."""
@@ -48,12 +57,20 @@ class Series:
             owners = by_metric.setdefault(reading.metric.name, {})
             owners.setdefault(_owner(reading), []).append(reading)
         told: list[Reading] = []
+        for name in self._counters:
+            by_metric.setdefault(name, {})  # it must know that all of its series have gone
         for name, owners in by_metric.items():
             admitted = self._admit(name, owners)
             rest = [one for owner, of in owners.items() if owner not in admitted for one in of]
             own = [one for owner in admitted for one in owners[owner]]
             # Together: something may really be called "other".
-            told += combined([*own, *(_anonymous(one) for one in rest)])
+            if BY_NAME[name].kind == "counter":
+                counter = self._counters.setdefault(name, _Counter(BY_NAME[name], self.cap))
+                told += counter.told(
+                    [(one, one) for one in own] + [(one, _anonymous(one)) for one in rest]
+                )
+            else:
+                told += combined([*own, *(_anonymous(one) for one in rest)])
             if rest:
                 folded = BY_NAME["seawall_series_folded"]
                 told.append(Reading(folded, (name,), float(len(rest))))
@@ -71,24 +88,85 @@ class Series:
         return kept
 
 
+class _Counter:
+    """One counter: what is told of each of its series never falls.
+
+    Things of one name are counted together, and what one of them had counted goes with it; others
+    move out of "other" when there is room. Were the sum of what lives told, each of that would look
+    like a new beginning, and Prometheus would add all that is left once more. So what is told is
+    what was told before, and by how much the sums have risen since.
+
+    A series that has gone is remembered, in case it comes back, until `cap` others went after it.
+    """
+
+    def __init__(self, metric: Metric, cap: int) -> None:
+        self._metric = metric
+        self._cap = cap
+        # In one assignment: a fork may come at any moment, while another thread is here.
+        self._state = _Remembered({}, {}), _Remembered({}, {})
+
+    def told(self, readings: Iterable[tuple[Reading, Reading]]) -> list[Reading]:
+        """Return what to tell, of readings and what each is told as."""
+        sums, totals = self._state
+        found: dict[Labels, float] = {}
+        rises: dict[Labels, float] = {}
+        for own, told_as in readings:
+            found[own.labels] = own.value
+            rise = sums.rise(own.labels, own.value)
+            rises[told_as.labels] = rises.get(told_as.labels, 0.0) + rise
+        told = {labels: totals.last(labels) + rise for labels, rise in rises.items()}
+        self._state = sums.followed_by(found, self._cap), totals.followed_by(told, self._cap)
+        return [Reading(self._metric, labels, value) for labels, value in told.items()]
+
+
+class _Remembered(NamedTuple):
+    """Values by labels: those that were there the last time, and those that had gone before."""
+
+    there: Mapping[Labels, float]
+    gone: Mapping[Labels, float]
+
+    def last(self, labels: Labels) -> float:
+        """Return the last value of a series; 0 of a new one."""
+        return self.there.get(labels, self.gone.get(labels, 0.0))
+
+    def rise(self, labels: Labels, value: float) -> float:
+        """Return how much was counted since, as far as one can tell from sums."""
+        last = self.last(labels)
+        if value >= last:
+            return value - last
+        # Part of what counted has gone; or all of it, and what is here now has begun at 0.
+        return 0.0 if labels in self.there else max(0.0, value)
+
+    def followed_by(self, there: Mapping[Labels, float], cap: int) -> _Remembered:
+        """Return what is remembered after another time; `cap` of those that are gone."""
+        known = (*self.gone.items(), *self.there.items())
+        gone = [(labels, value) for labels, value in known if labels not in there]
+        return _Remembered(there, dict(gone[-cap:]))
+
+
 def combined(readings: Iterable[Reading]) -> list[Reading]:
-    """Return one reading for each series: the sum, or the largest, as the metric says."""
+    """Return one reading for each series: sum, largest or smallest, as the metric says."""
     known: dict[tuple[str, Labels], Reading] = {}
     for reading in readings:
         key = reading.metric.name, reading.labels
         before = known.get(key)
         if before is not None:
-            both = before.value, reading.value
-            total = max(both) if reading.metric.fold == "max" else sum(both)
+            total = _FOLDS[reading.metric.fold]((before.value, reading.value))
             reading = reading._replace(value=total)  # noqa: PLW2901
         known[key] = reading
     return list(known.values())
 
 
 def label(value: str) -> str:
-    """Return a value fit for a label: short, and legible."""
+    """Return a value fit for a label: short, legible, and another one for each value.
+
+    What is too long is cut, and ends with a hash of the whole: names may differ at their end only.
+    """
     text = value if value.isprintable() else value.encode("unicode_escape").decode("ascii")
-    return text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
+    if len(text) <= LONGEST_LABEL:
+        return text
+    end = "…" + sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
+    return text[: LONGEST_LABEL - len(end)] + end
 
 
 def _owner(reading: Reading) -> Labels:

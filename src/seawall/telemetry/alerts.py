@@ -59,8 +59,13 @@ def _above(expr: str, limit: float) -> str:
     return f"{expr} > {limit:g}"
 
 
-def _is(expr: str, value: int) -> str:
-    return f"{expr} == {value}"
+def _any(expr: str) -> str:
+    """Return when at least one is so: of several in one series there may be more."""
+    return f"{expr} >= 1"
+
+
+def _none(expr: str) -> str:
+    return f"{expr} == 0"
 
 
 def _percent(share: float) -> str:
@@ -106,7 +111,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SeawallBreakerIsolated",
         "ticket",
-        _is(_ask.gauge("max", "breaker_state", "job guard", 'state="isolated"'), 1),
+        _any(_ask.gauge("max", "breaker_state", "job guard", 'state="isolated"')),
         threshold.ISOLATED_SECONDS,
         "{{ $labels.guard }}: its breaker is isolated, by hand",
         "Somebody isolated the breaker of {{ $labels.guard }} in {{ $labels.job }}, and it has"
@@ -241,7 +246,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SeawallStoreLost",
         "page",
-        _is(_ask.gauge("min", "store_up", "job store"), 0),
+        _none(_ask.gauge("min", "store_up", "job store")),
         threshold.STORE_DOWN_SECONDS,
         "{{ $labels.store }}: the shared store does not answer",
         "At least one process of {{ $labels.job }} does not reach the store {{ $labels.store }}:"
@@ -250,7 +255,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SeawallPolicyAlone",
         "ticket",
-        _is(_ask.gauge("min", "policy_shared", "job guard policy"), 0),
+        _none(_ask.gauge("min", "policy_shared", "job guard policy")),
         600,
         "{{ $labels.guard }}: its {{ $labels.policy }} goes without the store",
         "The {{ $labels.policy }} of {{ $labels.guard }} in {{ $labels.job }} is shared, but goes"
@@ -259,9 +264,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SeawallUnhealthy",
         "page",
-        _is(
-            _ask.gauge("max", "health_state", "job instance service level", 'state="unhealthy"'), 1
-        ),
+        _any(_ask.gauge("max", "health_state", "job instance service level", 'state="unhealthy"')),
         300,
         "{{ $labels.instance }}: {{ $labels.service }} is unhealthy ({{ $labels.level }})",
         "The checks of level {{ $labels.level }} of {{ $labels.service }} fail on"

@@ -73,9 +73,8 @@ class SeawallCollector(Collector):
 
     def collect(self) -> Iterator[Family]:
         """Return the metrics that have values now."""
-        found = readings_of(snapshot())
-        with self._lock:
-            readings = self._series.bounded(found)
+        with self._lock:  # the snapshot, too: of two scrapes at once the older must come first
+            readings = self._series.bounded(readings_of(snapshot()))
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for metric, labels, value in readings:
             if metric.name not in families:
