@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seawall import idempotency_key, subscribe
+from seawall import idempotency_key, subscribe, tenant
 from seawall.durable import Database, Sqlite, _later_worker, migrate
 from seawall.durable.later import Later, LaterWorker
 from seawall.runtime.events import JobDied
@@ -126,5 +128,85 @@ def test_a_worker_removes_what_is_over(opening: Opening, monkeypatch: pytest.Mon
                 await asyncio.wait([running], timeout=0.01)
             worker.stop()
             await running
+
+    asyncio.run(main())
+
+
+def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate as one does who did not think of async functions."""
+
+    @wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return inner
+
+
+def test_what_a_plain_function_returns_is_awaited(opening: Opening):
+    """A call whose function only looks plain is done, in its context, before it is told as done."""
+
+    async def main() -> None:
+        async with opening() as database:
+            later, vendor = Later(database, "receipts", delay=0), Vendor(down=True)
+            with idempotency_key("k"), tenant("t"):
+                await later.astore(17)
+            worker = LaterWorker(later, timed(vendor.send), backoff=0.0)
+            assert await worker.run_once() == 1
+            assert (worker.snapshot()["failed"], worker.snapshot()["done"]) == (1, 0)
+            vendor.down = False
+            assert await worker.run_once() == 1
+            assert vendor.done == [(17, "", "k", "t")]
+            assert worker.snapshot()["done"] == 1
+
+    asyncio.run(main())
+
+
+def test_what_a_plain_function_returns_is_stopped_with_its_claim(opening: Opening):
+    """The lease is prolonged while it is awaited; if that is lost, it does not go on."""
+
+    async def main() -> None:
+        async with opening() as database:
+            later = Later(database, "receipts", delay=0)
+            ended: list[str] = []
+            asked: list[str] = []
+
+            async def slow(_order: int) -> None:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    ended.append("stopped")
+                    raise
+
+            worker = LaterWorker(later, timed(slow), lease=0.1)
+
+            async def stolen(_claim: Any, what: str, **_: Any) -> bool:
+                asked.append(what)
+                return len(asked) < 3
+
+            worker._change = stolen  # type: ignore[method-assign]
+            await later.astore(1)
+            await worker.run_once()
+            assert (asked, ended) == (["renew"] * 3, ["stopped"])
+            assert worker.snapshot()["lost"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_plain_function_that_raises_stop_iteration_has_failed(opening: Opening):
+    """No future can hold it: it is told as another error, and the worker goes on."""
+
+    async def main() -> None:
+        async with opening() as database:
+            later = Later(database, "receipts", delay=0)
+            await later.astore(1)
+
+            def nothing(_order: int) -> Any:
+                return next(iter(()))
+
+            worker = LaterWorker(later, nothing, attempts=1)
+            async with asyncio.timeout(10):
+                await worker.run_once()
+            (letter,) = await later.adead()
+            assert letter.error == "RuntimeError: the function raised StopIteration"
 
     asyncio.run(main())

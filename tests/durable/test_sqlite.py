@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
 from seawall.durable import Sqlite
+from seawall.durable import sqlite as module
 
 
 @pytest.fixture
@@ -36,6 +39,28 @@ def numbers(file: Sqlite) -> list[int]:
         return [n for (n,) in connection.execute("SELECT n FROM things ORDER BY n")]
     finally:
         connection.close()
+
+
+def together(file: Sqlite, *works: Callable[[sqlite3.Connection], Any]) -> list[Any]:
+    """Have all done in one batch, after one that was given up; return results and errors."""
+    begun, go = Event(), Event()
+
+    def first(_connection: sqlite3.Connection) -> None:
+        begun.set()
+        assert go.wait(30)
+
+    held = file._submit(first)
+    assert begun.wait(30)
+    assert file._submit(lambda c: add(c, 99)).cancel()
+    futures = [file._submit(work) for work in works]
+    go.set()
+    held.result(30)
+    return [each.exception(30) or each.result() for each in futures]
+
+
+def undo_all(connection: sqlite3.Connection) -> None:
+    """Add what is there: SQLite rolls the whole transaction back."""
+    connection.execute("INSERT OR ROLLBACK INTO things VALUES (1)")
 
 
 def test_what_comes_together_is_committed_together(file: Sqlite):
@@ -95,14 +120,114 @@ def test_another_process_that_writes_is_waited_for(file: Sqlite):
     assert numbers(file) == [1, 2]
 
 
-def test_after_a_broken_commit_it_goes_on(file: Sqlite):
+def test_one_that_undoes_the_transaction_harms_no_other(file: Sqlite):
+    """It alone gets its error; those before and after it are on disk, each done once."""
+    add_1, add_2, add_3 = (lambda c, n=n: add(c, n) for n in (1, 2, 3))
+    results = together(file, add_1, undo_all, add_2, undo_all, add_3)
+    assert [results[0], results[2], results[4]] == [1, 2, 3]
+    for error in (results[1], results[3]):
+        assert isinstance(error, sqlite3.IntegrityError)
+        assert "UNIQUE" in str(error)
+    assert numbers(file) == [1, 2, 3]
+
+
+def test_one_that_goes_on_after_the_transaction_is_told(file: Sqlite):
+    """Who hides that SQLite has undone all gets no result as if it were on disk."""
+
+    def hide(connection: sqlite3.Connection) -> str:
+        with pytest.raises(sqlite3.IntegrityError):
+            undo_all(connection)
+        return "well"
+
+    before, hidden, after = together(file, lambda c: add(c, 1), hide, lambda c: add(c, 2))
+    assert (before, after) == (1, 2)
+    assert isinstance(hidden, RuntimeError)
+    assert "OR ABORT" in str(hidden)
+    assert numbers(file) == [1, 2]
+
+
+def end_as_block(connection: sqlite3.Connection) -> None:
+    """End the transaction as sqlite3's own context manager does."""
+    with connection:
+        add(connection, 7)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda c: c.commit(),
+        lambda c: c.rollback(),
+        lambda c: c.execute("COMMIT"),
+        lambda c: c.execute("ROLLBACK"),
+        lambda c: c.executescript("CREATE TABLE more (n integer)"),
+        end_as_block,
+    ],
+    ids=["commit", "rollback", "COMMIT", "ROLLBACK", "executescript", "with"],
+)
+def test_an_operation_cannot_end_what_is_not_its_own(file: Sqlite, end: Callable[..., Any]):
+    """It is told and undone; the others are neither undone nor done twice."""
+
+    def work(connection: sqlite3.Connection) -> None:
+        add(connection, 8)
+        end(connection)
+
+    before, told, after = together(file, lambda c: add(c, 1), work, lambda c: add(c, 2))
+    assert (before, after) == (1, 2)
+    assert isinstance(told, RuntimeError)
+    assert "executescript()" in str(told)
+    assert numbers(file) == [1, 2]
+
+
+def test_an_operation_that_raises_stop_iteration_ends(file: Sqlite):
+    """Neither who blocks nor who awaits waits for ever for what no future of asyncio can hold."""
+
+    def nothing(connection: sqlite3.Connection) -> Any:
+        add(connection, 1)
+        return next(connection.execute("SELECT 1 WHERE 0"))
+
+    async def main() -> None:
+        async with asyncio.timeout(10):
+            await file.arun(nothing)
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        file.run(nothing)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(main())
+    assert numbers(file) == []
+
+
+class GivenUp(Future[Any]):
+    """One whose owner gives up in the last moment before it gets its error."""
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        self.cancel()
+        super().set_exception(exception)
+
+
+def test_who_gives_up_while_being_told_does_not_stop_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The batch has failed and one of it is cancelled just then: the next one is done."""
+    file = Sqlite(tmp_path / "a.db", busy_timeout=0.001)
+    file.run(lambda c: c.execute("CREATE TABLE things (n integer UNIQUE)"))
+    other = sqlite3.connect(file.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "Future", GivenUp)
+        given_up = file._submit(lambda c: add(c, 1))
+        while not given_up.cancelled():
+            pass
+    other.execute("ROLLBACK")
+    other.close()
+    assert file._submit(lambda c: add(c, 2)).result(10) == 2
+    file.close()
+    assert numbers(file) == [2]
+
+
+def test_after_a_broken_connection_it_goes_on(file: Sqlite):
     """Who was in it is told; the next one has a connection that works."""
-
-    def break_it(connection: sqlite3.Connection) -> None:
-        connection.execute("COMMIT")
-
-    with pytest.raises(sqlite3.OperationalError):
-        file.run(break_it)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        file.run(lambda c: c.close())
     assert file.run(lambda c: add(c, 3)) == 3
 
 

@@ -38,3 +38,22 @@ class Given:
     def __exit__(self, *exc: object) -> None:
         if self._scope is not None:
             self._scope.__exit__(*exc)
+
+
+async def called_in_thread(
+    function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+) -> None:
+    """Call a plain function in a thread, and await what it returns if that can be awaited."""
+    from asyncio import to_thread
+    from inspect import isawaitable
+
+    def called() -> Any:
+        try:
+            return function(*args, **kwargs)
+        except StopIteration as error:  # a future cannot hold it, and would never be done
+            raise RuntimeError("the function raised StopIteration") from error
+
+    said = await to_thread(called)
+    # A plain function may return what an async one gave it: it is not done before that.
+    if isawaitable(said):
+        await said

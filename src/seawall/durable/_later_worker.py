@@ -21,7 +21,7 @@ from seawall import registry
 from seawall.context import idempotency_key, reset, tenant
 from seawall.durable._connections import Ask
 from seawall.durable._later_calls import Later, decoded, redoing
-from seawall.durable._later_doing import Given, WithoutFallbacks
+from seawall.durable._later_doing import Given, WithoutFallbacks, called_in_thread
 from seawall.durable._trouble import Trouble
 from seawall.durable._uncut import first_line, uncut
 from seawall.errors import Rejected, matches
@@ -279,15 +279,13 @@ class LaterWorker:
 
     async def _call(self, claim: Claim, args: list[Any], kwargs: dict[str, Any]) -> None:
         """Do it in the context in which it was stored."""
-        from asyncio import to_thread
-
         token = redoing.set((*redoing.get(), self.later.name))
         try:
             with Given(tenant, claim.tenant), Given(idempotency_key, claim.key):
                 if self._awaited:
                     await self._under_guard("acall")(*args, **kwargs)
                 else:
-                    await to_thread(self._under_guard("call"), *args, **kwargs)
+                    await called_in_thread(self._under_guard("call"), args, kwargs)
         finally:
             reset(redoing, token)
 

@@ -1,9 +1,10 @@
 """A SQLite file with one writer: operations that come together are committed together.
 
 Promises: who gets a result has it on disk (WAL, synchronous=FULL). An operation that fails leaves
-nothing, and harms none of those that are committed with it: each has a savepoint. A file has one
-writer in this process; other processes may write too, and are waited for. What would wait for a
-transaction that only this very thread's event loop can end is refused at once.
+nothing, and harms none of those that are committed with it: each has a savepoint, and if one undid
+the whole transaction, the others are done again without it. A file has one writer in this process;
+other processes may write too, and are waited for. What would wait for a transaction that only this
+very thread's event loop can end is refused at once.
 
 Why: to bring a commit to disk takes as long for a hundred operations as for one.
 """
@@ -13,8 +14,8 @@ from __future__ import annotations
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition, Thread, get_ident
 from typing import Any, Final, TypeVar
@@ -24,6 +25,7 @@ from seawall.runtime.mutex import survives_fork
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
+Batch = list[tuple[Work[Any], Future[Any]]]
 
 MOST_TOGETHER: Final = 256
 """Operations of one commit."""
@@ -51,6 +53,8 @@ class Sqlite:
         self._changed = Condition()
         self._thread: Thread | None = None
         self._closed = False
+        self._at_work = False
+        """Whether the writer is in somebody's operation, and not between two of them."""
         self.commits = 0
         """How often was brought to disk."""
         self.operations = 0
@@ -121,7 +125,13 @@ class Sqlite:
     # Operations, each in a savepoint of a common transaction
 
     def run(self, work: Work[T]) -> T:
-        """Have `work(connection)` done and committed, and return its result."""
+        """Have `work(connection)` done and committed, and return its result.
+
+        The transaction is not the operation's own: one that commits or rolls back, as
+        `connection.commit()`, `with connection:` and `executescript` do, fails with a
+        `RuntimeError`. So does one that raises `StopIteration`. It may be done more than once,
+        where another one undid what they did together; what it did before is then undone.
+        """
         if self._open:
             self._refuse_to_wait_for_this_loop()
         return self._submit(work).result()
@@ -161,6 +171,7 @@ class Sqlite:
                 try:
                     if connection is None:
                         connection = self.connect()
+                        connection.set_authorizer(self._may)
                     self._commit(connection, batch)
                 except BaseException as error:  # noqa: BLE001 - told to who waits for it
                     _fail(batch, error)
@@ -171,33 +182,55 @@ class Sqlite:
             if connection is not None:
                 connection.close()
 
-    def _next(self) -> list[tuple[Work[Any], Future[Any]]]:
+    def _may(self, action: int, *_: object) -> int:
+        """Tell SQLite whether a statement may be prepared: all but the end of a transaction.
+
+        Once an operation has ended it, nobody knows which way, and so what has to be done again.
+        """
+        ends = action == sqlite3.SQLITE_TRANSACTION and self._at_work
+        return sqlite3.SQLITE_DENY if ends else sqlite3.SQLITE_OK
+
+    def _next(self) -> Batch:
         with self._changed:
             while not self._todo and not self._closed:
                 self._changed.wait()
             together = min(len(self._todo), MOST_TOGETHER)
             return [self._todo.popleft() for _ in range(together)]
 
-    def _commit(
-        self, connection: sqlite3.Connection, batch: list[tuple[Work[Any], Future[Any]]]
-    ) -> None:
+    def _commit(self, connection: sqlite3.Connection, batch: Batch) -> None:
+        while batch:
+            batch = self._together(connection, batch)
+
+    def _together(self, connection: sqlite3.Connection, batch: Batch) -> Batch:
+        """Do all in one transaction; or return what is to be done again, without who undid it."""
         results: list[tuple[Future[Any], Any, BaseException | None]] = []
         connection.execute("BEGIN IMMEDIATE")
         try:
-            for work, done in batch:
-                if not done.set_running_or_notify_cancel():
+            for number, (work, done) in enumerate(batch):
+                if not (done.running() or done.set_running_or_notify_cancel()):
                     continue
                 connection.execute("SAVEPOINT one")
+                value: Any = None
+                failure: BaseException | None = None
+                self._at_work = True
                 try:
-                    results.append((done, work(connection), None))
+                    value = work(connection)
                 except BaseException as error:  # noqa: BLE001 - its own alone
+                    failure = _as_told(error)
+                finally:
+                    self._at_work = False
+                if not connection.in_transaction:  # as INSERT OR ROLLBACK does, or a full disk
+                    done.set_exception(failure or _swallowed())
+                    begun = [each for each in batch[:number] if each[1].running()]
+                    return begun + batch[number + 1 :]
+                if failure is not None:
                     connection.execute("ROLLBACK TO one")
-                    results.append((done, None, error))
                 connection.execute("RELEASE one")
-            connection.execute("COMMIT")
+                results.append((done, value, failure))
+            # Not as a statement: that would be kept, and an operation's own COMMIT not be prepared.
+            connection.commit()
         except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            connection.rollback()
             raise
         self.commits += 1
         self.operations += len(results)
@@ -206,9 +239,34 @@ class Sqlite:
                 done.set_result(value)
             else:
                 done.set_exception(failure)
+        return []
 
 
-def _fail(batch: list[tuple[Work[Any], Future[Any]]], error: BaseException) -> None:
+def _fail(batch: Batch, error: BaseException) -> None:
     for _, done in batch:
-        if not done.done():
+        # Not asked first whether it is done: who waits may give up in that very moment.
+        with suppress(InvalidStateError):
             done.set_exception(error)
+
+
+def _as_told(error: BaseException) -> BaseException:
+    """Return the error of an operation as who waits for it gets it."""
+    if isinstance(error, StopIteration):  # a future of asyncio cannot hold it: never done
+        told = RuntimeError("the operation raised StopIteration: write `next(rows, None)`")
+    elif getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
+        told = RuntimeError(
+            "the operation ends a transaction that is not its own: leave out commit(), rollback(),"
+            " `with connection:` and executescript(); it is committed when it returns, and undone"
+            " when it raises"
+        )
+    else:
+        return error
+    told.__cause__ = error
+    return told
+
+
+def _swallowed() -> RuntimeError:
+    return RuntimeError(
+        "SQLite rolled the transaction back in the operation, which went on: let the error of the"
+        " statement (such as INSERT OR ROLLBACK) out, or write OR ABORT"
+    )
