@@ -17,12 +17,15 @@ from seawall import (
     CircuitOpen,
     Guard,
     Overloaded,
+    RateLimited,
     Shed,
+    TimedOut,
     Timeout,
     by_criticality,
 )
 from seawall.clock import current_clock
 from seawall.context import current_criticality, current_deadline
+from seawall.errors import KeyMissing, UnknownJob
 from seawall.testing import held_permits, run_virtual
 from seawall.web.admission import Turns, default_concurrency
 from seawall.web.edge import Edge
@@ -267,6 +270,43 @@ def test_an_answer_of_500_or_more_is_a_failure(status: int, outcome: str) -> Non
     run_virtual(main())
 
 
+class OwnLimited(RateLimited):
+    """As a route's own limit refuses."""
+
+    own_limit = True
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "outcome"),
+    [
+        (UnknownJob("no such job"), 404, "succeeded"),
+        (KeyMissing("no key"), 400, "succeeded"),
+        (OwnLimited("too often"), 429, "succeeded"),
+        (RateLimited("a vendor's"), 503, "failed"),
+        (TimedOut("late"), 504, "failed"),
+    ],
+    ids=["UnknownJob", "KeyMissing", "own limit", "vendor's limit", "TimedOut"],
+)
+def test_an_answer_that_the_edge_makes_of_an_error_counts_by_its_status(
+    error: Exception, status: int, outcome: str
+) -> None:
+    """Whether the app answers 404 or raises what becomes one, it has served the caller."""
+
+    async def main() -> None:
+        limit = AdaptiveLimit()
+        edge = Edge(raising(error), name="raised", inbound=Inbound(), concurrency=limit)
+        assert (await ask(edge)).status == status
+        told = edge.snapshot()
+        assert [told[name] for name in ("succeeded", "failed")] == [
+            outcome == "succeeded",
+            outcome == "failed",
+        ]
+        assert len(limit.windows.samples) == (outcome == "succeeded")
+        assert limit.in_flight == 0
+
+    run_virtual(main())
+
+
 def test_limits_tell_what_is_left_and_refuse_with_429() -> None:
     """The headers are on answers and on refusals, and who is refused further in loses nothing."""
 
@@ -498,6 +538,11 @@ def _refuse(_now: float) -> None:
         ({"reports": Bulkhead(1)}, "write a path, such as '/orders/{id}'"),
         ({"/*/reports": Bulkhead(1)}, "a \\* stands at the end"),
         ({"/a/{x}": Bulkhead(1), "/a/{y}": Bulkhead(1)}, "matches the same paths"),
+        ({"/user-{id}": Bulkhead(1)}, "'user-{id}' is only partly a {name}.*whole segment"),
+        ({"/{a}-{b}": Bulkhead(1)}, "only partly a {name}"),
+        ({"/{id": Bulkhead(1)}, "only partly a {name}"),
+        ({"/files/{name:path}/lines": Bulkhead(1)}, "stands at the end.*so does {...:path}"),
+        ({"/f/*": Bulkhead(1), "/f/{name:path}": Bulkhead(1)}, "matches the same paths"),
     ],
 )
 def test_a_template_that_is_none_is_a_mistake(routes: dict[str, Bulkhead], advice: str) -> None:

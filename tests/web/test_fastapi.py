@@ -12,9 +12,11 @@ from fastapi import APIRouter, Depends, FastAPI, Request, WebSocket
 from fastapi.openapi.models import OpenAPI
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Mount, Route
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.routing import Mount, Route, Router
 from starlette.testclient import TestClient
 
 from seawall import (
@@ -183,6 +185,48 @@ def test_apps_that_are_mounted_in_the_app_answer_alike() -> None:
     alone = TestClient(app, raise_server_exceptions=False)
     assert alone.get("/inner/most/bug").status_code == 500
     assert alone.get("/inner/most/started").status_code == 200
+
+
+class Wrapping:
+    """A middleware that keeps what it stands around, under a name that is not `app`."""
+
+    def __init__(self, app: Any) -> None:
+        self._inside = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._inside(scope, receive, send)
+
+
+def test_mounted_apps_behind_middlewares_answer_alike() -> None:
+    """Whether a mount has them or somebody has put them around the app, and around a router."""
+
+    def broken() -> Starlette:
+        async def raises(_request: Request) -> None:
+            raise CircuitOpen("open", retry_after=7.0)
+
+        return Starlette(routes=[Route("/x", raises)])
+
+    app = Starlette(
+        routes=[
+            Mount("/by-mount", app=broken(), middleware=[Middleware(Wrapping)]),
+            Mount("/by-hand", app=GZipMiddleware(GZipMiddleware(broken()))),
+            Mount("/router", app=GZipMiddleware(Router([Mount("/deep", app=broken())]))),
+        ]
+    )
+    app.mount("/again", GZipMiddleware(app))
+    protect(app)
+    for path in ("/by-mount/x", "/by-hand/x", "/router/deep/x", "/again/by-hand/x"):
+        answer = asked(app, path)
+        assert (answer.status, answer.headers["retry-after"]) == (503, "7")
+
+
+def test_a_middleware_around_itself_is_left_alone() -> None:
+    """Who looks for what it stands around does not look forever."""
+    circle = Wrapping(PlainTextResponse("hello"))
+    circle.app = circle  # type: ignore[attr-defined]
+    app = Starlette(routes=[Mount("/", app=circle)])
+    protect(app)
+    assert asked(app, "/").body == b"hello"
 
 
 def test_without_our_answers_a_mounted_app_says_500(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,6 +251,7 @@ def test_routes_are_matched_by_segment() -> None:
         "/orders/new": "/orders/new",
         "/orders/new/lines": "/orders/{id}/lines",
         "/files/a/b/c/d/e": "/files/*",
+        "/files//a": "/files/*",
         "/files": OTHER,
         "/orders//lines": OTHER,
         "/orders/7/lines/9": OTHER,
@@ -258,9 +259,21 @@ def test_routes_are_matched_by_segment() -> None:
         "": OTHER,
     }
     assert {path: routes.of(path) for path in expected} == expected
-    for wrong in (["orders"], ["/a/*/b"], ["/a/{x}", "/a/{y}"], [7]):
+    for wrong in (["orders"], ["/a/*/b"], ["/a/{x}", "/a/{y}"], ["/user-{id}"], [7]):
         with pytest.raises((ValueError, TypeError), match="route"):
             Routes(wrong)
+
+
+def test_templates_of_fastapi_are_read_as_they_are_meant() -> None:
+    """A kind in a variable is allowed: "path" stands for the rest, any other for one segment."""
+    routes = Routes(["/files/{name:path}", "/orders/{number:int}"])
+    expected = {
+        "/files/a": "/files/{name:path}",
+        "/files/a/b/c": "/files/{name:path}",
+        "/orders/7": "/orders/{number:int}",
+        "/orders/7/lines": OTHER,
+    }
+    assert {path: routes.of(path) for path in expected} == expected
 
 
 # Together or not at all

@@ -12,7 +12,8 @@ from typing import Any, Final
 from seawall.clock import Clock
 from seawall.context import deadline_var
 from seawall.errors import RateLimited, Rejected, SeawallError, TimedOut
-from seawall.runtime.layers import Wait
+from seawall.runtime.call import STREAMED
+from seawall.runtime.layers import OK, Wait
 from seawall.runtime.policy import GateBound
 from seawall.runtime.runners import wait_async
 from seawall.web._edge_answers import SocketAnswer, send_problem
@@ -25,7 +26,7 @@ from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import Granted, RequestLimits
 from seawall.web.problems import Problem, problem_of
 from seawall.web.request import INCOMING
-from seawall.web.sending import Own, Passage, Send, SocketPassage
+from seawall.web.sending import FAILURE, Own, Passage, Send, SocketPassage
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -159,8 +160,11 @@ class Way:
             del cut  # or it would lead to itself
         if error is None:
             return
-        passage.end(error)
         problem = None if passage.status else problem_of(error)
+        if problem is None or problem.status >= FAILURE:
+            passage.end(error)
+        else:
+            passage.leave(OK, STREAMED)  # as if the app had answered so itself
         if problem is None:
             try:
                 raise error

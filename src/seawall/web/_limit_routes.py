@@ -16,8 +16,9 @@ _END: Final = ""
 class Routes:
     """Templates such as "/search", "/orders/{id}" or "/files/*", and which one a path matches.
 
-    `{...}` stands for one segment, a last `*` for one or more. A literal segment comes before
-    `{...}`. A path that matches none is `OTHER`, so whoever makes up paths makes up no names.
+    `{...}` stands for one segment, a last `*` for one or more; a last `{...:path}`, as FastAPI
+    writes it, is read as `*`. A literal segment comes before `{...}`. A path that matches none is
+    `OTHER`, so whoever makes up paths makes up no names.
     """
 
     def __init__(self, templates: Iterable[str]) -> None:
@@ -36,12 +37,15 @@ class Routes:
     def _add(self, template: str) -> None:
         if not isinstance(template, str) or not template.startswith("/"):
             raise ValueError(f"route {template!r}: write a path, such as '/orders/{{id}}'")
-        segments = [segment for segment in template.split("/")[1:] if segment]
+        segments = [_read(segment, template) for segment in template.split("/")[1:] if segment]
+        if "*" in segments[:-1]:
+            raise ValueError(
+                f"route {template!r}: a * stands at the end, such as '/files/*', and so does"
+                " {...:path}"
+            )
         node = self._tree
         for segment in segments:
-            node = node.setdefault("{}" if segment.startswith("{") else segment, {})
-        if "*" in segments[:-1]:
-            raise ValueError(f"route {template!r}: a * stands at the end, such as '/files/*'")
+            node = node.setdefault(segment, {})
         if _END in node:
             raise ValueError(f"route {template!r}: {node[_END]!r} matches the same paths")
         node[_END] = template
@@ -71,4 +75,18 @@ class Routes:
                 if found is not None:
                     return found
         rest = node.get("*")
-        return None if rest is None or not segment else rest.get(_END)
+        # The rest may begin with an empty segment: else "/files//a" went past the limit.
+        return None if rest is None else rest.get(_END)
+
+
+def _read(segment: str, template: str) -> str:
+    """Return what a segment of a template stands for: "{}" for any one, "*" for the rest."""
+    if "{" not in segment and "}" not in segment:
+        return segment
+    inside = segment[1:-1]
+    if segment != f"{{{inside}}}" or "{" in inside or "}" in inside:
+        raise ValueError(
+            f"route {template!r}: {segment!r} is only partly a {{name}}, and would match no path;"
+            " write {name} for the whole segment, such as '/orders/{id}'"
+        )
+    return "*" if inside.endswith(":path") else "{}"

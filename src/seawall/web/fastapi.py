@@ -18,9 +18,11 @@ from typing import Any, Final
 
 try:
     from starlette.applications import Starlette
-    from starlette.requests import HTTPConnection
+    from starlette.exceptions import HTTPException, WebSocketException
+    from starlette.requests import ClientDisconnect, HTTPConnection
     from starlette.responses import Response
-    from starlette.routing import BaseRoute
+    from starlette.routing import BaseRoute, Router
+    from starlette.websockets import WebSocketDisconnect
 except ImportError as error:
     raise ImportError("seawall.web.fastapi needs Starlette: pip install 'seawall[web]'") from error
 
@@ -38,8 +40,9 @@ from seawall.web.health import Health
 from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import Granted, RequestLimit, RequestLimits
+from seawall.web.problems import problem_of
 from seawall.web.request import INCOMING, Incoming
-from seawall.web.sending import Passage
+from seawall.web.sending import FAILURE, Passage
 from seawall.web.trust import Trust
 
 __all__ = ["guarded", "limited", "protect"]
@@ -125,20 +128,69 @@ def limited(*limits: RequestLimit, **options: Any) -> Callable[..., Awaitable[No
     return limited
 
 
-def guarded(guard: Guard) -> Callable[..., AsyncIterator[None]]:
+def guarded(guard: Guard) -> Callable[..., Awaitable[None]]:
     """Return a dependency that holds the gates of `guard` while a route's function runs.
 
     Breaker, rate limit, bulkhead and shedder act; retries and timeouts are for calls, and need
-    the guard around a function. A `key=` function of a gate is given the request.
+    the guard around a function. A `key=` function of a gate is given the request. A mistake of
+    the caller's (an HTTPException below 500, a request that does not validate) is no failure of
+    the route's, and a client that hangs up is no verdict on it.
     """
     if not isinstance(guard, Guard):
         raise TypeError(f"guarded({guard!r}): pass a Guard, such as Guard('reports', Bulkhead(5))")
+    try:
+        from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
+    except ImportError as error:
+        advice = "is a dependency of FastAPI's: pip install 'seawall[fastapi]'"
+        raise ImportError(f"guarded(...) {advice}") from error
+    invalid = (RequestValidationError, WebSocketRequestValidationError)
 
-    async def guarded(connection: HTTPConnection) -> AsyncIterator[None]:
-        async with guard.hold(_incoming_of(connection)):
+    async def held(connection: HTTPConnection) -> AsyncIterator[None]:
+        hold = guard.hold(_incoming_of(connection))
+        await hold.__aenter__()
+        try:
             yield
+        except BaseException as error:
+            hold.__exit__(None, None if isinstance(error, invalid) else _verdict(error), None)
+            raise
+        hold.__exit__(None, None, None)
+
+    while_it_runs = _for_the_function(held)
+
+    async def guarded(_held: Any = while_it_runs) -> None:
+        pass
 
     return guarded
+
+
+def _for_the_function(held: Callable[..., AsyncIterator[None]]) -> Any:
+    """Return what asks FastAPI to end `held` with the function, before the answer is sent."""
+    from fastapi import Depends
+
+    try:
+        return Depends(held, scope="function")
+    except TypeError:  # FastAPI before 0.121: it alone says when a dependency ends
+        return Depends(held)
+
+
+class _Gone(BaseException):
+    """What gates are told when the client has gone: as a cancellation, it is no verdict."""
+
+
+_FAILED_SOCKET: Final = range(1011, 1015)
+"""The codes by which a server closes a websocket because of trouble of its own."""
+
+
+def _verdict(error: BaseException) -> BaseException | None:
+    """Return what gates are told of a route that raised `error`; None if that is a good answer."""
+    if isinstance(error, (WebSocketDisconnect, ClientDisconnect)):
+        return _Gone()
+    if isinstance(error, HTTPException):
+        return error if error.status_code >= FAILURE else None
+    if isinstance(error, WebSocketException):
+        return error if error.code in _FAILED_SOCKET else None
+    problem = problem_of(error)
+    return error if problem is None or problem.status >= FAILURE else None
 
 
 def _around(app: Any, *, edge: Edge, owner: Starlette) -> Edge:
@@ -153,12 +205,32 @@ def _around(app: Any, *, edge: Edge, owner: Starlette) -> Edge:
 
 
 def _mounted_in(routes: Iterable[BaseRoute]) -> Iterator[Starlette]:
-    """Find the apps that are mounted below these routes, however deep."""
-    for route in routes:
-        app = getattr(route, "app", None)
-        if isinstance(app, Starlette):
-            yield app
-        yield from _mounted_in(getattr(route, "routes", None) or ())
+    """Find the apps that are mounted below these routes, however deep, each once."""
+    waiting: list[Any] = [*routes]
+    seen: dict[int, Any] = {}  # an app may be mounted in itself
+    while waiting:
+        route = waiting.pop()
+        found = _behind(getattr(route, "app", None)) or _behind(getattr(route, "_base_app", None))
+        below = found or route
+        if id(below) in seen:
+            continue
+        seen[id(below)] = below
+        if isinstance(below, Starlette):
+            yield below
+        waiting += getattr(below, "routes", None) or ()
+
+
+_MOST_MIDDLEWARES: Final = 100
+"""So many are looked behind: whoever goes round in a circle is left."""
+
+
+def _behind(app: Any) -> Starlette | Router | None:
+    """Return the app or router that `app` is, or that middlewares stand around."""
+    for _ in range(_MOST_MIDDLEWARES):
+        if app is None or isinstance(app, (Starlette, Router)):
+            return app
+        app = getattr(app, "app", None)
+    return None
 
 
 async def _not_started(_scope: Any, _receive: Any, _send: Any) -> None:
