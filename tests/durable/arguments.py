@@ -18,6 +18,7 @@ from seawall.durable import (
     Dispatcher,
     FifoReceiver,
     FifoSender,
+    FromRow,
     Idempotency,
     IdempotentRequests,
     Inbox,
@@ -602,6 +603,7 @@ DURABLE: list[Row] = [
         notify=(_FLAGS, "True or False"),
         events=([(5, TypeError), ([5], TypeError), ([("a", "1", "b", 1)], TypeError)], "NewEvent"),
     ),
+    *_new(FromRow, {}, column=([*_OTHERS, ("", ValueError), ("a\0", ValueError)], "write")),
     *_method(
         lambda: Outbox(POSTGRES),
         "Outbox.rows_cte",
@@ -648,6 +650,7 @@ DURABLE: list[Row] = [
         batch=(_LIMITED, "write"),
         concurrency=(_LIMITED, "write"),
         lease=(_POSITIVE, "seconds"),
+        timeout=([*_FINITE, (0, ValueError)], "seconds"),
         attempts=(_LIMITED, "write"),
         backoff=(_BACKOFFS, "seconds|delay|backoff"),
         poison=(_CHOICES, "'block', 'skip'"),

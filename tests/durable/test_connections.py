@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
-from seawall.durable import Database, Sqlite, amigrate, migrate
-from seawall.durable._connections import AskText, connection_of
+from seawall.durable import Database, Inbox, NewEvent, Outbox, Sqlite, amigrate, migrate
+from seawall.durable._connections import (
+    AskText,
+    ain_transaction,
+    connection_of,
+    in_transaction,
+    kind_of,
+)
 from seawall.durable._sql import Names
 from seawall.durable.database import is_conflict
 from tests.durable.postgres import Postgres
@@ -210,5 +216,136 @@ def test_deadlocks_are_done_again(postgres: Postgres):
             assert await pool.fetchval('SELECT sum(n) FROM "deadlocks".things') == 4
             assert len(tries) >= 3
             database.close()
+
+    asyncio.run(main())
+
+
+AUTOCOMMIT = {"isolation_level": "AUTOCOMMIT"}
+URLS = ["postgresql+psycopg", "sqlite"]
+ASYNC_URLS = ["postgresql+asyncpg", "postgresql+psycopg", "sqlite+aiosqlite"]
+
+
+def url_of(kind: str, postgres: Postgres, folder: Path) -> str:
+    """Return where SQLAlchemy finds a database by that driver."""
+    if kind.startswith("sqlite"):
+        return f"{kind}:///{folder / 'autocommit.db'}"
+    return postgres.url.replace("postgresql://", f"{kind}://")
+
+
+def joins(raw: Any) -> bool:
+    """Tell whether `raw` is taken for one whose statements are committed later."""
+    return in_transaction(kind_of(raw), raw)
+
+
+@pytest.mark.parametrize("kind", URLS)
+def test_sqlalchemy_with_autocommit_is_in_no_transaction(
+    kind: str, postgres: Postgres, tmp_path: Path
+):
+    """However it was told to commit each statement for itself; without that, it is in one."""
+    from sqlalchemy import create_engine
+    from sqlalchemy.orm import Session
+
+    url = url_of(kind, postgres, tmp_path)
+    usual, each = create_engine(url), create_engine(url, **AUTOCOMMIT)
+    with usual.connect() as own, each.connect() as other:
+        assert joins(own)
+        with own.begin(), other.begin():
+            assert joins(own)
+            assert not joins(other)
+            assert not joins(Session(other))
+        assert joins(other.execution_options(isolation_level="SERIALIZABLE"))
+        assert not joins(own.execution_options(**AUTOCOMMIT))
+    with Session(usual) as own, Session(each) as other:
+        assert joins(own)
+        assert not joins(other)
+    with Session(usual.execution_options(**AUTOCOMMIT)) as told:
+        assert not joins(told)
+    usual.dispose()
+    each.dispose()
+
+
+@pytest.mark.parametrize("kind", ASYNC_URLS)
+def test_sqlalchemy_with_autocommit_is_in_no_transaction_when_awaited(
+    kind: str, postgres: Postgres, tmp_path: Path
+):
+    """The same for connections and sessions of an event loop."""
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    async def main() -> None:
+        url = url_of(kind, postgres, tmp_path)
+        usual, each = create_async_engine(url), create_async_engine(url, **AUTOCOMMIT)
+        async with usual.connect() as own, each.connect() as other:
+            assert joins(own)
+            async with own.begin(), other.begin():
+                assert joins(own)
+                assert not joins(other)
+            assert not joins(await own.execution_options(**AUTOCOMMIT))
+        for session, joined in ((AsyncSession(usual), True), (AsyncSession(each), False)):
+            async with session:
+                assert await ain_transaction(kind_of(session), session) is joined
+        async with AsyncSession(usual.execution_options(**AUTOCOMMIT)) as told:
+            assert not joins(told)
+        await usual.dispose()
+        await each.dispose()
+
+    asyncio.run(main())
+
+
+def test_a_begin_of_the_users_own_is_a_transaction(tmp_path: Path):
+    """SQLAlchemy's advice for SQLite, to leave BEGIN to a listener, is not taken for AUTOCOMMIT."""
+    from sqlalchemy import create_engine, event
+
+    engine = create_engine(f"sqlite:///{tmp_path / 'a.db'}")
+
+    @event.listens_for(engine, "connect")
+    def connected(raw: Any, _record: object) -> None:
+        raw.isolation_level = None
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    with engine.connect() as connection:
+        assert joins(connection)
+        with connection.begin():
+            assert joins(connection)
+    engine.dispose()
+
+
+def test_a_block_with_autocommit_says_what_to_change(tmp_path: Path):
+    """The message names the setting: to begin a transaction would not help."""
+    from sqlalchemy import create_engine
+
+    engine = create_engine(f"sqlite:///{tmp_path / 'a.db'}", **AUTOCOMMIT)
+    database = Database(engine, name="autocommit")
+    with engine.connect() as connection, connection.begin():
+        block = Inbox(database).once(connection, "billing", "1")
+        with pytest.raises(RuntimeError, match="another isolation_level than AUTOCOMMIT"), block:
+            pytest.fail("it was entered")
+    database.close()
+    engine.dispose()
+
+
+def test_an_outbox_takes_no_event_of_a_session_that_commits_each_statement(postgres: Postgres):
+    """Also where the session says so only when it is awaited; and nothing is left behind."""
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    async def main() -> None:
+        url = postgres.url.replace("://", "+asyncpg://")
+        engine = create_async_engine(url, **AUTOCOMMIT)
+        database = Database(engine, schema="each statement", name="each statement")
+        await amigrate(database)
+        outbox = Outbox(database)
+        async with AsyncSession(engine) as session:
+            for adding in (
+                outbox.aadd(session, "order", "1", "placed", {}),
+                outbox.aadd_all(session, [NewEvent("order", "1", "placed", {})]),
+                outbox.add(session, "order", "1", "placed", {}),
+            ):
+                with pytest.raises(RuntimeError, match="another isolation_level than AUTOCOMMIT"):
+                    await adding
+        assert (await outbox.asurvey())["pending"] == 0
+        database.close()
+        await engine.dispose()
 
     asyncio.run(main())

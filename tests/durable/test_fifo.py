@@ -20,8 +20,9 @@ from seawall.durable.fifo import (
     FifoStateLost,
     Skipped,
 )
-from tests.durable.conftest import Opening
+from tests.durable.conftest import Opening, opening_by
 from tests.durable.fifo_support import World, ask, begun, send
+from tests.durable.postgres import Postgres
 
 
 def test_numbers_have_no_gap(opening: Opening):
@@ -299,3 +300,28 @@ def test_what_comes_by_the_wire_is_checked(tmp_path: Path):
         with pytest.raises((TypeError, ValueError)):
             sender.acknowledge(ack)  # type: ignore[arg-type]
     source.close()
+
+
+def test_without_a_transaction_no_number_is_taken(postgres: Postgres, tmp_path: Path):
+    """A number that is committed before its message would be a gap for ever: it is refused."""
+    source = Sqlite(tmp_path / "a.db")
+    database = Database(source, name="without a transaction")
+    migrate(database)
+    sender = FifoSender(database, "shop", to="billing")
+    with pytest.raises(RuntimeError, match="has no transaction: begin one"):
+        sender.send(source.connect(), "lost")
+    with database.transaction() as connection:
+        assert sender.send(connection, "kept").sequence == 1
+    database.close()
+    source.close()
+
+    async def main() -> None:
+        async with opening_by("asyncpg", postgres, tmp_path)() as own:
+            awaited = FifoSender(own, "shop", to="billing")
+            async with own.source.acquire() as connection:
+                with pytest.raises(RuntimeError, match="has no transaction: begin one"):
+                    await awaited.asend(connection, "lost")
+                async with connection.transaction():
+                    assert (await awaited.asend(connection, "kept")).sequence == 1
+
+    asyncio.run(main())

@@ -518,3 +518,67 @@ def test_without_the_removal_a_caught_failure_keeps_its_key(
                 assert not once.first
 
     asyncio.run(main())
+
+
+async def losing_its_key(b: Bench, *, answers: bool) -> None:
+    """Place an order in a block whose beginning is rolled back."""
+    async with b.transaction() as conn:
+        own = b.database.connection(conn)
+        await own.arun(put("SAVEPOINT before"))
+        async with b.once(conn) as once:
+            await own.arun(put("ROLLBACK TO SAVEPOINT before"))
+            await own.arun(put())
+            if answers:
+                once.answer(1)
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["no answer", "an answer"])
+def test_an_effect_without_its_key_is_not_committed(bench: Benches, *, answers: bool):
+    """A savepoint from before the block, rolled back inside, takes the key away: that is told."""
+
+    async def main() -> None:
+        async with bench() as b:
+            with pytest.raises(RuntimeError, match="is gone: it was rolled back"):
+                await losing_its_key(b, answers=answers)
+            assert await b.placed() == 0
+            assert b.idempotency.snapshot()["abandoned"] == 1
+
+    asyncio.run(main())
+
+
+def test_without_an_answer_it_is_done_once_all_the_same(bench: Benches):
+    """The key is looked for at the end of the block, found, and committed."""
+
+    async def main() -> None:
+        async with bench() as b:
+            for first in (True, False):
+                async with b.transaction() as conn, b.once(conn) as once:
+                    assert (once.first, once.value) == (first, None)
+            assert b.idempotency.snapshot()["completed"] == 1
+
+    asyncio.run(main())
+
+
+async def nested(b: Bench, conn: Any) -> None:
+    """Ask for the same key once more."""
+    async with b.once(conn):
+        pytest.fail("it was entered")
+
+
+def test_a_key_inside_its_own_block_is_told(bench: Benches):
+    """There is no answer yet to be given; after the block there is, in the same transaction too."""
+
+    async def main() -> None:
+        async with bench() as b:
+            async with b.transaction() as conn:
+                async with b.once(conn) as outer:
+                    with pytest.raises(RuntimeError, match="inside a block with the same key"):
+                        await nested(b, conn)
+                    async with b.once(conn, "another") as other:
+                        assert other.first
+                    outer.answer(7)
+                async with b.once(conn) as later:
+                    assert (later.first, later.value) == (False, 7)
+            assert (await b.order(1)).value == 7
+
+    asyncio.run(main())

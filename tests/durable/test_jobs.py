@@ -695,3 +695,25 @@ def test_a_table_that_is_there_already_is_migrated(opening: Opening):
             assert await amigrate(database) == []
 
     asyncio.run(main())
+
+
+def test_a_connection_without_a_transaction_is_refused(postgres: Postgres, tmp_path: Path):
+    """A job that is committed before its rows may be done without them; None says that it may."""
+
+    async def main() -> None:
+        async with opening_by("sqlite", postgres, tmp_path)() as database:
+            jobs = Jobs(database)
+            raw = database.source.connect()
+            with pytest.raises(RuntimeError, match="write None instead"):
+                jobs.submit(raw, "report", scope="acme")
+            with pytest.raises(RuntimeError, match="write None instead"):
+                await jobs.asubmit(raw, "report", scope="acme")
+            assert await jobs.acounts() == {}
+        async with opening_by("asyncpg", postgres, tmp_path)() as database:
+            jobs = Jobs(database)
+            async with database.source.acquire() as raw:
+                with pytest.raises(RuntimeError, match="write None instead"):
+                    await jobs.asubmit(raw, "report", scope="acme")
+            assert await jobs.acounts() == {}
+
+    asyncio.run(main())

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from seawall import Rejected, UnknownJob, subscribe
+from seawall import Breaker, Guard, Rejected, Retry, UnknownJob, subscribe
 from seawall.clock import VirtualClock
 from seawall.durable import _jobs_steps, _jobs_worker, _sql
 from seawall.durable._jobs_run import JobHandle
@@ -811,3 +811,74 @@ def test_without_the_lease_a_job_is_taken_from_the_living(
     changed("due", "due_at <= clock.now", "due_at > 0")
     changed("take", "AND due_at <= ", "AND 0 < ")
     assert asyncio.run(main())
+
+
+def guarded_by(guard: Guard, *, plain: bool) -> tuple[Any, list[int]]:
+    """Return a function of that guard's, and what notes that it ran."""
+    ran: list[int] = []
+    if plain:
+        return guard(lambda job: ran.append(job.attempt)), ran
+
+    @guard
+    async def function(job: JobHandle) -> None:
+        ran.append(job.attempt)
+
+    return function, ran
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+def test_a_refusal_by_its_own_guard_costs_no_attempt(opening: Opening, *, plain: bool):
+    """While the circuit is open the job waits, however long, and then has all its attempts."""
+
+    async def main() -> None:
+        async with world_of(opening) as world:
+            breaker = Breaker(consecutive=1)
+            guard = Guard(f"receiver {plain}", breaker)
+            function, ran = guarded_by(guard, plain=plain)
+            jobs = Jobs(world.database, attempts=2)
+            job = await jobs.asubmit(None, "mail", scope="acme")
+            worker = JobWorker(jobs, {"mail": function}, backoff=[5.0])
+            breaker.isolate()
+            for _ in range(4):
+                assert await worker.run_once() == 1
+                assert await worker.run_once() == 0
+                seen = await jobs.aget(job.id, scope="acme")
+                assert (seen.state, seen.attempts) == ("queued", 0)
+                await world.pass_(5)
+            assert worker.snapshot()["returned"] == 4
+            breaker.close()
+            assert await worker.run_once() == 1
+            assert (await ended(jobs, job)).state == "succeeded"
+            assert ran == [1]
+            guard.close()
+
+    asyncio.run(main())
+
+
+async def inner(_job: JobHandle) -> None:
+    """Be refused in the middle, by somebody else's guard."""
+    raise Rejected("elsewhere", guard="elsewhere")
+
+
+@pytest.mark.parametrize("why", ["another's guard", "retried", "given up on"])
+def test_other_refusals_cost_their_attempt(why: str, postgres: Postgres, tmp_path: Path):
+    """What may have run is bounded by its attempts, and `give_up_on` is obeyed."""
+
+    async def main() -> None:
+        async with world_of(opening_by("sqlite", postgres, tmp_path)) as world:
+            breaker = Breaker(consecutive=1)
+            retrying = [Retry(attempts=2, on=[ConnectionError])] if why == "retried" else []
+            guard = Guard(f"other {why}", *retrying, breaker)
+            function = guard(inner)
+            if why != "another's guard":
+                breaker.isolate()
+            jobs = Jobs(world.database, attempts=1)
+            job = await jobs.asubmit(None, "mail", scope="acme")
+            given_up = (Rejected,) if why == "given up on" else ()
+            worker = JobWorker(jobs, {"mail": function}, give_up_on=given_up)
+            assert await worker.run_once() == 1
+            seen = await ended(jobs, job)
+            assert (seen.state, seen.attempts) == ("failed", 1)
+            guard.close()
+
+    asyncio.run(main())

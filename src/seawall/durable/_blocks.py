@@ -9,12 +9,19 @@ take back: it was rolled back, or it is committed with its effect.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from seawall.durable._connections import Connection, in_transaction, still_open
+from seawall.durable._connections import (
+    Connection,
+    arequire_transaction,
+    require_transaction,
+    still_open,
+)
 from seawall.runtime.stepping import Steps
 
 T = TypeVar("T")
+
+TOGETHER: Final = "what is noted is committed with its effect"
 
 
 class Block(Generic[T]):
@@ -24,6 +31,7 @@ class Block(Generic[T]):
         """Be a block of that connection's transaction."""
         self._connection = connection
         self._entered = False
+        self._left = False
 
     def _begin(self) -> Steps[T]:
         """Do what comes first; its end is what `as` gives."""
@@ -44,12 +52,6 @@ class Block(Generic[T]):
             raise TypeError(f"{self._connection!r}: write `{write}` here")
         if self._entered:
             raise RuntimeError("a block is entered once: make another")
-        if not in_transaction(self._connection.kind, self._connection.raw):
-            raise RuntimeError(
-                f"{self._connection!r} has no transaction: begin one, so that what is noted is"
-                " committed with its effect"
-            )
-        self._entered = True
 
     def _check_end(self) -> None:
         if not still_open(self._connection):
@@ -72,6 +74,8 @@ class Block(Generic[T]):
 
     def __enter__(self) -> T:
         self._check(awaited=False)
+        require_transaction(self._connection, TOGETHER)
+        self._entered = True
         try:
             return self._connection.run(self._begin())
         except Exception:  # a statement that failed has left nothing
@@ -82,6 +86,7 @@ class Block(Generic[T]):
             raise
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._left = True
         if error is not None:
             if not self._is_over():
                 self._take_back_now()
@@ -100,6 +105,8 @@ class Block(Generic[T]):
 
     async def __aenter__(self) -> T:
         self._check(awaited=True)
+        await arequire_transaction(self._connection, TOGETHER)
+        self._entered = True
         try:
             return await self._connection.arun(self._begin())
         except Exception:
@@ -111,6 +118,7 @@ class Block(Generic[T]):
             raise
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._left = True
         if error is not None:
             if not self._is_over():
                 await self._take_back()

@@ -132,7 +132,10 @@ def _dialect(name: str) -> Dialect:
 
 
 def in_transaction(kind: Kind, raw: Any) -> bool:
-    """Tell whether what is done now is committed later; True where a library does not say."""
+    """Tell whether what is done now is committed later; True where a library does not say.
+
+    An `AsyncSession` says so only while it is awaited: `ain_transaction` asks it, too.
+    """
     match kind.name:
         case "asyncpg":
             return bool(raw.is_in_transaction())
@@ -143,7 +146,65 @@ def in_transaction(kind: Kind, raw: Any) -> bool:
                 return True
             # Only the older way begins one by itself, before the first change.
             return getattr(raw, "autocommit", -1) is not True and raw.isolation_level is not None
-    return True
+    return not _commits_each(raw)
+
+
+async def ain_transaction(kind: Kind, raw: Any) -> bool:
+    """Tell the same of a connection that is awaited, whatever it is."""
+    if hasattr(raw, "sync_session"):
+        raw = await raw.connection()  # which the next statement would take out of the pool
+    return in_transaction(kind, raw)
+
+
+def require_transaction(connection: Connection, so_that: str) -> None:
+    """Raise unless what is done now is committed later."""
+    if not in_transaction(connection.kind, connection.raw):
+        raise _no_transaction(connection, so_that)
+
+
+async def arequire_transaction(connection: Connection, so_that: str) -> None:
+    """Do the same for a connection that is awaited."""
+    if not await ain_transaction(connection.kind, connection.raw):
+        raise _no_transaction(connection, so_that)
+
+
+def _no_transaction(connection: Connection, so_that: str) -> RuntimeError:
+    what = "has no transaction: begin one"
+    if connection.kind.name == "SQLAlchemy":  # it begins by itself, unless it was told not to
+        what = "commits each statement for itself: use another isolation_level than AUTOCOMMIT"
+    return RuntimeError(f"{connection!r} {what}, so that {so_that}")
+
+
+def _commits_each(raw: Any) -> bool:
+    """Tell whether SQLAlchemy was told to commit each statement for itself (AUTOCOMMIT).
+
+    Its transactions begin by themselves, but with AUTOCOMMIT they only seem to. Nothing is asked of
+    the database for that.
+    """
+    if hasattr(raw, "sync_session"):
+        raw = raw.get_bind()  # an engine, mostly: its connection is not to be had without awaiting
+    elif hasattr(raw, "sync_connection"):
+        raw = raw.sync_connection
+    elif hasattr(raw, "get_bind"):
+        raw = raw.connection()
+    if raw is None or getattr(raw, "closed", False):
+        return False  # the statement itself tells what is wrong
+    level = raw.get_execution_options().get("isolation_level")
+    if level is not None:
+        return bool(level == "AUTOCOMMIT")
+    if getattr(raw, "invalidated", True):
+        return False  # it is an engine, or a connection that was lost
+    if getattr(raw.connection.dbapi_connection, "autocommit", None) is True:
+        return True
+    driver = raw.connection.driver_connection
+    # On SQLite such a setting is also how BEGIN is left to a listener of the user's; then it is
+    # there as soon as SQLAlchemy has begun.
+    return (
+        raw.dialect.name == "sqlite"
+        and raw.in_transaction()
+        and driver.isolation_level is None
+        and not driver.in_transaction
+    )
 
 
 def still_open(connection: Connection) -> bool:

@@ -8,12 +8,12 @@ took effect. A sender whose records were lost begins a later epoch by itself.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from seawall import _checks as check
 from seawall import registry
 from seawall.durable._blocks import named
-from seawall.durable._connections import Ask
+from seawall.durable._connections import Ask, arequire_transaction, require_transaction
 from seawall.durable._fifo_wire import (
     LARGEST,
     FifoAck,
@@ -27,6 +27,8 @@ from seawall.runtime.stepping import Steps, adrive, drive
 
 Post = Callable[[FifoMessage], Awaitable[FifoAck | None]]
 """Brings a message to the receiver, and its answer back; None if there is none."""
+
+TOGETHER: Final = "a number is taken if, and only if, its message is kept"
 
 
 class FifoSender:
@@ -63,14 +65,16 @@ class FifoSender:
         """Give a message its number and keep it, in the transaction of `conn`.
 
         Bring it to the receiver after the commit: what `aunacknowledged` or `aresend` finds. Others
-        who send as this sender wait for the end of the transaction.
+        who send as this sender wait for the end of the transaction. Without one it is refused.
         """
         own = self.database.connection(conn)
+        await arequire_transaction(own, TOGETHER)
         return await own.arun(self._sending(checked_payload(payload, self.max_payload)))
 
     def send(self, conn: Any, payload: bytes | str) -> FifoMessage:
         """Do the same, on a connection that is not awaited."""
         own = self.database.connection(conn)
+        require_transaction(own, TOGETHER)
         return own.run(self._sending(checked_payload(payload, self.max_payload)))
 
     def _sending(self, payload: bytes) -> Steps[FifoMessage]:

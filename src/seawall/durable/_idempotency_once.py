@@ -9,7 +9,8 @@ is entered and left is in `_blocks.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
+from weakref import WeakValueDictionary
 
 from seawall import _checks as check
 from seawall.durable import _idempotency_records as records
@@ -45,6 +46,12 @@ class Outbox(Protocol):
     def wake(self) -> None:
         """Have dispatchers look."""
         ...
+
+
+_at_work: Final[WeakValueDictionary[tuple[Any, ...], Once]] = WeakValueDictionary()
+"""The blocks that were the first with their key, by connection and key.
+
+A repeat inside of one of them sees its record, which is not committed and has no answer yet."""
 
 
 class Once(Block["Once"]):
@@ -116,8 +123,10 @@ class Once(Block["Once"]):
         match found:
             case Fresh(claim):
                 self.first, self._claim = True, claim
+                _at_work[self._place] = self
                 self._count("taken_over" if claim.taken_over else "fresh")
             case Replay():
+                self._refuse_nesting()
                 self._count("replays")
                 self.value, self.kept = records.value_of(found), found.answer.kept
                 self.failed = found.failed
@@ -125,10 +134,25 @@ class Once(Block["Once"]):
                 refuse(refused, self._wanted.operation, self._count)
         return self
 
+    @property
+    def _place(self) -> tuple[Any, ...]:
+        asked = self._connection
+        return (id(asked.raw), asked.names, *self._wanted[:3])
+
+    def _refuse_nesting(self) -> None:
+        outer = _at_work.get(self._place)
+        if outer is not None and not outer._left:
+            raise RuntimeError(
+                f"{self._wanted.operation!r}: this transaction is inside a block with the same key,"
+                " which has no answer yet: leave that block first, or use another key"
+            )
+
     def _end(self) -> Steps[None]:
         if self._claim is None:
             return
-        if self._answer is not None:
+        if self._answer is None:
+            there = (yield from records.held(self._claim)) is not None
+        else:
             members: tuple[str, dict[str, Any]] = ("", {})
             if self._outbox is not None and self._events:
                 if self._connection.dialect == "postgres":
@@ -141,11 +165,11 @@ class Once(Block["Once"]):
             )
             if self._outbox is not None and self._events and self._notify and there:
                 yield from self._outbox._notifying(self._connection.dialect)
-            if not there:
-                raise RuntimeError(
-                    f"the record of {self._wanted.operation!r} is gone: it was rolled back to a"
-                    " savepoint inside the block; let the error leave the block instead"
-                )
+        if not there:
+            raise RuntimeError(
+                f"the record of {self._wanted.operation!r} is gone: it was rolled back to a"
+                " savepoint inside the block; let the error leave the block instead"
+            )
         self._claim = None
         self._count("completed")
 

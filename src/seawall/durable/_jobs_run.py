@@ -38,6 +38,8 @@ OUTAGE: Final = full_jitter(0.05, cap=2.0)
 PAUSE: Final = 1.0
 """Seconds where there is no thread for a job, or where a backoff of the user's fails."""
 LONGEST_PAUSE: Final = 86_400.0
+RUNS_AGAIN: Final = frozenset({"retry", "hedge"})
+"""Policies with which a function may have run, and its guard refuses it all the same in the end."""
 
 log: Final = logging.getLogger("seawall")
 
@@ -172,6 +174,7 @@ class JobDoing:
                 raise TypeError(f"{kind!r}: {function!r}: pass a function that returns its result")
         self.jobs = jobs
         self.functions = dict(functions)
+        self._guards = {kind: _guards_of(function) for kind, function in functions.items()}
         self.concurrency = check.count("concurrency", concurrency, maximum=500)
         self.owner = uuid4().hex
         self._backoff = full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff)
@@ -204,9 +207,7 @@ class JobDoing:
             return await self._interrupted(run, error)
         except Exception as error:  # noqa: BLE001 - it is the job's, and is stored
             run.settling = True
-            if isinstance(error, Rejected) and not run.begun:  # no thread for it: no attempt
-                return await self._give_back(run, PAUSE)
-            return await self._failed(run, error, retry=not matches(error, self._give_up_on))
+            return await self._raised(run, error)
         run.settling = True
         return await self._succeeded(run, result)
 
@@ -261,6 +262,23 @@ class JobDoing:
             what = f"job {claim.id} ({claim.kind!r}), attempt {claim.attempt}"
             self._trouble.failed(claim.id, what, error, delay=delay, final=state == "failed")
         return "retried" if state == "queued" else state or "lost"
+
+    async def _raised(self, run: Running, error: Exception) -> str:
+        gives_up = matches(error, self._give_up_on)
+        if isinstance(error, Rejected):
+            if not run.begun:  # no thread for it: no attempt
+                return await self._give_back(run, PAUSE)
+            if not gives_up and error.guard in self._guards[run.claim.kind]:
+                return await self._refused(run, error)
+        return await self._failed(run, error, retry=not gives_up)
+
+    async def _refused(self, run: Running, error: Exception) -> str:
+        """Give back what its own guard did not let begin: no attempt is lost."""
+        run.begun = False
+        claim, delay = run.claim, self._pause_after(run.claim.attempt, error)
+        what = f"job {claim.id} ({claim.kind!r}), not begun"
+        self._trouble.failed(claim.id, what, error, delay=delay, final=False)
+        return await self._give_back(run, delay)
 
     async def _give_back(self, run: Running, delay: float = 0.0) -> str:
         if run.in_thread and run.begun:
@@ -345,3 +363,20 @@ class JobDoing:
             run.lose()
         elif to_cancel:
             run.cancel()
+
+
+def _guards_of(function: Any) -> frozenset[str]:
+    """Return the names of the guards of a function whose refusal says that it did not begin.
+
+    Only of those right around it: any other decorator may call them more than once, too.
+    """
+    names: set[str] = set()
+    while (mark := getattr(function, "__seawall__", None)) is not None:
+        guard, guarded = mark
+        if guarded() is not getattr(function, "__func__", function):
+            return frozenset()
+        if any(policy.kind in RUNS_AGAIN for policy in guard.policies):
+            return frozenset()
+        names.add(guard.name)
+        function = function.__wrapped__
+    return frozenset(names)

@@ -181,8 +181,6 @@ def _value(value: FromRow | None, parameter: str, source: str | None) -> str:
         return f"CAST(:{parameter} AS text)"
     if source is None:
         raise ValueError(f"{value!r}: write source= too, the member that returns that row")
-    if not isinstance(value.column, str) or not value.column or not value.column.isprintable():
-        raise ValueError(f"{value!r}: write a column's name, such as FromRow('id')")
     column = quoted(value.column).replace("{", "{{").replace("}", "}}")
     # Of several rows it would be anybody's: then the statement fails.
     return f"(SELECT CAST(r.{column} AS text) FROM {source}{FROM_ROW}"  # noqa: S608 - quoted, and checked

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from os import urandom
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 LONGEST_TEXT: Final = 255
 """Characters of an aggregate's or a type's name."""
 LARGEST_HEADERS: Final = 16_384
 """Bytes of an event's headers, as they are stored."""
-_as_json: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 LARGEST_ERROR: Final = 1_000
 """Characters of an error that are stored."""
 
@@ -54,10 +54,20 @@ class BlockedAggregate(NamedTuple):
     error: str
 
 
-class FromRow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FromRow:
     """A column of the business row that the same statement writes (see `Outbox.rows_cte`)."""
 
+    # No tuple, unlike the others here: JSON would have a way to write it, anywhere in a payload.
+
     column: str
+
+    def __post_init__(self) -> None:
+        """Refuse what is no name of a column."""
+        if not isinstance(self.column, str):
+            raise TypeError(f"{self!r}: write a column's name, such as FromRow('id')")
+        if not self.column or not self.column.isprintable():
+            raise ValueError(f"{self!r}: write a column's name, such as FromRow('id')")
 
 
 class NewEvent(NamedTuple):
@@ -76,12 +86,37 @@ def new_id() -> str:
     return urandom(16).hex()
 
 
+def refuse_column(name: str, value: FromRow) -> NoReturn:
+    """Raise: there is no row here whose column it could be."""
+    raise TypeError(f"{name}: {_where_it_belongs(value)}")
+
+
+def _where_it_belongs(value: FromRow) -> str:
+    return (
+        f"{value!r} is a column of the row that the same statement writes: use it as aggregate_id"
+        " or as the whole payload, in rows_cte(..., source=...) or Idempotency.single; elsewhere"
+        " write the value itself"
+    )
+
+
+def _no_json(value: object) -> NoReturn:
+    """Raise, as JSON does of what it cannot say."""
+    if isinstance(value, FromRow):
+        raise TypeError(_where_it_belongs(value))
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+_as_json: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_no_json).encode
+
+
 def text(name: str, value: object) -> str:
     """Return a name as it is stored, or raise."""
     if type(value) is str and 0 < len(value) <= LONGEST_TEXT and "\0" not in value:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
+    if isinstance(value, FromRow):
+        refuse_column(name, value)
     if not isinstance(value, str):
         raise TypeError(f"{name}={value!r}: write a text, such as {name}='order'")
     if not value or len(value) > LONGEST_TEXT or "\0" in value:

@@ -2,10 +2,11 @@
 
 Promises: what was committed is delivered; what was rolled back never is. Of one aggregate, an event
 is given to the sink only when those before it were taken. An event that fails holds up its own
-aggregate and no other. Any number of dispatchers share the work: an aggregate is one's own for a
-lease, which is prolonged while it is at work; who is killed is replaced when the lease is over, and
-who comes back late writes nothing any more. There is no cursor that a late commit could be behind:
-pending is what is there.
+aggregate and no other; one that hangs fails after `timeout`, and its dispatcher claims nothing new
+until then. Any number of dispatchers share the work: an aggregate is one's own for a lease, which
+is prolonged while it is at work; who is killed is replaced when the lease is over, and who comes
+back late writes nothing any more. There is no cursor that a late commit could be behind: pending is
+what is there.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from contextlib import suppress
 from functools import partial
 from random import Random
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
 from seawall import registry
-from seawall.durable._outbox_delivery import Delivery, Holding, Progress, Sink, judged
+from seawall.durable._outbox_delivery import Delivery, Ended, Holding, Progress, Sink, judged
 from seawall.durable._outbox_listening import Listening
 from seawall.durable._outbox_page import Page
 from seawall.durable._outbox_steps import Lane, claiming, renewing
@@ -61,6 +62,7 @@ class Dispatcher:
         batch: int = 1000,
         concurrency: int = 16,
         lease: float = 30.0,
+        timeout: float | None = 30.0,
         attempts: int = 10,
         backoff: Backoff | float | Iterable[float] | Callable[[int], float] | None = None,
         poison: Poison = "block",
@@ -71,15 +73,15 @@ class Dispatcher:
     ) -> None:
         """Deliver up to `batch` events in a round, of up to `concurrency` aggregates at once.
 
-        With `batched`, the sink is given a list, and returns None or the ids that failed. An event
-        is tried up to `attempts` times, with pauses of `backoff` (full jitter from 1 s up to 5
-        minutes, unless given); then its aggregate waits for `Outbox.unblock` (`poison="block"`), or
-        goes on without it (`"skip"`). Looks every `poll` seconds at the latest. What was delivered
-        is kept for `keep` seconds. `listen` opens a connection of its own for NOTIFY.
+        With `batched`, the sink is given a list, and returns None or the ids that failed. A call of
+        it that takes longer than `timeout` seconds has failed (None: no limit). An event is tried
+        up to `attempts` times, with pauses of `backoff` (full jitter from 1 s up to 5 minutes,
+        unless given); then its aggregate waits for `Outbox.unblock` (`poison="block"`), or goes on
+        without it (`"skip"`). Looks every `poll` seconds at the latest. What was delivered is kept
+        for `keep` seconds. `listen` opens a connection of its own for NOTIFY.
         """
         if not isinstance(outbox, Outbox):
             raise TypeError(f"Dispatcher({outbox!r}, ...): pass an Outbox")
-        check.function("sink", sink)
         if batched is None:
             batched = bool(getattr(sink, "batched", False))
         self.outbox = outbox
@@ -94,9 +96,8 @@ class Dispatcher:
             full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff),
             check.choice("poison", poison, ("block", "skip")),
         )
-        concurrency = check.count("concurrency", concurrency, maximum=1_000)
         self._delivery = Delivery(
-            sink, batched=check.flag("batched", batched), concurrency=concurrency
+            sink, name=outbox.name, batched=batched, concurrency=concurrency, timeout=timeout
         )
         self._listening = None if listen is None else Listening(outbox.channel, listen, self.wake)
         self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter is no secret
@@ -124,6 +125,7 @@ class Dispatcher:
     def _after_fork(self) -> None:
         """Be another one than in the parent, which goes on under its name."""
         self._begin_afresh()
+        self._delivery.after_fork()
         if self._own_rng:
             self._rng = Random()  # noqa: S311 - jitter is no secret
 
@@ -282,7 +284,7 @@ class Dispatcher:
 
     # One round: claim, deliver, write down
 
-    async def _one_round(self) -> _Ended:
+    async def _one_round(self) -> Ended:
         outbox, database = self.outbox, self.outbox.database
         self._round += 1
         self._counts["rounds"] += 1
@@ -312,7 +314,7 @@ class Dispatcher:
                 break
             far = not claimed.ended  # the nearest are not to be had: look further
         if not claimed.lanes:
-            return _Ended(0, goes_on=False)
+            return Ended(0, goes_on=False)
         progress = [Progress(lane) for lane in claimed.lanes]
         holding = Holding(claimed.lanes, asked_at + self.lease)
         try:
@@ -324,7 +326,7 @@ class Dispatcher:
         if refused:
             self._after = max(refused)  # others first: it may be this one alone that is refused
         delivered = sum(one.delivered for one in progress)
-        return _Ended(delivered, goes_on=not refused and not self._stopped)
+        return Ended(delivered, goes_on=not refused and not self._stopped)
 
     async def _deliver(self, progress: list[Progress], owner: str, holding: Holding) -> None:
         import asyncio
@@ -391,10 +393,3 @@ class Dispatcher:
             waits = [refusal.retry_after or SHORTEST_PAUSE for refusal in refusals]
             self._resume_at = self._clock.now() + min(max(waits), LONGEST_PAUSE)
         page.tell(self._trouble)
-
-
-class _Ended(NamedTuple):
-    """What a round brought, and whether there may be more to do at once."""
-
-    delivered: int
-    goes_on: bool

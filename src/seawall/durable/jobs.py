@@ -20,6 +20,7 @@ from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable import _jobs_steps as steps
 from seawall.durable._cleaning import Cleaning
+from seawall.durable._connections import arequire_transaction, require_transaction
 from seawall.durable._jobs_claims import CANCELLED, ClaimedJobs
 from seawall.durable._jobs_records import (
     Job,
@@ -48,6 +49,10 @@ LAST_LOOK: Final = 1.0
 """Seconds between two looks at a job that is waited for: at first, and in the end."""
 DEBOUNCE: Final = 0.05
 """Seconds between two notifications."""
+TOGETHER: Final = (
+    "the job is committed with its rows; or write None instead of the connection, and it is"
+    " committed by itself"
+)
 
 
 class Jobs(ClaimedJobs):
@@ -122,7 +127,8 @@ class Jobs(ClaimedJobs):
         """Add a job, and return it; the one of the same `key`, scope and kind, if there is one.
 
         With a connection it is part of the transaction that is begun there: nobody sees it before
-        that is committed, and if it is rolled back there is no job. With None it is committed here.
+        that is committed, and if it is rolled back there is no job; one without a transaction is
+        refused. With None it is committed here.
         `scope` is whose it is: the tenant, or the user. `priority` is 0 (first) to 9. It is not
         begun before `delay` seconds. Raises `KeyReused` if the key came with another payload, and
         `QueueFull` if there is no room for another job.
@@ -133,6 +139,7 @@ class Jobs(ClaimedJobs):
         own = self.database.connection(conn)
         if own.kind.is_async:
             raise TypeError(f"{own!r} is awaited: write `await jobs.asubmit(...)`")
+        require_transaction(own, TOGETHER)
         return self._submitted(own.run(adding()))
 
     async def asubmit(
@@ -153,7 +160,9 @@ class Jobs(ClaimedJobs):
             return self._submitted(await self.database.arun(adding))
         own = self.database.connection(conn)
         if not own.kind.is_async:  # such a connection belongs to the thread that calls
+            require_transaction(own, TOGETHER)
             return self._submitted(own.run(adding()))
+        await arequire_transaction(own, TOGETHER)
         return self._submitted(await own.arun(adding()))
 
     def get(self, id: str, *, scope: str) -> Job:  # noqa: A002 - it is one

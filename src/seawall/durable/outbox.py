@@ -16,7 +16,13 @@ from weakref import WeakSet
 from seawall import _checks as check
 from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.durable._connections import Ask, AskText, Connection, in_transaction
+from seawall.durable._connections import (
+    Ask,
+    AskText,
+    Connection,
+    arequire_transaction,
+    require_transaction,
+)
 from seawall.durable._outbox_care import Care
 from seawall.durable._outbox_cte import Members, members
 from seawall.durable._outbox_events import (
@@ -28,6 +34,7 @@ from seawall.durable._outbox_events import (
     headers_text,
     new_id,
     payload_bytes,
+    refuse_column,
     text,
 )
 from seawall.durable._outbox_steps import adding
@@ -44,6 +51,9 @@ DEBOUNCE: Final = 0.05
 
 class _Wakes(Protocol):
     def wake(self) -> None: ...
+
+
+TOGETHER: Final = "the event is committed with the rows it tells of"
 
 
 class Outbox(Care):
@@ -123,7 +133,8 @@ class Outbox(Care):
         event = NewEvent(aggregate, aggregate_id, event_type, payload, headers)
         asked = self._joined(conn, awaited=True)
         notes = check.flag("notify", notify)
-        return await asked.arun(self._adding(asked.dialect, event, notify=notes))
+        added: str = await _acarry_out(asked, self._adding(asked.dialect, event, notify=notes))
+        return added
 
     def add_all(self, conn: Any, events: Iterable[NewEvent], *, notify: bool = False) -> Any:
         """Add several events, in one statement on PostgreSQL; return their ids, or an awaitable."""
@@ -137,18 +148,16 @@ class Outbox(Care):
         """Do the same on a connection that is awaited."""
         asked = self._joined(conn, awaited=True)
         notes = check.flag("notify", notify)
-        return await asked.arun(self._adding_all(asked.dialect, _listed(events), notify=notes))
+        steps = self._adding_all(asked.dialect, _listed(events), notify=notes)
+        added: list[str] = await _acarry_out(asked, steps)
+        return added
 
     def _joined(self, raw: Any, *, awaited: bool = False) -> Connection:
         """Return a connection of the user's own, which has to be in a transaction."""
         asked = self.database.connection(raw)
         if awaited and not asked.kind.is_async:
             raise TypeError(f"{asked!r} is not awaited: write the name without the a")
-        if not in_transaction(asked.kind, asked.raw):
-            raise RuntimeError(
-                f"{asked!r} has no transaction: begin one, so that the event is committed with the"
-                " rows it tells of"
-            )
+        require_transaction(asked, TOGETHER)
         return asked
 
     def _adding(self, dialect: Dialect, event: NewEvent, *, notify: bool) -> Steps[str]:
@@ -165,6 +174,10 @@ class Outbox(Care):
         if not events:
             return []
         if dialect == "postgres":
+            for event in events:
+                for name, value in (("aggregate_id", event[1]), ("payload", event[3])):
+                    if isinstance(value, FromRow):
+                        refuse_column(name, value)
             told = self.rows_cte(events)
             yield AskText(f"WITH {told.text}\nSELECT 1", told.arguments)
             ids = told.ids
@@ -250,7 +263,12 @@ class Outbox(Care):
 
 
 def _carry_out(asked: Connection, steps: Steps[Any]) -> Any:
-    return asked.arun(steps) if asked.kind.is_async else asked.run(steps)
+    return _acarry_out(asked, steps) if asked.kind.is_async else asked.run(steps)
+
+
+async def _acarry_out(asked: Connection, steps: Steps[Any]) -> Any:
+    await arequire_transaction(asked, TOGETHER)
+    return await asked.arun(steps)
 
 
 def _listed(events: Iterable[NewEvent]) -> list[NewEvent]:
