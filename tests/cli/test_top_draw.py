@@ -347,6 +347,16 @@ def test_what_is_not_asked_for_is_left_out():
     assert len(first["happenings"]) == 1
 
 
+def test_how_many_guards_there_are_is_said_if_not_all_are_shown():
+    """The header counts those that were left out, unless only some were asked for."""
+    told = message(view(all_guards=300), view("web-2"))
+    shown = sum(len(one["guards"]) for one in told["views"])
+    there = 300 + len(told["views"][1]["guards"])
+    assert f" {shown} of {there} guards " in drawn(told).splitlines()[0]
+    some = narrowed(understood(told).message, [], ["*"])
+    assert all("all_guards" not in one for one in some["views"])
+
+
 # --- The past ---
 
 

@@ -113,10 +113,66 @@ def test_a_viewer_that_takes_nothing_is_let_go():
         viewer = Viewer(app)
         await let_pass(1.5)
         viewer.takes.clear()
-        await let_pass(2 * _sse.TAKEN_WITHIN + 5.0)
+        await let_pass(_sse.TAKEN_WITHIN + 2.0)
         assert viewer.task.done()
         assert (await get(app, "/state")).status == 200
         await viewer.task
+
+    run_virtual(main())
+
+
+def test_a_viewer_that_takes_nothing_holds_up_no_end():
+    """When streams end, one that waits for a stalled client ends, too, without its closing part."""
+
+    async def main() -> None:
+        app = Shown()
+        stalled, well = Viewer(app), Viewer(app)
+        await let_pass(1.5)
+        stalled.takes.clear()
+        await let_pass(5.0)
+        app.end_streams()
+        await let_pass(1.0)
+        assert stalled.task.done()
+        assert well.task.done()
+        assert well.messages[-1]["more_body"] is False
+        assert stalled.messages[-1]["more_body"] is True
+        await asyncio.gather(stalled.task, well.task)
+
+    run_virtual(main())
+
+
+def test_a_viewer_that_is_only_slow_is_told_of_the_end():
+    """Who takes the last message soon after the end still gets the closing part."""
+
+    async def main() -> None:
+        app = Shown()
+        viewer = Viewer(app)
+        await let_pass(1.5)
+        viewer.takes.clear()
+        await let_pass(5.0)
+        app.end_streams()
+        await let_pass(_sse.ENDED_WITHIN / 2)
+        viewer.takes.set()
+        await viewer.task
+        assert viewer.messages[-1]["more_body"] is False
+
+    run_virtual(main())
+
+
+def test_a_viewer_whose_answer_cannot_begin_holds_up_no_end():
+    """Not even the headers are waited for any longer."""
+
+    async def main() -> None:
+        app = Shown()
+        async with app:
+            viewer = Viewer(app)
+            viewer.takes.clear()
+            await let_pass(1.5)
+            app.end_streams()
+            await let_pass(1.0)
+            assert viewer.task.done()
+            assert viewer.messages == []
+            await viewer.task
 
     run_virtual(main())
 

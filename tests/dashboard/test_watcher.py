@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from seawall.dashboard import _bounds, _watcher
 from seawall.dashboard._bounds import MOST_BYTES, MOST_GUARDS
-from seawall.dashboard._fitting import size_of
+from seawall.dashboard._fitting import fitted, most_wanted, size_of
 from seawall.dashboard._watcher import Watcher
 from seawall.runtime import events
 from seawall.runtime.events import BreakerChanged, emit
@@ -69,6 +69,43 @@ def test_guards_beyond_the_most_are_left_out() -> None:
     view = Pair().look({"guard": [{"name": f"g{place:04}"} for place in range(MOST_GUARDS + 7)]})
     assert len(view["guards"]) == MOST_GUARDS
     assert "7 guards or rows" in view["happenings"][-1]["what"]
+
+
+def test_what_is_ill_is_shown_before_what_is_well() -> None:
+    """Of more guards than are shown, the last by name is shown if it is broken, with its past."""
+
+    def crowd(state: str) -> dict[str, Any]:
+        guards: list[dict[str, Any]] = [{"name": f"g{n:04}"} for n in range(MOST_GUARDS + 7)]
+        guards[-1]["policies"] = [{"policy": "breaker", "state": state}]
+        return {"guard": guards}
+
+    pair = Pair()
+    before = pair.look(crowd("closed"))
+    assert [one["name"] for one in before["guards"]] == [f"g{n:04}" for n in range(MOST_GUARDS)]
+    view = pair.look(crowd("open"))
+    check_view(view)
+    names = [one["name"] for one in view["guards"]]
+    assert names == [*(f"g{n:04}" for n in range(MOST_GUARDS - 1)), "g0206"]
+    assert view["guards"][-1]["tone"] == "bad"
+    assert view["all_guards"] == MOST_GUARDS + 7
+    assert pair.watcher.history["guards"]["g0206"]["breaker"] == [None, "open"]
+
+
+def test_what_is_broken_goes_before_what_is_worth_a_look() -> None:
+    """Whichever is chosen, it is by how bad it is, then by place; and they stay in their order."""
+    things = [{"tone": tone, "place": place} for place, tone in enumerate(["ok", "warn", "bad"])]
+    things += [{"tone": "off", "place": 3}, {"tone": "warn", "place": 4}]
+    chosen = [[one["place"] for one in most_wanted(things, most)] for most in range(6)]
+    assert chosen == [[], [2], [1, 2], [1, 2, 4], [0, 1, 2, 4], [0, 1, 2, 3, 4]]
+
+
+def test_how_many_guards_there_are_is_told_only_if_some_are_not_shown() -> None:
+    """A view with all its guards does not count them again; one that was cut to fit does."""
+    view = Pair().look({"guard": [{"name": f"g{place}"} for place in range(9)]})
+    assert "all_guards" not in view
+    smaller, _ = fitted(view, 2000)
+    assert len(smaller["guards"]) < 9
+    assert smaller["all_guards"] == 9
 
 
 # The watcher

@@ -128,11 +128,13 @@ class _Drawing:
     def header(self) -> Text:
         """Return who is shown, and when."""
         guards = sum(len(view["guards"]) for view in self._views)
+        there = sum(view.get("all_guards", len(view["guards"])) for view in self._views)
+        of_all = f"{guards} of " if there > guards else ""
         load = max((view["load"] for view in self._views), default=0.0)
         names = [view["pod"]["name"] for view in self._views]
         pods = names[0] if len(names) == 1 else f"{len(names)} pods"
         dot = f" {self._glyphs.dot} "
-        told = dot.join([pods, _counted(guards, "guard"), f"load {load:.2f}"])
+        told = dot.join([pods, of_all + _counted(max(guards, there), "guard"), f"load {load:.2f}"])
         now = self._message["at"]
         return line((self._message["title"], "bold"), dot, moment(now, now), dot, (told, "dim"))
 

@@ -169,8 +169,10 @@ def _like(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _about(view: View, patterns: tuple[str, ...]) -> View:
+    whole = view.copy()
+    whole.pop("all_guards", None)  # of those that are asked for, nobody knows
     return {
-        **view,
+        **whole,
         "guards": [guard for guard in view["guards"] if _like(guard["name"], patterns)],
         "troubles": [one for one in view["troubles"] if _like(one["where"], patterns)],
         "happenings": [one for one in view["happenings"] if _like(one["where"], patterns)],

@@ -32,7 +32,6 @@ SHORTEST_SECRET: Final = 16
 
 _SESSION: Final = re.compile(r"[A-Za-z0-9_\-]{43}")
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9.\-_]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
-_PATH: Final = re.compile(r"/[A-Za-z0-9/._~\-]*")
 
 
 class Sessions:
@@ -63,12 +62,10 @@ class Sessions:
         if session is not None:
             return self._token(session, operator), []
         session = token_urlsafe(32)
-        secure = self._is_secure(visit)
-        path = (visit.scope.get("root_path") or "").rstrip("/") or "/"
-        if secure or not _PATH.fullmatch(path):
-            path = "/"
-        name, end = (SECURE_COOKIE, "; Secure") if secure else (COOKIE, "")
-        cookie = f"{name}={session}; Path={path}; HttpOnly; SameSite=Strict{end}"
+        # For the whole host: under which path a browser sees this, only a proxy in front knows.
+        # Dashboards of one host may share it: a session is worth nothing without its token.
+        end = "; Secure" if self._is_secure(visit) else ""
+        cookie = f"{self._cookie(visit)}={session}; Path=/; HttpOnly; SameSite=Strict{end}"
         return self._token(session, operator), [(b"set-cookie", cookie.encode())]
 
     def check(self, visit: Visit, operator: str) -> None:
@@ -76,7 +73,10 @@ class Sessions:
         self._check_origin(visit)
         session = self._session(visit)
         if session is None:
-            raise forbidden("The request has no session: load the page again.")
+            raise forbidden(
+                "The request has no session: load the page again, and let the browser keep its"
+                f" cookie, {self._cookie(visit)}."
+            )
         token = visit.header(TOKEN) or ""
         if not hmac.compare_digest(token.encode(), self._token(session, operator).encode()):
             raise forbidden("The request has not the token of its session: load the page again.")
@@ -108,8 +108,11 @@ class Sessions:
             return all(origin.startswith("https:") for origin in self._origins)
         return bool(visit.scope.get("scheme") == "https")
 
+    def _cookie(self, visit: Visit) -> str:
+        return SECURE_COOKIE if self._is_secure(visit) else COOKIE
+
     def _session(self, visit: Visit) -> str | None:
-        session = visit.cookies.get(SECURE_COOKIE if self._is_secure(visit) else COOKIE)
+        session = visit.cookies.get(self._cookie(visit))
         return session if session is not None and _SESSION.fullmatch(session) else None
 
     def _token(self, session: str, operator: str) -> str:

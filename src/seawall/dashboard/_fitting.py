@@ -5,7 +5,7 @@ from __future__ import annotations
 from json import dumps
 from typing import Any, Final
 
-from seawall.dashboard._bounds import MOST_BYTES
+from seawall.dashboard._bounds import MOST_BYTES, WORST
 from seawall.dashboard.views import GuardView, Layer, View
 
 FEW: Final = 10
@@ -48,11 +48,13 @@ def _brief(guard: GuardView) -> GuardView:
 
 def _halved(view: View, most: int) -> tuple[View, int]:
     """Leave out half of what there is, what is well first, until it fits."""
-    before = _things(view)
+    before, guards = _things(view), len(view["guards"])
     while size_of(view) > most and (_things(view) or len(view["troubles"]) > FEW):
         view["guards"] = _half(view["guards"])
         view["sections"] = {title: _half(rows) for title, rows in view["sections"].items()}
         view["troubles"] = view["troubles"][: max(FEW, len(view["troubles"]) // 2)]
+    if len(view["guards"]) < guards:
+        view.setdefault("all_guards", guards)
     return view, before - _things(view)
 
 
@@ -61,7 +63,12 @@ def _things(view: View) -> int:
 
 
 def _half(things: list[Any]) -> list[Any]:
-    keep = len(things) // 2
-    ranked = sorted(range(len(things)), key=lambda place: things[place]["tone"] in {"ok", "off"})
-    kept = set(ranked[:keep])
-    return [thing for place, thing in enumerate(things) if place in kept]
+    return most_wanted(things, len(things) // 2)
+
+
+def most_wanted(things: list[Any], most: int) -> list[Any]:
+    """Return at most so many of them: the worst, of the same tone the first; in their order."""
+    if len(things) <= most:
+        return things
+    ranked = sorted(range(len(things)), key=lambda place: WORST.index(things[place]["tone"]))
+    return [things[place] for place in sorted(ranked[:most])]

@@ -8,7 +8,8 @@ does not take what it is sent, may look no more, or the service goes away.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from seawall.dashboard._answers import SAFE, Refusal, to_json
@@ -22,6 +23,9 @@ HEARTBEAT: Final = 15.0
 
 TAKEN_WITHIN: Final = 30.0
 """Seconds in which a client has to take what it is sent."""
+
+ENDED_WITHIN: Final = 0.4
+"""Seconds for the same once streams are over: whoever does not take it holds up the service."""
 
 BEGIN: Final = b"retry: 2000\n\n"
 _HEADERS: Final = [
@@ -86,6 +90,7 @@ class Broadcast:
         self.over = False
         """Whether there will be no more: streams end."""
         self._next: asyncio.Future[None] | None = None
+        self._limits: set[asyncio.Timeout] = set()
 
     @property
     def awaited(self) -> bool:
@@ -98,9 +103,22 @@ class Broadcast:
         self._wake()
 
     def end(self) -> None:
-        """Let there be no more frames."""
+        """Let there be no more frames; what is being sent is waited for `ENDED_WITHIN` at most."""
         self.over = True
         self._wake()
+        for limit in self._limits:
+            if not limit.expired():  # one that is cannot be set anew
+                soon = asyncio.get_running_loop().time() + ENDED_WITHIN
+                limit.reschedule(min(soon, limit.when() or soon))
+
+    @contextmanager
+    def shortening(self, limit: asyncio.Timeout) -> Iterator[None]:
+        """Let `limit` be a short one if streams end meanwhile."""
+        self._limits.add(limit)
+        try:
+            yield
+        finally:
+            self._limits.discard(limit)
 
     def _wake(self) -> None:
         waited, self._next = self._next, None
@@ -144,13 +162,10 @@ class Stream:
 
     async def run(self, receive: Callable[[], Awaitable[Any]], operator: str | None) -> None:
         """Send until it ends, for whatever reason."""
-        start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
-        await self._send(start)
         gone = asyncio.create_task(_until_gone(receive))
         try:
-            if await self._take(BEGIN):
-                await self._follow(gone, operator)
-            if not gone.done():
+            # Whoever did not take the last part would not take the closing one, either.
+            if await self._begin() and await self._follow(gone, operator) and not gone.done():
                 await self._take(b"", more=False)
         finally:
             gone.cancel()
@@ -158,7 +173,12 @@ class Stream:
             if not gone.cancelled():
                 gone.exception()  # seen: a server that fails to tell has lost its client
 
-    async def _follow(self, gone: asyncio.Task[None], operator: str | None) -> None:
+    async def _begin(self) -> bool:
+        start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
+        return await self._taken(start) and await self._take(BEGIN)
+
+    async def _follow(self, gone: asyncio.Task[None], operator: str | None) -> bool:
+        """Send what is new until it ends; False if the client does not take it."""
         loop = asyncio.get_running_loop()
         broadcast = self._broadcast
         number, first = self._after, True
@@ -167,12 +187,12 @@ class Stream:
             news = broadcast.beyond(number)
             await asyncio.wait({gone, news}, timeout=HEARTBEAT, return_when="FIRST_COMPLETED")
             if gone.done() or broadcast.over:
-                return
+                break
             if loop.time() >= asked_again:
                 try:
                     operator = await self._ask()
                 except Refusal:
-                    return
+                    break
                 asked_again = loop.time() + ASKED_AGAIN
             frame = broadcast.frame
             if frame is None or frame.number <= number:
@@ -182,13 +202,20 @@ class Stream:
                 sent = b"event: message\ndata: %b\n\n" % await frame.message(operator, history)
                 number, first = frame.number, False
             if not await self._take(sent):
-                return
+                return False
+        return True
 
     async def _take(self, body: bytes, *, more: bool = True) -> bool:
         """Send a part; False if the client is gone, or does not take it."""
+        return await self._taken({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _taken(self, message: dict[str, Any]) -> bool:
+        broadcast = self._broadcast
+        within = ENDED_WITHIN if broadcast.over else TAKEN_WITHIN
         try:
-            async with asyncio.timeout(TAKEN_WITHIN):
-                await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            async with asyncio.timeout(within) as limit:
+                with broadcast.shortening(limit):
+                    await self._send(message)
         except (OSError, TimeoutError):
             return False
         return True

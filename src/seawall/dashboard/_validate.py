@@ -213,7 +213,7 @@ _TROUBLE = _object(
 )
 
 _VIEW = _object(
-    frozenset({"age", "gone"}),
+    frozenset({"age", "all_guards", "gone"}),
     format=_whole,
     pod=_object(name=_NAME, host=_NAME, pid=_whole, version=_WORD, up_seconds=_amount),
     at=_number,
@@ -222,6 +222,7 @@ _VIEW = _object(
     operable=_flag,
     troubles=_list(_TROUBLE, MOST_TROUBLES),
     guards=_list(_GUARD, MOST_GUARDS),
+    all_guards=_whole,
     sections=_sections,
     happenings=_list(_object(at=_number, tone=_TONE, where=_NAME, what=_SENTENCE), MOST_HAPPENINGS),
     age=_amount,

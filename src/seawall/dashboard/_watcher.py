@@ -5,8 +5,9 @@ what is wrong and since when, and adds a point to the past. It asks no store and
 
 Promises: `sample()` may be called from any thread, one at a time does the work, and it raises for
 nothing that a snapshot may hold. A view has JSON's types only, and as JSON at most `MOST_BYTES`:
-of a process with too much to show, what is well is shown with less. A watcher listens to rare
-events only (see `_happenings`), and one that is forgotten leaves nothing behind.
+of a process with too much to show, what is well is shown with less, or is left out first. A
+watcher listens to rare events only (see `_happenings`), and one that is forgotten leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from seawall import _checks as check
 from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.dashboard._bounds import LONGEST_NAME, LONGEST_WORD, MOST_GUARDS, number, shown
-from seawall.dashboard._fitting import fitted
+from seawall.dashboard._fitting import fitted, most_wanted
 from seawall.dashboard._happenings import Happenings
 from seawall.dashboard._moves import Moves
 from seawall.dashboard._rows import Snapshot, sections_of, things
@@ -136,6 +137,8 @@ class Watcher:
             happenings=[],
         )
         # The past is that of all; what the view has no room for is left out of it after this.
+        if more_guards:
+            view["all_guards"] = len(guards) + more_guards
         more = more_guards + more_rows + self._tracks.add(view)
         view["happenings"] = happenings.latest()
         view, cut = fitted(view)
@@ -162,14 +165,14 @@ def _guards(
 ) -> tuple[list[GuardView], int]:
     stacks = {guard.name: guard.policies for guard in registry.guards()}
     edges = {str(edge.get("name", "")) for edge in things(snapshot, "edge")}
-    seen = things(snapshot, "guard")
     views = []
-    for one in seen[:MOST_GUARDS]:
+    # All are looked at, also those beyond the most: how one is, nobody knows before.
+    for one in things(snapshot, "guard"):
         name = str(one.get("name", ""))
         edge = name in edges
         stack = stacks.get(name, ())
         views.append(guard_view(one, stack, moves, edge=edge, settings=settings.of))
-    return views, max(0, len(seen) - MOST_GUARDS)
+    return most_wanted(views, MOST_GUARDS), max(0, len(views) - MOST_GUARDS)
 
 
 def _load(snapshot: Snapshot) -> float:

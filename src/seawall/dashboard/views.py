@@ -137,6 +137,8 @@ class View(TypedDict):
     """Whether an operator can act on this pod from where it is shown."""
     troubles: list[Trouble]
     guards: list[GuardView]
+    all_guards: NotRequired[int]
+    """How many guards there are, if that is more than are shown."""
     sections: dict[str, list[Row]]
     """By title, in the order in which they are shown: "Limits", "Queues", "Outbox and jobs"..."""
     happenings: list[Happening]

@@ -113,6 +113,8 @@ export function verdictPart() {
       // Told aloud by screen readers: changed only when the words are others.
       setText(byId("verdict-title"), words);
       const guards = new Set(message.views.flatMap((view) => view.guards.map((guard) => guard.name)));
+      const all = Math.max(...message.views.map((view) => number(view.all_guards)), guards.size);
+      const told = all > guards.size ? `${guards.size} of ${counted(all, "guard")}` : counted(guards.size, "guard");
       const calls = message.views.reduce(
         (all, view) => all + view.guards.reduce((sum, guard) => sum + OUTCOMES.reduce((one, name) => one + number(guard.rates?.[name]), 0), 0),
         0,
@@ -121,7 +123,7 @@ export function verdictPart() {
       setText(
         byId("verdict-text"),
         connected
-          ? [counted(message.views.length, "pod"), counted(guards.size, "guard"), `${amount(calls)} calls/s`, `load ${percent(load)}`].join(" · ")
+          ? [counted(message.views.length, "pod"), told, `${amount(calls)} calls/s`, `load ${percent(load)}`].join(" · ")
           : `What is shown is from ${moment(message.at, now)}, ${span(now - message.at)} ago.`,
       );
       keyed.update(troubles, (one) => one.id, now, message.views.length > 1);
