@@ -692,10 +692,10 @@ def test_different_leases_do_not_wait_for_each_other(new_store, monkeypatch):
     store, together = new_store(timeout=SOON), 20
     answered, run = asyncio.Barrier(together), Link.run
 
-    async def with_all(*args):
+    async def with_all(*args, **how):
         async with asyncio.timeout(SOON / 2):
             await answered.wait()
-        return await run(*args)
+        return await run(*args, **how)
 
     async def scenario():
         leases = [Lease(store, f"many{number}", ttl=LONG) for number in range(together)]

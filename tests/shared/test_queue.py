@@ -17,7 +17,15 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Criticality, TimedOut, criticality, deadline, subscribe
+from seawall import (
+    Criticality,
+    Guard,
+    RateLimit,
+    TimedOut,
+    criticality,
+    deadline,
+    subscribe,
+)
 from seawall.clock import SYSTEM
 from seawall.errors import JobFailed, JobLost, QueueFull, Rejected, StoreUnavailable, UnknownJob
 from seawall.jobs import JobQueue, LocalQueue, _steps
@@ -690,13 +698,13 @@ def test_operations_of_one_moment_go_as_one_call(store: RedisStore) -> None:
     async def main() -> None:
         queue = PriorityQueue(store, "mails")
         calls: list[int] = []
-        pack = queue._calls.pack
+        pack = queue._additions.pack
 
         def counted(items: Any) -> Any:
             calls.append(len(items))
             return pack(items)
 
-        queue._calls.pack = counted  # type: ignore[method-assign]
+        queue._additions.pack = counted  # type: ignore[method-assign]
         ids = await asyncio.gather(*(queue.apush(n) for n in range(50)))
         assert len(set(ids)) == sum(calls) == 50
         assert len(calls) <= 5
@@ -820,20 +828,130 @@ def test_a_clock_that_is_set_back_lets_nobody_overtake(
 def test_a_full_server_refuses_pushes_and_can_be_emptied(
     server: Server, new_store: Callable[..., RedisStore]
 ) -> None:
-    """Claims, heartbeats and acks go on: they are what makes room."""
+    """Claims, heartbeats and acks go on, however many pushes fail: they are what makes room."""
     store = new_store(url=server.url)
     queue = PriorityQueue(store, "mails")
     queue.push_many(range(3))
     with server.client() as admin:
         admin.config_set("maxmemory", 1)
+        for _ in range(5):
+            with pytest.raises(StoreUnavailable, match=r"OOM.*maxmemory"):
+                queue.push("more")
         for claim in queue.claim(2):
             queue.heartbeat(claim)
             queue.ack(claim, "done")
         (claim,) = queue.claim()
         assert queue.nack(claim, reason="later") == "waiting"
-        with pytest.raises(StoreUnavailable, match=r"OOM|maxmemory"):
+        assert store.up
+        admin.config_set("maxmemory", 0)
+        queue.push("more")
+    assert queue.snapshot()["waiting"] == 2
+
+
+def test_a_push_that_a_full_server_refuses_takes_no_ack_with_it(
+    server: Server, new_store: Callable[..., RedisStore]
+) -> None:
+    """What is asked at one moment goes together, but a push needs memory and an ack does not."""
+    store = new_store(url=server.url)
+
+    async def main() -> None:
+        queue = PriorityQueue(store, "mails")
+        await queue.apush_many(range(3))
+        claims = await queue.aclaim(3)
+        with server.client() as admin:
+            admin.config_set("maxmemory", 1)
+        acks = [queue.aack(claim, "done") for claim in claims]
+        pushes = [queue.apush("more") for _ in range(3)]
+        pairs = [one for pair in zip(pushes, acks, strict=True) for one in pair]
+        ended = await asyncio.gather(*pairs, return_exceptions=True)
+        assert [type(one) for one in ended] == [StoreUnavailable, type(None)] * 3
+        assert [(await queue.astatus(claim.id)).state for claim in claims] == ["done"] * 3
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_limits_do_without_a_full_server_and_the_queue_goes_on(
+    server: Server, new_store: Callable[..., RedisStore], kind: str
+) -> None:
+    """Limits must write, so the store is down for them; jobs are claimed and ended all the same."""
+    store = new_store(url=server.url)
+    queue = PriorityQueue(store, "mails")
+    limit = Guard("vendor", RateLimit("1000/s", shared=store, name="vendor"))
+    ids = queue.push_many(range(4))
+    with server.client() as admin:
+        admin.config_set("maxmemory", 1)
+        assert limit.call(int) == 0  # it goes on alone
+        wait_until(lambda: not store.up)
+
+        async def work() -> None:
+            (claim,) = await queue.aclaim()
+            await queue.aheartbeat(claim)
+            await queue.aack(claim, "done")
+
+        for _ in ids:
+            if kind == "async":
+                asyncio.run(work())
+            else:
+                (claim,) = queue.claim()
+                queue.heartbeat(claim)
+                queue.ack(claim, "done")
+        with pytest.raises(StoreUnavailable, match="OOM"):
             queue.push("more")
-    store.close()
+        assert not store.up
+        assert {queue.status(id_).state for id_ in ids} == {"done"}
+        admin.config_set("maxmemory", 0)
+        wait_until(lambda: store.up)
+    queue.push("more")
+
+
+def test_a_worker_may_start_while_the_server_is_full(
+    server: Server, new_store: Callable[..., RedisStore]
+) -> None:
+    """That its settings are not remembered is no reason to do without the store."""
+    id_ = PriorityQueue(new_store(url=server.url), "mails").push("x")
+    with server.client() as admin:
+        admin.config_set("maxmemory", 1)
+        store = new_store(url=server.url)
+        settings = store.key("queue", "other", "settings")
+        assert store.call("settings", [settings], ["mine", 1000]) == b"mine"
+        assert not admin.exists(settings)
+        queue = PriorityQueue(store, "mails")
+        (claim,) = queue.claim()
+        queue.ack(claim, "done")
+        assert queue.status(id_).state == "done"
+        assert store.up
+
+
+def test_dead_letters_come_in_answers_of_a_mebibyte(store: RedisStore) -> None:
+    """Hundreds of large ones would be late; who has seen to the first ones asks again."""
+    queue = PriorityQueue(store, "mails", max_attempts=1)
+    ids = [queue.push("x" * 250_000) for _ in range(6)]
+    huge = PriorityQueue(store, "mails", max_attempts=1, max_payload=3_000_000)
+    ids.append(huge.push("x" * 2_000_000))
+    while claims := queue.claim(10):
+        for claim in claims:
+            queue.nack(claim)
+    seen: list[str] = []
+    sizes: list[int] = []
+    while letters := queue.dead(500):
+        sizes.append(len(letters))
+        for letter in letters:
+            seen.append(letter.id)
+            queue.drop(letter.id)
+    assert sorted(seen) == sorted(ids)
+    assert sizes == [4, 2, 1]
+
+
+def test_several_jobs_of_one_push_have_a_bound_in_bytes(make: Make) -> None:
+    """It says to push in parts; a single job has a bound of its own."""
+    queue = make(max_payload=5_000_000)
+    with pytest.raises(ValueError, match="push them in parts"):
+        queue.push_many(["x" * 250_000] * 17)
+    assert queue.snapshot()["waiting"] == 0
+    assert len(queue.push_many(["x" * 250_000] * 16)) == 16
+    assert len(queue.push_many(["x" * 4_500_000])) == 1
 
 
 def test_a_store_that_is_closed_is_unavailable(store: RedisStore) -> None:

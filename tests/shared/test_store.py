@@ -589,6 +589,26 @@ def test_a_store_that_comes_and_goes_is_left_alone_for_longer_each_time():
     assert health.left() <= 0.1
 
 
+def test_a_full_store_that_does_not_even_answer_is_asked_by_nobody():
+    """Queues go on with a full server until it fails three times in a row, or a look says why."""
+    health = Health()
+    health.failed("OOM", full=True)
+    assert (health.up, health.full) == (False, True)
+    for cause_is_full in (False, False, True, False, False):
+        health.failed("a test", full=cause_is_full)
+    assert health.full
+    health.ok()  # an answer, too, ends the row
+    health.failed("late")
+    health.failed("late")
+    assert health.full
+    health.failed("late")
+    assert not health.full
+    health.tried("OOM", full=True)
+    assert (health.up, health.full) == (False, True)
+    health.tried("gone")
+    assert (health.up, health.full) == (False, False)
+
+
 def test_what_a_server_says_is_fit_for_a_log():
     """Control characters are shown, not obeyed, and long texts are cut."""
     assert _link.describe(ValueError("a\x1b[31mb\0")) == "ValueError: a\\x1b[31mb\\x00"

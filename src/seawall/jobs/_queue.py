@@ -54,7 +54,10 @@ class JobQueue(QueueSteps):
         delay: float = 0.0,
         ttl: float | None = None,
     ) -> list[str]:
-        """Add up to 500 jobs in one call, or none if there is no room for all; return their ids."""
+        """Add up to 500 jobs in one call, or none if there is no room for all; return their ids.
+
+        Together they may have up to 4 MiB: what a store takes in one call.
+        """
         return self._sync(self._pushing(self._batch(payloads, priority, delay, ttl)))
 
     async def apush_many(
@@ -165,7 +168,10 @@ class JobQueue(QueueSteps):
     # For those who look after it
 
     def dead(self, limit: int = 100) -> list[DeadLetter]:
-        """Return the jobs that were given up, the oldest first, at most `limit`."""
+        """Return the jobs that were given up, the oldest first, at most `limit`.
+
+        In a store they are fewer where they are large: a reply has about 1 MiB.
+        """
         return self._sync(self._listing(limit))
 
     async def adead(self, limit: int = 100) -> list[DeadLetter]:

@@ -37,6 +37,8 @@ from seawall.models.queue_jobs import (
 
 MOST_AT_ONCE: Final = 500
 """Jobs that are pushed, claimed or listed by one call."""
+MOST_BYTES_AT_ONCE: Final = 4_194_304
+"""Bytes of payloads that several jobs of one push have together: more is late in the store."""
 POLL: Final = 0.5
 """Seconds after which who waits looks again, whatever it was told."""
 LEAST_ENDED: Final = 1000
@@ -119,6 +121,12 @@ class QueueSteps(Driven):
         jobs = [self._new(payload, priority, delay, ttl, None) for payload in payloads]
         if len(jobs) > MOST_AT_ONCE:
             raise ValueError(f"{len(jobs)} jobs at once: push at most {MOST_AT_ONCE} in one call")
+        size = sum(len(job.payload) for job in jobs)
+        if len(jobs) > 1 and size > MOST_BYTES_AT_ONCE:
+            raise ValueError(
+                f"{len(jobs)} jobs of {size} bytes together: push them in parts, of at most"
+                f" {MOST_BYTES_AT_ONCE} bytes in one call, or keep what is large elsewhere"
+            )
         return jobs
 
     def _pushing(self, jobs: list[NewJob]) -> Steps[list[str]]:

@@ -24,7 +24,7 @@ from seawall.shared._background import OWN_THREAD, Background, Handle, run_in
 from seawall.shared._clients import settings_of
 from seawall.shared._health import Health
 from seawall.shared._keys import make_key, name_part
-from seawall.shared._link import Argument, Link, printable
+from seawall.shared._link import WHEN_FULL, Argument, Link, is_full, printable
 from seawall.shared._links import Links
 from seawall.shared._posts import Posts
 from seawall.shared._pushes import Listener, Pushes
@@ -79,6 +79,11 @@ class StoreCore:
         """Whether it was closed: then it never comes back."""
         return self._closed
 
+    def answers(self, script: str) -> bool:
+        """Whether calls of that script are sent: a queue goes on while the server is full."""
+        health = self.health
+        return (health.up or (health.full and script in WHEN_FULL)) and not self._closed
+
     def key(self, kind: str, name: str, *parts: str) -> str:
         """Return the key of a part of what is called `name`; the parts are plain, or hashed."""
         return make_key(self.prefix, kind, name, *parts)
@@ -100,7 +105,9 @@ class StoreCore:
     ) -> Any:
         """Run a script and return its reply, or raise `StoreUnavailable`."""
         wait = self.timeout if timeout is None else timeout
-        return await self._link().call(self.script(script), keys, args, wait)
+        when_full = script in WHEN_FULL
+        link = self._link(script)
+        return await link.call(self.script(script), keys, args, wait, when_full=when_full)
 
     def call(
         self,
@@ -110,7 +117,7 @@ class StoreCore:
         timeout: float | None = None,
     ) -> Any:
         """Do the same, and block this thread meanwhile."""
-        self._refuse_if_down()
+        self._refuse_if_down(script)
         wait = self.timeout if timeout is None else timeout
         return run_in(self._background, lambda: self.acall(script, keys, args, wait), wait + SLACK)
 
@@ -134,12 +141,13 @@ class StoreCore:
         return Asking(about, item, clock.now() + self.timeout + SLACK, self._add_from_thread)
 
     def _add(self, asking: Asking) -> None:
-        self._link().add(asking, self.script(asking.about.script))
+        script = asking.about.script
+        self._link(script).add(asking, self.script(script))
 
     def _add_from_thread(self, asking: Asking) -> None:
         if self._background.thread is threading.current_thread():
             raise RuntimeError(OWN_THREAD)
-        self._refuse_if_down()
+        self._refuse_if_down(asking.about.script)
         self._background.submit(asking.publish_in, self._add)
 
     def start(self) -> None:
@@ -192,17 +200,18 @@ class StoreCore:
 
     # Inside
 
-    def _refuse_if_down(self) -> None:
+    def _refuse_if_down(self, script: str) -> None:
         if self._closed:
             raise StoreUnavailable(f"the store {self.name!r} was closed")
-        if not self.health.up:
+        if not self.answers(script):
             raise StoreUnavailable(f"the store {self.name!r} is down; it is tried again meanwhile")
 
-    def _link(self) -> Link:
+    def _link(self, script: str = "") -> Link:
         """Return the running loop's way to the store."""
         loop = asyncio.get_running_loop()
         if not self.up and loop is not self._background.loop:
-            self._refuse_if_down()  # what is to be flushed at the end still goes in the background
+            # What is to be flushed at the end still goes, in the background.
+            self._refuse_if_down(script)
         return self._links.here()
 
     def _on_health(self, up: bool, cause: str) -> None:  # noqa: FBT001 - a watcher's
@@ -225,12 +234,15 @@ class StoreCore:
         try:
             while not self.health.up:
                 await asyncio.sleep(self.health.left())
-                self.health.tried(await self._try(link))
+                try:
+                    self.health.tried(await self._try(link))
+                except StoreUnavailable as error:
+                    self.health.tried(str(error), full=is_full(error))
         finally:
             await link.close()
 
     async def _try(self, link: Link) -> str | None:
-        """Return what is wrong with the store, if anything is.
+        """Return what is wrong with the store's answer, if anything is; raise if there is none.
 
         The quickest of a few answers counts: this thread may itself be late, the store may not.
         """
@@ -238,10 +250,7 @@ class StoreCore:
         key = self.key("store", self.pod)
         for _ in range(TRIES):
             began = loop.time()
-            try:
-                answer = await link.exchange(self.script("probe"), [key], [])
-            except StoreUnavailable as error:
-                return str(error)
+            answer = await link.exchange(self.script("probe"), [key], [])
             if answer != 1:
                 return "its answer makes no sense"
             if loop.time() - began <= self.timeout:

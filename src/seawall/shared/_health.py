@@ -32,10 +32,13 @@ class Health:
     def __init__(self) -> None:
         """Take the store to be there."""
         self.up = True
+        self.full = False
+        """Whether it is down only because it has no memory left: what needs none still goes on."""
         self.outages = 0
         """How often the store was found to be down."""
         self._mutex = Mutex()
         self._returns = 0
+        self._missed = 0
         self._back_since = float("-inf")
         self._model = self._new_model()
         self._watchers: tuple[Watcher, ...] = ()
@@ -64,20 +67,34 @@ class Health:
         """Note that the store has answered in time."""
         if self.up:
             self._model.success(0.0)  # ends the row of failures; nothing else is counted
+        else:
+            self._missed = 0
 
-    def failed(self, cause: str, *, certain: bool = False) -> None:
-        """Note that the store has failed, or is late; `certain`: it says itself that it is down."""
+    def failed(self, cause: str, *, certain: bool = False, full: bool = False) -> None:
+        """Note that the store has failed, or is late; `certain`: it says itself that it is down.
+
+        `full`: it says that it has no memory left, which is as certain.
+        """
         if not self.up:
+            self._miss(full=full)
             return
         now = SYSTEM.now()
         with self._mutex:
             if now - self._back_since > STEADY:
                 self._returns = 0
-            for _ in range(FAILURES if certain else 1):
+            self.full, self._missed = full, 0
+            for _ in range(FAILURES if certain or full else 1):
                 self._model.settle(self._model.generation, Verdict.FAILURE, now)
                 if self._model.state is not State.CLOSED:
                     break
         self._tell(cause)
+
+    def _miss(self, *, full: bool) -> None:
+        """Stop asking a full store, too, that does not even answer."""
+        with self._mutex:
+            self._missed = 0 if full else self._missed + 1
+            if self._missed >= FAILURES:
+                self.full = False
 
     def note(self, mistake: str) -> None:
         """Log a failure that is one call's own: the store answers, so it is up."""
@@ -91,10 +108,11 @@ class Health:
         with self._mutex:
             return self._model.retry_after(SYSTEM.now()) or 0.0
 
-    def tried(self, cause: str | None) -> None:
+    def tried(self, cause: str | None, *, full: bool = False) -> None:
         """Note how an attempt to reach the store ended, made while it is down; None: well."""
         now = SYSTEM.now()
         with self._mutex:
+            self.full, self._missed = full, 0
             permit = self._model.admit(now)
             if not isinstance(permit, Refusal):
                 verdict = Verdict.SUCCESS if cause is None else Verdict.FAILURE
@@ -123,3 +141,4 @@ class Health:
         self._mutex = Mutex()
         self._model = self._new_model()
         self.up = True
+        self.full = False

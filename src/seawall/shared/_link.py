@@ -37,7 +37,14 @@ SECOND_LOOK: Final = 0.002
 
 _UNFIT: Final = ("NOREPLICAS", "MISCONF", "MASTERDOWN", "CLUSTERDOWN")
 
-_OWN: Final = ("WRONGTYPE", "CROSSSLOT")
+_OWN: Final = ("WRONGTYPE", "CROSSSLOT", "FULL")
+"""What a server says of one call; FULL is a script's own word: this call needs memory, not all."""
+
+WHEN_FULL: Final = frozenset({"queue"})
+"""The scripts that are run while the server is full: they make room, and say FULL if they need it.
+
+All else that is shared has to be written, so it does without a server that is full.
+"""
 
 CLOSED: Final = "the store was closed"
 
@@ -66,17 +73,19 @@ class Link:
         args: Sequence[Argument],
         late: float,
         wanted: Callable[[], bool] | None = None,
+        *,
+        when_full: bool = False,
     ) -> Any:
         """Return the reply of one script call; raise `StoreUnavailable` on any failure.
 
         An answer that takes longer than `late` seconds counts as a failure of the store, even if
         it comes. Waiting for its turn is not the store's fault; what is not `wanted` any more when
-        its turn comes is not sent.
+        its turn comes is not sent. With `when_full` it is sent, too, while the server is full.
         """
         await self.room.acquire()
         watch = _Watch(self, late)
         try:
-            self.refuse_while_down()
+            self.refuse_while_down(when_full=when_full)
             _refuse_unless(wanted)
             reply = await self.exchange(script, keys, args)
         except StoreUnavailable as error:
@@ -97,7 +106,8 @@ class Link:
         if _is_of_this_call(cause):
             self.health.note(str(error))
         else:
-            self.health.failed(str(error), certain=_admitted(cause))
+            full = is_full(error)
+            self.health.failed(str(error), certain=_admitted(cause), full=full)
 
     async def exchange(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Do the same at once, whether the store is known to be down or not.
@@ -115,18 +125,25 @@ class Link:
         except Exception as error:  # what a client makes of nonsense may be of any type
             raise StoreUnavailable(f"the store failed: {describe(error)}") from error
 
-    def refuse_while_down(self) -> None:
-        """Raise at once while the store is known to be down."""
-        if not self.health.up:
+    def refuse_while_down(self, *, when_full: bool = False) -> None:
+        """Raise at once while the store is known as down; `when_full`: not if it is only full."""
+        if not (self.health.up or (when_full and self.health.full)):
             raise StoreUnavailable("the store is down; it is tried again in the background")
 
     async def call(
-        self, script: Script, keys: Sequence[str], args: Sequence[Argument], wait: float
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Argument],
+        wait: float,
+        *,
+        when_full: bool = False,
     ) -> Any:
         """Return the reply of one script call, if it comes within `wait` seconds."""
-        self.refuse_while_down()
+        self.refuse_while_down(when_full=when_full)
         waits = [True]
-        task = self.spawn(self.run(script, keys, args, wait, lambda: bool(waits)))
+        asked = self.run(script, keys, args, wait, lambda: bool(waits), when_full=when_full)
+        task = self.spawn(asked)
         try:
             done, _pending = await asyncio.wait({task}, timeout=wait)
         finally:
@@ -284,6 +301,7 @@ class _Lane:
                 args,
                 self._timeout,
                 lambda: not all(asking.over for asking in batch),
+                when_full=about.script in WHEN_FULL,
             )
             answers = about.unpack(reply, items)
             if len(answers) != len(items):
@@ -323,14 +341,21 @@ def _is_of_this_call(error: BaseException) -> bool:
     return type(error) is ResponseError and mistake  # a kind of it is about the server
 
 
+def is_full(error: StoreUnavailable) -> bool:
+    """Tell whether the server said that it has no memory left for what was asked."""
+    from redis.exceptions import OutOfMemoryError
+
+    return isinstance(error.__cause__, OutOfMemoryError)
+
+
 def _admitted(error: BaseException | None) -> bool:
     """Tell whether a server said itself that it cannot be written to now.
 
     Scripts that only read may still be answered; that is no sign of health.
     """
-    from redis.exceptions import OutOfMemoryError, ReadOnlyError
+    from redis.exceptions import ReadOnlyError
 
-    return isinstance(error, (OutOfMemoryError, ReadOnlyError)) or str(error).startswith(_UNFIT)
+    return isinstance(error, ReadOnlyError) or str(error).startswith(_UNFIT)
 
 
 def describe(error: BaseException) -> str:

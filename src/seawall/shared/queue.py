@@ -96,6 +96,7 @@ class PriorityQueue(JobQueue):
         )
         self.store = store
         self._calls = _Calls(self)
+        self._additions = _Calls(self)  # apart: a full server that refuses these takes the others
         self._releases = releases_of(store)
         self._mutex = Mutex()
         self._announced = False
@@ -110,7 +111,8 @@ class PriorityQueue(JobQueue):
         self.store.start()
         if not self._announced:
             self._announce()
-        return self.store.ask(kind, self._calls, ask, self.clock)
+        calls = self._additions if ask.operation == "push" else self._calls
+        return self.store.ask(kind, calls, ask, self.clock)
 
     def _telling(self, kind: Kind, ask: Ask) -> None:
         self._answering(kind, ask).publish(lambda: True)
@@ -120,7 +122,7 @@ class PriorityQueue(JobQueue):
 
     @property
     def _up(self) -> bool:
-        return self.store.up
+        return self.store.answers(self._calls.script)
 
     @property
     def _closed(self) -> bool:

@@ -506,12 +506,17 @@ function operations.status(id)
            redis.call('HGET', RESULTS, id) }
 end
 
--- limit -> id, priority, attempts, age, reason, payload of each, the oldest first
+-- limit -> id, priority, attempts, age, reason, payload of each, the oldest first. No more than one
+-- answer may have; the model, whose answers go nowhere, has no such bound.
 function operations.dead(limit)
-  local reply = {}
+  local reply, size = {}, 0
   for _, id in ipairs(redis.call('ZRANGE', DEAD, 0, limit - 1)) do
     local job = load(id)
     if job then
+      size = size + redis.call('HSTRLEN', PAYLOADS, id)
+      if #reply > 0 and size > BATCH_BYTES then
+        break
+      end
       for _, value in ipairs({ id, text(job.priority), text(job.attempts), text(math.max(0, now - job.at)),
                                job.reason, redis.call('HGET', PAYLOADS, id) or '' }) do
         reply[#reply + 1] = value
@@ -540,14 +545,21 @@ function operations.counts()
 end
 
 -- A full server refuses the first write of a script that needs memory, and none that follows another
--- write. What is pushed needs memory. All else may go on, or a full queue could not be emptied.
+-- write. What is pushed needs memory. All else may go on, or a full queue could not be emptied; and
+-- FULL tells that nothing but this push is refused.
 local pushing, i = false, OPERATIONS
 while i <= #ARGV do
   pushing = pushing or ARGV[i] == 'push'
   i = i + 2 + ARGV[i + 1]
 end
 if pushing then
-  redis.call('HINCRBY', COUNTS, 'serial', 0)
+  local answer = redis.pcall('HINCRBY', COUNTS, 'serial', 0)
+  if type(answer) == 'table' and answer.err then
+    if string.find(answer.err, 'OOM', 1, true) then
+      return redis.error_reply('FULL the server has no memory left (OOM): raise its maxmemory, or let jobs end first')
+    end
+    return answer
+  end
 else
   redis.call('ZREM', LEASES, '')
 end
