@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from seawall import DeadlineExceeded, PoolExhausted, TimedOut, deadline
 from seawall.pools import Pool
 from seawall.pools._borrowed import Borrowed
-from seawall.pools._closing import Closing, ClosingWaiter
+from seawall.pools._closing import Closing
 from seawall.pools._lending import Lending
 from seawall.pools._resources import Stock
+from seawall.pools._waiting import ClosingWaiter
 from seawall.runtime.slots import SlotWaiter
 from seawall.testing import run_virtual
 from tests.support import SEEDS, falsified, let_pass, quarters

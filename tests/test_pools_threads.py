@@ -220,6 +220,82 @@ def test_a_loop_that_is_closed_in_mid_use_takes_no_slot_with_it():
     assert pool.in_use == 0
 
 
+async def borrow_from(kind: str) -> float:
+    """Borrow while another loop has the only resource; return how long that took.
+
+    That loop does not run any more, and is closed a second later, or never.
+    """
+    options: dict[str, Any] = {"checkout_timeout": 20, "close_timeout": 2, "max_waiting": 5}
+    pool: Pool[Wire] = Pool(connect, name="left", max_size=1, **options)
+    loop, here = asyncio.new_event_loop(), asyncio.get_running_loop()
+    run_threads(1, lambda _: loop.run_until_complete(borrow(pool)))
+    began = here.time()
+    try:
+        if kind != "stands still":
+            here.call_later(1.0, loop.close)
+        task = asyncio.ensure_future(borrow(pool))
+        if kind == "another waits for it":
+            first, task = task, asyncio.ensure_future(borrow(pool))
+            here.call_later(0.1, first.cancel)
+        await task
+        assert pool.in_use == 0
+        return here.time() - began
+    finally:
+        loop.close()
+
+
+KINDS = {"waits for it": 1.25, "another waits for it": 1.25, "stands still": 4.0}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_waits_for_a_loop_that_ends_goes_on_soon(kind: str):
+    """It had a resource to close, and nobody says that it never will."""
+    took = run_virtual(borrow_from(kind))
+    assert KINDS[kind] - 0.26 <= took <= KINDS[kind] + 0.26
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_look_around_it_waits_to_the_end(kind: str, monkeypatch: pytest.MonkeyPatch):
+    """Ablation: as if there were no other loops."""
+    monkeypatch.setattr(Stock, "has_loops_beside", lambda *_: False)
+    with pytest.raises(PoolExhausted, match="waited 20 s"):
+        run_virtual(borrow_from(kind))
+
+
+def test_who_looks_around_keeps_its_place():
+    """Of two who wait for long, the first is served first."""
+    pool: Pool[Wire] = Pool(connect, name="places", max_size=2, checkout_timeout=20, max_waiting=5)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(_keep(pool, (stop := asyncio.Event())))
+    loop.run_until_complete(let_pass(0.0))
+    served: list[int] = []
+
+    async def one(number: int) -> None:
+        async with pool.borrow():
+            served.append(number)
+
+    async def main() -> None:
+        async with pool.borrow():
+            waiting = []
+            for number in range(3):
+                waiting.append(asyncio.ensure_future(one(number)))
+                await let_pass(0.3)
+            await let_pass(5.0)
+        await asyncio.gather(*waiting)
+
+    run_virtual(main())
+    assert served == [0, 1, 2]
+    stop.set()
+    loop.run_until_complete(task)
+    loop.close()
+    assert pool.in_use == 0
+
+
+async def _keep(pool: Pool[Wire], stop: asyncio.Event) -> None:
+    async with pool.borrow():
+        await stop.wait()
+
+
 def test_a_waiter_of_one_thread_is_served_by_another():
     """A thread that waits gets the resource that another thread's block gives back."""
     pool: Pool[Wire] = Pool(Wire, name="hand", max_size=1, checkout_timeout=PATIENCE)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from seawall.context import deadline_var
 from seawall.pools._steps import drop
-from seawall.runtime.slots import SlotWaiter
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task, TimerHandle
@@ -151,34 +150,6 @@ class Closing:
         if self._owned and self.done:
             self._slot_back()
         self._owned = False
-
-
-class ClosingWaiter(SlotWaiter):
-    """Waits until a closing is over, to go on with its slot."""
-
-    __slots__ = ("_closing",)
-
-    def __init__(self, closing: Closing, *waiting: Any) -> None:
-        """Wait for `closing`; the rest is as for a `SlotWaiter`."""
-        super().__init__(*waiting)
-        self._closing = closing
-
-    def publish(self, wake: Callable[[], bool]) -> None:
-        """Be woken when the closing is over."""
-        closing = self._closing
-        if closing.wakes(wake):
-            wake()
-
-    def claim(self) -> Any:
-        """Have the slot, or leave it to the closing and say why."""
-        if self._closing.done:
-            return self.ticket
-        self._closing.disown()
-        return self._refuse(self._late)
-
-    def abandon(self) -> None:
-        """Leave the slot to the closing, or give it back."""
-        self._closing.disown()
 
 
 class Emptied:

@@ -15,13 +15,13 @@ from seawall.clock import Clock
 from seawall.context import deadline_var
 from seawall.errors import PoolExhausted, Rejected, matches
 from seawall.models.pooling import PoolSettings, lifetime
-from seawall.pools._closing import Closing, ClosingWaiter
+from seawall.pools._closing import Closing
 from seawall.pools._refusals import Refusals
 from seawall.pools._resources import Resource
 from seawall.pools._steps import NOTHING, Request, Work
 from seawall.pools._upkeep import Upkeep
+from seawall.pools._waiting import ClosingWaiter, PoolWaiter, waited
 from seawall.runtime.events import FallbackUsed, emit
-from seawall.runtime.slots import SlotWaiter
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -153,13 +153,18 @@ class Lending(Refusals):
             resource = self._stock.substitute()
             yield from self._made(resource, "degraded", self._degraded, loop)
             return resource
-        yield self._waiter(SlotWaiter, self._now() - began)
+        yield from self._wait(PoolWaiter(*self._waiting(self._now() - began)), loop)
         self.upkeep.waited.append(self._now() - began)
         return None
 
-    def _waiter(self, kind: Callable[..., SlotWaiter], waited: float, *first: Any) -> SlotWaiter:
-        longest = max(0.0, self.settings.checkout_timeout - waited)
-        return kind(*first, self._slots, self.clock, self._now(), longest, self.turned_away)
+    def _waiting(self, so_far: float) -> tuple[Any, ...]:
+        longest = max(0.0, self.settings.checkout_timeout - so_far)
+        return self._slots, self.clock, self._now(), longest, self.turned_away
+
+    def _wait(
+        self, waiter: PoolWaiter, loop: AbstractEventLoop | None
+    ) -> Generator[Request, Any, None]:
+        return waited(waiter, self.upkeep, other_loops=self._stock.has_loops_beside(loop))
 
     def _fit(
         self, began: float, loop: AbstractEventLoop | None
@@ -179,8 +184,8 @@ class Lending(Refusals):
                     closing = self._remove(resource, trouble, loop, visit)
                 if closing is not None:
                     visit.slot_in_hand = False
-                    waited = self._now() - began - visit.asked
-                    yield self._waiter(ClosingWaiter, waited, closing)
+                    waiting = self._waiting(self._now() - began - visit.asked)
+                    yield from self._wait(ClosingWaiter(closing, *waiting), loop)
                     visit.slot_in_hand = True
         except BaseException:
             if visit.slot_in_hand:

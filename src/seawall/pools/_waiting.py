@@ -1,0 +1,105 @@
+"""Who waits for a slot of a pool: for one that comes back, or for one of a resource being closed.
+
+A resource is closed in its own event loop. That may end, or stand still, before it gets to it, and
+nobody is told: so who waits while there are other loops looks after them now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from math import inf
+from typing import Any
+
+from seawall.pools._closing import Closing
+from seawall.pools._upkeep import LOOK_EVERY, Upkeep
+from seawall.runtime.layers import Wait
+from seawall.runtime.slots import WAITING, SlotWaiter
+
+
+class PoolWaiter(SlotWaiter):
+    """Waits for a slot that comes back, and keeps its place in the queue while it looks around."""
+
+    __slots__ = ("_end", "_published")
+
+    def __init__(self, *waiting: Any) -> None:
+        """Wait as a `SlotWaiter` does."""
+        super().__init__(*waiting)
+        self._end = self.until
+        self._published = False
+
+    def look_around(self) -> None:
+        """Wake up soon, and then again and again, to see what other loops have left."""
+        end = inf if self._end is None else self._end
+        self.until = min(end, self.clock.now() + LOOK_EVERY)
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Join the queue; or be woken by another waker from now on."""
+        if not self._published:
+            self._published = True
+            super().publish(wake)
+            return
+        with self._slots.mutex:
+            self._wake = wake
+            if self._state != WAITING:
+                wake()
+
+    def claim(self) -> Any:
+        """Return the ticket, say why there is none, or raise `Wait` to go on waiting."""
+        if self._goes_on():
+            with self._slots.mutex:
+                if self._state == WAITING:
+                    self.look_around()
+                    raise Wait(self)
+        return super().claim()
+
+    def _goes_on(self) -> bool:
+        return self.until != self._end and (self._end is None or self.clock.now() < self._end)
+
+
+class ClosingWaiter(PoolWaiter):
+    """Waits until a closing is over, to go on with its slot."""
+
+    __slots__ = ("_closing",)
+
+    def __init__(self, closing: Closing, *waiting: Any) -> None:
+        """Wait for `closing`; the rest is as for any waiter."""
+        super().__init__(*waiting)
+        self._closing = closing
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Be woken when the closing is over."""
+        if self._closing.wakes(wake):
+            wake()
+
+    def claim(self) -> Any:
+        """Have the slot, or leave it to the closing and say why, or raise `Wait`."""
+        if self._closing.done:
+            return self.ticket
+        if self._goes_on():
+            self.look_around()
+            raise Wait(self)
+        self._closing.disown()
+        return self._refuse(self._late)
+
+    def abandon(self) -> None:
+        """Leave the slot to the closing, or give it back."""
+        self._closing.disown()
+
+
+def waited(
+    waiter: PoolWaiter, upkeep: Upkeep, *, other_loops: bool
+) -> Generator[PoolWaiter, Any, None]:
+    """Wait for a slot, as steps; where there are `other_loops`, look after what they leave."""
+    if other_loops:
+        waiter.look_around()
+    while True:
+        try:
+            yield waiter
+        except Wait:
+            try:
+                upkeep.stock.forget_closed_loops()
+            except BaseException:
+                waiter.abandon()
+                raise
+        else:
+            return
