@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import seawall
 from seawall import registry
+from seawall.durable import Database, Jobs, Later, Outbox, Sqlite, migrate
 from seawall.telemetry import Refresher, arefresh
 from seawall.testing import run_virtual
 from tests.support import let_pass
@@ -48,6 +50,26 @@ def test_the_database_is_asked_for_what_waits_there(world: World):
     assert outbox["stored"]["blocked"] == 0
     (jobs,) = [one for one in shown["jobs"] if one["name"] == "w-jobs"]
     assert jobs["stored"]["queued"][0] == 1
+
+
+@pytest.mark.parametrize("kind", [Outbox, Jobs, Later])
+def test_who_watches_does_not_open_a_database_again(kind: Any, tmp_path: Path):
+    """What is in one that was closed is asked only where somebody names it."""
+    file = Sqlite(tmp_path / "closed.db")
+    database = Database(file, name="closed")
+    migrate(database)
+    thing = kind(database, name="closed")
+    asyncio.run(arefresh())
+    (entry,) = [entry for one, entry in registry.entered() if one is thing]
+    assert entry.answer is not None
+    entry.answer = None
+    database.close()
+    assert database.closed
+    asyncio.run(arefresh())
+    assert entry.answer is None
+    assert asyncio.run(arefresh(thing)) == 1
+    assert entry.answer is not None
+    file.close()
 
 
 def test_whoever_asks_makes_it_known(world: World):

@@ -111,6 +111,8 @@ class Database:
             backoff=full_jitter(0.005, 0.25),
         )
         self.guard = Guard(name, conflicts, clock=clock)
+        self.closed = False
+        """Whether `close()` was called."""
         self._now: str | None = None
 
     def __repr__(self) -> str:
@@ -126,7 +128,8 @@ class Database:
         return connection_of(raw, self.names, self._now)
 
     def close(self) -> None:
-        """Free the name; what `source` is stays open."""
+        """Free the name, and be asked no more by who only watches; what `source` is stays open."""
+        self.closed = True
         self.guard.close()
 
     # Transactions

@@ -21,8 +21,9 @@ AT_ONCE: Final = 8
 async def arefresh(*things: Any, timeout: float = 5.0) -> int:  # noqa: ASYNC109 - of each question
     """Ask how `things` stand (all that have something to ask for, unless given).
 
-    Those are queues in a store, outboxes, jobs and calls for later. Each question has `timeout`
-    seconds. Returns how many were answered; what failed is told by `snapshot()`.
+    Those are queues in a store, outboxes, jobs and calls for later; unless named, not those of a
+    `Database` that was closed. Each question has `timeout` seconds. Returns how many were answered;
+    what failed is told by `snapshot()`.
     """
     import asyncio
 
@@ -47,9 +48,15 @@ async def arefresh(*things: Any, timeout: float = 5.0) -> int:  # noqa: ASYNC109
         asked = [
             group.create_task(ask(thing, entry))
             for thing, entry in known
-            if not things or any(thing is one for one in things)
+            if (any(thing is one for one in things) if things else not _is_over(thing))
         ]
     return sum(task.result() for task in asked)
+
+
+def _is_over(thing: Any) -> bool:
+    """Tell whether it is in a database that was closed: to ask would connect to it anew."""
+    database = getattr(thing, "database", None)
+    return database is not None and bool(database.closed)
 
 
 class Refresher:
