@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 BARE, SINGLE, ONCE = "bare", "single statement", "inside the transaction"
+TOGETHER = "the same, committed together"
+"""Without a connection of its own: by `Idempotency(together=...)`, on two of the pool's."""
 ALONE = "its text alone"
 """The single statement as a driver is given it: what the database takes for it, and nobody else."""
 DRAIN, GROUPED, EACH = "drain", "committed together", "one commit each"
@@ -56,7 +58,7 @@ async def opened(server: Postgres) -> AsyncIterator[tuple[Any, Database]]:
     """Open a pool, with our tables and those of a shop."""
     import asyncpg
 
-    async with asyncpg.create_pool(server.url, min_size=9, max_size=9) as pool:
+    async with asyncpg.create_pool(server.url, min_size=11, max_size=11) as pool:
         database = Database(pool, schema="bench", name="bench")
         await amigrate(database)
         await pool.execute(
@@ -99,15 +101,23 @@ def writers(database: Database) -> dict[str, dict[str, Callable[[Any], Awaitable
     async def bare(connection: Any) -> None:
         await connection.fetchval(bare_sql, "ann", 7)
 
-    async def single(connection: Any) -> None:
+    async def write_by(own: Idempotency, connection: Any) -> None:
         key = next(keys)
         event = NewEvent("order", key, "placed", {"total": 7})
-        await idempotency.asingle(
+        await own.asingle(
             own_sql,
             {"customer": "ann", "total": 7},
             scope="shop", operation="POST /orders", key=key, fingerprint=b"7",
             outbox=outbox, events=[event], conn=connection,
         )  # fmt: skip
+
+    async def single(connection: Any) -> None:
+        await write_by(idempotency, connection)
+
+    gathering = Idempotency(database, together=16, name="together")
+
+    async def together(_connection: Any) -> None:
+        await write_by(gathering, None)
 
     async def alone(connection: Any) -> None:
         key = next(keys)
@@ -131,6 +141,7 @@ def writers(database: Database) -> dict[str, dict[str, Callable[[Any], Awaitable
 
     return {
         "write": {BARE: bare, SINGLE: single, ALONE: alone},
+        "many": {BARE: bare, SINGLE: single, TOGETHER: together, ALONE: alone},
         "transaction": {BARE: transaction, ONCE: once},
     }
 
@@ -159,7 +170,7 @@ async def compare(pool: Any, database: Database, plan: Plan) -> Rates:
     made = writers(database)
     for name, which, width in (
         (ON_ONE, "write", 1),
-        (ON_EIGHT, "write", 8),
+        (ON_EIGHT, "many", 8),
         (TRANSACTION, "transaction", 1),
     ):
         cases = made[which]

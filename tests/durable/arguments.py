@@ -292,6 +292,7 @@ DURABLE: list[Row] = [
         ttl=([*_POSITIVE, (30.0, ValueError)], "seconds"),
         max_body=(_NATURALS, "write"),
         unscoped=(_FLAGS, "True or False"),
+        together=([*_LIMITED, (2, TypeError)], "write|asyncpg"),
         name=(_NAMES[:3], "write"),
         clock=(_CLOCKS, "Clock"),
     ),

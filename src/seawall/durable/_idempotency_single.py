@@ -8,12 +8,12 @@ first has done may be the reason. PostgreSQL only: it alone has changes inside a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall.durable import _idempotency_records as records
+from seawall.durable._autocommit import aautocommit, autocommit
 from seawall.durable._connections import Kind, Rows, in_transaction, kind_of
 from seawall.durable._idempotency_once import Outbox, checked_events, refuse
 from seawall.durable._idempotency_records import LOOKS, Terms, Wanted
@@ -27,6 +27,7 @@ from seawall.durable._sql import (
     rendered,
     statements,
 )
+from seawall.durable._together import Together
 from seawall.durable.database import Database, in_thread
 from seawall.errors import AnswerNotKept, Contended, RecordGarbled
 from seawall.models.idempotency import Garbled, Replay, json_of
@@ -114,7 +115,10 @@ async def asingle(
 
     failure = None
     try:
-        rows = await _asent(database, conn, kind, statement)
+        if kind is None and idempotency._together is not None:
+            rows = await _gathered(idempotency._together, database, statement)
+        else:
+            rows = await _asent(database, conn, kind, statement)
     except Exception as error:  # noqa: BLE001 - the steps look at it
         rows, failure = [], _explained(error, statement, database.names)
     if rows:
@@ -233,9 +237,16 @@ def _text(database: Database, kind: Kind, asked: _Statement) -> Text:
 
 @lru_cache(maxsize=256)
 def text_of(
-    style: Style, names: Names, now: str | None, sql: str, events: str, terms: Terms
+    style: Style,
+    names: Names,
+    now: str | None,
+    sql: str,
+    events: str,
+    terms: Terms,
+    *,
+    one_row: bool = False,
 ) -> Text:
-    """Return the whole as one driver wants it."""
+    """Return the whole as one driver wants it; with `one_row`, NULL stands for no row."""
     # What is the user's is taken as it is: braces have no meaning in it.
     users = sql.strip().rstrip(";").replace("{", "{{").replace("}", "}}")
     key = statements("postgres", "idempotency")["single"]
@@ -243,10 +254,11 @@ def text_of(
     key = key.replace(":seawall_max_body", str(terms.max_body))
     key = key.replace(":seawall_ttl", str(terms.ttl)).replace(":seawall_rows", ROWS)
     members = f",\n{events.strip().strip(',')}" if events else ""
+    told = f"coalesce(body, {ROWS}) FROM seawall_key"
     return rendered(
         f"WITH {BUSINESS} AS (\n{users}\n){members},\n"
         f"seawall_key AS (\n{key}\n)\n"
-        f"SELECT coalesce(body, {ROWS}) FROM seawall_key",
+        f"SELECT {f'(SELECT {told})' if one_row else told}",
         "postgres",
         style,
         names,
@@ -264,6 +276,18 @@ def _asent(database: Database, conn: Any, kind: Kind | None, asked: _Statement) 
     return rows
 
 
+def _gathered(together: Together, database: Database, asked: _Statement) -> Awaitable[Rows]:
+    sql, events, terms, arguments = asked
+
+    def alone() -> Awaitable[Rows]:
+        return _asent(database, None, None, asked)
+
+    if len(sql) + len(events) > LONGEST_REMEMBERED:  # hardly two are alike
+        return alone()
+    text = text_of("dollar", database.names, database._now, sql, events, terms, one_row=True)
+    return together.ask(text, arguments, alone)
+
+
 def _sent(database: Database, conn: Any, kind: Kind | None, asked: _Statement) -> Rows:
     if kind is None:
         return database.guard.call(_execute, database, asked)
@@ -272,54 +296,13 @@ def _sent(database: Database, conn: Any, kind: Kind | None, asked: _Statement) -
 
 
 async def _aexecute(database: Database, asked: _Statement) -> Rows:
-    async with _aconnection(database) as raw:
+    async with aautocommit(database) as raw:
         return await _asent(database, raw, kind_of(raw), asked)
 
 
 def _execute(database: Database, asked: _Statement) -> Rows:
-    with _connection(database) as raw:
+    with autocommit(database) as raw:
         return _sent(database, raw, kind_of(raw), asked)
-
-
-@asynccontextmanager
-async def _aconnection(database: Database) -> AsyncIterator[Any]:
-    source: Any = database.source
-    if hasattr(source, "acquire"):  # asyncpg: without a transaction each statement is one
-        async with source.acquire() as raw:
-            yield raw
-    elif hasattr(source, "execution_options"):
-        async with source.execution_options(isolation_level="AUTOCOMMIT").connect() as raw:
-            yield raw
-    else:
-        async with source.connection() as raw:
-            before = raw.autocommit
-            await raw.set_autocommit(True)  # psycopg: the same; it asks the server nothing
-            try:
-                yield raw
-            finally:
-                try:
-                    await raw.set_autocommit(before)
-                except Exception:  # noqa: BLE001 - it is gone, or busy: nobody else may have it
-                    await raw.close()
-
-
-@contextmanager
-def _connection(database: Database) -> Iterator[Any]:
-    source: Any = database.source
-    if hasattr(source, "execution_options"):
-        with source.execution_options(isolation_level="AUTOCOMMIT").connect() as raw:
-            yield raw
-    else:
-        with source.connection() as raw:
-            before = raw.autocommit
-            raw.set_autocommit(True)
-            try:
-                yield raw
-            finally:
-                try:
-                    raw.set_autocommit(before)
-                except Exception:  # noqa: BLE001 - it is gone, or busy: nobody else may have it
-                    raw.close()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -29,6 +29,7 @@ from seawall.durable._idempotency_keeping import Keeper, akeeping, regardless
 from seawall.durable._idempotency_once import Once, Outbox
 from seawall.durable._idempotency_records import Terms, Wanted
 from seawall.durable._idempotency_single import Single, asingle, single
+from seawall.durable._together import gathering
 from seawall.durable.database import Database
 from seawall.errors import (
     AnswerNotKept,
@@ -94,13 +95,15 @@ class Idempotency:
         ttl: float = 86400.0,
         max_body: int = 1024 * 1024,
         unscoped: bool = False,
+        together: int = 1,
         name: str = "idempotency",
         clock: Clock | None = None,
     ) -> None:
         """Keep answers for `ttl` seconds, with bodies of up to `max_body` bytes.
 
         Who has not completed (or renewed) after `lease` seconds may be taken over. `unscoped=True`
-        allows `scope=None`: then whoever knows a key gets its answer. `clock` is for who waits.
+        allows `scope=None`: then whoever knows a key gets its answer. Up to `together` calls
+        of `asingle` share a commit. `clock` is for who waits.
         """
         if not isinstance(database, Database):
             raise TypeError(f"database={database!r}: pass a Database, such as Database(pool)")
@@ -111,6 +114,7 @@ class Idempotency:
             raise ValueError(f"ttl={ttl!r}: write more than the lease of {lease!r} seconds")
         self.max_body = check.count("max_body", max_body, minimum=0)
         self.unscoped = check.flag("unscoped", unscoped)
+        self._together = gathering(database, together)
         self.terms = Terms(int(lease * _SECOND), int(ttl * _SECOND), max_body)
         self._clock = None if clock is None else check_clock(clock)
         self._counts = dict.fromkeys(_COUNTED, 0)

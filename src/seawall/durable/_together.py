@@ -1,0 +1,181 @@
+"""Statements of many callers, sent at once and committed together: one round trip, one commit.
+
+Promises: who is alone is not held up. While statements of one text are under way, others of that
+text gather, and go together as soon as one of those is over. Nobody is told anything before the
+commit. Where one of them fails none is done, and each is done by itself: so one caller's mistake is
+that caller's alone, and who is told nothing (a lost connection) asks again by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall import _checks as check
+from seawall.context import deadline_var
+from seawall.durable._connections import Rows
+from seawall.durable._sql import Arguments, Text
+from seawall.runtime.runners import sleep_async
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Future, Task
+
+    from seawall.clock import Clock
+    from seawall.durable.database import Database
+
+UNDER_WAY: Final = 2
+"""Of one text: while the server works for one, the next is made ready."""
+MOST: Final = 1000
+"""Together."""
+APART: Final = object()
+"""The answer that there is none: do it by yourself."""
+
+Alone = Callable[[], Awaitable[Rows]]
+
+
+def gathering(database: Database, together: int) -> Together | None:
+    """Return what sends up to so many together; None if each goes by itself."""
+    if check.count("together", together, maximum=MOST) == 1:
+        return None
+    if not hasattr(database.source, "acquire"):
+        raise TypeError(
+            f"together={together!r}: that needs a pool of asyncpg; leave it out for {database!r}"
+        )
+    if not hasattr(import_module("asyncpg").Connection, "fetchmany"):
+        raise TypeError(f"together={together!r}: that needs asyncpg 0.30, or a newer one")
+    return Together(database, together)
+
+
+class _Line:
+    """Those of one text: who waits, and how many are under way."""
+
+    def __init__(self, sql: str, most: int) -> None:
+        self.sql = sql
+        self.waiting: deque[_Waiting] = deque()
+        self.under_way = 0
+        self.in_flight = 0
+        """How many statements those are."""
+        self.most = most
+        """How many go together: fewer after a failure, since all of those are done again."""
+        self.sending: set[Task[None]] = set()
+
+    def take(self) -> list[_Waiting]:
+        """Take out the next ones, without those who have gone, or whose time is over.
+
+        A fair share of all: else one who returns to find nobody goes alone again, and for ever.
+        """
+        taken: list[_Waiting] = []
+        share = -(-(len(self.waiting) + self.in_flight) // UNDER_WAY)
+        while self.waiting and len(taken) < min(share, self.most):
+            one = self.waiting.popleft()
+            if one.is_late():
+                one.tell(APART)
+            elif not one.answer.done():
+                taken.append(one)
+        return taken
+
+
+class _Waiting:
+    __slots__ = ("answer", "arguments", "deadline")
+
+    def __init__(self, arguments: list[Any], answer: Future[Any]) -> None:
+        self.arguments = arguments
+        self.answer = answer
+        self.deadline: tuple[float, Clock] | None = deadline_var.get()
+
+    def is_late(self) -> bool:
+        return self.deadline is not None and self.deadline[1].now() >= self.deadline[0]
+
+    def tell(self, what: Any) -> None:
+        if not self.answer.done():
+            self.answer.set_result(what)
+
+
+class Together:
+    """Sends statements of one event loop on connections of its asyncpg pool."""
+
+    def __init__(self, database: Database, most: int) -> None:
+        """Let up to `most` go together."""
+        self._database = database
+        self._most = most
+        self._loop: AbstractEventLoop | None = None
+        self._lines: dict[str, _Line] = {}
+
+    async def ask(self, text: Text, arguments: Arguments, alone: Alone) -> Rows:
+        """Return the one row of a statement, none if that is NULL; or what `alone()` returns."""
+        from asyncio import get_running_loop
+
+        loop = get_running_loop()
+        if loop is not self._loop:  # what waited in another one has ended with it
+            self._loop, self._lines = loop, {}
+        line = self._lines.get(text.sql)
+        if line is None:
+            line = self._lines[text.sql] = _Line(text.sql, self._most)
+        if line.under_way < UNDER_WAY:
+            line.under_way += 1
+            line.in_flight += 1
+            try:
+                return await alone()
+            finally:
+                line.in_flight -= 1
+                self._landed(line)
+        waiting = _Waiting(text.positional(arguments), loop.create_future())
+        line.waiting.append(waiting)
+        row = await waiting.answer
+        if row is APART:
+            return await alone()
+        return [] if row[0] is None else [row]
+
+    def _landed(self, line: _Line) -> None:
+        """Let those go who have gathered meanwhile."""
+        line.under_way -= 1
+        if line.waiting and self._loop is not None and not self._loop.is_closed():
+            line.under_way += 1
+            # Nothing of the caller who happens to be the first: no deadline, no tenant.
+            task = self._loop.create_task(self._send(line), context=Context())
+            line.sending.add(task)
+            task.add_done_callback(line.sending.discard)
+        elif not line.under_way and not line.waiting:
+            self._lines.pop(line.sql, None)
+
+    async def _send(self, line: _Line) -> None:
+        taken: list[_Waiting] = []
+        try:
+            while line.waiting:
+                async with self._database.source.acquire() as connection:
+                    while taken := line.take():
+                        rows = await self._sent(connection, line, taken)
+                        for one, row in zip(taken, rows, strict=True):
+                            one.tell(row)
+                        if rows[0] is APART:
+                            break  # it may be the connection that failed
+                        await sleep_async(0)  # who was told may come again at once
+        except BaseException as error:  # no connection, or cancelled: each sees for itself
+            for one in [*taken, *line.waiting]:
+                one.tell(APART)
+            line.waiting.clear()
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._landed(line)
+
+    async def _sent(self, connection: Any, line: _Line, taken: list[_Waiting]) -> list[Any]:
+        """Return what each is told."""
+        every = [one.arguments for one in taken]
+        line.in_flight += len(taken)
+        try:
+            rows: list[Any] = await self._database.guard.acall(
+                connection.fetchmany, line.sql, every
+            )
+        except Exception:  # noqa: BLE001 - whose it is turns out when each is done by itself
+            rows = []
+        finally:
+            line.in_flight -= len(taken)
+        if len(rows) == len(taken):
+            line.most = min(line.most + 1, self._most)
+            return rows
+        line.most = max(1, line.most // 2)
+        return [APART] * len(taken)
