@@ -153,18 +153,13 @@ class Lending(Refusals):
             resource = self._stock.substitute()
             yield from self._made(resource, "degraded", self._degraded, loop)
             return resource
-        yield from self._wait(PoolWaiter(*self._waiting(self._now() - began)), loop)
+        yield from waited(PoolWaiter(*self._waiting(self._now() - began)), self.upkeep)
         self.upkeep.waited.append(self._now() - began)
         return None
 
     def _waiting(self, so_far: float) -> tuple[Any, ...]:
         longest = max(0.0, self.settings.checkout_timeout - so_far)
         return self._slots, self.clock, self._now(), longest, self.turned_away
-
-    def _wait(
-        self, waiter: PoolWaiter, loop: AbstractEventLoop | None
-    ) -> Generator[Request, Any, None]:
-        return waited(waiter, self.upkeep, other_loops=self._stock.has_loops_beside(loop))
 
     def _fit(
         self, began: float, loop: AbstractEventLoop | None
@@ -185,7 +180,7 @@ class Lending(Refusals):
                 if closing is not None:
                     visit.slot_in_hand = False
                     waiting = self._waiting(self._now() - began - visit.asked)
-                    yield from self._wait(ClosingWaiter(closing, *waiting), loop)
+                    yield from waited(ClosingWaiter(closing, *waiting), self.upkeep)
                     visit.slot_in_hand = True
         except BaseException:
             if visit.slot_in_hand:

@@ -145,10 +145,6 @@ class Stock:
         """Tell whether an idle one lies here that may be used in `loop`."""
         return bool(self.stacks.get(loop) or self.anywhere)
 
-    def has_loops_beside(self, loop: AbstractEventLoop | None) -> bool:
-        """Tell whether some are closed in another loop than `loop`."""
-        return any(known is not None and known is not loop for known in list(self.stacks))
-
     def pop(self, loop: AbstractEventLoop | None) -> Resource | None:
         """Take the idle one that was used last and may be used in `loop`, if there is one."""
         for stack in (self.stacks.get(loop), self.anywhere):

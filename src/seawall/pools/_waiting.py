@@ -1,7 +1,7 @@
 """Who waits for a slot of a pool: for one that comes back, or for one of a resource being closed.
 
 A resource is closed in its own event loop. That may end, or stand still, before it gets to it, and
-nobody is told: so who waits while there are other loops looks after them now and then.
+nobody is told: so who waits looks after that now and then.
 """
 
 from __future__ import annotations
@@ -22,15 +22,11 @@ class PoolWaiter(SlotWaiter):
     __slots__ = ("_end", "_published")
 
     def __init__(self, *waiting: Any) -> None:
-        """Wait as a `SlotWaiter` does."""
+        """Wait as a `SlotWaiter` does, and wake up soon to look around."""
         super().__init__(*waiting)
-        self._end = self.until
+        self._end = inf if self.until is None else self.until
+        self.until = min(self._end, self.since + LOOK_EVERY)
         self._published = False
-
-    def look_around(self) -> None:
-        """Wake up soon, and then again and again, to see what other loops have left."""
-        end = inf if self._end is None else self._end
-        self.until = min(end, self.clock.now() + LOOK_EVERY)
 
     def publish(self, wake: Callable[[], bool]) -> None:
         """Join the queue; or be woken by another waker from now on."""
@@ -45,15 +41,17 @@ class PoolWaiter(SlotWaiter):
 
     def claim(self) -> Any:
         """Return the ticket, say why there is none, or raise `Wait` to go on waiting."""
-        if self._goes_on():
-            with self._slots.mutex:
-                if self._state == WAITING:
-                    self.look_around()
-                    raise Wait(self)
+        with self._slots.mutex:
+            if self._state == WAITING:
+                self._go_on()
         return super().claim()
 
-    def _goes_on(self) -> bool:
-        return self.until != self._end and (self._end is None or self.clock.now() < self._end)
+    def _go_on(self) -> None:
+        """Raise `Wait` unless the time is over: by its clock, or by how long it was waited for."""
+        now = max(self.until or 0.0, self.clock.now())
+        if now < self._end:
+            self.until = min(self._end, now + LOOK_EVERY)
+            raise Wait(self)
 
 
 class ClosingWaiter(PoolWaiter):
@@ -75,9 +73,7 @@ class ClosingWaiter(PoolWaiter):
         """Have the slot, or leave it to the closing and say why, or raise `Wait`."""
         if self._closing.done:
             return self.ticket
-        if self._goes_on():
-            self.look_around()
-            raise Wait(self)
+        self._go_on()
         self._closing.disown()
         return self._refuse(self._late)
 
@@ -86,18 +82,16 @@ class ClosingWaiter(PoolWaiter):
         self._closing.disown()
 
 
-def waited(
-    waiter: PoolWaiter, upkeep: Upkeep, *, other_loops: bool
-) -> Generator[PoolWaiter, Any, None]:
-    """Wait for a slot, as steps; where there are `other_loops`, look after what they leave."""
-    if other_loops:
-        waiter.look_around()
+def waited(waiter: PoolWaiter, upkeep: Upkeep) -> Generator[PoolWaiter, Any, None]:
+    """Wait for a slot, as steps, and look now and then after what ended loops have left."""
     while True:
         try:
             yield waiter
         except Wait:
             try:
-                upkeep.stock.forget_closed_loops()
+                now = waiter.clock.now()
+                if now >= upkeep.due:  # else somebody else has just looked
+                    upkeep.look(now)
             except BaseException:
                 waiter.abandon()
                 raise
