@@ -300,6 +300,101 @@ def test_the_end_of_a_sending_task_strands_nobody(shop: Any, monkeypatch: pytest
     asyncio.run(main())
 
 
+def test_a_sending_task_that_never_began_strands_nobody(shop: Any):
+    """Cancelled before its first step, it runs no line of its own."""
+
+    async def main() -> None:
+        async with shop() as s:
+            together = s.idempotency._together
+            create_task = asyncio.get_running_loop().create_task
+            cut: list[Any] = []
+
+            def cutting(coroutine: Any, **options: Any) -> Any:
+                task = create_task(coroutine, **options)
+                if coroutine.__name__ == "_send":
+                    cut.append(task.cancel())
+                return task
+
+            asyncio.get_running_loop().create_task = cutting  # type: ignore[method-assign]
+            for turn in range(3):
+                calls = (s.order(f"c{turn}-{n}", f"k{turn}-{n}") for n in range(6))
+                async with asyncio.timeout(20):
+                    assert all(one.first for one in await asyncio.gather(*calls))
+            assert cut
+            assert not together._lines
+            assert await s.counted() == [18] * 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_who_waits_behind_what_is_stuck_goes_by_itself(
+    shop: Any, monkeypatch: pytest.MonkeyPatch, *, patient: bool
+):
+    """Two wait for a row that a transaction holds: the third does not; with patience, it does."""
+    if patient:
+        monkeypatch.setattr(module, "PATIENCE", 1000.0)
+
+    async def main() -> None:
+        async with shop() as s:
+            async with s.database.atransaction() as holder:
+                await holder.execute(f"INSERT INTO {s.table} (customer) VALUES ('x'), ('y')")  # noqa: S608 - our own
+                stuck = [asyncio.ensure_future(s.order(who, who)) for who in "xy"]
+                third = asyncio.ensure_future(s.order("z", "z"))
+                done, _ = await asyncio.wait([third], timeout=2.0 if patient else 20.0)
+                assert bool(done) is not patient
+            assert (await third).first
+            said = await asyncio.gather(*stuck, return_exceptions=True)
+            assert all("customer" in str(one) for one in said)
+
+    asyncio.run(main())
+
+
+def test_a_connection_is_given_back_while_others_want_it(postgres: Postgres, tmp_path: Path):
+    """However many come again and again: who asks the pool for one gets it."""
+    import asyncpg
+
+    async def main() -> None:
+        async with (
+            opening_by("asyncpg", postgres, tmp_path)() as database,
+            asyncpg.create_pool(postgres.url, min_size=2, max_size=2) as small,
+        ):
+            database.source = small
+            s = Shop(database, 100)
+            await s.ask("CREATE TABLE {orders} (id bigserial, customer text UNIQUE)")
+            over = False
+
+            async def client(number: int) -> None:
+                turn = 0
+                while not over:
+                    turn += 1
+                    await s.order(f"{number}-{turn}", f"{number}-{turn}")
+
+            clients = [asyncio.ensure_future(client(number)) for number in range(8)]
+            async with asyncio.timeout(30):
+                for _ in range(5):
+                    assert await small.fetchval("SELECT 1") == 1
+            over = True
+            await asyncio.gather(*clients)
+
+    asyncio.run(main())
+
+
+def test_what_is_large_goes_by_itself(shop: Any, sent: list[int]):
+    """And what is large together goes in several parts."""
+
+    async def main() -> None:
+        async with shop() as s:
+            each = module.LARGEST // 3
+            calls = [s.order(f"{n}" * each, f"k{n}") for n in range(8)]
+            calls += [s.order("x" * module.LARGEST, "x")]
+            assert all(one.first for one in await asyncio.gather(*calls))
+            assert max(sent) <= 3
+            assert sum(sent) == 6
+
+    asyncio.run(main())
+
+
 def test_without_going_apart_one_mistake_is_everybodys(shop: Any, monkeypatch: pytest.MonkeyPatch):
     """Ablation: tell all who went together what the database said of one."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import Context
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ from seawall.durable._sql import Arguments, Text
 from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop, Future, Task
+    from asyncio import AbstractEventLoop, Future, Task, TimerHandle
 
     from seawall.clock import Clock
     from seawall.durable.database import Database
@@ -30,6 +31,12 @@ UNDER_WAY: Final = 2
 """Of one text: while the server works for one, the next is made ready."""
 MOST: Final = 1000
 """Together."""
+LARGEST: Final = 64 * 1024
+"""Bytes of arguments together, about: so much asyncpg writes at once, and can be stopped there."""
+HOLDING: Final = 0.05
+"""Seconds for which a connection is kept while there is always more to send: others want it too."""
+PATIENCE: Final = 0.25
+"""Seconds after which who still waits goes by itself: those under way may be stuck."""
 APART: Final = object()
 """The answer that there is none: do it by yourself."""
 
@@ -52,8 +59,9 @@ def gathering(database: Database, together: int) -> Together | None:
 class _Line:
     """Those of one text: who waits, and how many are under way."""
 
-    def __init__(self, sql: str, most: int) -> None:
+    def __init__(self, sql: str, most: int, loop: AbstractEventLoop) -> None:
         self.sql = sql
+        self.loop = loop
         self.waiting: deque[_Waiting] = deque()
         self.under_way = 0
         self.in_flight = 0
@@ -61,6 +69,23 @@ class _Line:
         self.most = most
         """How many go together: fewer after a failure, since all of those are done again."""
         self.sending: set[Task[None]] = set()
+        self._timer: TimerHandle | None = None
+
+    def wait(self, waiting: _Waiting) -> None:
+        """Let one wait, for a while."""
+        self.waiting.append(waiting)
+        if self._timer is None:
+            self._timer = self.loop.call_later(PATIENCE, self._look)
+
+    def _look(self) -> None:
+        """Send those away who have waited for long; in the order in which they came."""
+        now = self.loop.time()
+        while self.waiting and now - self.waiting[0].since >= PATIENCE:
+            self.waiting.popleft().tell(APART)
+        self._timer = None
+        if self.waiting:
+            rest = self.waiting[0].since + PATIENCE - now
+            self._timer = self.loop.call_later(max(0.0, rest), self._look)
 
     def take(self) -> list[_Waiting]:
         """Take out the next ones, without those who have gone, or whose time is over.
@@ -68,8 +93,12 @@ class _Line:
         A fair share of all: else one who returns to find nobody goes alone again, and for ever.
         """
         taken: list[_Waiting] = []
+        size = 0
         share = -(-(len(self.waiting) + self.in_flight) // UNDER_WAY)
         while self.waiting and len(taken) < min(share, self.most):
+            size += self.waiting[0].size
+            if taken and size > LARGEST:
+                break
             one = self.waiting.popleft()
             if one.is_late():
                 one.tell(APART)
@@ -77,13 +106,21 @@ class _Line:
                 taken.append(one)
         return taken
 
+    def break_up(self) -> None:
+        """Send all away who wait."""
+        for one in self.waiting:
+            one.tell(APART)
+        self.waiting.clear()
+
 
 class _Waiting:
-    __slots__ = ("answer", "arguments", "deadline")
+    __slots__ = ("answer", "arguments", "deadline", "since", "size")
 
-    def __init__(self, arguments: list[Any], answer: Future[Any]) -> None:
+    def __init__(self, arguments: list[Any], loop: AbstractEventLoop) -> None:
         self.arguments = arguments
-        self.answer = answer
+        self.size = sum(len(given) for given in arguments if isinstance(given, (str, bytes)))
+        self.answer: Future[Any] = loop.create_future()
+        self.since = loop.time()
         self.deadline: tuple[float, Clock] | None = deadline_var.get()
 
     def is_late(self) -> bool:
@@ -113,7 +150,7 @@ class Together:
             self._loop, self._lines = loop, {}
         line = self._lines.get(text.sql)
         if line is None:
-            line = self._lines[text.sql] = _Line(text.sql, self._most)
+            line = self._lines[text.sql] = _Line(text.sql, self._most, loop)
         if line.under_way < UNDER_WAY:
             line.under_way += 1
             line.in_flight += 1
@@ -122,8 +159,10 @@ class Together:
             finally:
                 line.in_flight -= 1
                 self._landed(line)
-        waiting = _Waiting(text.positional(arguments), loop.create_future())
-        line.waiting.append(waiting)
+        waiting = _Waiting(text.positional(arguments), loop)
+        if waiting.size > LARGEST:
+            return await alone()
+        line.wait(waiting)
         row = await waiting.answer
         if row is APART:
             return await alone()
@@ -132,35 +171,36 @@ class Together:
     def _landed(self, line: _Line) -> None:
         """Let those go who have gathered meanwhile."""
         line.under_way -= 1
-        if line.waiting and self._loop is not None and not self._loop.is_closed():
+        if line.waiting and not line.loop.is_closed():
             line.under_way += 1
             # Nothing of the caller who happens to be the first: no deadline, no tenant.
-            task = self._loop.create_task(self._send(line), context=Context())
+            task = line.loop.create_task(self._send(line), context=Context())
             line.sending.add(task)
-            task.add_done_callback(line.sending.discard)
-        elif not line.under_way and not line.waiting:
-            self._lines.pop(line.sql, None)
+            task.add_done_callback(partial(self._ended, line))
+        elif not line.under_way and not line.waiting and self._lines.get(line.sql) is line:
+            del self._lines[line.sql]
+
+    def _ended(self, line: _Line, task: Task[None]) -> None:
+        """See to the end of a task, also of one that was cancelled before it began."""
+        line.sending.discard(task)
+        if task.cancelled() or task.exception() is not None:  # with the loop it runs in, or no pool
+            line.break_up()
+        self._landed(line)
 
     async def _send(self, line: _Line) -> None:
-        taken: list[_Waiting] = []
-        try:
-            while line.waiting:
-                async with self._database.source.acquire() as connection:
-                    while taken := line.take():
+        while line.waiting:
+            async with self._database.source.acquire() as connection:
+                until = line.loop.time() + HOLDING
+                while line.loop.time() < until and (taken := line.take()):
+                    rows = [APART] * len(taken)
+                    try:
                         rows = await self._sent(connection, line, taken)
+                    finally:
                         for one, row in zip(taken, rows, strict=True):
                             one.tell(row)
-                        if rows[0] is APART:
-                            break  # it may be the connection that failed
-                        await sleep_async(0)  # who was told may come again at once
-        except BaseException as error:  # no connection, or cancelled: each sees for itself
-            for one in [*taken, *line.waiting]:
-                one.tell(APART)
-            line.waiting.clear()
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            self._landed(line)
+                    if rows[0] is APART:
+                        break  # it may be the connection that failed
+                    await sleep_async(0)  # who was told may come again at once
 
     async def _sent(self, connection: Any, line: _Line, taken: list[_Waiting]) -> list[Any]:
         """Return what each is told."""
