@@ -128,7 +128,7 @@ def test_a_host_is_busy_until_the_body_is_over(library, kind):
         assert now.latency < 0.01
         assert record.window.totals(60.0)[:2] == (1, 0)
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 @libraries
@@ -155,7 +155,7 @@ def test_a_body_that_breaks_off_is_a_failure(library, kind):
         assert (one.state, one.failures, one.in_flight) == ("ejected", 5, 0)
         assert seen_of(upstreams, "http://two").failures == 0
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 ERRORS_WITHIN = {
@@ -210,7 +210,7 @@ def every_body_ends_once(case: list[tuple[str, str]]) -> None:
         calls, failures, _ = upstreams._set.hosts[0].record.window.totals(0.0)
         assert (calls, failures) == (successes + seen.failures, seen.failures)
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 BODIES = st.lists(st.tuples(st.sampled_from(["sync", "async"]), st.sampled_from(ENDS)), max_size=5)
@@ -300,7 +300,7 @@ def only_the_hosts_errors(case: tuple[object, str, int]) -> None:
         seen = seen_of(upstreams)
         assert (seen.failures, seen.requests, seen.in_flight) == (failures, 1, 0)
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 ERRORS = st.tuples(
@@ -508,7 +508,7 @@ def test_attempts_of_one_call_share_what_they_tried(library, kind):
             assert sorted(asked) == ["one", "three", "two"]
         await clients.send(extensions={"seawall.tried": "what is no set"})
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 @libraries
