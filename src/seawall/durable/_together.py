@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from seawall.durable.database import Database
 
 UNDER_WAY: Final = 2
-"""Of one text: while the server works for one, the next is made ready."""
+"""Of one text: one that is stuck does not stop all others."""
 MOST: Final = 1000
 """Together."""
 LARGEST: Final = 64 * 1024
