@@ -236,8 +236,9 @@ class Exchange:
         except library.timeout_error:
             left = time.left or 0.0
             rest = began + left - clock.now()
-            if 0 < rest <= 2 * a_moment(left) + _SLACK:
-                yield partial(clock.sleep if self._task is None else _wait, rest)
+            # In a busy loop the guard's moment may be past before it had its turn to cancel.
+            if rest <= 2 * a_moment(left) + _SLACK and (rest > 0 or time.cancels):
+                yield partial(clock.sleep if self._task is None else _wait, max(rest, 0.0))
             raise
         finally:
             if alone:
