@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from random import Random
 
@@ -28,6 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give Hypothesis the seed, unless the command line gave it one, before it looks."""
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = SEED
+    # What a shell runs in the background ignores Ctrl-C, and so would all that is started here.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
