@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,21 @@ from seawall.telemetry.grafana import grafana_dashboard
 SOURCE = Path(seawall.cli.__file__).parents[2]
 
 
-def _process(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+@contextmanager
+def _process(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run it; it is gone at the end, also where a test fails."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(  # noqa: S603 - this project's own command line
+    with subprocess.Popen(  # noqa: S603 - this project's own command line
         [sys.executable, *arguments],
         env=environment,
         text=True,
         stderr=subprocess.PIPE,
         **options,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture
