@@ -116,6 +116,8 @@ def test_who_comes_meanwhile_goes_together(shop: Any, sent: list[int]):
             assert len({one.value[0]["id"] for one in done}) == MANY
             assert sum(sent) == MANY - module.UNDER_WAY
             assert len(sent) <= 5
+            seen = s.idempotency.snapshot()
+            assert (seen["together"], seen["apart"]) == (sum(n for n in sent if n > 1), 0)
             for n, one in enumerate(done):
                 place = f"{s.table} WHERE id = {one.value[0]['id']}"
                 rows = await s.ask(f"SELECT customer FROM {place}")  # noqa: S608 - our own
@@ -189,6 +191,7 @@ def test_one_that_fails_spoils_nothing(shop: Any, sent: list[int]):
             assert sorted(one.first for one in done[13:]) == [False, True]
             assert done[13].value == done[14].value
             assert sent
+            assert s.idempotency.snapshot()["apart"] >= 2
             assert await s.counted() == [12] * 3
 
     asyncio.run(main())

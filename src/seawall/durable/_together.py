@@ -43,8 +43,8 @@ APART: Final = object()
 Alone = Callable[[], Awaitable[Rows]]
 
 
-def gathering(database: Database, together: int) -> Together | None:
-    """Return what sends up to so many together; None if each goes by itself."""
+def gathering(database: Database, together: int, count: Callable[..., None]) -> Together | None:
+    """Return what sends up to so many together, and counts; None if each goes by itself."""
     if check.count("together", together, maximum=MOST) == 1:
         return None
     if not hasattr(database.source, "acquire"):
@@ -53,7 +53,7 @@ def gathering(database: Database, together: int) -> Together | None:
         )
     if not hasattr(import_module("asyncpg").Connection, "fetchmany"):
         raise TypeError(f"together={together!r}: that needs asyncpg 0.30, or a newer one")
-    return Together(database, together)
+    return Together(database, together, count)
 
 
 class _Line:
@@ -134,10 +134,11 @@ class _Waiting:
 class Together:
     """Sends statements of one event loop on connections of its asyncpg pool."""
 
-    def __init__(self, database: Database, most: int) -> None:
-        """Let up to `most` go together."""
+    def __init__(self, database: Database, most: int, count: Callable[..., None]) -> None:
+        """Let up to `most` go together; `count` how many did, and how many could not."""
         self._database = database
         self._most = most
+        self._count = count
         self._loop: AbstractEventLoop | None = None
         self._lines: dict[str, _Line] = {}
 
@@ -165,6 +166,7 @@ class Together:
         line.wait(waiting)
         row = await waiting.answer
         if row is APART:
+            self._count("apart")
             return await alone()
         return [] if row[0] is None else [row]
 
@@ -216,6 +218,8 @@ class Together:
             line.in_flight -= len(taken)
         if len(rows) == len(taken):
             line.most = min(line.most + 1, self._most)
+            if len(taken) > 1:
+                self._count("together", by=len(taken))
             return rows
         line.most = max(1, line.most // 2)
         return [APART] * len(taken)

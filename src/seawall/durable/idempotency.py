@@ -80,7 +80,7 @@ WITHDRAWING: Final = 1.0
 _SECOND: Final = 1_000_000
 _COUNTED: Final = (
     *("fresh", "taken_over", "replays", "in_flight", "reused"),
-    *("completed", "failed", "abandoned", "refused_late", "cleaned"),
+    *("completed", "failed", "abandoned", "refused_late", "cleaned", "together", "apart"),
 )
 
 
@@ -114,7 +114,7 @@ class Idempotency:
             raise ValueError(f"ttl={ttl!r}: write more than the lease of {lease!r} seconds")
         self.max_body = check.count("max_body", max_body, minimum=0)
         self.unscoped = check.flag("unscoped", unscoped)
-        self._together = gathering(database, together)
+        self._together = gathering(database, together, self._count)
         self.terms = Terms(int(lease * _SECOND), int(ttl * _SECOND), max_body)
         self._clock = None if clock is None else check_clock(clock)
         self._counts = dict.fromkeys(_COUNTED, 0)
