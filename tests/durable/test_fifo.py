@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -308,8 +309,11 @@ def test_without_a_transaction_no_number_is_taken(postgres: Postgres, tmp_path: 
     database = Database(source, name="without a transaction")
     migrate(database)
     sender = FifoSender(database, "shop", to="billing")
-    with pytest.raises(RuntimeError, match="has no transaction: begin one"):
-        sender.send(source.connect(), "lost")
+    with (
+        closing(source.connect()) as raw,
+        pytest.raises(RuntimeError, match="has no transaction: begin one"),
+    ):
+        sender.send(raw, "lost")
     with database.transaction() as connection:
         assert sender.send(connection, "kept").sequence == 1
     database.close()

@@ -703,11 +703,11 @@ def test_a_connection_without_a_transaction_is_refused(postgres: Postgres, tmp_p
     async def main() -> None:
         async with opening_by("sqlite", postgres, tmp_path)() as database:
             jobs = Jobs(database)
-            raw = database.source.connect()
-            with pytest.raises(RuntimeError, match="write None instead"):
-                jobs.submit(raw, "report", scope="acme")
-            with pytest.raises(RuntimeError, match="write None instead"):
-                await jobs.asubmit(raw, "report", scope="acme")
+            with contextlib.closing(database.source.connect()) as raw:
+                with pytest.raises(RuntimeError, match="write None instead"):
+                    jobs.submit(raw, "report", scope="acme")
+                with pytest.raises(RuntimeError, match="write None instead"):
+                    await jobs.asubmit(raw, "report", scope="acme")
             assert await jobs.acounts() == {}
         async with opening_by("asyncpg", postgres, tmp_path)() as database:
             jobs = Jobs(database)
