@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import httpx2
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seawall import (
@@ -106,6 +106,7 @@ def nothing_stays_open(case: Any) -> None:
 
 
 @given(CANCELLED)
+@example(([Step(503, {}, b"", delay=0.5)], 1.0, True))  # while it closes what it has read
 def test_nothing_stays_open_when_a_call_is_cancelled(case: Any):
     """Cancelled at any moment, retried, hedged or timed out: each answer is closed once."""
     nothing_stays_open(case)

@@ -86,20 +86,21 @@ class HttpxLibrary(Library):
 
     def keep(self, response: Any) -> bool:
         """Read the body of a failed answer, or the head of a large or slow one."""
-        stream, read = response.stream, Enough()
+        stream, read, whole = response.stream, Enough(), False
         rest: Any = iter(stream)
         try:
             for part in rest:
                 if read.after(part):
                     break
             else:
-                rest = None
+                whole = True
         except Exception as error:  # noqa: BLE001 - for who reads the answer, if anybody does
             rest = Broken(error)
-        if self._put_back(response, read, rest):
-            return False
-        stream.close()
-        return True
+        response.stream = self._rejoined(read.head, rest, stream)
+        if whole:
+            stream.close()
+            response.stream = self._module.ByteStream(b"".join(read.head))
+        return whole
 
     async def akeep(self, response: Any) -> bool:
         """Do the same for an async one, and give it up if nothing comes.
@@ -108,7 +109,7 @@ class HttpxLibrary(Library):
         """
         from asyncio import timeout
 
-        stream, read = response.stream, Enough()
+        stream, read, whole = response.stream, Enough(), False
         left = time_left(getattr(response, "_request", None))
         patience = GIVEN_UP if left is None else min(GIVEN_UP, left)
         rest: Any = aiter(stream)
@@ -118,23 +119,16 @@ class HttpxLibrary(Library):
                     if read.after(part):
                         break
                 else:
-                    rest = None
+                    whole = True
         except TimeoutError:
             rest = Broken(self._late["read"]("the rest of the failed answer did not come"))
         except Exception as error:  # noqa: BLE001 - for who reads the answer, if anybody does
             rest = Broken(error)
-        if self._put_back(response, read, rest):
-            return False
-        await stream.aclose()
-        return True
-
-    def _put_back(self, response: Any, read: Enough, rest: Any) -> bool:
-        """Make what was read the body again, before the `rest`; tell whether there is one."""
-        if rest is None:
+        response.stream = self._rejoined(read.head, rest, stream)
+        if whole:
+            await stream.aclose()  # who is cancelled here leaves a response that can be closed
             response.stream = self._module.ByteStream(b"".join(read.head))
-            return False
-        response.stream = self._rejoined(read.head, rest, response.stream)
-        return True
+        return whole
 
     def lower_timeouts(
         self, request: Any, seconds: float | None, clock: Clock, *, cancels: bool
