@@ -48,6 +48,7 @@ from seawall import (
 )
 from seawall._expiry import is_expiry
 from seawall.context import attempt_var, deadline_var
+from seawall.models.rates import whole_microseconds
 from seawall.policies._answers import Answers
 from seawall.policies._async_timeout import AsyncTimeout, Lane
 from seawall.policies._hedge_tasks import Copies
@@ -315,7 +316,7 @@ def check_slots(world: World) -> None:
 
 def check_tokens(world: World) -> None:
     """Check that nobody waits for a limit, and that a call took its tokens exactly if it began."""
-    now = world.clock.now() * 1e6
+    now = whole_microseconds(world.clock.now())
     service = world.service
     # A call that Chaos stopped had begun, whether or not the function was reached.
     struck = sum(sum(getattr(bound, "injected", {}).values()) for bound in world.guard.bounds)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from time import thread_time
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from seawall.testing import run_virtual
 from tests.dashboard.app_support import HOME, Shown, asked_of, get
 from tests.support import falsified, let_pass
 from tests.web.support import http_scope
+from tests.wire.support import grows
 
 # --- Who may look ---
 
@@ -126,19 +126,22 @@ def test_what_speaks_as_no_browser_does_is_refused():
     asyncio.run(main())
 
 
-HEADERS = st.text(alphabet="1.:[]%=;&af,@ \t\xff", max_size=40).map(lambda part: part * 2000)
+UNITS = st.text(alphabet="1.:[]%=;&af,@ \t\xff", min_size=1, max_size=40)
 
 
-@given(HEADERS)
-def test_headers_without_end_cost_little(value: str):
-    """Whatever is in the headers, and however much of it, the answer comes at once."""
-    visit = Visit.of(
-        http_scope(headers=[("host", value), ("cookie", value)], query_string=value.encode())
-    )
-    began = thread_time()
-    assert _auth._not_local(visit)
-    assert len(visit.cookies) + len(visit.query) <= 200
-    assert thread_time() - began < 0.02
+@given(UNITS)
+def test_headers_without_end_cost_little(unit: str):
+    """Whatever is in the headers, more of it takes no more than its share of time."""
+
+    def look(value: str) -> None:
+        visit = Visit.of(
+            http_scope(headers=[("host", value), ("cookie", value)], query_string=value.encode())
+        )
+        assert _auth._not_local(visit)
+        assert len(visit.cookies) + len(visit.query) <= 200
+
+    # Noise may strike once, but not three times in a row.
+    assert not all(grows(look, unit) for _ in range(3))
 
 
 def test_of_a_query_without_end_the_beginning_is_read():

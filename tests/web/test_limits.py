@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import Bulkhead, RateLimit, RateLimited, subscribe, tenant, tier
+from seawall.models.rates import whole_microseconds
 from seawall.policies import _rate_meters
 from seawall.runtime.edge_events import SoftLimitExceeded
 from seawall.testing import run_virtual, virtual_time
@@ -61,7 +62,7 @@ def left(limits: RequestLimits) -> list[int]:
     """Return what is left of each local limit for the requests that these tests make."""
     group = limits._local
     assert group is not None
-    now = group._clock.now() * 1e6
+    now = whole_microseconds(group._clock.now())
     return [
         meter.standing(place, now)[0]
         for meter in group.policy._meters.all

@@ -12,6 +12,7 @@ import redis
 
 from seawall import RateLimited, StoreModeChanged, subscribe
 from seawall.clock import SYSTEM, VirtualClock
+from seawall.models.rates import whole_microseconds
 from seawall.shared._store import RedisStore
 from seawall.web.limits import Granted, RequestLimits, limit
 from seawall.web.principals import api_key, user
@@ -199,7 +200,7 @@ async def cancelled_midway(limits: RequestLimits) -> None:
 def local_left(limits: RequestLimits, key: str | None = None) -> int:
     group = limits._local
     assert group is not None
-    left: int = group.policy._meters.all[0].standing(key, SYSTEM.now() * 1e6)[0]
+    left: int = group.policy._meters.all[0].standing(key, whole_microseconds(SYSTEM.now()))[0]
     return left
 
 
