@@ -32,6 +32,7 @@ FIELDS = st.lists(ITEM, max_size=4).map(", ".join)
 MISTAKES = st.sampled_from([*list(' ,;="\\:?@%()-.0aA*\t\x7f'), "é", ", ", "; ", "==", '""', "1."])
 
 UNFINISHED = re.compile(r"[0-9]\.(?![0-9])")
+PADDED = re.compile(r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)")
 
 
 @st.composite
@@ -96,13 +97,22 @@ def test_valid_fields_mean_the_same(text: str):
 @example("1234567890123456")
 @example('"\\a"')
 @example(":YQ:")
+@example(":YQ==:")
 def test_damaged_fields_are_judged_alike(text: str):
     """What one parser refuses, the other refuses too."""
     assume("@" not in text)  # dates of the far past and future: the other's calendar ends
     assume("%" not in text)  # the two differ in what else a display string may hold
     assume(not UNFINISHED.search(text))  # the other reads "1." as 1.0, which the standard forbids
+    binaries = re.findall(r":([^:]*):", text)
+    assume(all("=" not in it or PADDED.fullmatch(it) for it in binaries))  # it overlooks the rest
     # The other wants base64 padded; the standard says that a parser should not.
     assert ours(text) == theirs(text) or (":" in text and theirs(text) is None)
+
+
+@pytest.mark.parametrize("text", [":=:", ":YQ===:", ":YQ==YQ==:", ":YQ ==:"])
+def test_wrong_padding_is_no_base64(text: str):
+    """Padding may be left out; too much of it, or in the middle, is refused."""
+    assert ours(text) is None
 
 
 def test_tokens_are_not_strings():
