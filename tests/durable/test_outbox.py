@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -186,6 +189,33 @@ def test_wrong_arguments_are_refused_at_once(opening: Opening):
                 with pytest.raises(TypeError):
                     await add(outbox, connection, "order", "1", "made", 1, headers={"a": 1})
             assert (await outbox.asurvey())["pending"] == 0
+
+    asyncio.run(main())
+
+
+def test_business_values_are_delivered_as_text(opening: Opening):
+    """A UUID names an aggregate; Decimal, dates and UUIDs of a payload come as standard text."""
+    whose = UUID("12345678-1234-5678-1234-567812345678")
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    payload = {"total": Decimal("12.30"), "at": at, "due": at.date(), "order": whose}
+
+    async def main() -> None:
+        async with opening() as database:
+            outbox, seen = Outbox(database), Seen()
+            async with begun(database) as connection:
+                await add(outbox, connection, "order", whose, "made", payload)
+                told = outbox.add_all(connection, [NewEvent("order", whose, "paid", payload)])
+                _ids = told if isinstance(told, list) else await told
+            await dispatcher(outbox, seen.each).drain()
+            assert seen.order == [(str(whose), 1), (str(whose), 2)]
+            for event in seen.events:
+                assert event.json() == {
+                    "total": "12.30",
+                    "at": "2026-01-02T03:04:05+00:00",
+                    "due": "2026-01-02",
+                    "order": str(whose),
+                }
+            assert not await outbox.aunblock("order", whose)
 
     asyncio.run(main())
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final, Literal, NamedTuple
 
 from seawall.durable._connections import Ask, AskText
+from seawall.durable._json import json_text
 from seawall.durable._sql import Arguments, statements
 from seawall.errors import Contended, RecordGarbled
 from seawall.models.idempotency import (
@@ -244,9 +244,9 @@ def check_storable(answer: object) -> None:
 def json_bytes(value: object) -> bytes:
     """Return a value as JSON, or raise and say what can be stored."""
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
+        return json_text(value).encode()
+    except TypeError as error:
         raise TypeError(
-            f"{type(value).__name__} cannot be stored ({error}): give what JSON has, bytes or an"
-            " Answer"
+            f"{type(value).__name__} cannot be stored ({error}): give what JSON has, Decimal, UUID,"
+            " datetime, date, a dataclass or a pydantic model, bytes or an Answer"
         ) from error

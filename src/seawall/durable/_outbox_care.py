@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
+from uuid import UUID
 
 from seawall import _checks as check
 from seawall import registry
@@ -89,18 +90,24 @@ class Care:
         given = {"outbox": self.name, "id": text("event_id", event_id)}
         return bool((yield Ask("outbox.exhume", given)))
 
-    def unblock(self, aggregate: str, aggregate_id: str, *, skip: bool = False) -> bool:
+    def unblock(
+        self, aggregate: str, aggregate_id: str | int | UUID, *, skip: bool = False
+    ) -> bool:
         """Let a blocked aggregate go on; with `skip` without the event that blocks it.
 
         That event is then dead: see `dead()` and `retry()`. False, if it is not blocked.
         """
         return self.database.run(lambda: self._unblock(aggregate, aggregate_id, skip=skip))
 
-    async def aunblock(self, aggregate: str, aggregate_id: str, *, skip: bool = False) -> bool:
+    async def aunblock(
+        self, aggregate: str, aggregate_id: str | int | UUID, *, skip: bool = False
+    ) -> bool:
         """Do the same, awaiting."""
         return await self.database.arun(lambda: self._unblock(aggregate, aggregate_id, skip=skip))
 
-    def _unblock(self, aggregate: str, aggregate_id: str, *, skip: bool) -> Steps[bool]:
+    def _unblock(
+        self, aggregate: str, aggregate_id: str | int | UUID, *, skip: bool
+    ) -> Steps[bool]:
         where = {
             "outbox": self.name,
             "aggregate": text("aggregate", aggregate),

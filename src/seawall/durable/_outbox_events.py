@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os import urandom
 from typing import Any, Final, NamedTuple, NoReturn
+from uuid import UUID
+
+from seawall.durable._json import encoder, plain
 
 LONGEST_TEXT: Final = 255
 """Characters of an aggregate's or a type's name."""
@@ -32,7 +35,7 @@ class OutboxEvent(NamedTuple):
     """When it was added: seconds since 1970, by the database's clock."""
 
     def json(self) -> Any:
-        """Return the payload, where it was given as what JSON can say."""
+        """Return a payload that was written as JSON; dates, UUIDs and Decimals are text."""
         return json.loads(self.payload)
 
 
@@ -74,10 +77,10 @@ class NewEvent(NamedTuple):
     """An event to be added."""
 
     aggregate: str
-    aggregate_id: str | FromRow
+    aggregate_id: str | int | UUID | FromRow
     type: str
     payload: Any
-    """Bytes, text, or what JSON can say; a `FromRow` in a single statement."""
+    """Bytes, text, or values to be written as JSON; a `FromRow` in a single statement."""
     headers: Mapping[str, str] | None = None
 
 
@@ -99,21 +102,21 @@ def _where_it_belongs(value: FromRow) -> str:
     )
 
 
-def _no_json(value: object) -> NoReturn:
-    """Raise, as JSON does of what it cannot say."""
+def _plain(value: object) -> Any:
+    """Return a part of a payload as what JSON has, or raise."""
     if isinstance(value, FromRow):
         raise TypeError(_where_it_belongs(value))
-    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return plain(value)
 
 
-_as_json: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_no_json).encode
+_as_json: Final = encoder(_plain)
 
 
 def text(name: str, value: object) -> str:
     """Return a name as it is stored, or raise."""
     if type(value) is str and 0 < len(value) <= LONGEST_TEXT and "\0" not in value:
         return value
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, (int, UUID)) and not isinstance(value, bool):
         value = str(value)
     if isinstance(value, FromRow):
         refuse_column(name, value)
@@ -133,8 +136,11 @@ def payload_bytes(payload: object, largest: int) -> bytes:
     else:
         try:
             data = _as_json(payload).encode()
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"payload: write bytes, text, or what JSON can say ({error})") from None
+        except TypeError as error:
+            raise TypeError(
+                "payload: write bytes, text, or what JSON can say; Decimal, UUID, datetime, date,"
+                f" dataclasses and pydantic models, too ({error})"
+            ) from None
     if len(data) > largest:
         raise ValueError(
             f"payload of {len(data)} bytes: at most {largest}; store it elsewhere and send where"

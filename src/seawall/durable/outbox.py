@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
+from uuid import UUID
 from weakref import WeakSet
 
 from seawall import _checks as check
@@ -100,7 +101,7 @@ class Outbox(Care):
         self,
         conn: Any,
         aggregate: str,
-        aggregate_id: str,
+        aggregate_id: str | int | UUID,
         event_type: str,
         payload: Any,
         *,
@@ -122,7 +123,7 @@ class Outbox(Care):
         self,
         conn: Any,
         aggregate: str,
-        aggregate_id: str,
+        aggregate_id: str | int | UUID,
         event_type: str,
         payload: Any,
         *,

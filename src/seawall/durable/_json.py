@@ -1,0 +1,61 @@
+"""JSON for what is stored: the types of `json`, and those that business values have.
+
+`Decimal` and `UUID` are written as their text, `datetime` and `date` as ISO 8601, a dataclass as an
+object of its fields, a pydantic model as its own JSON mode writes it. Reading gives them back as
+text and objects: JSON does not know the types.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from datetime import date
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+
+def plain(value: object) -> Any:
+    """Return a value that `json` cannot write as one that it can, or raise TypeError.
+
+    It is the `default=` of an encoder. A container is not searched: the encoder asks for each part.
+    """
+    if isinstance(value, (Decimal, UUID)):
+        return str(value)
+    if isinstance(value, date):  # a datetime is one, too
+        return value.isoformat()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if callable(dump := getattr(type(value), "model_dump", None)):
+        return dump(value, mode="json")
+    raise TypeError(f"{type(value).__name__} is not one of the types that can be written")
+
+
+def encoder(default: Callable[[Any], Any] = plain) -> Callable[[object], str]:
+    """Return a function that writes compact JSON, or raises TypeError."""
+    return _checked(
+        json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=default).encode
+    )
+
+
+def _checked(write: Callable[[object], str]) -> Callable[[object], str]:
+    def written(value: object) -> str:
+        try:
+            return write(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TypeError(str(error)) from None
+
+    return written
+
+
+json_text: Final = encoder()
+"""Write a value as compact JSON, or raise TypeError. NaN and infinity are refused."""
+
+canonical_json: Final = _checked(
+    json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=plain).encode
+)
+"""Write a value as the text that all equal values have, or raise TypeError.
+
+Keys are sorted; NaN and infinity are written. It is for comparing, not for reading back.
+"""
