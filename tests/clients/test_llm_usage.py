@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import time
 import zlib
 from types import SimpleNamespace
@@ -181,11 +182,104 @@ def test_large_bodies() -> None:
     assert not reader.usage().known
 
 
-def test_a_small_bomb() -> None:
-    """What unpacks to a gigabyte is unpacked bit by bit, and little of it is kept."""
-    reader = Unpacking(SseReader())
-    reader.feed(zlib.compress(b"\n" * (1 << 24)))
+class Unpacked:
+    """A reader that counts the bytes it is given."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.largest = 0
+
+    def feed(self, data: bytes) -> None:
+        self.bytes += len(data)
+        self.largest = max(self.largest, len(data))
+
+    def usage(self) -> Usage:
+        return Usage(1, 1)
+
+
+def test_decompression_is_bounded_in_output() -> None:
+    """A body that unpacks to a gigabyte is given up at the bound; its usage is not known."""
+    squeeze = zlib.compressobj()
+    zeros = bytes(1 << 20)
+    bomb = b"".join(squeeze.compress(zeros) for _ in range(1024)) + squeeze.flush()
+    counted = Unpacked()
+    reader = Unpacking(counted)
+    reader.feed(bomb)
+    assert counted.bytes <= module.MOST_UNPACKED
+    assert counted.largest <= 1 << 16
     assert not reader.usage().known
+    reader.feed(bomb)
+    assert counted.bytes <= module.MOST_UNPACKED
+
+
+def test_a_large_answer_is_read_up_to_the_bound() -> None:
+    """An answer of nearly the maximum size still tells its usage."""
+    usage = b'{"usage": {"prompt_tokens": 3, "completion_tokens": 4}}'
+    squeeze = zlib.compressobj(1)
+    blanks = b" " * (1 << 20)
+    body = b"".join(squeeze.compress(blanks) for _ in range(63))
+    body += squeeze.compress(usage) + squeeze.flush()
+    reader = Unpacking(JsonReader())
+    reader.feed(body)
+    assert reader.usage()[:2] == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        b"garbage after the end",
+        bytes(1 << 16),
+        gzip.compress(b'{"usage": {"prompt_tokens": 999, "completion_tokens": 999}}') * 3,
+    ],
+    ids=["garbage", "zeros", "members"],
+)
+def test_decompression_stops_at_the_end_of_the_stream(after: bytes) -> None:
+    """Whatever follows the first gzip member is neither read nor kept."""
+    body = gzip.compress(b'{"usage": {"prompt_tokens": 3, "completion_tokens": 4}}')
+    for step in (1, 7, 1 << 20):
+        reader = Unpacking(JsonReader())
+        sent = body + after[: 300 * step]
+        for at in range(0, len(sent), step):
+            reader.feed(sent[at : at + step])
+        for _ in range(3):
+            reader.feed(after)
+        assert reader.usage()[:2] == (3, 4)
+        assert len(reader._inflate.unused_data) <= max(step, 1 << 16)
+
+
+def test_bytes_after_the_end_are_not_decompressed() -> None:
+    """After the end, zlib gets no more input: it would collect all of it, in quadratic time."""
+    reader = Unpacking(JsonReader())
+    reader.feed(gzip.compress(b"{}"))
+    for _ in range(100):
+        reader.feed(bytes(1000))
+    assert reader._inflate.unused_data == b""
+
+
+def test_a_large_piece_is_decompressed_in_linear_time() -> None:
+    """However large the piece, each step copies at most one small slice of it."""
+    body = zlib.compress(random.Random(1).randbytes(4 << 20), 0)
+    tails = []
+
+    class Spy:
+        def __init__(self, inflate: Any) -> None:
+            self._inflate = inflate
+            self.eof = False
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            unpacked: bytes = self._inflate.decompress(data, most)
+            tails.append(len(self.unconsumed_tail))
+            return unpacked
+
+        @property
+        def unconsumed_tail(self) -> bytes:
+            return self._inflate.unconsumed_tail
+
+    reader = Unpacking(Unpacked())
+    reader._inflate = Spy(reader._inflate)
+    reader.feed(body)
+    assert max(tails) < 1 << 16
+    assert len(tails) < 300
 
 
 def test_reading_is_linear() -> None:

@@ -22,6 +22,9 @@ LONGEST_LINE: Final = 1 << 20
 FIRST_EVENT: Final = 1 << 16
 """The first event of a stream is looked at if it is no longer than this."""
 
+MOST_UNPACKED: Final = 1 << 26
+"""Maximum size of a decompressed body, in bytes. The usage of a larger one is not known."""
+
 _DECODED_AT_ONCE: Final = 1 << 16
 
 
@@ -219,27 +222,49 @@ class SseReader:
 
 
 class Unpacking:
-    """Hands what is packed by gzip or deflate on to another reader, unpacked."""
+    """Decompresses a gzip or deflate body for another reader.
 
-    __slots__ = ("_inflate", "_reader")
+    It stops at the end of the compressed stream, as HTTP clients do: a second member, or garbage
+    after the end, is not read. After `MOST_UNPACKED` bytes of output it gives up.
+    """
+
+    __slots__ = ("_inflate", "_reader", "_room")
 
     def __init__(self, reader: Reader) -> None:
-        """Unpack for `reader`."""
+        """Decompress for `reader`."""
         self._reader = reader
         self._inflate: Any = zlib.decompressobj(zlib.MAX_WBITS | 32)
+        self._room = MOST_UNPACKED
 
     def feed(self, data: bytes) -> None:
-        """Unpack the next piece, bit by bit: a small one may become a large one."""
+        """Decompress the next piece in small steps: little input may become a lot of output."""
+        # In slices, since each step copies the input that is left: a large piece would take
+        # quadratic time.
+        for start in range(0, len(data), _DECODED_AT_ONCE):
+            piece = data[start : start + _DECODED_AT_ONCE]
+            while piece:
+                # After the end zlib would collect all further input, in quadratic time.
+                if self._inflate is None or self._inflate.eof:
+                    return
+                piece = self._step(piece)
+
+    def _step(self, piece: bytes) -> bytes:
+        """Decompress some of `piece`; return the rest of it."""
         try:
-            while data and self._inflate is not None:
-                unpacked = self._inflate.decompress(data, _DECODED_AT_ONCE)
-                data = self._inflate.unconsumed_tail
-                self._reader.feed(unpacked)
+            unpacked = self._inflate.decompress(piece, _DECODED_AT_ONCE)
         except zlib.error:
             self._inflate = None
+            return b""
+        rest: bytes = self._inflate.unconsumed_tail
+        self._room -= len(unpacked)
+        if self._room < 0:
+            self._inflate = None
+            return b""
+        self._reader.feed(unpacked)
+        return rest
 
     def usage(self) -> Usage:
-        """Return what the other reader knows; nothing, if it could not be unpacked."""
+        """Return what the other reader knows; nothing if the body could not be decompressed."""
         return UNKNOWN if self._inflate is None else self._reader.usage()
 
 
