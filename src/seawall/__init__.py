@@ -141,6 +141,7 @@ if TYPE_CHECKING:
     )
     from seawall.runtime.policy import Policy
     from seawall.runtime.result import Result
+    from seawall.runtime.streams import primed
     from seawall.shared._store import RedisStore
     from seawall.shared.lease import Lease
     from seawall.shared.queue import PriorityQueue
@@ -295,6 +296,7 @@ __all__ = [
     "n_of_m",
     "plus_minus",
     "pool_size",
+    "primed",
     "quantile",
     "ramp",
     "single",
@@ -375,6 +377,7 @@ _HOMES = {
     ),
     "runtime.policy": "Policy",
     "runtime.result": "Result",
+    "runtime.streams": "primed",
     "shared._store": "RedisStore",
     "shared.lease": "Lease",
     "shared.queue": "PriorityQueue",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 import httpx
@@ -29,11 +31,13 @@ from seawall import (
     SeawallError,
     TimedOut,
     current_deadline,
+    primed,
 )
+from seawall.clients.llm import Model, Models
 from seawall.testing import run_virtual
 from seawall.web import Trust, address_and_route, limit
 from seawall.web.fastapi import guarded, limited, protect
-from tests.support import let_pass
+from tests.support import let_pass, new_guard
 from tests.web.support import Answer, ask, http_scope
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -135,6 +139,84 @@ def test_what_a_handler_lets_pass_is_answered(way: str, *, between: bool) -> Non
         assert answer.headers["content-type"] == "application/problem+json"
         assert ("retry-after" in answer.headers) == (status == 503)
         assert b"10.0.0.1" not in answer.body
+
+
+@pytest.mark.parametrize("way", ["async", "sync"])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_primed_stream_that_fails_before_its_first_item_is_no_200(kind: str, way: str) -> None:
+    """The error is raised before the response starts, so that its status can say so."""
+    app = FastAPI()
+    protect(app)
+    error, status, reason = BROKEN[kind]
+
+    async def abroken() -> AsyncIterator[str]:
+        raise error
+        yield ""
+
+    def broken() -> Iterator[str]:
+        raise error
+        yield ""
+
+    @app.get("/async")
+    async def in_coroutine() -> StreamingResponse:
+        return StreamingResponse(await primed(Models(Model("one", abroken)).astream()))
+
+    @app.get("/sync")
+    def in_thread() -> StreamingResponse:
+        return StreamingResponse(primed(Models(Model("one", broken)).stream()))
+
+    @app.get("/without")
+    async def without() -> StreamingResponse:
+        return StreamingResponse(Models(Model("one", abroken)).astream())
+
+    answer = asked(app, f"/{way}")
+    assert (answer.status, answer.json()["reason"]) == (status, reason)
+    sent: list[dict[str, Any]] = []
+    with pytest.raises(BaseException):  # noqa: B017,PT011 - in a group or not, by the way it is sent
+        asyncio.run(ask(app, "/without", on_send=sent.append))
+    assert [message.get("status") for message in sent] == [200]
+
+
+@pytest.mark.parametrize("way", ["async", "sync"])
+def test_a_primed_stream_is_sent_whole_and_gives_its_place_back(way: str) -> None:
+    """All items arrive; the guard's place is free at the end, and also if the client leaves."""
+    app = FastAPI()
+    protect(app)
+    slots = Bulkhead(1)
+    guard = new_guard(slots)
+
+    @guard
+    async def awords() -> AsyncIterator[str]:
+        for word in ("one ", "two ", "three"):
+            yield word
+
+    @guard
+    def words() -> Iterator[str]:
+        yield from ("one ", "two ", "three")
+
+    @app.get("/async")
+    async def in_coroutine() -> StreamingResponse:
+        return StreamingResponse(await primed(awords()))
+
+    @app.get("/sync")
+    def in_thread() -> StreamingResponse:
+        return StreamingResponse(primed(words()))
+
+    async def leaves(message: dict[str, Any]) -> None:
+        if b"two" in message.get("body", b""):
+            raise OSError("gone")
+
+    async def main() -> None:
+        answer = await ask(app, f"/{way}")
+        assert (answer.status, answer.body, slots.in_flight) == (200, b"one two three", 0)
+        with suppress(BaseException):
+            await ask(app, f"/{way}", on_send=leaves)
+        gc.collect()
+        await let_pass(0.0)  # the event loop closes the generators that were dropped
+        await let_pass(0.0)
+        assert slots.in_flight == 0
+
+    asyncio.run(main())
 
 
 def holding(*, own: bool = False, name: str = "edge") -> FastAPI:

@@ -9,6 +9,7 @@ stream never after its first item. If none answers, the error of the first is ra
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from inspect import isawaitable
 from typing import Any, Final
 
@@ -21,12 +22,12 @@ from seawall.errors import DeadlineExceeded, Rejected, add_note, reason_of
 from seawall.guard import Guard
 from seawall.runtime.events import FallbackUsed, emit
 from seawall.runtime.result import Result
+from seawall.runtime.streams import aprime, prime
 
 _PASSING: Final = frozenset(("TransportError", "APIConnectionError"))
 """Errors of HTTP libraries and SDKs, by name, that say nothing of the request itself."""
 
 _CAUSES: Final = 5
-_NO_MORE: Final = object()
 
 
 def passing(error: Exception) -> bool:
@@ -146,46 +147,29 @@ class Models:
         """
         turns = _Turns(self)
         for ask in turns:
-            items: Any = ()
             try:
-                try:
-                    items = _not_async(ask(*args, **kwargs), "astream")
-                    rest = iter(items)
-                    first = next(rest, _NO_MORE)
-                except Exception as error:  # noqa: BLE001 - raised at the end, if none answers
-                    turns.failed(error)
-                    continue
+                items = prime(_not_async(ask(*args, **kwargs), "astream"))
+            except Exception as error:  # noqa: BLE001 - raised at the end, if none answers
+                turns.failed(error)
+            else:
                 turns.answered()
-                if first is not _NO_MORE:
-                    yield first
-                    yield from rest
-            finally:
-                if hasattr(items, "close"):
-                    items.close()
+                yield from items
         turns.result().unwrap()
 
     async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Do the same with async streams: of async generators, and what async functions return."""
         turns = _Turns(self)
         for ask in turns:
-            items: Any = ()
             try:
-                try:
-                    items = ask(*args, **kwargs)
-                    if isawaitable(items):
-                        items = await items
-                    rest = aiter(items)
-                    first = await anext(rest, _NO_MORE)
-                except Exception as error:  # noqa: BLE001 - raised at the end, if none answers
-                    turns.failed(error)
-                    continue
+                items = ask(*args, **kwargs)
+                items = await aprime(await items if isawaitable(items) else items)
+            except Exception as error:  # noqa: BLE001 - raised at the end, if none answers
+                turns.failed(error)
+            else:
                 turns.answered()
-                if first is not _NO_MORE:
-                    yield first
-                    async for item in rest:
+                async with aclosing(items):
+                    async for item in items:
                         yield item
-            finally:
-                await _aclose(items)
         turns.result().unwrap()
 
     def snapshot(self) -> dict[str, Any]:
@@ -204,13 +188,6 @@ def _not_async(answer: Any, instead: str) -> Any:
             answer.close()
         raise TypeError(f"this model is asked by an async function: write models.{instead}(...)")
     return answer
-
-
-async def _aclose(items: Any) -> None:
-    close = getattr(items, "aclose", None) or getattr(items, "close", None)
-    closing = None if close is None else close()
-    if isawaitable(closing):
-        await closing
 
 
 class _Turns:
