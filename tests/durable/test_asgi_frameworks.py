@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httpx
 import pytest
@@ -20,7 +20,7 @@ from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.asgi import IdempotentRequests, keyed
 from seawall.durable.idempotency import Idempotency
 from seawall.web.fastapi import protect
-from tests.web.support import serve
+from tests.web.support import ask, serve
 
 
 @pytest.fixture
@@ -264,3 +264,50 @@ def test_a_client_that_hangs_up_has_it_done(records: Idempotency):
             assert (answer.status_code, answer.content) == (200, b"begun and done")
             assert answer.headers["idempotent-replayed"] == "true"
         assert service.done == ["stream"]
+
+
+@pytest.mark.parametrize("how", ["added", "around", "hidden"])
+@pytest.mark.parametrize(
+    ("template", "path", "root"),
+    [
+        ("/orders", "/orders%0A", ""),
+        ("/files/{name:path}", "/files/", ""),
+        ("/orders", "/api//orders", "/api/"),
+        ("/orders/{id}.json", "/orders/7.json", ""),
+    ],
+)
+def test_no_path_reaches_a_handler_past_a_key_that_is_required(
+    records: Idempotency, how: str, template: str, path: str, root: str
+):
+    """Whatever the path, a request that the app dispatches to the route needs a key."""
+
+    async def main() -> None:
+        app: Any = FastAPI()
+        done: list[str] = []
+
+        async def order() -> None:
+            done.append(path)
+
+        app.add_api_route(template, order, methods=["POST"])
+        options: Any = {"routes": [template], "scope": lambda _: "ann"}
+        if how == "added":
+            IdempotentRequests.add_to(app, records, **options)
+        else:
+            inner, hidden = app, Hidden(app)
+            app = IdempotentRequests(hidden if how == "hidden" else inner, records, **options)
+        answer = await ask(app, unquote(path), method="POST", root_path=root)
+        assert (answer.status, done) == (400, [])
+
+    asyncio.run(main())
+
+
+class Hidden:
+    """An app of which no router is to be seen."""
+
+    def __init__(self, app: Any) -> None:
+        """Stand around `app`."""
+        self._inside = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve what there is to serve."""
+        await self._inside(scope, receive, send)

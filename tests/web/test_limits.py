@@ -239,12 +239,12 @@ PATHS = st.one_of(
 def test_whatever_the_path_only_known_routes_are_named(path: str) -> None:
     """However paths are made up, there are no more names than templates, and one."""
     routes = Routes(["/", "/search", "/orders/{id}", "/orders/{id}/lines", "/files/*"])
-    assert routes.of(path) in {*routes.templates, OTHER}
+    assert routes.of(http_scope(path)) in {*routes.templates, OTHER}
 
 
 def test_routes_are_matched_by_segment() -> None:
-    """A literal comes before a variable, a last star takes the rest, and the rest is "other"."""
-    routes = Routes(["/", "/orders/{id}", "/orders/new", "/orders/{id}/lines", "/files/*"])
+    """The first match counts, a last star takes the rest, and the rest is "other"."""
+    routes = Routes(["/", "/orders/new", "/orders/{id}", "/orders/{id}/lines", "/files/*"])
     expected = {
         "/": "/",
         "/orders/7": "/orders/{id}",
@@ -253,16 +253,40 @@ def test_routes_are_matched_by_segment() -> None:
         "/orders/new/lines": "/orders/{id}/lines",
         "/files/a/b/c/d/e": "/files/*",
         "/files//a": "/files/*",
-        "/files": OTHER,
+        "/files": "/files/*",  # with a slash it would be
         "/orders//lines": OTHER,
         "/orders/7/lines/9": OTHER,
         "orders": OTHER,
-        "": OTHER,
+        "": "/",
     }
-    assert {path: routes.of(path) for path in expected} == expected
-    for wrong in (["orders"], ["/a/*/b"], ["/a/{x}", "/a/{y}"], ["/user-{id}"], [7]):
+    assert {path: routes.of(http_scope(path)) for path in expected} == expected
+    for wrong in (
+        ["orders"],
+        ["/a/*/b"],
+        ["/user-{id"],
+        ["/{7}"],
+        [7],
+        [f"/{n}" for n in range(1001)],
+    ):
         with pytest.raises((ValueError, TypeError), match="route"):
             Routes(wrong)
+
+
+def test_a_template_that_could_never_match_is_refused() -> None:
+    """An earlier one matches all of its paths: it has to come first, as in the app."""
+    for early, late in (
+        ("/a/{x}", "/a/{y}"),
+        ("/a/{x}", "/a/b"),
+        ("/a/*", "/a/b/{c}"),
+        ("/{x:path}", "/a/*"),
+        ("/{x:float}", "/{x:int}"),
+    ):
+        with pytest.raises(ValueError, match=r"matches the same paths and comes first; write"):
+            Routes([early, late])
+        if early != "/a/{x}" or late != "/a/{y}":
+            assert Routes([late, early]).templates == (late, early)
+    for either in (["/{a}/x", "/y/{b}"], ["/{a}/{b}", "/{p:path}"], ["/{n:int}", "/{n:float}"]):
+        assert len(Routes(either).templates) == 2
 
 
 def test_templates_of_fastapi_are_read_as_they_are_meant() -> None:
@@ -274,7 +298,7 @@ def test_templates_of_fastapi_are_read_as_they_are_meant() -> None:
         "/orders/7": "/orders/{number:int}",
         "/orders/7/lines": OTHER,
     }
-    assert {path: routes.of(path) for path in expected} == expected
+    assert {path: routes.of(http_scope(path)) for path in expected} == expected
 
 
 # Together or not at all

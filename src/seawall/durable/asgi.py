@@ -34,7 +34,7 @@ from seawall.errors import KeyMissing
 from seawall.models.idempotency import fingerprint_of
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.web._edge_answers import send_problem
-from seawall.web._limit_routes import OTHER, Routes
+from seawall.web._limit_routes import OTHER, Routes, dispatch_of
 from seawall.web.principals import plain_function
 from seawall.web.problems import Problem
 from seawall.web.request import INCOMING, Incoming, path_below_root
@@ -137,6 +137,7 @@ class IdempotentRequests:
         for `Incoming.client` where there is no edge outside.
         """
         self.app = check.function("app", app)
+        self._dispatch = dispatch_of(app)
         if not isinstance(idempotency, Idempotency):
             raise TypeError(
                 f"idempotency={idempotency!r}: pass an Idempotency, such as Idempotency(database)"
@@ -179,6 +180,7 @@ class IdempotentRequests:
                 f" {cls.__name__}(app, idempotency, ...)"
             )
         made = cls(_not_started, idempotency, **options)
+        made._dispatch = dispatch_of(app)
         app.add_middleware(made._around)
         return made
 
@@ -209,8 +211,7 @@ class IdempotentRequests:
             living = scope["type"] == "lifespan" and self.clean_every is not None
             await (self._live if living else self.app)(scope, receive, send)
             return
-        path = path_below_root(scope)
-        template = self._routes.of(path)
+        template = self._routes.of(scope, self._dispatch)
         if template == OTHER:
             await self.app(scope, receive, send)
             return
@@ -228,6 +229,7 @@ class IdempotentRequests:
         if isinstance(body, Problem):
             await send_problem(send, body, [])
             return
+        path = path_below_root(scope)
         root, query = scope.get("root_path") or "", scope.get("query_string") or b""
         name = name._replace(fingerprint=fingerprint_of(root, path, query, body))
         await Request(self, name, send).serve(scope, body)

@@ -81,13 +81,18 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
     unknown, clean = KNOWN.isdisjoint, CLEAN.isdisjoint
     clock_now, clock, cutting, usual = way._now, way._clock, way._cutting, inbound.usual
     find_task, own = current_tasks.get, way._own
-    of_no_route = None if way._routes is None else way._routes.of_none
+    gates = way._routes
     paths: set[str] = set()
     """Some that are known to be those of no probe and no route with a limit."""
 
-    def is_plain(path: str) -> bool:
-        if path in probes or not (of_no_route is None or of_no_route(path)):
+    def is_plain(path: str, scope: Scope) -> bool:
+        if path in probes:
             return False
+        if gates is not None:
+            if gates.of(scope, own.dispatch) is not None:
+                return False
+            if own.dispatch is not None:  # the method counts, too: it keeps its own answers
+                return True
         if len(path) <= _LONGEST_PATH:
             if len(paths) >= _MOST_PATHS:  # callers make them up
                 paths.clear()
@@ -104,8 +109,8 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
         try:
             path = scope["path"]
             if (
-                (path in paths or is_plain(path))
-                and not scope.get("root_path")
+                not scope.get("root_path")
+                and (path in paths or is_plain(path, scope))
                 and INCOMING not in scope
                 and unknown(passage.named)
                 and clean(copy_context())

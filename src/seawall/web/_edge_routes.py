@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seawall.clock import Clock
 from seawall.guard import Guard
@@ -11,7 +11,9 @@ from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.runtime.policy import GateBound
 from seawall.web._limit_routes import Routes
-from seawall.web.request import Incoming
+
+if TYPE_CHECKING:
+    from seawall.web._dispatch import Dispatch
 
 
 class RouteGates:
@@ -29,14 +31,10 @@ class RouteGates:
             path: guard.bounds[0] for path, guard in self._guards.items()
         }
 
-    def of(self, incoming: Incoming) -> GateBound | None:
-        """Return the gate of the route that the request's path matches; None if it has none."""
-        gate: GateBound | None = self._gates.get(self._routes.of(incoming.path_below_root))
+    def of(self, scope: Mapping[str, Any], dispatch: Dispatch | None) -> GateBound | None:
+        """Return the gate of the route that the request is for; None if it has none."""
+        gate: GateBound | None = self._gates.get(self._routes.of(scope, dispatch))
         return gate
-
-    def of_none(self, path: str) -> bool:
-        """Tell whether a path below the app's root is that of none of them."""
-        return self._routes.of(path) not in self._gates
 
     def snapshot(self) -> dict[str, Any]:
         """Return what there is to see of each, by its template."""

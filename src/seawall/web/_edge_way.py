@@ -81,7 +81,7 @@ class Way:
                 granted = await limits.aadmit(passage) if limits.waits else limits.admit(passage)
                 passage.told = granted.headers
             if self._routes is not None:
-                gate = self._routes.of(passage)
+                gate = self._routes.of(scope, self._own.dispatch)
                 if gate is not None:
                     await self._enter(gate, passage, granted)
                     now = self._now()

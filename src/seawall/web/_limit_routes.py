@@ -1,92 +1,192 @@
-"""Which of a few known routes a path belongs to: cheap, and never more names than were given."""
+"""Which of a few configured route templates a request belongs to.
+
+Promises:
+
+- Inside a Starlette or FastAPI app a template written as the app writes it applies to a request
+  exactly if the app dispatches the request to that route: the app's own router is asked (see
+  `seawall.web._dispatch`).
+- Around any other app, and for templates that name no route of the app, a template is matched
+  against the path with the rules of Starlette: the first match in the given order counts. Where a
+  framework could read the path in another way (a trailing slash, a root path that ends with one),
+  the template applies as well.
+- Matching takes time linear in the length of the path, and returns a configured template or
+  `OTHER`: callers cannot make up names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall.web.request import path_below_root, route_path
+
+if TYPE_CHECKING:
+    from seawall.web._dispatch import Dispatch
 
 OTHER: Final = "other"
-"""What every path is called that belongs to none of the routes."""
+"""The name of every request that belongs to none of the templates."""
 
 _MOST: Final = 1000
-_END: Final = ""
-"""Under this name a node keeps the template that ends there; no segment of a path is empty."""
+_PARAMETER: Final = re.compile(r"{([a-zA-Z_][a-zA-Z0-9_]*)(?::([a-zA-Z_][a-zA-Z0-9_]*))?}")
+_ANY: Final = "(?s:.*)"
+_CONVERTORS: Final = {
+    "str": "[^/]+",
+    "path": ".*",
+    "int": "[0-9]+",
+    "float": r"[0-9]+(?:\.[0-9]+)?",
+    "uuid": "[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}",
+}
+"""What the convertors of Starlette match. Any other is the app's own, and may match anything."""
+
+_SAMPLES: Final = {
+    "str": ("~~",) * 3,
+    "int": ("7306590",) * 3,
+    "float": ("7306590.25",) * 3,
+    "uuid": ("7306590a-7306-4590-8730-6590a7306590",) * 3,
+}
+"""Values of each convertor that no template has as literal text."""
+_SAMPLES_OF_ANY: Final = ("", "~~", "~~/" * 20)
+
+
+def dispatch_of(app: Any) -> Dispatch | None:
+    """Return what asks the router of `app`, if a Starlette or FastAPI router is to be seen."""
+    if "starlette.routing" not in sys.modules:
+        return None
+    from seawall.web._dispatch import Dispatch, behind
+
+    found = behind(app)
+    return None if found is None else Dispatch(found)
 
 
 class Routes:
-    """Templates such as "/search", "/orders/{id}" or "/files/*", and which one a path matches.
+    """Templates such as "/search", "/orders/{id:int}", "/files/{name:path}" or "/admin/*".
 
-    `{...}` stands for one segment, a last `*` for one or more; a last `{...:path}`, as FastAPI
-    writes it, is read as `*`. A literal segment comes before `{...}`. A path that matches none is
-    `OTHER`, so whoever makes up paths makes up no names.
+    A last `*` stands for whatever follows. The order counts, as in an app: a template that could
+    never match, because an earlier one matches all of its paths, raises `ValueError`.
     """
 
     def __init__(self, templates: Iterable[str]) -> None:
-        """Know these routes."""
+        """Match these templates, in this order."""
         self.templates = tuple(templates)
         if len(self.templates) > _MOST:
             raise ValueError(f"{len(self.templates)} routes: give {_MOST} at most")
-        self._tree: dict[str, Any] = {}
-        self._deepest = 0
+        self._patterns: list[tuple[str, re.Pattern[str]]] = []
         for template in self.templates:
-            self._add(template)
+            pattern = _compiled(template)
+            samples = list(_samples(template))
+            for earlier, before in self._patterns:
+                if all(before.match(sample) for sample in samples):
+                    raise ValueError(
+                        f"route {template!r}: {earlier!r} matches the same paths and comes first;"
+                        f" write {template!r} before it, or leave one of them out"
+                    )
+            self._patterns.append((template, pattern))
+        self._by_shape = {shape_of(template): template for template in self.templates}
+        self._unnamed: tuple[object, list[tuple[str, re.Pattern[str]]]] = (None, [])
+        """The patterns that name no route of an app, for the app's set of route shapes."""
 
     def __repr__(self) -> str:
         return f"Routes({', '.join(map(repr, self.templates))})"
 
-    def _add(self, template: str) -> None:
-        if not isinstance(template, str) or not template.startswith("/"):
-            raise ValueError(f"route {template!r}: write a path, such as '/orders/{{id}}'")
-        segments = [_read(segment, template) for segment in template.split("/")[1:] if segment]
-        if "*" in segments[:-1]:
-            raise ValueError(
-                f"route {template!r}: a * stands at the end, such as '/files/*', and so does"
-                " {...:path}"
-            )
-        node = self._tree
-        for segment in segments:
-            node = node.setdefault(segment, {})
-        if _END in node:
-            raise ValueError(f"route {template!r}: {node[_END]!r} matches the same paths")
-        node[_END] = template
-        self._deepest = max(self._deepest, len(segments))
+    def of(self, scope: Mapping[str, Any], dispatch: Dispatch | None = None) -> str:
+        """Return the template that a request belongs to, or `OTHER`.
 
-    def of(self, path: str) -> str:
-        """Return the template that `path` matches, or `OTHER`."""
-        begin, *segments = path.split("/", self._deepest + 2)
-        if begin or not segments:
-            return OTHER
-        if not segments[-1]:
-            segments.pop()  # "/orders/" is "/orders"
-        found = self._find(self._tree, segments, 0)
-        return OTHER if found is None else found
+        `dispatch` asks the router of the app that the request is for.
+        """
+        patterns = self._patterns
+        if dispatch is not None:
+            found = dispatch.shape(scope)
+            if found is None or found:  # else nobody can tell where the request will go
+                if found in self._by_shape:
+                    return self._by_shape[found]
+                patterns = self._patterns_beside(dispatch.shapes())
+        if patterns:
+            for path in _readings(scope):
+                for template, pattern in patterns:
+                    if pattern.match(path):
+                        return template
+        return OTHER
 
-    def _find(self, node: dict[str, Any], segments: list[str], at: int) -> str | None:
-        """Look below `node`, as deep as the templates go: never deeper."""
-        if at == len(segments):
-            ended: str | None = node.get(_END)
-            return ended
-        segment = segments[at]
-        for name in (segment, "{}"):
-            # An empty segment is none, and what is written like a template is not one.
-            if segment and (name == "{}" or segment not in ("{}", "*")):
-                below = node.get(name)
-                found = None if below is None else self._find(below, segments, at + 1)
-                if found is not None:
-                    return found
-        rest = node.get("*")
-        # The rest may begin with an empty segment: else "/files//a" went past the limit.
-        return None if rest is None else rest.get(_END)
+    def _patterns_beside(self, shapes: frozenset[str]) -> list[tuple[str, re.Pattern[str]]]:
+        """Return the patterns of the templates that name none of these routes."""
+        known, patterns = self._unnamed
+        if known is not shapes:
+            patterns = [pair for pair in self._patterns if shape_of(pair[0]) not in shapes]
+            self._unnamed = shapes, patterns
+        return patterns
 
 
-def _read(segment: str, template: str) -> str:
-    """Return what a segment of a template stands for: "{}" for any one, "*" for the rest."""
-    if "{" not in segment and "}" not in segment:
-        return segment
-    inside = segment[1:-1]
-    if segment != f"{{{inside}}}" or "{" in inside or "}" in inside:
-        raise ValueError(
-            f"route {template!r}: {segment!r} is only partly a {{name}}, and would match no path;"
-            " write {name} for the whole segment, such as '/orders/{id}'"
-        )
-    return "*" if inside.endswith(":path") else "{}"
+def shape_of(template: str) -> str:
+    """Return a template without the names of its parameters: they do not change what it matches."""
+    return _PARAMETER.sub(lambda found: f"{{:{found[2] or 'str'}}}", template)
+
+
+def _readings(scope: Mapping[str, Any]) -> Iterator[str]:
+    """Return the path below the app's root in all the ways that a framework could read it.
+
+    First as Starlette does. Then with the root path less its trailing slash. Then with the
+    trailing slash of the path removed or added: some frameworks redirect, others just serve it.
+    """
+    path = route_path(scope)
+    yield path
+    tolerant = path_below_root(scope)
+    if tolerant != path:
+        yield tolerant
+    for told in {path: None, tolerant: None}:
+        yield told.rstrip("/") or "/" if told.endswith("/") else f"{told}/"
+
+
+def _compiled(template: str) -> re.Pattern[str]:
+    """Return what matches the paths of a template, as Starlette would compile it.
+
+    Regular expressions that could backtrack at length are replaced by ones that match more: of
+    several parameters in one segment, and from a second parameter on that matches slashes.
+    """
+    if not isinstance(template, str) or not template.startswith("/"):
+        raise ValueError(f"route {template!r}: write a path, such as '/orders/{{id}}'")
+    body, star = (template[:-1], _ANY) if template.endswith("/*") else (template, "")
+    if "*" in body:
+        raise ValueError(f"route {template!r}: a * stands at the end, such as '/files/*'")
+    written = []
+    slashes = 0
+    for segment in body.split("/"):
+        literals = _PARAMETER.split(segment)[::3]
+        kinds = [found[2] or "str" for found in _PARAMETER.finditer(segment)]
+        for literal in literals:
+            if "{" in literal or "}" in literal:
+                raise ValueError(
+                    f"route {template!r}: {segment!r} has a brace that belongs to no parameter;"
+                    " write {name} or {name:int}"
+                )
+        crosses = any(_matches_slashes(kind) for kind in kinds)
+        slashes += crosses
+        if slashes > 1 or (crosses and star):
+            written.append(re.escape(literals[0]) + _ANY)
+            star = ""
+            break
+        if not kinds:
+            written.append(re.escape(segment))
+        elif len(kinds) == 1:
+            middle = _CONVERTORS.get(kinds[0], _ANY)
+            written.append(re.escape(literals[0]) + middle + re.escape(literals[1]))
+        else:
+            written.append(re.escape(literals[0]) + (_ANY if crosses else "[^/]+"))
+    return re.compile("/".join(written) + star + "$")
+
+
+def _matches_slashes(kind: str) -> bool:
+    return kind == "path" or kind not in _CONVERTORS
+
+
+def _samples(template: str) -> Iterator[str]:
+    """Return three paths that the template matches."""
+    literals, kinds = _PARAMETER.split(template)[::3], _PARAMETER.split(template)[2::3]
+    if template.endswith("/*"):
+        literals[-1] = literals[-1][:-1]
+        kinds, literals = [*kinds, "path"], [*literals, ""]
+    for number in range(3):
+        values = [_SAMPLES.get(kind or "str", _SAMPLES_OF_ANY)[number] for kind in kinds]
+        pairs = zip(literals, [*values, ""], strict=True)
+        yield "".join(literal + value for literal, value in pairs)

@@ -33,6 +33,7 @@ from seawall.web._edge_plain import plain_entry
 from seawall.web._edge_routes import RouteGates
 from seawall.web._edge_time import Cutting
 from seawall.web._edge_way import GOING_AWAY, App, Receive, Scope, Way
+from seawall.web._limit_routes import dispatch_of
 from seawall.web._upstream_log import UpstreamLog
 from seawall.web.admission import Turns
 from seawall.web.health import Health
@@ -67,7 +68,8 @@ class Edge(Way):
         """Stand around `app`; `name` is that of the guard which `shed`, `turns`... belong to.
 
         `routes` gives routes a limit of their own on requests at once, by their templates, as in
-        `{"/reports/{id}": AdaptiveLimit()}`; one limit for several routes is shared by them.
+        `{"/reports/{id}": AdaptiveLimit()}`; one limit for several routes is shared by them. Around
+        a Starlette router that is asked for a request's route; else the first match counts.
         `websockets` bounds how many are open at once: their handshakes pass all the rest as
         requests do, and hold it no longer than that. `trust` is that of `inbound`, unless given.
         """
@@ -116,7 +118,7 @@ class Edge(Way):
         self._health = health
         self._lifecycle = lifecycle
         trust = trust or (inbound.trust if inbound is not None else Trust())
-        self._own = Own(self._now, self.guard.stats, trust)
+        self._own = Own(self._now, self.guard.stats, trust, dispatch_of(app))
         self._cutting = Cutting(self._clock)
         self._upstreams = UpstreamLog(name, self._now)
         self._probes = frozenset() if health is None else frozenset(health.paths)

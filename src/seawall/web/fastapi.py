@@ -21,7 +21,7 @@ try:
     from starlette.exceptions import HTTPException, WebSocketException
     from starlette.requests import ClientDisconnect, HTTPConnection
     from starlette.responses import Response
-    from starlette.routing import BaseRoute, Router
+    from starlette.routing import BaseRoute
     from starlette.websockets import WebSocketDisconnect
 except ImportError as error:
     raise ImportError("seawall.web.fastapi needs Starlette: pip install 'seawall[web]'") from error
@@ -31,6 +31,7 @@ from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
 from seawall.registry import guards
+from seawall.web._dispatch import Dispatch, behind
 from seawall.web._edge_answers import Answering
 from seawall.web._openapi import describing
 from seawall.web._past_errors import go_past_errors
@@ -107,6 +108,7 @@ def protect(
         health=Health(name=name, lifecycle=life) if health is DEFAULT else health,
         lifecycle=life,
     )
+    edge._own.dispatch = Dispatch(app)
     app.add_middleware(_around, edge=edge, owner=app)
     _describe(app)
     return edge
@@ -210,7 +212,7 @@ def _mounted_in(routes: Iterable[BaseRoute]) -> Iterator[Starlette]:
     seen: dict[int, Any] = {}  # an app may be mounted in itself
     while waiting:
         route = waiting.pop()
-        found = _behind(getattr(route, "app", None)) or _behind(getattr(route, "_base_app", None))
+        found = behind(getattr(route, "app", None)) or behind(getattr(route, "_base_app", None))
         below = found or route
         if id(below) in seen:
             continue
@@ -218,19 +220,6 @@ def _mounted_in(routes: Iterable[BaseRoute]) -> Iterator[Starlette]:
         if isinstance(below, Starlette):
             yield below
         waiting += getattr(below, "routes", None) or ()
-
-
-_MOST_MIDDLEWARES: Final = 100
-"""So many are looked behind: whoever goes round in a circle is left."""
-
-
-def _behind(app: Any) -> Starlette | Router | None:
-    """Return the app or router that `app` is, or that middlewares stand around."""
-    for _ in range(_MOST_MIDDLEWARES):
-        if app is None or isinstance(app, (Starlette, Router)):
-            return app
-        app = getattr(app, "app", None)
-    return None
 
 
 async def _not_started(_scope: Any, _receive: Any, _send: Any) -> None:

@@ -65,8 +65,8 @@ def api_key(header: str = "x-api-key", *, known: Callable[[str], bool] | None = 
 def address_and_route(*routes: str) -> Principal:
     """Tell apart addresses at each of these routes: "/search", "/orders/{id}", "/files/*".
 
-    The edge sees a path before anything is routed, so the routes are told. A path that matches none
-    is "other"; a path as such never becomes a key, since callers make them up.
+    A request for none of them is "other"; a path as such never becomes a key, since callers make
+    them up.
     """
     return _AddressAndRoute(Routes(routes))
 
@@ -180,9 +180,10 @@ class _AddressAndRoute:
         return f"address_and_route({', '.join(map(repr, self._routes.templates))})"
 
     def __call__(self, incoming: Incoming, /) -> str:
-        route = incoming.route  # known where routing is over: in a route's own limit
+        # Inside a route's own limit routing is over. At the edge only the listed routes count.
+        route = incoming.route if incoming._dispatch is None else None
         if route is None:
-            route = self._routes.of(incoming.path_below_root)
+            route = self._routes.of(incoming.scope, incoming._dispatch)
         return f"{incoming.client} {route}"
 
 

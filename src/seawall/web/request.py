@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from typing import Any, Final
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, Final
 
 from seawall.web.trust import Trust
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER, read_key
+
+if TYPE_CHECKING:
+    from seawall.web._dispatch import Dispatch
 
 INCOMING: Final = "seawall.incoming"
 """Where in the scope those further in find the request as the edge saw it."""
@@ -15,7 +18,17 @@ _KEY_HEADER: Final = IDEMPOTENCY_HEADER.lower().encode()
 _SHOWN: Final = 80
 
 
-def path_below_root(scope: MutableMapping[str, Any]) -> str:
+def route_path(scope: Mapping[str, Any]) -> str:
+    """Return the path that routes are matched against, exactly as Starlette reads it."""
+    path: str = scope["path"]
+    root = scope.get("root_path")
+    if not root or not path.startswith(root):
+        return path
+    below = path[len(root) :]
+    return below if not below or below[0] == "/" else path
+
+
+def path_below_root(scope: Mapping[str, Any]) -> str:
     """Return the path below that of the app, which servers and mounts put in front of it."""
     path: str = scope["path"]
     root = scope.get("root_path")
@@ -114,9 +127,22 @@ class Incoming:
         return path_below_root(self.scope)
 
     @property
+    def _dispatch(self) -> Dispatch | None:
+        """What asks the app's router beforehand; None where the app has none to be seen."""
+        return None
+
+    @property
     def route(self) -> str | None:
-        """The matched route's template, such as "/orders/{id}"; None before routing."""
+        """The template of the request's route, such as "/orders/{id}"; None if it has none.
+
+        Before routing the app's router is asked, if the edge is that of a Starlette or FastAPI app.
+        """
         route = self.scope.get("route")
+        dispatch = self._dispatch
+        if dispatch is not None and not hasattr(route, "endpoint"):  # none yet, or a mount
+            found = dispatch.template(self.scope)
+            if found:
+                return found
         told = self.scope.get("fastapi")
         if isinstance(told, dict):  # there a route does not know the prefix of its router
             included = told.get("effective_route_context")

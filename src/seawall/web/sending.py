@@ -23,6 +23,7 @@ from seawall.web.request import Incoming
 if TYPE_CHECKING:
     from seawall.runtime.policy import GateBound
     from seawall.runtime.stats import Stats
+    from seawall.web._dispatch import Dispatch
     from seawall.web.trust import Trust
 
 Message = MutableMapping[str, Any]
@@ -53,12 +54,19 @@ _BODY_OF_FILE: Final = frozenset({"http.response.pathsend", "http.response.zeroc
 class Own:
     """What is the same for all requests of one edge."""
 
-    __slots__ = ("clock", "stats", "trust")
+    __slots__ = ("clock", "dispatch", "stats", "trust")
 
-    def __init__(self, clock: Callable[[], float], stats: Stats, trust: Trust) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        stats: Stats,
+        trust: Trust,
+        dispatch: Dispatch | None = None,
+    ) -> None:
         self.clock = clock
         self.stats = stats
         self.trust = trust
+        self.dispatch = dispatch
 
 
 class Passage(Incoming):
@@ -93,6 +101,11 @@ class Passage(Incoming):
         self.gates: tuple[tuple[Any, Any], ...] = ()
         self.told: Callable[[], Headers] | Headers | None = None
         self.cut: InLane | Expiry | None = None
+
+    @property
+    def _dispatch(self) -> Dispatch | None:
+        """What asks the router of the edge's app beforehand; None where there is none."""
+        return self._own.dispatch
 
     # The time that the app has
 

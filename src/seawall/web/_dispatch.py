@@ -1,0 +1,177 @@
+"""Where a Starlette or FastAPI app will dispatch a request: its own router is asked, beforehand.
+
+The walk takes the steps that `Router.app` takes: each route's `matches` is called in order, the
+first full match counts, then the first partial one (a 405); a mounted app is entered with the scope
+that the mount makes. So convertors, included routers, hosts and root paths need no second rule.
+A middleware between the edge and the router that rewrites paths or methods is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Host, Match, Mount, Route, Router, WebSocketRoute
+
+from seawall.web._limit_routes import shape_of
+
+Scope = MutableMapping[str, Any]
+
+UNKNOWN: Final = ""
+"""Stands for a route of which nobody can tell the template."""
+
+_MOST_KNOWN: Final = 1000
+_LONGEST: Final = 200
+"""Longer paths are looked up each time, so that nobody fills the memory with them."""
+
+_DEEPEST: Final = 50
+"""Mounts inside mounts. An app that is mounted in itself ends here."""
+
+_MOST_MIDDLEWARES: Final = 100
+
+
+def behind(app: Any) -> Starlette | Router | None:
+    """Return the app or router that `app` is, or that middlewares stand around."""
+    for _ in range(_MOST_MIDDLEWARES):
+        if app is None or isinstance(app, (Starlette, Router)):
+            return app
+        app = getattr(app, "app", None)
+    return None
+
+
+class Dispatch:
+    """Tells to which route of an app a request will go. Answers are cached, within bounds."""
+
+    def __init__(self, app: Starlette | Router) -> None:
+        """Ask the routes of `app`, which may be added later."""
+        self._app = app
+        self._known: dict[tuple[Any, ...], tuple[str | None, str | None]] = {}
+        self._shapes: frozenset[str] = frozenset()
+        self._routes = -1
+        self._by_path = False
+        """Whether type, method and path of a request decide: then answers can be kept."""
+
+    def template(self, scope: Mapping[str, Any]) -> str | None:
+        """Return the template of a request's route, with the paths of all mounts around it.
+
+        None if the app has no such route; `UNKNOWN` if that cannot be told.
+        """
+        return self._ask(scope)[0]
+
+    def shape(self, scope: Mapping[str, Any]) -> str | None:
+        """Return the same without the names of parameters."""
+        return self._ask(scope)[1]
+
+    def shapes(self) -> frozenset[str]:
+        """Return the shapes of all routes of the app."""
+        self._look_around()
+        return self._shapes
+
+    def _look_around(self) -> None:
+        """Read the routes of the app, if they are not known yet or have become more."""
+        if len(self._app.routes) != self._routes:
+            self._routes = len(self._app.routes)
+            self._known.clear()
+            found = list(_leaves(self._app, "", ()))
+            self._shapes = frozenset(shape_of(path) for path, _ in found)
+            self._by_path = all(plain for _, plain in found)
+
+    def _ask(self, scope: Mapping[str, Any]) -> tuple[str | None, str | None]:
+        path, method = scope["path"], scope.get("method")  # a websocket has none
+        key = path, method, scope.get("root_path")
+        self._look_around()
+        try:
+            return self._known[key]
+        except KeyError:
+            pass
+        found = _dispatched(self._app, {**scope, "fastapi": {}}, "", 0)
+        answer = found, found and shape_of(found)
+        if self._by_path and len(path) + len(method or "") <= _LONGEST:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = answer
+        return answer
+
+
+def _dispatched(app: Starlette | Router, scope: Scope, prefix: str, depth: int) -> str | None:
+    """Return the template of the route to which `app` dispatches, behind `prefix`."""
+    if depth > _DEEPEST:
+        return UNKNOWN
+    root = getattr(app, "root_path", None)  # of FastAPI, which puts it in the place of the scope's
+    if root:
+        scope["root_path"] = root
+    partial: tuple[BaseRoute, Any] | None = None
+    for route in app.routes:
+        try:
+            match, child = route.matches(scope)
+        except Exception:  # noqa: BLE001 - a convertor's: the app will meet the same error there
+            match, child = Match.FULL, {}
+        if match is Match.FULL:
+            return _template(route, child, scope, prefix, depth)
+        if match is Match.PARTIAL and partial is None:
+            partial = route, child
+    return None if partial is None else _template(*partial, scope, prefix, depth)
+
+
+def _template(route: Any, child: Any, scope: Scope, prefix: str, depth: int) -> str | None:
+    """Return the template of a route that was chosen, or of the route inside of it."""
+    while _is_included(route):
+        try:
+            _, child, route, context = route._match(scope)
+        except Exception:  # noqa: BLE001 - see above
+            return UNKNOWN
+        if route is None:
+            return UNKNOWN
+        if context is not None:
+            route = context.starlette_route or context
+    path = getattr(route, "path", "")
+    if not isinstance(path, str):
+        return UNKNOWN
+    if isinstance(route, (Mount, Host)):
+        inner = _mounted(route)
+        if inner is None:
+            return prefix + path
+        return _dispatched(inner, {**scope, **child}, prefix + path, depth + 1)
+    return prefix + path if path else UNKNOWN
+
+
+def _leaves(
+    app: Starlette | Router, prefix: str, around: tuple[Any, ...]
+) -> Iterator[tuple[str, bool]]:
+    """Return the templates of all routes of `app`, and whether path and method decide on each."""
+    waiting: list[Any] = list(app.routes)
+    while waiting:
+        route: Any = waiting.pop()
+        if _is_included(route):
+            contexts = route.effective_route_contexts()
+            waiting += [context.starlette_route or context for context in contexts]
+            continue
+        path = prefix + str(getattr(route, "path", None) or "")
+        inner = _mounted(route) if isinstance(route, (Mount, Host)) else None
+        if inner is None:
+            yield path, _is_plain(route)
+        elif any(inner is known for known in (app, *around)):
+            yield path, False
+        else:
+            yield from _leaves(inner, path, (app, *around))
+        if isinstance(route, Host):
+            yield path, False
+
+
+def _mounted(route: Any) -> Starlette | Router | None:
+    return behind(route.app) or behind(getattr(route, "_base_app", None))
+
+
+def _is_included(route: Any) -> bool:
+    """Tell whether this is FastAPI's stand-in for the routes of an included router."""
+    return hasattr(route, "_match") and hasattr(route, "effective_route_contexts")
+
+
+_PLAIN: Final = (Route.matches, WebSocketRoute.matches, Mount.matches)
+
+
+def _is_plain(route: Any) -> bool:
+    """Tell whether a route looks at nothing but type, method and path of a request."""
+    kind = type(route)
+    return getattr(kind, "matches", None) in _PLAIN or kind.__module__ == "fastapi.routing"
