@@ -53,7 +53,15 @@ def tenant_of(incoming: Incoming) -> str | None:
 app = FastAPI(lifespan=lifespan)
 jobs = JobsApi(storage.jobs, scope=tenant_of)
 app.mount("/jobs", jobs)
-keys = IdempotentRequests.add_to(app, storage.idempotency, routes=["/orders"], scope=tenant_of)
+keys = IdempotentRequests.add_to(
+    app,
+    storage.idempotency,
+    routes=["/orders"],
+    scope=tenant_of,
+    # All that an order does is in the transaction that completes its key: without a 201 there is
+    # none, and the key is free, whatever went wrong.
+    keep={201},
+)
 edge = protect(app)
 
 
@@ -130,4 +138,4 @@ async def show(number: int, tenant: Tenant) -> dict[str, Any]:
 async def invoice(number: int, tenant: Tenant, request: Request) -> Any:
     """Have an invoice made. The key is the job's: who sends it again gets the same job."""
     order = await show(number, tenant)
-    return (await jobs.submitted(request, "invoice", order, require_key=True)).response()
+    return (await jobs.submitted(request, "invoice", order, required=True)).response()

@@ -37,17 +37,16 @@ class Book:
         self.kept: Stored | None = None
         self.refuses: Callable[[], Awaitable[None]] | None = None
 
-    async def complete(self, answer: Stored, *, failed: bool) -> Any:
+    async def settle(self, answer: Stored, outcome: Any) -> Any:
         """Keep it."""
-        del failed
+        del outcome
         await let_pass(1.0)
         if self.refuses is None:
             self.kept = answer
         return self.refuses
 
-    async def abandon(self, answer: Stored | None) -> Any:
+    async def abandon(self) -> Any:
         """Keep nothing."""
-        del answer
         return self.refuses
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall.durable import Database, Sqlite, _asgi_exchange, _asgi_request, migrate
+from seawall.durable import Database, Sqlite, _asgi_answers, _asgi_request, migrate
 from seawall.durable.asgi import IdempotentRequests
 from seawall.durable.idempotency import Idempotency
 from tests.durable.asgi_support import Shop, first, post, set_time, user
@@ -160,11 +160,11 @@ def test_every_history_is_as_the_model_says(history: History):
     check()
 
 
-def _without_a_record(_status: int, _headers: Any) -> bool:
+def _without_a_record(_outcome: Any) -> bool:
     return False
 
 
-def _always(_status: int, _headers: Any) -> bool:
+def _always(_outcome: Any) -> bool:
     return True
 
 
@@ -173,7 +173,7 @@ def test_without_the_rule_what_to_keep(
     history: History, monkeypatch: pytest.MonkeyPatch, rule: Any
 ):
     """Ablation: where nothing is kept it is done twice, where all is kept a 404 is final."""
-    monkeypatch.setattr(_asgi_exchange, "keeps", rule)
+    monkeypatch.setattr(_asgi_answers, "keeps", rule)
     assert falsified(history.check, STEPS)
 
 

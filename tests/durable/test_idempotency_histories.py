@@ -213,9 +213,9 @@ FENCE = "AND owner = :owner AND epoch = :epoch"
     [
         ("complete", FENCE, "", TAKEN_OVER),
         ("renew", FENCE, "", TAKEN_OVER),
-        ("forget", FENCE, "", TAKEN_OVER),
+        ("abandon", FENCE, "", TAKEN_OVER),
         ("complete", "AND state = 0", "", FIRST),
-        ("forget", "AND state = 0", "", FIRST),
+        ("abandon", "AND state = 0", "", FIRST),
         ("take_over", "expires_at <= {now} OR (", "(", FIRST),
         ("renew", ", expires_at = {now} + :ttl", "", RENEWED),
         ("clean", "WHERE expires_at <= {now}", "", FIRST),

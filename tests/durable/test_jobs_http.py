@@ -300,7 +300,7 @@ def test_behind_the_edge_and_a_login(opening: Opening):
             @app.post("/reports")
             async def report(request: Request) -> Any:
                 needs = "must" in request.query_params
-                return (await api.submitted(request, "report", require_key=needs)).response()
+                return (await api.submitted(request, "report", required=needs)).response()
 
             for user, same in [("ann", "ann"), ("bob", "bob"), ("u" * 300, "u" * 299 + "v")]:
                 async with client_of(app, user) as client:

@@ -103,7 +103,7 @@ async def _awaited(_incoming: Any) -> str:
         ({"methods": "POST"}, "write a list"),
         ({"methods": ["post"]}, "write them as"),
         ({"methods": ["GET"]}, "no effect"),
-        ({"require": 1}, "True or False"),
+        ({"required": 1}, "True or False"),
         ({"wait": -1}, "0 or more"),
         ({"max_request_body": 0}, "1 or more"),
         ({"never_store": "x-a"}, "write a list"),
@@ -461,7 +461,7 @@ def test_without_a_tombstone(quick: Opening, monkeypatch: pytest.MonkeyPatch, wi
             _asgi_answers, "tombstone", lambda status, _: model.Answer(status, [], b"")
         )
     else:
-        monkeypatch.setattr(_asgi_exchange, "keeps", lambda _status, headers: len(headers) < 2)
+        monkeypatch.setattr(_asgi_answers, "keeps", lambda outcome: len(outcome.headers) < 2)
     with pytest.raises(AssertionError):
         asyncio.run(_ask_for_much(quick, (b"x" * 101,)))
 

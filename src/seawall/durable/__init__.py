@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from seawall.durable._jobs_queue import QueuedJobs
     from seawall.durable._jobs_run import JobFunction, JobHandle
     from seawall.durable._jobs_worker import JobWorker
-    from seawall.durable.asgi import IdempotentRequests, Keyed, keyed
+    from seawall.durable.asgi import IdempotentRequests, Keyed, RequestOutcome, keyed
     from seawall.durable.database import Database
     from seawall.durable.dispatcher import Dispatcher
     from seawall.durable.fifo import (
@@ -139,6 +139,7 @@ __all__ = [
     "RedisStream",
     "Replay",
     "Reply",
+    "RequestOutcome",
     "Single",
     "Skipped",
     "Sqlite",
@@ -158,7 +159,7 @@ _HOMES = {
     "durable._jobs_queue": "QueuedJobs",
     "durable._jobs_run": "JobFunction JobHandle",
     "durable._jobs_worker": "JobWorker",
-    "durable.asgi": "IdempotentRequests Keyed keyed",
+    "durable.asgi": "IdempotentRequests Keyed RequestOutcome keyed",
     "durable.database": "Database",
     "durable.dispatcher": "Dispatcher",
     "durable.fifo": "FifoAck FifoMessage FifoReceiver FifoSender Gap Received Skipped",

@@ -1,10 +1,10 @@
-"""What an HTTP answer leaves in a record, and what is told where there is none of the app's."""
+"""Which answers are kept, what is stored of them, and the answers that are not the app's."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from seawall.durable._missing_tables import TablesMissing
 from seawall.errors import (
@@ -25,12 +25,10 @@ BODY_DROPPED: Final = (b"idempotent-body", b"dropped")
 NOTHING_DONE: Final = frozenset(
     {307, 308}  # to be sent again elsewhere, and the key with it
     | {400, 401, 403, 404, 405, 406, 408, 409, 411, 412, 413, 414, 415, 417, 421, 422}
-    | {425, 426, 428, 429, 431}
+    | {425, 426, 428, 429, 431, 503}
 )
-"""Statuses that say that nothing was done: they are not kept, and the next one runs."""
+"""Statuses which say that nothing was done. By default they free the key."""
 
-_BUSY: Final = 503
-_RETRY_AFTER: Final = b"retry-after"
 _LENGTH: Final = b"content-length"
 _OF_ITS_MESSAGE: Final = frozenset({b"date"})
 """A replay is another message: the server gives it a date of its own."""
@@ -50,14 +48,30 @@ _NAME: Final = re.compile(rb"[!-9;-~]+")
 _LINE_END: Final = re.compile(rb"[\r\n\0]")
 
 
-def keeps(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Tell whether an answer is kept: every one, unless it says that nothing was done.
+class RequestOutcome(NamedTuple):
+    """How a request that was carried out has ended; the argument of `keep=`."""
 
-    A 503 says so by its Retry-After, as all refusals of Seawall's do.
+    status: int
+    """The status of the answer. Of an error, the one that its client is sent."""
+    headers: Headers
+    error: Exception | None = None
+    """What the app raised, if it did not answer."""
+    rolled_back: bool = False
+    """Whether the app had completed it in its own transaction, and that was rolled back."""
+
+
+Keep = Callable[[RequestOutcome], bool | None]
+
+
+def keeps(outcome: RequestOutcome) -> bool:
+    """Tell whether an answer is kept by default.
+
+    A failure is kept, since nobody knows what was done before it. It frees the key only where that
+    is certain: the transaction of the effect was rolled back, or the status says so.
     """
-    if status == _BUSY:
-        return all(name.lower() != _RETRY_AFTER for name, _ in headers)
-    return status not in NOTHING_DONE
+    if outcome.rolled_back and outcome.status >= FAILURE:
+        return False
+    return outcome.status not in NOTHING_DONE
 
 
 def recorded(status: int, headers: Headers, body: bytes | None, never: frozenset[bytes]) -> Answer:
@@ -180,6 +194,12 @@ NOBODY: Final = _told(
 REUSED: Final = _told_of(KeyReused())
 TOO_LARGE: Final = _told(413, "Content too large", "The body is too large.", "body_too_large")
 UNREADABLE: Final = _told_of(RecordGarbled())
+NOT_DONE: Final = _told(
+    500,
+    "Internal server error",
+    "The work failed, and its key is free: the same request may be sent again with it.",
+    "not_done",
+)
 NOT_SET_UP: Final = _told(
     500,
     "Internal server error",

@@ -16,11 +16,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Literal, Protocol
 
-from seawall.durable._asgi_answers import check_sendable, failure_of, keeps, recorded
+from seawall.durable._asgi_answers import (
+    NOTHING_DONE,
+    RequestOutcome,
+    check_sendable,
+    failure_of,
+    recorded,
+)
 from seawall.errors import LeaseLost, Rejected, SeawallError
 from seawall.models.idempotency import Answer, Headers
 from seawall.web.problems import problem_of
-from seawall.web.sending import FAILURE, Message, Send
+from seawall.web.sending import Message, Send
 
 UNSEEN: Final = frozenset(
     {
@@ -39,14 +45,14 @@ class StillOpen(RuntimeError):
 class Settling(Protocol):
     """What becomes of the claim."""
 
-    async def complete(
-        self, answer: Answer, *, failed: bool
+    async def settle(
+        self, answer: Answer, outcome: RequestOutcome
     ) -> Callable[[], Awaitable[None]] | None:
-        """Record `answer`; return what is to be sent instead, if that was refused."""
+        """Record `answer` or free the key; return what sends another answer, if there is one."""
         ...
 
-    async def abandon(self, answer: Answer | None) -> Callable[[], Awaitable[None]] | None:
-        """Keep nothing: the next one runs; return what is to be sent instead, if that has run."""
+    async def abandon(self) -> Callable[[], Awaitable[None]] | None:
+        """Free the key; return what sends an answer, if there is one after all."""
         ...
 
 
@@ -174,10 +180,7 @@ class Exchange:
         try:
             body = bytes(self._recording) if self._size <= self._most else None
             answer = recorded(status, headers, body, self._never)
-            if keeps(status, headers):
-                instead = await self._settling.complete(answer, failed=status >= FAILURE)
-            else:
-                instead = await self._settling.abandon(answer)
+            instead = await self._settling.settle(answer, RequestOutcome(status, headers))
             self._recording.clear()
             if instead is not None:
                 await self._send_instead(instead)
@@ -202,14 +205,14 @@ class Exchange:
         """Settle what the app has left without an answer, or with half of one."""
         self._settled = True
         if not self._begun and says_nothing_was_done(error):
-            instead = await self._settling.abandon(None)
+            instead = await self._settling.abandon()
             if instead is not None:
                 await self._send_instead(instead)
             self._over.set()
             return
         status, headers, body = failure_of(error)
         answer = recorded(status, headers, body, self._never)
-        instead = await self._settling.complete(answer, failed=True)
+        instead = await self._settling.settle(answer, RequestOutcome(status, headers, error))
         if instead is not None and not self._begun:
             await self._send_instead(instead)
         elif not self._begun:
@@ -233,7 +236,7 @@ def says_nothing_was_done(error: Exception | None) -> bool:
     if error is None or isinstance(error, SeawallError):
         return isinstance(error, Rejected)
     problem = problem_of(error)
-    if problem is None or keeps(problem.status, problem.headers()):
+    if problem is None or problem.status not in NOTHING_DONE:
         return False
     cause: BaseException | None = error  # such a status is told of none but our own, further in
     while cause is not None and not isinstance(cause, SeawallError):

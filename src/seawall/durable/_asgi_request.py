@@ -27,7 +27,7 @@ from seawall.models.idempotency import (
 from seawall.runtime.runners import sleep_async
 from seawall.web._edge_answers import send_problem
 from seawall.web.problems import Problem
-from seawall.web.sending import Send
+from seawall.web.sending import FAILURE, Send
 
 Scope = MutableMapping[str, Any]
 Instead = Callable[[], Awaitable[None]] | None
@@ -48,6 +48,7 @@ class Owner(Protocol):
     wait: float
     retry_after: float
     never: frozenset[bytes]
+    keep: answers.Keep | None
 
     def _count(self, what: str) -> None:
         """Count something that happened."""
@@ -141,11 +142,29 @@ class Request:
                 scope["extensions"] = offered
             await renewal.stop()
 
-    async def complete(self, answer: Answer, *, failed: bool) -> Instead:
-        """Record `answer`; return what is to be sent instead, if that was refused."""
+    async def settle(self, answer: Answer, outcome: answers.RequestOutcome) -> Instead:
+        """Record `answer` or free the key; return what sends another answer, if there is one."""
         settled = await self._completed_by_the_app(answer)
         if settled is not None:
             return settled[0]
+        outcome = outcome._replace(rolled_back=self._completion_tried)
+        if self._keeps(outcome):
+            return await self._complete(answer, failed=outcome.status >= FAILURE)
+        instead = await self._free()
+        return self._telling(answers.NOT_DONE) if not instead and outcome.error else instead
+
+    def _keeps(self, outcome: answers.RequestOutcome) -> bool:
+        """Ask `keep=`, then the default. A `keep=` that raises must not cause a second effect."""
+        said = None
+        if self._owner.keep is not None:
+            try:
+                said = self._owner.keep(outcome)
+            except Exception as error:  # noqa: BLE001 - the user's function; logged
+                self._log(error)
+                return True
+        return answers.keeps(outcome) if said is None else bool(said)
+
+    async def _complete(self, answer: Answer, *, failed: bool) -> Instead:
         if failed:
             self._owner._count("failed")
         if answers.is_tombstone(answer):
@@ -209,6 +228,10 @@ class Request:
         never = self._owner.never
         return (lambda: answers.send_stored(self._send, found.answer, never, replayed=False),)
 
+    @property
+    def _completion_tried(self) -> bool:
+        return self._keyed is not None and self._keyed._tried
+
     async def _found(self, keyed: Keyed) -> Replay | Pending | None:
         """Return what the record says, when the app's transaction has ended."""
         for pause in (*PAUSES, None):
@@ -256,18 +279,27 @@ class Request:
             found = Pending(1.0)
         await self._tell(found)
 
-    async def abandon(self, answer: Answer | None = None) -> Instead:
-        """Keep nothing: the next one runs; return what is to be sent instead, if that has run."""
-        settled = await self._completed_by_the_app(answer)
-        if settled is not None:
-            return settled[0]
+    async def abandon(self) -> Instead:
+        """Free the key; return what sends an answer, if there is one after all."""
+        settled = await self._completed_by_the_app(None)
+        return await self._free() if settled is None else settled[0]
+
+    async def _free(self) -> Instead:
+        """Delete the record, so that the next request with its key runs.
+
+        A transaction that completes the request and is still being committed (its client has lost
+        the connection) holds a lock on the record: the DELETE waits for it, and then finds nothing.
+        """
         assert self._claim is not None  # noqa: S101 - only who has one is abandoned
         held = True
         try:
             held = await uncut(self._idempotency.aabandon(self._claim))
         except Exception as error:  # noqa: BLE001 - of any driver's
-            # The refusal is true all the same; the next one has to wait for the lease's end.
             self._log(error)
+            if self._completion_tried:  # it may be committed after all: only the record knows
+                self._owner._count("store_away")
+                return self._telling(answers.store_away(error, self._idempotency.lease))
+            # The refusal is true all the same; the next one has to wait for the lease's end.
         await self._stop_renewing()
         # Perhaps nothing was done since who took over had done it already.
         self._owner._count("abandoned" if held else "refused_late")

@@ -163,10 +163,20 @@ def renew(claim: KeyClaim, terms: Terms) -> Steps[bool]:
     return bool(rows)
 
 
-def forget(claim: KeyClaim) -> Steps[bool]:
+def abandon(claim: KeyClaim) -> Steps[bool]:
     """Remove the record, if the claim is still good: the next one runs."""
-    rows = yield Ask("idempotency.forget", _held(claim))
+    rows = yield Ask("idempotency.abandon", _held(claim))
     return bool(rows)
+
+
+def forget(wanted: Wanted) -> Steps[bool | Pending]:
+    """Remove the record unless it is in flight; tell whether there was one."""
+    rows = yield Ask("idempotency.forget", wanted.name)
+    if rows:
+        return True
+    rows = yield Ask("idempotency.read", wanted.name)
+    found = decision(rows, b"")
+    return found if isinstance(found, Pending) else False
 
 
 def withdraw(wanted: Wanted) -> Steps[bool]:

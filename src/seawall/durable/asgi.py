@@ -6,9 +6,10 @@ with another payload 422; while the first is at work 409 and when to come again.
 is required, or with one that is none, 400. Nothing is carried out that could not be recorded, and
 no answer is complete at the client before its record is on disk.
 
-What is kept is every answer once the work began, a 500 too, also of an error; not kept are statuses
-which say that nothing was done (400, 401, 403, 404, 409, 422, 429..., a 503 with Retry-After), and
-refusals that are raised (`Rejected`): then the next one runs. A worker that dies leaves its record
+Every answer that may come after an effect is kept, a 500 too, also of an error. Not kept are
+statuses which say that nothing was done (400, 401, 403, 404, 409, 422, 429, 503...), refusals that
+are raised (`Rejected`), and failures of a handler whose own transaction was rolled back: then the
+next request runs. `keep=` says otherwise. A worker that dies leaves its record
 until the lease is over; then another takes over, and what the first may still say is refused.
 Whoever writes into the same database completes the request in the same transaction, so that a crash
 after it does no harm either: see `Keyed.complete`.
@@ -26,6 +27,7 @@ from uuid import UUID
 from seawall import _checks as check
 from seawall import registry
 from seawall.durable import _asgi_answers as answers
+from seawall.durable._asgi_answers import Keep, RequestOutcome
 from seawall.durable._asgi_completing import Keyed, Name
 from seawall.durable._asgi_request import KEYED, Request, Scope
 from seawall.durable._cleaning import cleaning
@@ -42,7 +44,7 @@ from seawall.web.sending import Message, Send
 from seawall.web.trust import Trust
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER
 
-__all__ = ["IdempotentRequests", "Keyed", "keyed"]
+__all__ = ["IdempotentRequests", "Keyed", "RequestOutcome", "keyed"]
 
 Receive = Callable[[], Awaitable[Message]]
 Part = str | int | UUID | None
@@ -112,7 +114,8 @@ class IdempotentRequests:
         scope: Who | None = None,
         unscoped: bool = False,
         methods: Sequence[str] = ("POST", "PATCH"),
-        require: bool = True,
+        keep: Iterable[int] | Keep | None = None,
+        required: bool = True,
         wait: float = 0.0,
         retry_after: float = 2.0,
         max_request_body: int = MOST_REQUEST,
@@ -128,7 +131,12 @@ class IdempotentRequests:
         None from it is refused with 403. Only an app whose callers are all one may say
         `unscoped=True` instead.
 
-        With `require=False` requests without a key pass as they are. Who asks for what is under way
+        `keep` says which answers are kept: statuses, all others free the key; or a function of the
+        `RequestOutcome` (True, False, or None for the default). An error that the app raises has
+        the status that is sent for it. What the app has committed by `Keyed.complete` is always
+        kept, and a refusal (`Rejected`) never.
+
+        With `required=False` requests without a key pass as they are. A repeat that comes meanwhile
         waits up to `wait` seconds for its answer, and is then told to come again after
         `retry_after` (or when the lease of the first is over, if that is sooner). A body of more
         than `max_request_body` bytes is refused with 413. `never_store` names headers that are not
@@ -152,7 +160,8 @@ class IdempotentRequests:
         if any(len(route.encode()) > _LONGEST_ROUTE for route in self._routes.templates):
             raise ValueError(f"routes: write at most {_LONGEST_ROUTE} bytes for each")
         self._methods = _checked_methods(methods)
-        self.require = check.flag("require", require)
+        self.keep = _checked_keep(keep)
+        self.required = check.flag("required", required)
         self.wait = check.seconds("wait", wait, zero=True)
         self.retry_after = check.seconds("retry_after", retry_after)
         self.max_request_body = check.count("max_request_body", max_request_body)
@@ -197,6 +206,17 @@ class IdempotentRequests:
         with self._mutex:
             return dict(self._counts)
 
+    def forget(self, scope: Part | tuple[Part, ...], operation: str, key: str) -> bool:
+        """Remove the record of a key, as `Idempotency.forget` does.
+
+        `scope` is what the scope function returns, `operation` is such as "POST /orders".
+        """
+        return self.idempotency.forget(scope_text(scope), operation, key)
+
+    async def aforget(self, scope: Part | tuple[Part, ...], operation: str, key: str) -> bool:
+        """Do the same, awaiting."""
+        return await self.idempotency.aforget(scope_text(scope), operation, key)
+
     def _after_fork(self) -> None:
         self._mutex = Mutex()
 
@@ -216,7 +236,7 @@ class IdempotentRequests:
             await self.app(scope, receive, send)
             return
         incoming = self._incoming(scope)
-        if _HEADER not in incoming.named and not self.require:
+        if _HEADER not in incoming.named and not self.required:
             await self.app(scope, receive, send)
             return
         name = self._name(incoming, f"{scope['method']} {template}")
@@ -335,6 +355,16 @@ def _checked_scope(scope: Who | None, unscoped: bool) -> Who | None:  # noqa: FB
             " with what another was told. Only where all callers are one, write unscoped=True"
         )
     return plain_function("scope", scope)
+
+
+def _checked_keep(keep: Iterable[int] | Keep | None) -> Keep | None:
+    if keep is None:
+        return None
+    if callable(keep):
+        return plain_function("keep", keep)
+    listed = check.listed("keep", keep, "201")
+    statuses = frozenset(check.count("keep", each, minimum=200, maximum=599) for each in listed)
+    return lambda outcome: outcome.status in statuses
 
 
 def _checked_methods(methods: Sequence[str]) -> frozenset[str]:

@@ -80,7 +80,8 @@ WITHDRAWING: Final = 1.0
 _SECOND: Final = 1_000_000
 _COUNTED: Final = (
     *("fresh", "taken_over", "replays", "in_flight", "reused"),
-    *("completed", "failed", "abandoned", "refused_late", "cleaned", "together", "apart"),
+    *("completed", "failed", "abandoned", "forgotten", "refused_late", "cleaned"),
+    *("together", "apart"),
 )
 
 
@@ -246,14 +247,14 @@ class Idempotency:
         """Keep nothing: the next one runs. False: somebody took over."""
         self._check_claim(claim)
         with regardless():
-            done = self.database.run(lambda: records.forget(claim))
+            done = self.database.run(lambda: records.abandon(claim))
         return self._told("abandoned", done=done)
 
     async def aabandon(self, claim: KeyClaim) -> bool:
         """Do the same, awaiting."""
         self._check_claim(claim)
         with regardless():
-            done = await self.database.arun(lambda: records.forget(claim))
+            done = await self.database.arun(lambda: records.abandon(claim))
         return self._told("abandoned", done=done)
 
     def renew(self, claim: KeyClaim) -> bool:
@@ -290,6 +291,30 @@ class Idempotency:
     def _check_claim(self, claim: KeyClaim) -> None:
         if not isinstance(claim, KeyClaim):
             raise TypeError(f"claim={claim!r}: pass the claim of a Fresh reservation")
+
+    def forget(self, scope: str | None, operation: str, key: str) -> bool:
+        """Remove the record of a key, so that the next request with it runs; False: there is none.
+
+        For operators, who know that its effect did not happen or may happen again. Raises
+        `KeyInFlight` where it is being carried out.
+        """
+        wanted = self._wanted(scope, operation, key, None, owned=False)
+        return self._forgotten(operation, self.database.run(lambda: records.forget(wanted)))
+
+    async def aforget(self, scope: str | None, operation: str, key: str) -> bool:
+        """Do the same, awaiting."""
+        wanted = self._wanted(scope, operation, key, None, owned=False)
+        return self._forgotten(operation, await self.database.arun(lambda: records.forget(wanted)))
+
+    def _forgotten(self, operation: str, found: bool | Pending) -> bool:  # noqa: FBT001 - as found
+        if isinstance(found, Pending):
+            raise KeyInFlight(
+                f"{operation!r} is being carried out: ask again when it has ended",
+                retry_after=found.retry_after,
+            )
+        if found:
+            self._count("forgotten")
+        return found
 
     # Inside the user's own transaction, and in one statement
 

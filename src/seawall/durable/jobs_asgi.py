@@ -135,18 +135,18 @@ class JobsApi:
         kind: str,
         payload: Any = None,
         *,
-        require_key: bool = False,
+        required: bool = False,
         **options: Any,
     ) -> Reply:
         """Submit a job in a transaction of its own, and answer.
 
         The request's `Idempotency-Key`, if it has one, is the job's: who repeats the request gets
-        the same job; with another payload, 422. With `require_key` a request without one is 400. A
+        the same job; with another payload, 422. With `required` a request without one is 400. A
         payload that is too large or no JSON is 422, too; 503 if there is no room for more jobs.
         Takes the options of `Jobs.asubmit`.
         """
         incoming = self._incoming(request)
-        needs = check.flag("require_key", require_key)
+        needs = check.flag("required", required)
         scope = self.scope_of(incoming)
         if scope is None:
             return problem(403, "Forbidden", "Nobody may submit jobs without saying who it is.")

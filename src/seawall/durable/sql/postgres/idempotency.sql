@@ -83,12 +83,20 @@ WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
     AND owner = CAST(:owner AS text) AND epoch = CAST(:epoch AS bigint) AND state = 0
 RETURNING 1;
 
--- name: forget
+-- name: abandon
 DELETE FROM {idempotency}
 WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
     AND key_hash = CAST(:key_hash AS bytea)
     AND owner = CAST(:owner AS text) AND epoch = CAST(:epoch AS bigint)
     AND state = 0
+RETURNING 1;
+
+-- name: forget
+-- Never a record that is in flight: its owner may still have its effect.
+DELETE FROM {idempotency}
+WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
+    AND key_hash = CAST(:key_hash AS bytea)
+    AND (state <> 0 OR lease_until <= {now})
 RETURNING 1;
 
 -- name: clear

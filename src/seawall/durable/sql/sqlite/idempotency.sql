@@ -80,12 +80,19 @@ WHERE scope = :scope AND operation = :operation
     AND owner = :owner AND epoch = :epoch AND state = 0
 RETURNING 1;
 
--- name: forget
+-- name: abandon
 DELETE FROM {idempotency}
 WHERE scope = :scope AND operation = :operation
     AND key_hash = :key_hash
     AND owner = :owner AND epoch = :epoch
     AND state = 0
+RETURNING 1;
+
+-- name: forget
+-- Never a record that is in flight: its owner may still have its effect.
+DELETE FROM {idempotency}
+WHERE scope = :scope AND operation = :operation AND key_hash = :key_hash
+    AND (state <> 0 OR lease_until <= {now})
 RETURNING 1;
 
 -- name: clear
