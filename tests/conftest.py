@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -22,6 +24,8 @@ _REPLAYABLE = settings(deadline=None, derandomize=False, database=None, print_bl
 settings.register_profile("default", _REPLAYABLE, max_examples=100)
 settings.register_profile("slow", _REPLAYABLE, max_examples=2000)
 settings.load_profile(PROFILE)
+
+_CI = os.environ.get("CI") == "true"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -48,29 +52,44 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _forbidden_skips(config: pytest.Config) -> int:
-    """Count the skipped tests where none is allowed: in continuous integration."""
+def _skips(config: pytest.Config) -> list[pytest.TestReport | pytest.CollectReport]:
+    """Return the reports of what was skipped: tests, and whole files."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("CI") != "true" or reporter is None:
-        return 0
-    return len(reporter.stats.get("skipped", []))
+    return [] if reporter is None else reporter.stats.get("skipped", [])
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run if a test was skipped where none may be."""
-    if _forbidden_skips(session.config) and session.exitstatus == pytest.ExitCode.OK:
+    """Fail the run if something was skipped in continuous integration."""
+    passed = session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
+    if passed and _CI and _skips(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Say why such a run failed."""
-    skips = _forbidden_skips(config)
-    if skips:
-        terminalreporter.section("skipped tests are failures when CI=true", red=True)
-        terminalreporter.line(f"{skips} skipped: make them run, or remove them")
+    """Say loudly what was left out and why, here and in the file that ./dev shows at the end."""
+    places: dict[str, Counter[str]] = {}
+    for report in _skips(config):
+        reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        file, inside, _ = report.nodeid.partition("::")
+        places.setdefault(reason.removeprefix("Skipped: "), Counter())[file] += bool(inside)
+    lines = [
+        f"{reason}: "
+        + ", ".join(f"{file} ({count or 'all'})" for file, count in sorted(files.items()))
+        for reason, files in places.items()
+    ]
+    if not lines:
+        return
+    terminalreporter.section("LEFT OUT", red=True, bold=True)
+    for line in lines:
+        terminalreporter.line(line, yellow=True, bold=True)
+    if _CI:
+        terminalreporter.line("skipped tests are failures when CI=true", red=True)
+    if kept := os.environ.get("SEAWALL_LEFT_OUT"):
+        with Path(kept).open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
 
 @pytest.fixture(autouse=True)

@@ -233,28 +233,23 @@ def test_dev_says_how_to_get_a_browser(no_browser: Path):
     assert "install chromium by this system's package manager" in told.stdout
 
 
-@pytest.mark.parametrize(
-    ("environment", "status"),
-    [({}, 0), ({"SEAWALL_BROWSER": "required"}, 1), ({"CI": "true"}, 1)],
-    ids=["at home", "required", "ci"],
-)
-def test_a_missing_browser_is_told_loudly(
-    no_browser: Path, environment: dict[str, str], status: int
-):
-    """Without a browser its tests are left out and the run says so; where it must be, they fail."""
+@pytest.mark.parametrize(("ci", "status"), [("", 0), ("true", 1)], ids=["at home", "ci"])
+def test_a_missing_browser_is_told_loudly(no_browser: Path, tmp_path: Path, ci: str, status: int):
+    """Without a browser its tests are left out and the run says so, in CI it fails."""
+    left_out = tmp_path / "left-out"
+    environment = {"PATH": str(no_browser), "CI": ci, "SEAWALL_LEFT_OUT": str(left_out)}
     command = [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider"]
-    asked = [*command, "tests/browser", "-k", "test_loads_without_a_complaint"]
-    ran = run(*asked, PATH=str(no_browser), **environment)
+    ran = run(*command, "tests/browser", "-k", "test_loads_without_a_complaint", **environment)
     assert ran.returncode == status, ran.stdout
-    assert ("LEFT OUT: the dashboard and the demo in a real browser" in ran.stdout) == (not status)
-    assert "run ./dev browser" in ran.stdout
-    assert ("skipped" in ran.stdout) == (not status)
+    told = "no browser: run ./dev browser, which finds or installs chromium"
+    assert re.search(rf"== LEFT OUT ==+\n{told}: tests/browser/test_page.py \(1\)\n", ran.stdout)
+    assert left_out.read_text("utf-8") == f"{told}: tests/browser/test_page.py (1)\n"
 
 
 def test_ci_leaves_nothing_out():
     """What must pass before a change lands gets a browser, and allows no skip."""
     lines = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
-    assert "export CI=true SEAWALL_BROWSER=required" in lines
+    assert "export CI=true" in lines
     assert "./dev browser || failed+=(browser)" in lines
 
 
@@ -267,11 +262,18 @@ def run_pytest(folder: Path, test: str, **environment: str) -> subprocess.Comple
 
 
 @pytest.mark.parametrize(("ci", "status"), [("true", 1), ("", 0)])
-def test_a_skip_fails_the_run_in_ci_only(tmp_path: Path, ci: str, status: int):
-    """A skipped test is a failure when CI=true, and the run says so."""
-    ran = run_pytest(tmp_path, "import pytest\ndef test(): pytest.skip('later')\n", CI=ci)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_skip_fails_the_run_in_ci_only(tmp_path: Path, ci: str, status: int, workers: int):
+    """A skipped test or file is a failure when CI=true, and every run says what and why."""
+    (tmp_path / "test_all.py").write_text(
+        "import pytest\npytest.importorskip('nowhere')\n", "utf-8"
+    )
+    test = "import pytest\ndef test(): pytest.skip('later')\ndef test_two(): pass\n"
+    ran = run_pytest(tmp_path, test, CI=ci, PYTEST_ADDOPTS=f"-n{workers}")
     assert ran.returncode == status, ran.stdout
     assert ("skipped tests are failures" in ran.stdout) == bool(status)
+    assert "later: test_one.py (1)" in ran.stdout
+    assert "could not import 'nowhere': No module named 'nowhere': test_all.py (all)" in ran.stdout
 
 
 def test_chance_follows_the_printed_seed(tmp_path: Path):

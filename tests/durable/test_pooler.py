@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ from seawall.durable import (
 from tests.durable.conftest import opening_by
 from tests.durable.fifo_support import World, ask, begun, entered
 from tests.durable.later_support import Vendor
-from tests.durable.pooler import Pooler
+from tests.durable.pooler import Pooler, program
 from tests.durable.postgres import Postgres
 
 CLIENTS = 10
@@ -46,6 +47,14 @@ def pooler(postgres: Postgres) -> Iterator[Pooler]:
     made = Pooler(postgres)
     yield made
     made.close()
+
+
+def test_without_a_pooler_these_tests_are_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Where no pgbouncer can be had, the tests that need it say how to get it."""
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr("tests.durable.pooler.UNPACKED", tmp_path)
+    with pytest.raises(pytest.skip.Exception, match=r"run \./dev servers"):
+        program()
 
 
 # What users have to set, each as docs/durable.md has it

@@ -14,10 +14,12 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-import promql_parser as promql
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from seawall.telemetry import METRICS
+
+promql = pytest.importorskip("promql_parser")
 
 LOOKBACK = 300.0
 EVERY = 15.0

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from tests.support import falsified
 from tests.telemetry.promql import Fault, labels_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "alerts.md"
+yaml = pytest.importorskip("yaml")
 (GROUP,) = yaml.safe_load(alert_rules())["groups"]
 RULES = {rule["alert"]: rule for rule in GROUP["rules"]}
 NAMES = sorted(RULES)

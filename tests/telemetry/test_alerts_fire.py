@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from seawall.telemetry import _thresholds as threshold
 from seawall.telemetry.alerts import alert_rules
 from tests.telemetry.promql import Prometheus, Rule
 
+yaml = pytest.importorskip("yaml")
 (GROUP,) = yaml.safe_load(alert_rules())["groups"]
 RULES = {rule["alert"]: rule for rule in GROUP["rules"]}
 STEP = 30.0

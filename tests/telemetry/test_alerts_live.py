@@ -9,7 +9,6 @@ from itertools import count
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from seawall import Breaker, Guard, LocalQueue, Retry, RetryBudget, VirtualClock
@@ -23,6 +22,7 @@ from seawall.web import Health
 from tests.telemetry.promql import EVERY, Prometheus, Rule
 from tests.telemetry.world import World
 
+yaml = pytest.importorskip("yaml")
 (GROUP,) = yaml.safe_load(alert_rules())["groups"]
 RULES = {rule["alert"]: rule for rule in GROUP["rules"]}
 
