@@ -172,7 +172,9 @@ def _seen(thing: Any) -> dict[str, Any]:
     try:
         return dict(plain(thing.snapshot()))
     except Exception as error:  # noqa: BLE001 - whatever it is, the others are to be seen
-        return {"snapshot_error": said(error)}
+        from seawall._redaction import described
+
+        return {"snapshot_error": described(error)}
 
 
 def _stored(entry: Entry) -> dict[str, Any]:
@@ -183,11 +185,6 @@ def _stored(entry: Entry) -> dict[str, Any]:
     if entry.error is not None:
         shown["stored_error"] = entry.error
     return shown
-
-
-def said(error: BaseException) -> str:
-    """Return what an error says, in a line that is not long."""
-    return f"{type(error).__name__}: {error}"[:200]
 
 
 def plain(value: Any, depth: int = 0) -> Any:

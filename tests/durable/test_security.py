@@ -389,7 +389,7 @@ def test_a_failure_tells_no_secrets_to_the_log(
     assert "no such column" in told
     assert "very-secret" not in told
     # Ablation: all that an error says.
-    monkeypatch.setattr(_asgi_request, "first_line", str)
+    monkeypatch.setattr(_asgi_request, "described", str)
     told = _log_of_a_failure(tmp_path / "b.db", caplog)
     assert all(f"very-secret-{n}" in told for n in (1, 2, 3))
 

@@ -609,12 +609,6 @@ def test_a_full_store_that_does_not_even_answer_is_asked_by_nobody():
     assert (health.up, health.full) == (False, False)
 
 
-def test_what_a_server_says_is_fit_for_a_log():
-    """Control characters are shown, not obeyed, and long texts are cut."""
-    assert _link.describe(ValueError("a\x1b[31mb\0")) == "ValueError: a\\x1b[31mb\\x00"
-    assert len(_link.describe(ValueError("x" * 9999))) < 300
-
-
 FORK = """
 import asyncio, os, sys, threading
 from seawall import RedisStore

@@ -142,18 +142,18 @@ def test_a_long_value_is_cut_and_the_field_has_more_of_it(read: pytest.LogCaptur
     name = "v" * 119 + "…"
     told = f"settings_differ in {name!r}: policy=p shared_name=n own={own}"
     assert record.getMessage() == told
-    assert vars(record)["seawall_own"] == "o" * 500
+    assert vars(record)["seawall_own"] == "o" * 499 + "…"
 
 
 @given(values=st.lists(st.text(max_size=300), min_size=5, max_size=5), number=st.floats())
-def test_a_message_is_one_short_printable_line(values: list[str], number: float):
-    """No name, cause or number breaks the line, or makes it long."""
+def test_a_record_is_short_and_printable(values: list[str], number: float):
+    """No name, cause or number breaks the line or a field, or makes it long."""
     logger = logging.Logger("apart")  # noqa: LOG001 - one for each example
-    written: list[str] = []
+    written: list[logging.LogRecord] = []
 
     class Kept(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            written.append(record.getMessage())
+            written.append(record)
 
     logger.addHandler(Kept())
     guard, *rest = values
@@ -163,9 +163,29 @@ def test_a_message_is_one_short_printable_line(values: list[str], number: float)
         emit(events.StoreModeChanged, guard, store="redis", **fields)
         emit(events.CallTimedOut, guard, seconds=number)
     assert len(written) == 2
-    for message in written:
+    for record in written:
+        message = record.getMessage()
         assert message.isprintable()
         assert len(message) < 2000
+        fields = {n: v for n, v in vars(record).items() if n.startswith("seawall_")}
+        assert len(fields) > 2
+        for value in fields.values():
+            assert not isinstance(value, str) or (value.isprintable() and len(value) <= 500)
+
+
+def test_fields_of_a_record_are_escaped_as_its_message_is(read: pytest.LogCaptureFixture):
+    """A key with line breaks writes no line of its own, whichever formatter prints the fields."""
+    forged = "7\n2026-01-01 CRITICAL all is lost\r\x1b[31m\u2028\x00"
+    with log_events():
+        emit(events.BreakerChanged, forged, **_changed("closed", "open", cause="x", key=forged))
+        emit(events.LoopBlocked, "loop", seconds=1.0, stack="a\n  b" * 500, over=False)
+    changed, blocked = (vars(record) for record in read.records)
+    escaped = "7\\n2026-01-01 CRITICAL all is lost\\r\\x1b[31m\\u2028\\x00"
+    assert changed["seawall_key"] == changed["seawall_guard"] == escaped
+    assert blocked["seawall_stack"].startswith("a\\n  ba\\n  b")
+    assert len(blocked["seawall_stack"]) == 500
+    formatter = logging.Formatter("%(message)s %(seawall_guard)s %(seawall_key)s")
+    assert len(formatter.format(read.records[0]).splitlines()) == 1
 
 
 def test_no_field_of_an_event_hides_one_of_the_record() -> None:

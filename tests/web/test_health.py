@@ -476,7 +476,7 @@ def test_each_change_is_told_once():
 
     async def main() -> None:
         health = new_health(name="orders")
-        error = OSError("down\nfor good " + "x" * 500)
+        error = OSError("down\tfor good " + "x" * 500 + "\nand more")
         service = ScriptedService(answer(), fail(error, times=2), answer())
         health.add("db", service.acall, ttl=1.0)
         for _ in range(5):
@@ -493,7 +493,7 @@ def test_each_change_is_told_once():
         ("ready", "unhealthy", "healthy"),
     ]
     assert events[0].guard == "orders"
-    assert events[0].output.startswith("OSError: down for good xxx")
+    assert events[0].output.startswith("OSError: down\\tfor good xxx")
     assert len(events[0].output) == 200
 
 

@@ -276,7 +276,7 @@ def test_a_step_that_fails_is_tried_again_with_growing_pauses(caplog: pytest.Log
     assert (
         caplog.records[0]
         .getMessage()
-        .endswith("step 'ScriptedService.acall' failed (try 1): ConnectionError: no way")
+        .endswith("step 'ScriptedService.acall' failed (try 1): ConnectionError: no")
     )
 
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 from math import isfinite
 from typing import Any, Final
 
+from seawall._redaction import printable
 from seawall.dashboard.views import Tone
 
 MOST_GUARDS: Final = 200
@@ -54,13 +55,8 @@ def shown(value: object, longest: int = LONGEST_TEXT) -> str:
     return _escaped(text[: longest + 1], longest)
 
 
-@lru_cache(maxsize=1024)
-def _escaped(text: str, longest: int) -> str:
-    """Return `text` escaped and cut; the names that need it are the same at each look."""
-    clean = "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
-    )
-    return clean if len(clean) <= longest else clean[: longest - 1] + "…"
+# The names that need escaping are the same at each look.
+_escaped = lru_cache(maxsize=1024)(printable)
 
 
 def number(value: Any, default: float = 0.0) -> float:

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Protocol
 
+from seawall._redaction import described
 from seawall.durable import _asgi_answers as answers
 from seawall.durable import _idempotency_records as records
 from seawall.durable._asgi_completing import Keyed, Name
 from seawall.durable._asgi_exchange import UNSEEN, Exchange, StillOpen
 from seawall.durable._idempotency_keeping import regardless
-from seawall.durable._uncut import Renewal, first_line, uncut
+from seawall.durable._uncut import Renewal, uncut
 from seawall.durable.idempotency import Idempotency
 from seawall.errors import RecordGarbled
 from seawall.models.idempotency import (
@@ -311,4 +312,4 @@ class Request:
     def _log(self, error: Exception) -> None:
         """Say that something is wrong with a record: by its route, and nothing of the caller's."""
         log = logging.getLogger("seawall")
-        log.error("%s: its record: %s", self._name.operation, first_line(error))
+        log.error("%s: its record: %s", self._name.operation, described(error))

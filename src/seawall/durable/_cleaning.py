@@ -9,9 +9,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final, Protocol
 
 from seawall import _checks as check
+from seawall._redaction import described
 from seawall.clock import current_clock
 from seawall.context import deadline_var
-from seawall.durable._uncut import first_line
 from seawall.durable.database import Database
 from seawall.runtime.runners import sleep_async
 from seawall.runtime.stepping import Steps
@@ -95,4 +95,4 @@ async def _clean(stores: tuple[Cleaned, ...], pause: float) -> None:
                 await store.acleanup()
             except Exception as error:  # noqa: BLE001 - of any driver's; told, and tried again
                 log = logging.getLogger("seawall")
-                log.error("%r could not be cleaned up: %s", store, first_line(error))  # noqa: TRY400 - see there
+                log.error("%r could not be cleaned up: %s", store, described(error))  # noqa: TRY400 - see there

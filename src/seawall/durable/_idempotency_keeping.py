@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from threading import Condition, Thread
 
+from seawall._redaction import described
 from seawall.clock import SYSTEM
 from seawall.context import deadline_var, reset
-from seawall.durable._uncut import Renewal, first_line
+from seawall.durable._uncut import Renewal
 from seawall.models.idempotency import KeyClaim
 from seawall.runtime.mutex import survives_fork
 
@@ -82,7 +83,7 @@ class Keeper:
             except Exception as error:  # noqa: BLE001 - of any driver's; told
                 # A database that is away may be back next time: the lease is three times that.
                 log = logging.getLogger("seawall")
-                log.error("a lease could not be renewed: %s", first_line(error))  # noqa: TRY400 - see there
+                log.error("a lease could not be renewed: %s", described(error))  # noqa: TRY400 - see there
             with self._changed:
                 # Who is done meanwhile has completed it: then a "no" means nothing.
                 if self._kept.pop(token, None) is None:

@@ -198,12 +198,3 @@ def shown(text: object) -> str:
     said = str(text).replace("\0", "\N{REPLACEMENT CHARACTER}")
     said = said.encode("utf-8", "replace").decode()  # half a surrogate pair is no text
     return said if len(said) <= LONGEST_TEXT else f"{said[: LONGEST_TEXT - 1]}…"
-
-
-def described(error: BaseException) -> str:
-    """Return what went wrong; of an error that cannot say so, at least its type."""
-    try:
-        said = str(error)
-    except Exception:  # noqa: BLE001 - an error inside the error
-        said = ""
-    return shown(f"{type(error).__name__}: {said}" if said else type(error).__name__)

@@ -11,16 +11,16 @@ from uuid import uuid4
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._redaction import described
 from seawall.durable._jobs_records import (
+    LONGEST_TEXT,
     JobClaim,
-    described,
     name_of,
     result_of,
     shown,
 )
 from seawall.durable._jobs_steps import Beat
 from seawall.durable._trouble import Trouble
-from seawall.durable._uncut import first_line
 from seawall.durable.jobs import Jobs
 from seawall.errors import JobCancelled, RecordGarbled, Rejected, matches
 from seawall.executors import IoPool
@@ -256,7 +256,7 @@ class JobDoing:
         claim, delay = run.claim, self._pause_after(run.claim.attempt, error)
         how: dict[str, Any] = {"delay": delay}
         how |= {"retry": retry, "progress": share, "message": message}
-        said = described(error)
+        said = described(error, LONGEST_TEXT)
         state = await self._tell(run, lambda: self.jobs.afail(claim, said, **how))
         if state in ("queued", "failed"):
             what = f"job {claim.id} ({claim.kind!r}), attempt {claim.attempt}"
@@ -294,7 +294,7 @@ class JobDoing:
             delay = next(islice(schedule, min(attempt, 100) - 1, None))
             delay = check.seconds("backoff", max(delay, least or 0.0), zero=True)
         except Exception as trouble:  # noqa: BLE001 - the job must not be lost for that
-            log.warning("jobs %r: backoff failed: %s", self.jobs.name, first_line(trouble))
+            log.warning("jobs %r: backoff failed: %s", self.jobs.name, described(trouble))
             delay = PAUSE
         return min(delay, LONGEST_PAUSE)
 
@@ -311,7 +311,7 @@ class JobDoing:
                 unsure = True
                 left = run.until - self._clock.now()
                 if left <= 0:
-                    name, told = self.jobs.name, first_line(error)
+                    name, told = self.jobs.name, described(error)
                     log.warning("jobs %r: job %s: untold how it went: %s", name, run.claim.id, told)
                     return None
                 await sleep_async(min(next(delays), left))

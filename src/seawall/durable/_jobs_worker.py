@@ -15,11 +15,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
+from seawall._redaction import described
 from seawall.durable._jobs_claims import CANCELLED
 from seawall.durable._jobs_run import OUTAGE, JobDoing, JobFunction, Running, log
 from seawall.durable._outbox_listening import Listening
 from seawall.durable._trouble import Trouble
-from seawall.durable._uncut import first_line
 from seawall.durable.jobs import Jobs
 from seawall.jobs._bells import READY, Bell, Bells
 from seawall.models.backoff import Backoff
@@ -248,7 +248,7 @@ class JobWorker(JobDoing):
         try:
             outcome = await self._outcome(run)
         except Exception as error:  # noqa: BLE001 - one job's trouble is not the others'
-            log.error("jobs %r: job %s: %s", self.jobs.name, run.claim.id, first_line(error))
+            log.error("jobs %r: job %s: %s", self.jobs.name, run.claim.id, described(error))
         finally:
             self._counts[outcome] += 1
             self._runs.discard(run)
@@ -270,7 +270,7 @@ class JobWorker(JobDoing):
             try:
                 await self.jobs.acleanup()
             except Exception as error:  # noqa: BLE001 - next time, then
-                log.warning("jobs %r cannot be cleaned up: %s", self.jobs.name, first_line(error))
+                log.warning("jobs %r cannot be cleaned up: %s", self.jobs.name, described(error))
 
     async def _wind_up(self, fetching: asyncio.Task[int]) -> None:
         """Give what is at work its time; then give it back; then end."""

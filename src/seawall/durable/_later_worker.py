@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._redaction import described
 from seawall.context import idempotency_key, reset, tenant
 from seawall.durable._connections import Ask
 from seawall.durable._later_calls import Later, decoded, redoing
 from seawall.durable._later_doing import Given, WithoutFallbacks, called_in_thread
 from seawall.durable._trouble import Trouble
-from seawall.durable._uncut import first_line, uncut
+from seawall.durable._uncut import uncut
 from seawall.errors import Rejected, matches
 from seawall.guard import Guard
 from seawall.models.backoff import Backoff, as_backoff, full_jitter
@@ -369,7 +370,7 @@ class LaterWorker:
                     continue
                 log = logging.getLogger("seawall")
                 log.warning(
-                    "%r: call %s: %r was not told: %s", self, claim.id, what, first_line(error)
+                    "%r: call %s: %r was not told: %s", self, claim.id, what, described(error)
                 )
                 return False
             if not told:

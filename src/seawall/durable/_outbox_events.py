@@ -9,6 +9,7 @@ from os import urandom
 from typing import Any, Final, NamedTuple, NoReturn
 from uuid import UUID
 
+from seawall._redaction import described, safe_line
 from seawall.durable._json import encoder, plain
 
 LONGEST_TEXT: Final = 255
@@ -191,10 +192,7 @@ def _headers(stored: object) -> dict[str, str]:
 
 
 def error_text(error: object) -> str:
-    """Return an error as it is stored: short, printable; whatever it is, this does not raise."""
-    said = type(error).__name__ if isinstance(error, BaseException) else ""
-    try:
-        said = f"{said}: {error}" if said else str(error)
-    except Exception:  # noqa: BLE001 - one that cannot be told
-        said = f"{said} (it says nothing of itself)"
-    return "".join(c if c.isprintable() else " " for c in said[:LARGEST_ERROR])
+    """Return an error as it is stored: one line, short, without secrets."""
+    if isinstance(error, BaseException):
+        return described(error, LARGEST_ERROR)
+    return safe_line(str(error), LARGEST_ERROR)

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Hashable
 from typing import Final
 
+from seawall._redaction import described
 from seawall.clock import Clock
 from seawall.durable._missing_tables import TablesMissing
-from seawall.durable._uncut import first_line
 
 MOST: Final = 1_000
 """Things that are remembered as failing."""
@@ -45,7 +45,7 @@ class Trouble:
         level = logging.ERROR if isinstance(error, TablesMissing) else logging.WARNING
         if level > self._told:
             self._told = level
-            told = first_line(error) if isinstance(error, BaseException) else str(error)
+            told = described(error) if isinstance(error, BaseException) else str(error)
             logging.getLogger("seawall").log(level, "%s: %s: %s", self._who, what, told)
         if final:
             self._failing.pop(key, None)

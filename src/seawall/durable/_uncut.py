@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from seawall._redaction import described
 from seawall.context import deadline_var
 from seawall.runtime.runners import sleep_async
 
@@ -14,21 +15,6 @@ T = TypeVar("T")
 
 PATIENCE: Final = 5.0
 """Seconds that a request which was cancelled waits for the database."""
-
-_LONGEST: Final = 200
-
-
-def first_line(error: BaseException) -> str:
-    """Return what went wrong, for a log: no more than that, and no stack.
-
-    On the lines below some drivers tell all parameters: the answer itself, and whose it is.
-    """
-    try:
-        line = str(error).partition("\n")[0][:_LONGEST]
-    except Exception:  # noqa: BLE001 - one that cannot be told
-        line = ""
-    told = "".join(c if c.isprintable() else "?" for c in line)
-    return f"{type(error).__name__}: {told}" if told else type(error).__name__
 
 
 async def uncut(work: Coroutine[Any, Any, T]) -> T:
@@ -82,7 +68,7 @@ class Renewal:
             except Exception as error:  # noqa: BLE001 - of any driver's; told
                 nap = self._lease / 12  # the database is away: it may be back in time
                 log = logging.getLogger("seawall")
-                log.error("a lease could not be renewed: %s", first_line(error))  # noqa: TRY400 - see there
+                log.error("a lease could not be renewed: %s", described(error))  # noqa: TRY400 - see there
             finally:
                 self._asking = False
             if not self._stopped:

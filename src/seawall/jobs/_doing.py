@@ -10,10 +10,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
+from seawall._redaction import described
 from seawall.clock import Clock
 from seawall.context import deadline
 from seawall.errors import JobLost, Rejected, StoreUnavailable, reason_of
 from seawall.executors import IoPool
+from seawall.jobs._arguments import MOST_TEXT
 from seawall.jobs._queue import JobQueue
 from seawall.jobs._records import Claim
 from seawall.jobs._runs import Run
@@ -106,7 +108,7 @@ class Doing:
         try:
             return await self._tell(run, "done", self.queue.aack, result)
         except Exception as error:  # noqa: BLE001 - whatever it takes to write it, it failed
-            reason = f"the result cannot be kept: {_described(error)}"
+            reason = f"the result cannot be kept: {described(error, MOST_TEXT)}"
             return await self._tell(run, "failed", self.queue.anack, reason=reason, retry=False)
 
     async def _failed(self, run: Run, error: BaseException) -> str:
@@ -124,7 +126,7 @@ class Doing:
                 self._resume_at = max(self._resume_at, self._clock.now() + pause)
             how = {"delay": pause, "reason": f"refused: {reason_of(error)}", "counted": False}
             return await self._tell(run, "refused", self.queue.anack, **how)
-        delay, reason = self._pause_after(run.claim.attempt), _described(error)
+        delay, reason = self._pause_after(run.claim.attempt), described(error, MOST_TEXT)
         return await self._tell(run, "failed", self.queue.anack, delay=delay, reason=reason)
 
     def _refused(self, run: Run, error: BaseException) -> bool:
@@ -166,11 +168,3 @@ class Doing:
             else:
                 return outcome
         return "lost"
-
-
-def _described(error: BaseException) -> str:
-    """Return what went wrong; of an error that cannot say so, at least its type."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - an error inside the error
-        return type(error).__name__

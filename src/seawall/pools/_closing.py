@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
+from seawall._redaction import described
 from seawall.context import deadline_var
 from seawall.pools._steps import drop
 
@@ -109,8 +110,8 @@ class Closing:
         import logging
 
         self._stock.close_failed += 1
-        message = "pool %r: closing a resource failed: %r"
-        logging.getLogger("seawall").warning(message, self._stock.name, error)
+        message = "pool %r: closing a resource failed: %s"
+        logging.getLogger("seawall").warning(message, self._stock.name, described(error))
 
     def finish(self) -> None:
         """Be over; safe at any moment, and more than once."""

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from weakref import WeakMethod
 
 from seawall import _checks as check
+from seawall._redaction import printable
 from seawall.clock import Clock
 from seawall.errors import StoreUnavailable
 from seawall.runtime.mutex import survives_fork
@@ -24,7 +25,7 @@ from seawall.shared._background import OWN_THREAD, Background, Handle, run_in
 from seawall.shared._clients import settings_of
 from seawall.shared._health import Health
 from seawall.shared._keys import make_key, name_part
-from seawall.shared._link import WHEN_FULL, Argument, Link, is_full, printable
+from seawall.shared._link import WHEN_FULL, Argument, Link, is_full
 from seawall.shared._links import Links
 from seawall.shared._posts import Posts
 from seawall.shared._pushes import Listener, Pushes

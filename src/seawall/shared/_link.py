@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall._redaction import described
 from seawall.errors import StoreUnavailable
 from seawall.shared._asking import Asking, Coalesced
 from seawall.shared._scripts import Script
@@ -123,7 +124,7 @@ class Link:
                 except NoScriptError:
                     return await self.client.eval(script.text, len(keys), *keys, *args)
         except Exception as error:  # what a client makes of nonsense may be of any type
-            raise StoreUnavailable(f"the store failed: {describe(error)}") from error
+            raise StoreUnavailable(f"the store failed: {described(error)}") from error
 
     def refuse_while_down(self, *, when_full: bool = False) -> None:
         """Raise at once while the store is known as down; `when_full`: not if it is only full."""
@@ -192,7 +193,7 @@ class Link:
         try:
             await self.client.aclose()
         except Exception as error:  # noqa: BLE001 - they are given up, whatever the client says
-            logging.getLogger("seawall").debug("connections closed: %s", describe(error))
+            logging.getLogger("seawall").debug("connections closed: %s", described(error))
 
 
 class _Watch:
@@ -310,7 +311,7 @@ class _Lane:
             failure = str(error)
         except Exception as error:
             logging.getLogger("seawall").exception("the store's answer makes no sense")
-            failure = f"the store's answer makes no sense: {describe(error)}"
+            failure = f"the store's answer makes no sense: {described(error)}"
         finally:
             if len(answers) == len(batch):
                 for asking, answer in zip(batch, answers, strict=True):
@@ -356,14 +357,3 @@ def _admitted(error: BaseException | None) -> bool:
     from redis.exceptions import ReadOnlyError
 
     return isinstance(error, ReadOnlyError) or str(error).startswith(_UNFIT)
-
-
-def describe(error: BaseException) -> str:
-    """Return what went wrong, for a message: short, on one line."""
-    text = printable(" ".join(str(error).split()), 200)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def printable(text: str, most: int) -> str:
-    """Return what a server said, cut and fit for a log: it may say anything."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[:most])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall._redaction import described
 from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Pushes:
                 await self._change()
                 await self._hear(pubsub)
             except Exception as error:  # noqa: BLE001 - whatever it is, a new connection is tried
-                logging.getLogger("seawall").debug("pushes are heard no more: %r", error)
+                logging.getLogger("seawall").debug("pushes are heard no more: %s", described(error))
             finally:
                 self._pubsub = None
                 for one in (pubsub, client):

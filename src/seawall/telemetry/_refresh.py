@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._redaction import described
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,7 +42,7 @@ async def arefresh(*things: Any, timeout: float = 5.0) -> int:  # noqa: ASYNC109
         except TimeoutError:
             entry.error = f"no answer within {seconds:g} s"
         except Exception as error:  # noqa: BLE001 - the others are to be asked all the same
-            entry.error = registry.said(error)
+            entry.error = described(error)
         return entry.error is None
 
     async with asyncio.TaskGroup() as group:

@@ -1,7 +1,8 @@
 """Events as records of the standard logging.
 
 Promises: one record for each event, its values as fields of their own; of a flood, some records and
-the number of those that were left out. A success makes no event, and costs nothing here.
+the number of those that were left out. Neither the message nor a field has a line break or another
+control character in it, and both are bounded. A success makes no event, and costs nothing here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.runtime.events import Event, subscribe
 from seawall.runtime.mutex import survives_fork
-from seawall.telemetry._fields import fields_of
+from seawall.telemetry._fields import Value, fields_of, values_of
 from seawall.telemetry._switch import Switch
 
 __all__ = ["log_events"]
@@ -139,11 +140,10 @@ class _Writer:
             with self._lock:
                 left_out = self._bound.left_out((event.name, event.guard), self._clock.now())
             if left_out is not None:
-                told = fields_of(event, "")
+                told = values_of(event)
                 if left_out:
                     told["left_out"] = left_out
-                fields = {f"seawall_{name}": value for name, value in told.items()}
-                extra = {"seawall_event": event.name, **fields}
+                extra = {"seawall_event": event.name, **fields_of(told, "seawall_")}
                 guard = _cut(event.guard, LONGEST_WORD)
                 self._logger.log(
                     level, "%s in %r: %s", event.name, guard, _sentence(told), extra=extra
@@ -159,7 +159,7 @@ def _level_of(event: Event) -> int:
     return LEVELS.get(event.name, logging.WARNING)
 
 
-def _sentence(told: dict[str, str | bool | int | float]) -> str:
+def _sentence(told: dict[str, Value]) -> str:
     """Return values for readers, in one line: "closed -> open (tripped) reason=KeyError".
 
     What the line says before is left out, and what is empty.

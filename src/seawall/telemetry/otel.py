@@ -18,7 +18,7 @@ from seawall import _checks as check
 from seawall.registry import snapshot
 from seawall.runtime.events import Event, subscribe
 from seawall.runtime.mutex import survives_fork
-from seawall.telemetry._fields import fields_of
+from seawall.telemetry._fields import fields_of, values_of
 from seawall.telemetry._names import METRICS, Metric
 from seawall.telemetry._readings import readings_of
 from seawall.telemetry._series import CAP, Series
@@ -137,4 +137,4 @@ def add_to_span(event: Event) -> None:
     """Add `event` to the current span, if there is one that is recorded."""
     span = trace.get_current_span()
     if span.is_recording():
-        span.add_event(f"seawall.{event.name}", fields_of(event, "seawall."))
+        span.add_event(f"seawall.{event.name}", fields_of(values_of(event), "seawall."))

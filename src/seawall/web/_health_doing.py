@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall._redaction import printable
 from seawall.errors import BulkheadFull
 from seawall.runtime.functions import kind_of
 
@@ -68,16 +69,6 @@ def _boxed(function: Callable[[], Any]) -> tuple[Any]:
     return (function(),)
 
 
-def said(error: BaseException) -> str:
-    """Return the kind of an error and what it says, if it can."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - errors of the user's that cannot be shown are errors too
-        text = ""
-    return legible(f"{type(error).__name__}: {text}".rstrip(": "))
-
-
 def legible(text: str) -> str:
-    """Return `text` in one line without control characters, and not too long."""
-    cut = text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + "..."
-    return "".join(c if c.isprintable() else " " for c in cut)
+    """Return `text` in printable characters, and not too long."""
+    return printable(text, MOST_TEXT)

@@ -13,11 +13,12 @@ from math import isfinite
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from seawall import _checks as check
+from seawall._redaction import described, safe_line
 from seawall.clock import Clock
 from seawall.errors import BulkheadFull
 from seawall.runtime.edge_events import HealthChanged
 from seawall.runtime.events import emit
-from seawall.web._health_doing import Doing, legible, said
+from seawall.web._health_doing import Doing, legible
 
 State: TypeAlias = Literal["healthy", "degraded", "unhealthy"]
 Level: TypeAlias = Literal["live", "ready", "deep"]
@@ -40,7 +41,7 @@ class Finding:
         if not isinstance(output, str) or not isinstance(unit, str):
             raise TypeError(f"{type(self).__name__}({output!r}, unit={unit!r}): write text")
         number = isinstance(value, (int, float)) and isfinite(value)
-        self.output = legible(output)
+        self.output = safe_line(output)
         self.value = value if number else None
         self.unit = legible(unit)
 
@@ -295,4 +296,4 @@ def _found_by(error: BaseException, *, hung: bool) -> tuple[Finding, str]:
     if hung and isinstance(error, BulkheadFull):
         finding = Unhealthy("its last run still hangs in a thread")
         return finding, finding.output
-    return Unhealthy(type(error).__name__), said(error)
+    return Unhealthy(type(error).__name__), described(error)

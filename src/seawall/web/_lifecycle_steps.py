@@ -8,9 +8,10 @@ from random import SystemRandom
 from typing import Any, Final, Literal, TypeAlias
 
 from seawall import _checks as check
+from seawall._redaction import described
 from seawall.models.backoff import exponential
 from seawall.runtime.runners import sleep_async
-from seawall.web._health_doing import Doing, legible, said
+from seawall.web._health_doing import Doing, legible
 
 StepFunction: TypeAlias = Callable[[], Any]
 OnFailure: TypeAlias = Literal["retry", "ignore", "fail"]
@@ -63,5 +64,5 @@ def _tell(step: Step, service: str, error: Exception) -> None:
 
     logging.getLogger("seawall").warning(
         "service %r: warm-up step %r failed (try %d): %s",
-        service, step.name, step.tries, said(error),
+        service, step.name, step.tries, described(error),
     )  # fmt: skip

@@ -10,10 +10,10 @@ of Seawall's are counted where they are made, and nothing is said of them here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, Final
 
+from seawall._redaction import printable, said_by
 from seawall.web.problems import UPSTREAM, Problem
 from seawall.web.request import Incoming
 
@@ -24,15 +24,8 @@ MOST: Final = 256
 """Routes and kinds that have a pace of their own; all beyond them have one together."""
 
 _OTHERS: Final = ("", "")
-_LOOKED_AT: Final = 2_000
 _LONGEST: Final = 200
 _LONGEST_METHOD: Final = 16
-
-# Of what follows `://` or a question mark, all up to what ends an address in a sentence.
-_ADDRESS: Final = re.compile(r"://[^\s'\"<>]*")
-_PATH: Final = re.compile(r"(?<=url: )/[^\s'\"<>]*")
-_QUERY: Final = re.compile(r"\?[^\s'\"<>]+")
-_END_OF_HOST: Final = re.compile(r"[/?#]")
 
 
 class UpstreamLog:
@@ -70,7 +63,7 @@ class UpstreamLog:
         log.warning(
             "edge %r: %s %s is answered with %d, as an upstream failed: %s%s",
             self._edge,
-            _printable(incoming.method[:_LONGEST_METHOD]),
+            printable(incoming.method, _LONGEST_METHOD),
             route,
             problem.status,
             _told_of(error, kind),
@@ -88,53 +81,20 @@ def _route_of(incoming: Incoming) -> str:
             return "(no route)"
         name = getattr(endpoint, "__qualname__", type(endpoint).__qualname__)
         template = f"{getattr(endpoint, '__module__', '?')}.{name}"
-    return _printable(template[:_LONGEST])
+    return printable(template, _LONGEST)
 
 
 def _kind_of(error: BaseException) -> str:
     kind = type(error)
-    return _printable(f"{kind.__module__}.{kind.__qualname__}"[:_LONGEST])
+    return printable(f"{kind.__module__}.{kind.__qualname__}", _LONGEST)
 
 
 def _told_of(error: BaseException, kind: str) -> str:
     """Return the kind of an error and what it says; and those of its cause, if that says more."""
-    said = _said_by(error)
+    said = said_by(error)
     told = f"{kind}: {said}" if said else kind
     cause = error.__cause__  # an SDK says "Connection error.", and no more than that
     if cause is None:
         return told
-    below = _said_by(cause)
+    below = said_by(cause)
     return f"{told}, by {_kind_of(cause)}: {below}" if below and below != said else told
-
-
-def _said_by(error: BaseException) -> str:
-    """Return the first line of what `error` says."""
-    try:
-        code, details = getattr(error, "code", None), getattr(error, "details", None)
-        if callable(code) and callable(details):  # gRPC's: their first line says nothing
-            text = f"{getattr(code(), 'name', '')} {details() or ''}"
-        else:
-            text = str(error)
-    except Exception:  # noqa: BLE001 - one that cannot be told
-        return ""
-    line = (text.strip().splitlines() or [""])[0][:_LOOKED_AT]
-    line = _PATH.sub("/...", _QUERY.sub("?...", _ADDRESS.sub(_host_of, line)))
-    return _printable(line[:_LONGEST])
-
-
-def _host_of(address: re.Match[str]) -> str:
-    """Return of an address the host: a path, a query and a user may be secrets."""
-    rest = address[0][3:]
-    host = _END_OF_HOST.split(rest, maxsplit=1)[0]
-    more = "/..." if len(host) < len(rest) else ""
-    return f"://{host.rpartition('@')[2]}{more}"
-
-
-def _printable(text: str) -> str:
-    """Return `text` with what is none escaped: nobody writes lines of their own into a log."""
-    if text.isprintable():
-        return text
-    escaped = (
-        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
-    )
-    return "".join(escaped)
