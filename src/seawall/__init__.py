@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         tier,
     )
     from seawall.errors import (
+        AmbiguousHeader,
         AnswerNotKept,
         BadSignature,
         BulkheadFull,
@@ -150,6 +151,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptiveLimit",
     "Advice",
+    "AmbiguousHeader",
     "AnswerNotKept",
     "Backoff",
     "BadSignature",
@@ -321,8 +323,8 @@ _HOMES = {
         "idempotency_key tenant tier"
     ),
     "errors": (
-        "AnswerNotKept BadSignature BulkheadFull CacheMiss ChannelClosed ChannelFull "
-        "CircuitOpen Contended DeadlineExceeded FifoFull FifoStateLost JobCancelled "
+        "AmbiguousHeader AnswerNotKept BadSignature BulkheadFull CacheMiss ChannelClosed "
+        "ChannelFull CircuitOpen Contended DeadlineExceeded FifoFull FifoStateLost JobCancelled "
         "JobExpired JobFailed JobLost JobNotReady KeyInFlight KeyMissing "
         "KeyReused LaterFull LeaseLost NotDelivered Overloaded PoolExhausted QueueFull "
         "RateLimited RecordGarbled RecordedFailure Rejected SeawallError StoreUnavailable "

@@ -26,6 +26,7 @@
     ├── JobCancelled        somebody cancelled the job, and its function stops
     ├── UnknownJob          there is no such job; also a LookupError
     │   └── JobExpired          there was, and what came out of it is not kept any more
+    ├── AmbiguousHeader     a header is given more than once, with different values
     ├── KeyMissing          an idempotency key is needed, and there is none
     ├── KeyReused           the idempotency key was used before, with another payload
     ├── RecordedFailure     the first with the same idempotency key failed, and that was kept
@@ -257,6 +258,12 @@ class JobExpired(UnknownJob):
     """The job ended long ago, and what came out of it is not kept any more."""
 
     reason = "job_expired"
+
+
+class AmbiguousHeader(SeawallError, ValueError):
+    """A request gives a header more than once, with different values: nobody knows which counts."""
+
+    reason = "ambiguous_header"
 
 
 class KeyMissing(SeawallError):

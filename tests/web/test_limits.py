@@ -110,11 +110,6 @@ def test_who_is_unknown_is_limited_by_address() -> None:
             limits = RequestLimits(limit("2/min", by=by))
             assert admitted(limits, 5, request(client="10.0.0.1")) == 2
             assert admitted(limits, 5, request(client="10.0.0.2")) == 2
-        twice = request()
-        twice.headers.extend([(b"x-api-key", b"one"), (b"x-api-key", b"two")])
-        limits = RequestLimits(limit("2/min", by=api_key()))
-        assert admitted(limits, 5, twice) == 2
-        assert admitted(limits, 5, request()) == 0  # given twice, it is no key
 
 
 def left_by_a_namesake() -> int:

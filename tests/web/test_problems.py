@@ -40,6 +40,7 @@ STATUSES = {
     errors.FifoFull: 503,
     errors.JobNotReady: 503,
     errors.KeyInFlight: 409,
+    errors.AmbiguousHeader: 400,
     errors.KeyMissing: 400,
     errors.KeyReused: 422,
     errors.RecordedFailure: 500,

@@ -50,6 +50,12 @@ class Visit(Incoming):
     def __repr__(self) -> str:
         return f"<Visit {self.method[:16]!r} {self.path[:80]!r}>"
 
+    def header(self, name: str | bytes) -> str | None:
+        """Return a header's value; None if it is absent, or given more than once."""
+        name = (name.encode() if isinstance(name, str) else name).lower()
+        lines = [value for key, value in self.headers if key == name]
+        return lines[0].decode("latin-1") if len(lines) == 1 else None
+
     @property
     def query(self) -> Mapping[str, str]:
         """What is behind the question mark; of several of one name, the last."""

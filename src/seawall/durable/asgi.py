@@ -32,13 +32,13 @@ from seawall.durable._asgi_completing import Keyed, Name
 from seawall.durable._asgi_request import KEYED, Request, Scope
 from seawall.durable._cleaning import cleaning
 from seawall.durable.idempotency import Idempotency
-from seawall.errors import KeyMissing
+from seawall.errors import AmbiguousHeader, KeyMissing
 from seawall.models.idempotency import fingerprint_of
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.web._edge_answers import send_problem
 from seawall.web._limit_routes import OTHER, Routes, dispatch_of
 from seawall.web.principals import plain_function
-from seawall.web.problems import Problem
+from seawall.web.problems import Problem, problem_of
 from seawall.web.request import INCOMING, Incoming, path_below_root
 from seawall.web.sending import Message, Send
 from seawall.web.trust import Trust
@@ -287,7 +287,11 @@ class IdempotentRequests:
             return answers.KEY_MALFORMED
         whose = None
         if self._who is not None:
-            whose = scope_text(self._who(incoming))
+            try:
+                whose = scope_text(self._who(incoming))
+            except AmbiguousHeader as error:
+                self._count("unknown")
+                return problem_of(error)
             if whose is None:
                 self._count("unknown")
                 return answers.NOBODY
@@ -295,8 +299,8 @@ class IdempotentRequests:
 
     async def _read(self, incoming: Incoming, receive: Receive) -> bytes | Problem | None:
         """Read the body whole; None if it does not come."""
-        declared = incoming.header(b"content-length") or ""
-        size = int(declared) if declared.isdecimal() and len(declared) < 20 else 0  # noqa: PLR2004 - digits of 2**63
+        declared = incoming.named.get(b"content-length", b"")
+        size = int(declared) if declared.isdigit() and len(declared) < 20 else 0  # noqa: PLR2004 - digits of 2**63
         body = bytearray()  # and no list: of many small parts that would be many times as large
         more = True
         while more and max(size, len(body)) <= self.max_request_body:

@@ -36,7 +36,15 @@ from seawall.durable._jobs_http import (
 from seawall.durable._jobs_records import Job, payload_of
 from seawall.durable.asgi import scope_text
 from seawall.durable.jobs import Jobs
-from seawall.errors import JobExpired, KeyMissing, KeyReused, QueueFull, TimedOut, UnknownJob
+from seawall.errors import (
+    AmbiguousHeader,
+    JobExpired,
+    KeyMissing,
+    KeyReused,
+    QueueFull,
+    TimedOut,
+    UnknownJob,
+)
 from seawall.models.durable_jobs import POLL_LEAST, POLL_MOST, poll_after, poll_of
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.web.principals import plain_function
@@ -129,7 +137,7 @@ class JobsApi:
         job, applied = await self._waited(job, read_prefer(incoming.headers))
         return self._reply(job, url, applied)
 
-    async def submitted(
+    async def submitted(  # noqa: PLR0911 - each is another answer
         self,
         request: Any,
         kind: str,
@@ -147,7 +155,10 @@ class JobsApi:
         """
         incoming = self._incoming(request)
         needs = check.flag("required", required)
-        scope = self.scope_of(incoming)
+        try:
+            scope = self.scope_of(incoming)
+        except AmbiguousHeader as error:
+            return refusal(error)
         if scope is None:
             return problem(403, "Forbidden", "Nobody may submit jobs without saying who it is.")
         key = incoming.idempotency_key
@@ -185,8 +196,8 @@ class JobsApi:
         below = below.removeprefix(self.base) if below.startswith(f"{self.base}/") else below
         id_, _, verb = below.removeprefix("/").partition("/")
         allowed = _ALLOWED.get(verb)
-        owner = self.scope_of(incoming)
         try:
+            owner = self.scope_of(incoming)
             if allowed is None or owner is None:
                 raise UnknownJob("there is nothing here, or nobody asks")  # noqa: TRY301 - as below
             if incoming.method not in allowed.split(", "):
@@ -195,6 +206,8 @@ class JobsApi:
             if incoming.method in ("DELETE", "POST"):
                 return await self._cancel(incoming, id_, owner)
             return await self._asked(incoming, id_, owner, verb)
+        except AmbiguousHeader as error:
+            return refusal(error)
         except JobExpired:
             self._count("gone")
             return problem(410, "Gone", "What came out of this job is not kept any more.")

@@ -8,7 +8,8 @@ message of an exception, no address, no stack, only fixed words and the names gi
     503  shed, the limit of all callers together, an open circuit, a full bulkhead, pool or queue, a
          vendor's limit, a store that is away (`temporary-reduced-capacity`)
     409  the first with the same idempotency key is still at work, and when to ask again
-    400  no idempotency key where one is needed, and 422 for the key of another payload
+    400  no idempotency key where one is needed, and 422 for the key of another payload; 400 for a
+         header that is given twice, with different values
     504  no time left: refused before it began, or cut off
     502  an upstream failed, as the errors of httpx, requests, grpc and the like tell
 
@@ -179,6 +180,9 @@ _KINDS: Final[Mapping[type[errors.SeawallError], _Kind]] = {
     errors.JobExpired: _Kind(410, "Gone", "What came out of this job is not kept any more."),
     errors.JobCancelled: _Kind(409, "Conflict", "The job was cancelled."),
     errors.JobFailed: _failed("The job has no result."),
+    errors.AmbiguousHeader: _Kind(
+        400, "Bad request", "A header is given more than once, with different values."
+    ),
     errors.KeyMissing: _Kind(
         400,
         "Idempotency-Key is missing",

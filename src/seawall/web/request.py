@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall.errors import AmbiguousHeader
 from seawall.web.trust import Trust
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER, read_key
 
@@ -65,17 +66,24 @@ class Incoming:
         return f"<Incoming {asked!r}>"
 
     def header(self, name: str | bytes) -> str | None:
-        """Return a header's value; None if it is absent, or given more than once."""
+        """Return a header's value; None if it is absent.
+
+        Given more than once with the same value it is one; with different values this raises
+        `AmbiguousHeader`, which is answered with 400: the app might go by one of them, and a limit
+        by another. The lines of a cookie are one list (HTTP/2 splits it).
+        """
         value = self.named.get(name)  # type: ignore[arg-type]
         if value is None:
             name = (name.encode() if isinstance(name, str) else name).lower()
             value = self.named.get(name)
             if value is None:
                 return None
-        # Some are given more than once: this one?
-        several = len(self.named) != len(self.headers)
-        if several and len([1 for key, _ in self.headers if key == name]) > 1:
-            return None
+        if len(self.named) != len(self.headers):  # some are given more than once: this one?
+            given = dict.fromkeys(value for key, value in self.headers if key == name)
+            if name == b"cookie":
+                value = b"; ".join(given)
+            elif len(given) > 1:
+                raise AmbiguousHeader(f"header {name!r}: given more than once, with other values")
         return value.decode("latin-1")
 
     def replace_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
@@ -157,8 +165,8 @@ class Incoming:
 
         It is not put into the context: see `docs/wire.md`.
         """
-        value = self.header(_KEY_HEADER)
-        return None if value is None else read_key(value)
+        lines = [value for name, value in self.headers if name == _KEY_HEADER]
+        return read_key(lines[0].decode("latin-1")) if len(lines) == 1 else None
 
     @property
     def state(self) -> dict[str, Any]:

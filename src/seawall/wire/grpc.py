@@ -12,6 +12,7 @@ from math import ceil, isfinite
 from typing import Any, Final
 
 from seawall.errors import (
+    AmbiguousHeader,
     BadSignature,
     BulkheadFull,
     CacheMiss,
@@ -74,6 +75,7 @@ _NAMES: Final[dict[type, str]] = {
     JobLost: "ABORTED",
     JobCancelled: "CANCELLED",
     UnknownJob: "NOT_FOUND",
+    AmbiguousHeader: "INVALID_ARGUMENT",
     KeyMissing: "INVALID_ARGUMENT",
     KeyReused: "FAILED_PRECONDITION",
     NotDelivered: "UNAVAILABLE",

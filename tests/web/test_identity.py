@@ -1,0 +1,104 @@
+"""Who a caller is: no way of writing a request gives it another quota."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seawall import AmbiguousHeader
+from seawall.durable import Database, Sqlite, migrate
+from seawall.durable.asgi import IdempotentRequests
+from seawall.durable.idempotency import Idempotency
+from seawall.durable.jobs import Jobs
+from seawall.durable.jobs_asgi import JobsApi
+from seawall.testing import run_virtual
+from seawall.web import Edge, Inbound, RequestLimits, api_key, limit, user
+from seawall.web.request import Incoming
+from seawall.web.trust import Trust
+from tests.web.support import ask, http_scope, text_app
+
+ONE = ("x-api-key", "one")
+TWO = ("x-api-key", "two")
+
+
+def incoming(*headers: tuple[str, str]) -> Incoming:
+    return Incoming(http_scope(headers=headers), Trust())
+
+
+def test_a_header_given_twice_is_one_or_none() -> None:
+    """The same value twice is that value; different ones are nobody's."""
+    assert incoming(ONE, ONE, ("a", "b")).header("x-api-key") == "one"
+    assert incoming(ONE, ("a", "1"), ("a", "2")).header("X-Api-Key") == "one"
+    for other in (TWO, ("x-api-key", ""), ("x-api-key", "One")):
+        for given in ((ONE, other), (other, ONE), (ONE, other, ONE)):
+            with pytest.raises(AmbiguousHeader):
+                incoming(*given).header("x-api-key")
+    assert incoming(("a", "1"), ("a", "2")).header("x-api-key") is None
+
+
+def test_the_lines_of_a_cookie_are_one_list() -> None:
+    """HTTP/2 lets a client split it, and a browser does."""
+    split = incoming(("cookie", "a=1"), ("cookie", "b=2"), ("x", "y"))
+    assert split.header("cookie") == "a=1; b=2"
+    assert incoming(("cookie", "a=1"), ("cookie", "a=1")).header("cookie") == "a=1"
+
+
+@pytest.mark.parametrize("way", ["short", "long"])
+@pytest.mark.parametrize(
+    "by",
+    [api_key(), api_key(known={"one", "two"}.__contains__), user(lambda i: i.header("x-api-key"))],
+    ids=["api_key", "known", "user"],
+)
+def test_a_quota_by_key_is_not_evaded_by_giving_the_key_twice(by: Any, way: str) -> None:
+    """The same key twice counts as that key, different ones are refused and take nothing."""
+
+    async def main() -> None:
+        limits = RequestLimits(limit("2/min", by=by))
+        edge = Edge(
+            text_app(), name="keys", limits=limits, inbound=Inbound() if way == "short" else None
+        )
+        for _ in range(2):
+            assert (await ask(edge, headers=[ONE])).status == 200
+        assert (await ask(edge, headers=[ONE])).status == 429
+        assert (await ask(edge, headers=[ONE, ONE])).status == 429
+        for given in ([ONE, TWO], [TWO, ONE], [ONE, ("x-api-key", "")]):
+            answer = await ask(edge, headers=given)
+            assert (answer.status, answer.json()["reason"]) == (400, "ambiguous_header")
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert "one" not in answer.body.decode()
+        assert (await ask(edge, headers=[TWO])).headers["ratelimit"].startswith('"')
+        assert sum(seen["keys"] for seen in limits.snapshot()["limits"].values()) == 2
+        edge.close()
+
+    run_virtual(main())
+
+
+def test_records_and_jobs_are_those_of_one_caller(tmp_path: Path) -> None:
+    """`scope=` functions read headers by the same rule."""
+
+    async def main() -> None:
+        source = Sqlite(tmp_path / "records.db")
+        database = Database(source)
+        migrate(database)
+
+        def scope(incoming: Incoming) -> str | None:
+            return incoming.header("x-api-key")
+
+        app = IdempotentRequests(text_app(), Idempotency(database), routes=["/orders"], scope=scope)
+        key = ("idempotency-key", '"k"')
+        for given, status in (([ONE, TWO], 400), ([ONE, ONE], 200), ([ONE], 200)):
+            answer = await ask(app, "/orders", method="POST", headers=[key, *given])
+            assert answer.status == status
+        assert app.snapshot()["executed"] == 1
+        api = JobsApi(Jobs(database, name="jobs"), scope=scope)
+        assert (await ask(api, "/some-job", headers=[ONE, TWO])).status == 400
+        assert (await ask(api, "/some-job", headers=[ONE, ONE])).status == 404
+        asked = http_scope("/orders", method="POST", headers=[ONE, TWO])
+        assert (await api.submitted(asked, "work")).status == 400
+        database.close()
+        source.close()
+
+    asyncio.run(main())
