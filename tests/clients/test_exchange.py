@@ -29,6 +29,7 @@ from seawall import (
     DeadlineExceeded,
     Fallback,
     Guard,
+    Hedge,
     Retry,
     SeawallError,
     TimedOut,
@@ -160,6 +161,78 @@ def test_a_key_makes_it_repeatable(carrier: Carrier):
             assert keys == {'"order-7"'}
         else:
             assert len(keys.pop() or "") == 38
+
+
+AT_WORK = Step(409, {"Retry-After": "2"})
+KEYED = {"Idempotency-Key": "order-7"}
+
+
+@carriers
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_a_key_that_is_still_at_work_is_asked_again(carrier: Carrier, method: str):
+    """A timeout, then 409 while the first request is being done: the user gets its answer."""
+    breaker = Breaker(consecutive=1)
+    guard = guard_of(breaker, attempts=4)
+    server = Server(AT_WORK, AT_WORK, Step(201, body=b"charged"))
+    answer = carrier.request(guard, server, method, body=b"x", headers=KEYED)
+    assert (answer.status_code, answer.content, server.sent) == (201, b"charged", 3)
+    assert guard.clock.now() >= 1004.0
+    assert (breaker.state, guard.snapshot()["failed"]) == ("closed", 0)
+
+
+@carriers
+def test_the_last_409_is_handed_out(carrier: Carrier):
+    """Where the attempts are over the user has the server's own answer, with its Retry-After."""
+    server = Server(AT_WORK)
+    answer = carrier.request(guard_of(), server, "POST", body=b"x", headers=KEYED)
+    assert (answer.status_code, answer.headers["retry-after"], server.sent) == (409, "2", 3)
+
+
+@carriers
+@pytest.mark.parametrize(
+    ("step", "headers"),
+    [
+        (AT_WORK, {}),  # a conflict, of a request without a key
+        (Step(409), KEYED),
+        (Step(409, {"Retry-After": "soon"}), KEYED),
+        (Step(409, {"Retry-After": "2", "X-Should-Retry": "false"}), KEYED),
+    ],
+)
+def test_other_conflicts_are_final(carrier: Carrier, step: Step, headers: dict[str, str]):
+    """Without a key, or without a time to come back, a 409 is an answer like any other."""
+    server = Server(step)
+    answer = carrier.request(guard_of(), server, "PUT", body=b"x", headers=headers)
+    assert (answer.status_code, server.sent) == (409, 1)
+
+
+@carriers
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_replayed_failure_is_an_answer(carrier: Carrier, status: int):
+    """It is what was answered before: not asked for again, and no sign of a server that is down."""
+    breaker = Breaker(consecutive=1)
+    guard = guard_of(breaker)
+    server = Server(Step(status, {"Idempotent-Replayed": "true"}, body=b"sorry"))
+    answer = carrier.request(guard, server, "POST", body=b"x", headers=KEYED)
+    assert (answer.status_code, answer.content, server.sent) == (status, b"sorry", 1)
+    assert (breaker.state, guard.snapshot()["failed"]) == ("closed", 0)
+
+
+@carriers
+def test_only_an_answer_to_a_key_can_be_replayed(carrier: Carrier):
+    """A server that marks every failure does not escape the breaker of requests without a key."""
+    breaker = Breaker(consecutive=3)
+    server = Server(Step(500, {"Idempotent-Replayed": "true"}))
+    carrier.request(guard_of(breaker), server)
+    assert (server.sent, breaker.state) == (3, "open")
+
+
+def test_a_copy_that_finds_its_key_at_work_does_not_win():
+    """A hedged request is not answered by the 409 of its second copy."""
+    carrier = CARRIERS[1]
+    guard = new_guard(Hedge(delay=0.5), clock=VirtualClock(1000.0), rng=Random(7))
+    server = Server(Step(201, body=b"charged", delay=3.0), AT_WORK)
+    answer = carrier.request(guard, server, "POST", body=b"x", headers=KEYED)
+    assert (answer.status_code, answer.content, server.sent) == (201, b"charged", 2)
 
 
 @carriers

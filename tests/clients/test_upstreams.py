@@ -307,6 +307,15 @@ def test_what_counts_as_a_hosts_failure(answer, failures):
     assert upstreams.snapshot()["hosts"][URLS[0]]["failures"] == failures
 
 
+def test_a_replayed_failure_is_not_the_hosts():
+    """It was answered before, maybe by another host: nobody is ejected for it."""
+    upstreams = new_upstreams(URLS[:1])
+    for headers in ({}, {"Idempotent-Replayed": "true"}):
+        with upstreams.pick() as host:
+            host.answered(httpx.Response(500, headers=headers))
+    assert upstreams.snapshot()["hosts"][URLS[0]]["failures"] == 1
+
+
 def test_is_failure_decides():
     """A function of the user's own says what is a failure, of errors and of answers."""
     upstreams = new_upstreams(URLS[:1], is_failure=lambda _error, answer: answer == "bad")

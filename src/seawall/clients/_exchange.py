@@ -22,6 +22,7 @@ from seawall.clients._exchange_headers import headers_for
 from seawall.clients._exchange_terms import BadStatus, Terms, retryable
 from seawall.context import attempt_var, deadline_var, idempotency_key_var, reset
 from seawall.errors import DeadlineExceeded, Rejected, SeawallError, TimedOut, add_note
+from seawall.wire.idempotency import IDEMPOTENCY_HEADER
 
 __all__ = ["BadStatus", "Carrier", "Terms", "aexchange", "exchange", "retryable"]
 
@@ -188,7 +189,8 @@ class Exchange:
         try:
             response = yield from self._send(outgoing, time)
             self._sent = True
-            bad = self._terms.failure_in(response)
+            keyed = self._key is not None or IDEMPOTENCY_HEADER in outgoing.headers
+            bad = self._terms.failure_in(response, keyed=keyed)
             with self._lock:
                 over = self._over  # in a thread that nobody waits for any more
                 if bad is not None and not over:

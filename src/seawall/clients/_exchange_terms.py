@@ -12,7 +12,12 @@ from seawall.context import idempotency_key_var, received_attempt_var
 from seawall.errors import Rejected
 from seawall.guard import Guard, _Marked
 from seawall.runtime.layers import Kind, Layer
-from seawall.wire.idempotency import IDEMPOTENCY_HEADER
+from seawall.wire.idempotency import (
+    IDEMPOTENCY_HEADER,
+    IN_FLIGHT,
+    REPLAYED_HEADER,
+    is_replayed,
+)
 from seawall.wire.retry_after import read_milliseconds, read_retry_after
 
 RetryAt = Literal["everywhere", "edge"]
@@ -29,6 +34,9 @@ _ERROR: Final = 400
 class BadStatus(Exception):
     """An answer that means failure, as policies inside the guard see it; unwrapped outside."""
 
+    no_verdict = False
+    """Whether it says nothing about the server's health; see `Call.outcome`."""
+
     def __init__(self, response: Any, status: int, retry_after: float | None) -> None:
         """Carry the response, and when the server wants to be asked again (below 0: never)."""
         super().__init__(f"answered {status}")
@@ -37,12 +45,18 @@ class BadStatus(Exception):
         self.retry_after = retry_after
 
 
+class KeyAtWork(BadStatus):
+    """The request with this key is still being carried out: ask again, nothing is wrong."""
+
+    no_verdict = True
+
+
 def retryable(error: Exception | None, _value: object = None) -> bool:
     """Tell whether a guarded HTTP call that ended so is worth another; for `Retry(on=retryable)`.
 
-    408, 429 and 5xx answers, network trouble and timeouts are; that is decided for all libraries
-    alike. Refusals are not, though they are errors of the library too. Whether the request may be
-    repeated at all is looked at apart from that.
+    408, 429 and 5xx answers, network trouble and timeouts are, and the 409 of a key that is still
+    at work; that is decided for all libraries alike. Refusals are not, though they are errors of
+    the library too. Whether the request may be repeated at all is looked at apart from that.
     """
     if isinstance(error, Rejected):
         return False
@@ -135,22 +149,33 @@ class Terms:
             key = str(uuid4())
         return key, key is not None
 
-    def failure_in(self, response: Any) -> BadStatus | None:
-        """Return what is wrong with an answer, if it means failure."""
+    def failure_in(self, response: Any, *, keyed: bool) -> BadStatus | None:
+        """Return what is wrong with an answer, if it means failure; `keyed`: sent with a key."""
         status = response.status_code
         if status < _ERROR:
             return None
         headers = response.headers
+        if keyed and is_replayed(headers.get(REPLAYED_HEADER)):
+            # What was answered before, by a server that is well now; asking again changes nothing.
+            return None
         wish = (headers.get("x-should-retry") or "").strip().lower()
+        if keyed and status == IN_FLIGHT and wish != "false":
+            seconds = _wanted_pause(headers)
+            if seconds is not None:
+                return KeyAtWork(response, status, seconds)
         if status not in self.statuses and wish != "true":
             return None
         if wish == "false":
             return BadStatus(response, status, -1.0)
-        exact, usual = headers.get("retry-after-ms"), headers.get("retry-after")
-        seconds = None if exact is None else read_milliseconds(exact)
-        if seconds is None and usual is not None:
-            seconds = read_retry_after(usual, _wall())
-        return BadStatus(response, status, seconds)
+        return BadStatus(response, status, _wanted_pause(headers))
+
+
+def _wanted_pause(headers: Any) -> float | None:
+    exact, usual = headers.get("retry-after-ms"), headers.get("retry-after")
+    seconds = None if exact is None else read_milliseconds(exact)
+    if seconds is None and usual is not None:
+        seconds = read_retry_after(usual, _wall())
+    return seconds
 
 
 def _wall() -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -13,6 +13,7 @@ from seawall.errors import CircuitOpen, Rejected
 from seawall.runtime.interpreter import enter
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Kind, Outcome, Wait, Waiter
 from seawall.runtime.runners import wait_async, wait_sync
+from seawall.wire.idempotency import REPLAYED_HEADER, is_replayed
 
 Classifier = Callable[[Exception | None, Any], bool]
 """`is_failure(error, response)`: whether what a host raised, or answered, is its own failure."""
@@ -32,6 +33,9 @@ def failed_by_itself(error: Exception | None, response: Any) -> bool:
     if error is not None:
         return type(error).__name__ not in NEVER_SENT
     status = _status(response)
+    headers = getattr(response, "headers", None)
+    if isinstance(headers, Mapping) and is_replayed(headers.get(REPLAYED_HEADER)):
+        return False  # an old answer, of a host that is well now
     return status == 408 or (status >= 500 and status not in NOT_FAILURES)  # noqa: PLR2004
 
 

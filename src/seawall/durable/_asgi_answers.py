@@ -18,8 +18,9 @@ from seawall.errors import (
 from seawall.models.idempotency import Answer, Garbled, Headers, headers_fit, storable
 from seawall.web.problems import Problem, problem_of
 from seawall.web.sending import FAILURE, Send
+from seawall.wire.idempotency import REPLAYED_HEADER
 
-REPLAYED: Final = (b"idempotent-replayed", b"true")
+REPLAYED: Final = (REPLAYED_HEADER.lower().encode(), b"true")
 BODY_DROPPED: Final = (b"idempotent-body", b"dropped")
 
 NOTHING_DONE: Final = frozenset(

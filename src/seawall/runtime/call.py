@@ -171,6 +171,8 @@ class Call:
             return OK
         if not self.reached:
             return UNUSED
+        if getattr(error, "no_verdict", False):
+            return CANCELLED
         if isinstance(error, Exception) or _out_of_time(error):
             return FAILED
         return CANCELLED

@@ -29,7 +29,7 @@ class Outcome(Enum):
     FAILED = "failed"
     """It raised, or a timeout or deadline of ours expired while it ran."""
     CANCELLED = "cancelled"
-    """It ran and nobody wanted the answer any more: no verdict."""
+    """It ran and there is no verdict: nobody wanted the answer any more, or it says nothing."""
     UNUSED = "unused"
     """A policy further in refused it: the work never began, all is given back."""
 

@@ -10,6 +10,10 @@ from seawall.wire._text import text_of
 from seawall.wire.structured import Token, read_item, string
 
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
+REPLAYED_HEADER: Final = "Idempotent-Replayed"
+"""On an answer: it is that of an earlier request with the same key, and will not change."""
+IN_FLIGHT: Final = 409
+"""With a Retry-After, to a request with a key: the first with that key is still being done."""
 
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 
@@ -26,6 +30,11 @@ def read_key(value: str | bytes) -> str | None:
             return None
         text = said
     return text if _KEY.fullmatch(text) else None
+
+
+def is_replayed(value: str | None) -> bool:
+    """Tell whether the value of Idempotent-Replayed says that the answer is an old one."""
+    return value is not None and value.strip().lower() in ("true", "?1")
 
 
 def write_key(key: str) -> str:
