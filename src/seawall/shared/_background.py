@@ -71,7 +71,10 @@ class Handle:
                 await self._job()
             except StoreUnavailable:
                 pass  # the store's health knows
-            except Exception:
+            except (Exception, asyncio.CancelledError, SystemExit):
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise  # whatever else was cancelled is a failure of the job
                 logging.getLogger("seawall").exception("a background job of the store failed")
             try:
                 async with asyncio.timeout(self._seconds):
@@ -144,7 +147,12 @@ class Background:
             if first:
                 loop.call_soon(self._begin, list(self._handles))
                 self._loop, self._thread = loop, thread
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the process has too many
+                    self._loop = self._thread = None
+                    loop.close()
+                    raise StoreUnavailable(f"no background thread: {error}") from error
         if not first:
             loop.close()
             return self.start()
@@ -157,13 +165,26 @@ class Background:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            loop.run_forever()
+            while not self._run_once(loop):
+                pass
         finally:
             for task in asyncio.all_tasks(loop):
                 task.cancel()
                 loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
+
+    def _run_once(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Run the loop until it is stopped; False if somebody's callback broke it.
+
+        Without this thread nothing heals, so a `SystemExit` in it is an error like any other.
+        """
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            logging.getLogger("seawall").exception("a callback in the store's thread failed")
+            return False
+        return True
 
     def submit(self, callback: Callable[..., object], *args: Any) -> None:
         """Call `callback` in the loop, soon. From any thread."""
@@ -236,6 +257,16 @@ def _keep(task: asyncio.Task[Any]) -> None:
     """Let `task` live until it is done: a loop alone does not hold on to it."""
     _kept.add(task)
     task.add_done_callback(_kept.discard)
+
+
+async def bounded(work: Coroutine[Any, Any, None], seconds: float) -> None:
+    """Wait for `work` for so many seconds; then cancel it, and do not wait until it ends."""
+    task = asyncio.get_running_loop().create_task(work)
+    _keep(task)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    finally:
+        task.cancel()
 
 
 def run_in(

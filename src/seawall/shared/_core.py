@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from weakref import WeakMethod
 
 from seawall import _checks as check
-from seawall._redaction import printable
+from seawall._redaction import described, printable
 from seawall.clock import Clock
 from seawall.errors import StoreUnavailable
 from seawall.runtime.mutex import survives_fork
@@ -33,6 +33,15 @@ from seawall.shared._scripts import Script, compose, lua
 
 SLACK: Final = 0.02
 """Seconds that a caller waits beyond the timeout: the link gives up first, and says why."""
+
+CHECK: Final = 1.0
+"""Seconds between two looks at whether the store is down and must be healed.
+
+A failure also starts a look at once, so this matters only if healing itself went wrong.
+"""
+
+PAUSE: Final = 0.02
+"""Shortest time in seconds between two attempts to reach a store that is down."""
 
 TRIES: Final = 3
 """So many answers of a store that was down are waited for, until one comes in time."""
@@ -64,8 +73,8 @@ class StoreCore:
         self._closers: list[Callable[[], Callable[[], Awaitable[None]] | None]] = []
         self._links = Links(self._clients, self.health, self.timeout)
         self._pushes = Pushes(self._clients)
-        self._healing: asyncio.Task[None] | None = None
         self._background = Background(self._pushes.refresh, self._end)
+        self._healing = self._background.every(CHECK, self._heal)
         self._posts = Posts(self._background, self._link)
         self.health.watch(self._on_health)
         survives_fork(self)
@@ -222,25 +231,35 @@ class StoreCore:
         else:
             log.warning("store %r is down: %s", self.name, cause)
             try:
-                self._background.submit(self._begin_healing)
-            except StoreUnavailable:
-                pass
-
-    def _begin_healing(self) -> None:
-        if self._healing is None or self._healing.done():
-            self._healing = asyncio.get_running_loop().create_task(self._heal())
+                self._background.start()
+            except StoreUnavailable as error:
+                if not self._closed:  # nobody would heal it, so callers go on trying themselves
+                    self.health.assume_up(str(error))
+            else:
+                self._healing.soon()
 
     async def _heal(self) -> None:
-        link = self._links.apart()
-        try:
-            while not self.health.up:
-                await asyncio.sleep(self.health.left())
-                try:
-                    self.health.tried(await self._try(link))
-                except StoreUnavailable as error:
-                    self.health.tried(str(error), full=is_full(error))
-        finally:
-            await link.close()
+        """Try until the store is up.
+
+        A job of the background: a store that fails again while this ends is noted by `soon()` and
+        makes it run once more, and whatever it raises, it runs again after `CHECK`. Each attempt
+        has connections of its own, and nothing here waits until they are closed: a connection that
+        hangs must not delay the next attempt.
+        """
+        while not self.health.up:
+            await asyncio.sleep(max(self.health.left(), PAUSE))
+            link = self._links.apart()
+            full = False
+            try:
+                cause = await self._try(link)
+            except StoreUnavailable as error:
+                cause, full = str(error), is_full(error)
+            except Exception as error:
+                logging.getLogger("seawall").exception("the store %r: a probe failed", self.name)
+                cause = described(error)
+            finally:
+                self._links.discard(link)
+            self.health.tried(cause, full=full)
 
     async def _try(self, link: Link) -> str | None:
         """Return what is wrong with the store's answer, if anything is; raise if there is none.
@@ -260,8 +279,6 @@ class StoreCore:
 
     async def _end(self) -> None:
         """Close what the background loop holds."""
-        if self._healing is not None:
-            self._healing.cancel()
         self._pushes.wake_all()  # who waits for a message hears that none will come
         for closer in [closer for known in self._closers if (closer := known()) is not None]:
             try:
@@ -277,8 +294,7 @@ class StoreCore:
     def _after_fork(self) -> None:
         """Be another pod, with connections of its own; those of the parent are left alone."""
         kept = (self._links.after_fork(), self._pushes.after_fork(), self._posts.after_fork())
-        _of_parent.append((kept, self._healing))
-        self._healing = None
+        _of_parent.append(kept)
         self.pod = token_hex(8)
         self.health.after_fork()
         self._background.after_fork()

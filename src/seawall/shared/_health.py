@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -42,6 +43,8 @@ class Health:
         self._back_since = float("-inf")
         self._model = self._new_model()
         self._watchers: tuple[Watcher, ...] = ()
+        self._news: deque[tuple[bool, str]] = deque()
+        self._telling = False
         self._noted: set[str] = set()
 
     def _new_model(self) -> BreakerModel:
@@ -119,7 +122,19 @@ class Health:
                 self._model.settle(permit, verdict, now)
         self._tell(cause or "it answers again")
 
+    def assume_up(self, cause: str) -> None:
+        """Let callers try the store themselves again: nothing else would."""
+        with self._mutex:
+            self.full = False
+            self._model.close(SYSTEM.now())
+        self._tell(cause)
+
     def _tell(self, cause: str) -> None:
+        """Tell the watchers of a change.
+
+        One thread at a time does so, for all: so watchers hear of changes in the order in which
+        they happened.
+        """
         with self._mutex:
             up = self._model.state is State.CLOSED
             if up == self.up:
@@ -129,16 +144,27 @@ class Health:
             if up:
                 self._returns += 1
                 self._back_since = SYSTEM.now()
-            watchers = self._watchers
-        for watcher in watchers:
-            try:
-                watcher(up, cause)
-            except Exception:
-                logging.getLogger("seawall").exception("a watcher of the store failed")
+            self._news.append((up, cause))
+            if self._telling:
+                return
+            self._telling = True
+        while True:
+            with self._mutex:
+                if not self._news:
+                    self._telling = False
+                    return
+                news, watchers = self._news.popleft(), self._watchers
+            for watcher in watchers:
+                try:
+                    watcher(*news)
+                except Exception:
+                    logging.getLogger("seawall").exception("a watcher of the store failed")
 
     def after_fork(self) -> None:
         """Begin anew in a child process; who watches goes on."""
         self._mutex = Mutex()
         self._model = self._new_model()
+        self._news.clear()
+        self._telling = False
         self.up = True
         self.full = False

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall._redaction import described
 from seawall.errors import StoreUnavailable
 from seawall.shared._asking import Asking, Coalesced
+from seawall.shared._background import bounded
 from seawall.shared._scripts import Script
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 PATIENCE: Final = 1.0
 """After so many seconds without an answer the connection is given up; who waits has long gone."""
+
+CLOSING: Final = 1.0
+"""Seconds that closing the connections may take."""
 
 AT_ONCE: Final = 32
 """So many calls are under way at once, late ones aside; more wait for their turn."""
@@ -62,7 +66,8 @@ class Link:
         self.health = health
         self._timeout = timeout
         self._patience = max(PATIENCE, 2 * timeout)
-        self.client: Any = clients.make(self._patience)
+        self._clients = clients
+        self._client: Any = None
         self.room = asyncio.Semaphore(AT_ONCE)
         self._lanes: dict[Any, _Lane] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -119,10 +124,12 @@ class Link:
 
         try:
             async with asyncio.timeout(self._patience):
+                if self._client is None:  # here, so that what it raises is a failure of the store
+                    self._client = self._clients.make(self._patience)
                 try:
-                    return await self.client.evalsha(script.sha, len(keys), *keys, *args)
+                    return await self._client.evalsha(script.sha, len(keys), *keys, *args)
                 except NoScriptError:
-                    return await self.client.eval(script.text, len(keys), *keys, *args)
+                    return await self._client.eval(script.text, len(keys), *keys, *args)
         except Exception as error:  # what a client makes of nonsense may be of any type
             raise StoreUnavailable(f"the store failed: {described(error)}") from error
 
@@ -185,13 +192,22 @@ class Link:
             await self.close()
 
     async def close(self) -> None:
-        """End what is under way, and close the connections."""
+        """End what is under way, and close the connections; takes `CLOSING` seconds at most.
+
+        A task or a connection that does not end by then is left to itself.
+        """
+        await bounded(self._close(), CLOSING)
+
+    async def _close(self) -> None:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSING / 2)
+        if self._client is None:
+            return
         try:
-            await self.client.aclose()
+            await self._client.aclose()
         except Exception as error:  # noqa: BLE001 - they are given up, whatever the client says
             logging.getLogger("seawall").debug("connections closed: %s", described(error))
 

@@ -28,6 +28,7 @@ class Links:
         self._links: dict[asyncio.AbstractEventLoop, Link] = {}
         self._enders: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
         self._latest: tuple[asyncio.AbstractEventLoop | None, Link | None] = (None, None)
+        self._closing: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._links)
@@ -44,6 +45,12 @@ class Links:
     def apart(self) -> Link:
         """Return a link of its own; whoever asked closes it."""
         return Link(self._clients, self._health, self._timeout)
+
+    def discard(self, link: Link) -> None:
+        """Close a link that is used no more, in a task of its own; `close` waits for it."""
+        task = asyncio.get_running_loop().create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _find(self, loop: asyncio.AbstractEventLoop) -> Link:
         link = self._links.get(loop)
@@ -86,12 +93,16 @@ class Links:
             await link.close()
 
     async def close(self) -> None:
-        """Close the running loop's link."""
-        await self._close(asyncio.get_running_loop())
+        """Close the running loop's link, and wait for links that are closing in this loop."""
+        loop = asyncio.get_running_loop()
+        await self._close(loop)
+        closing = {task for task in list(self._closing) if task.get_loop() is loop}
+        if closing:
+            await asyncio.wait(closing)
 
     def after_fork(self) -> object:
         """Forget all, which belong to the parent process; return what must not be closed."""
-        parents = self._links, self._enders
-        self._links, self._enders = {}, {}
+        parents = self._links, self._enders, self._closing
+        self._links, self._enders, self._closing = {}, {}, set()
         self._latest = None, None
         return parents

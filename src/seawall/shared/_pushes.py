@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall._redaction import described
 from seawall.runtime.mutex import Mutex
+from seawall.shared._background import bounded
 
 if TYPE_CHECKING:
     from seawall.shared._clients import Clients
@@ -21,6 +22,9 @@ RETRY: Final = 0.2
 
 LONGEST: Final = 65_536
 """Bytes of a message: whatever is longer is none of ours."""
+
+CLOSING: Final = 1.0
+"""Seconds that closing a connection may take."""
 
 Listener = Callable[[bytes], object]
 
@@ -101,27 +105,25 @@ class Pushes:
 
     async def _run(self) -> None:
         for attempt in count():
-            client: Any = self._clients.make_listener(SILENCE, attempt)
-            pubsub = client.pubsub()
+            opened: list[Any] = []
             try:
-                self._pubsub, self._subscribed = pubsub, set()
+                opened.append(self._clients.make_listener(SILENCE, attempt))
+                opened.append(opened[0].pubsub())
+                self._pubsub, self._subscribed = opened[1], set()
                 await self._change()
-                await self._hear(pubsub)
+                await self._hear(opened[1])
             except Exception as error:  # noqa: BLE001 - whatever it is, a new connection is tried
                 logging.getLogger("seawall").debug("pushes are heard no more: %s", described(error))
             finally:
                 self._pubsub = None
-                for one in (pubsub, client):
-                    try:
-                        await one.aclose()
-                    except Exception:  # noqa: BLE001, S110 - it is given up all the same
-                        pass
+                await bounded(_close_all(opened), CLOSING)
             await asyncio.sleep(RETRY)
 
     async def _change_later(self) -> None:
         try:
             await self._change()
-        except Exception:  # noqa: BLE001 - the connection is lost; `_run` makes another
+        except Exception:  # noqa: BLE001 - `_hear` ends, and `_run` makes another connection
+            self._pubsub = None
             logging.getLogger("seawall").debug("a channel cannot be subscribed to")
 
     async def _change(self) -> None:
@@ -143,7 +145,7 @@ class Pushes:
     async def _hear(self, pubsub: Any) -> None:
         """Hand messages to those who listen, until there is no sign of life."""
         silent = False
-        while True:
+        while pubsub is self._pubsub:
             message = await pubsub.get_message(timeout=SILENCE)
             if message is not None:
                 silent = False
@@ -169,3 +171,11 @@ class Pushes:
             listener(message)
         except Exception:
             logging.getLogger("seawall").exception("a listener of the store failed")
+
+
+async def _close_all(opened: list[Any]) -> None:
+    for one in reversed(opened):
+        try:
+            await one.aclose()
+        except Exception:  # noqa: BLE001, S110 - it is given up all the same
+            pass
