@@ -204,8 +204,9 @@ def test_a_thread_is_served_as_a_coroutine_is(site: Site, store: RedisStore, ten
 def test_a_slow_store_is_a_failed_one(site: Site, store: RedisStore, monkeypatch, *, safe: bool):
     """Answers that take 80 ms cost the timeout a few times, and not each time."""
     if not safe:
-        monkeypatch.setattr(store.health, "failed", lambda *_args, **_options: None)
+        monkeypatch.setattr(store.health, "late", lambda *_args: None)
     key = store.key("store", "x")
+    store.call("probe", [key], [], 2.0)  # connected
     with FAULTS["slow"](site):
         took = []
         for _ in range(20):
@@ -297,7 +298,8 @@ def test_connections_from_before_an_outage_are_not_used_again(
     async def main() -> Counter[object]:
         await warm(patient, 20)
         site.proxy.deafen()
-        assert await calls(5, PATIENT) == {StoreUnavailable: 5}
+        for _ in range(3):  # one after another: what is late at the same time counts once
+            assert await calls(2, PATIENT) == {StoreUnavailable: 2}
         await healed(patient, up=False)
         await healed(patient)
         return await calls(20, 5.0)

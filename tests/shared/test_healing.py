@@ -22,7 +22,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seawall import RedisStore, StoreUnavailable
-from seawall.shared import _background, _health
+from seawall.shared import _background, _health, _link
 from seawall.shared._health import Health
 from seawall.testing import run_virtual, virtual_time
 
@@ -321,6 +321,69 @@ def test_changes_of_two_threads_are_told_in_order():
     go_on.set()
     thread.join()
     assert heard == [False, True, False]
+
+
+# --- What is no reason to take a store to be down ---
+
+
+def test_calls_that_are_late_at_the_same_moment_are_one_failure():
+    """A moment of slowness that ten calls meet is no row of failures; three moments are."""
+    health = Health()
+    for _ in range(10):
+        health.late(0.05, began=100.0)
+    health.late(0.05, began=100.02)
+    assert health.up
+    health.late(0.05, began=100.05)
+    assert health.up
+    health.late(0.05, began=100.1)
+    assert not health.up
+
+
+class _SlowToConnect:
+    """A client whose first answer takes a while; the others are immediate."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ready = asyncio.get_running_loop().time() + seconds
+
+    async def evalsha(self, *_call: Any) -> int:
+        left = self._ready - asyncio.get_running_loop().time()
+        if left > 0:
+            await asyncio.sleep(left)  # noqa: TID251 - virtual
+        return 1
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("connecting", "up"), [(0.2, True), (30.0, False)], ids=["slow start", "black hole"]
+)
+def test_a_slow_start_is_no_failure_of_the_store(connecting: float, *, up: bool):
+    """Until a link has its first answer, late calls count only after a quarter of a second."""
+
+    async def main() -> tuple[bool, float]:
+        store = RedisStore("redis://127.0.0.1:1", timeout=0.05)
+        loop = asyncio.get_running_loop()
+        store._background._loop = loop
+        store._clients.make = lambda _timeout: _SlowToConnect(connecting)  # type: ignore[method-assign,assignment,return-value]
+        began = loop.time()
+        while store.up and loop.time() < began + 2.0:
+            asked = loop.time()
+            try:
+                await store.acall("probe", [store.key("store", "x")], [])
+            except StoreUnavailable:
+                assert loop.time() - asked < 0.06  # a caller waits no longer than ever
+            await asyncio.sleep(0.01)  # noqa: TID251 - virtual
+        ended = store.up, loop.time() - began
+        store._background._loop = None
+        return ended
+
+    with virtual_time() as clock, quiet(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_health, "SYSTEM", clock)
+        patch.setattr(_link, "SYSTEM", clock)
+        stayed, seconds = run_virtual(main(), clock=clock)
+    assert stayed == up
+    assert up or seconds < 0.7
 
 
 class _Unclosable:

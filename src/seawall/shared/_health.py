@@ -41,6 +41,7 @@ class Health:
         self._returns = 0
         self._missed = 0
         self._back_since = float("-inf")
+        self._late_until = float("-inf")
         self._model = self._new_model()
         self._watchers: tuple[Watcher, ...] = ()
         self._news: deque[tuple[bool, str]] = deque()
@@ -73,8 +74,20 @@ class Health:
         else:
             self._missed = 0
 
+    def late(self, seconds: float, began: float) -> None:
+        """Note that a call which began then had no answer in so many seconds.
+
+        Calls that ran at the same time met the same moment of slowness and are no row of failures:
+        of those that overlap by more than half, one counts.
+        """
+        with self._mutex:
+            if began < self._late_until:
+                return
+            self._late_until = began + seconds / 2
+        self.failed(f"no answer in {seconds:g} s")
+
     def failed(self, cause: str, *, certain: bool = False, full: bool = False) -> None:
-        """Note that the store has failed, or is late; `certain`: it says itself that it is down.
+        """Note that the store has failed; `certain`: it says itself that it is down.
 
         `full`: it says that it has no memory left, which is as certain.
         """

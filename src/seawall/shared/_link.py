@@ -16,6 +16,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._redaction import described
+from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.shared._asking import Asking, Coalesced
 from seawall.shared._background import bounded
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 
 PATIENCE: Final = 1.0
 """After so many seconds without an answer the connection is given up; who waits has long gone."""
+
+CONNECTING: Final = 0.25
+"""Seconds for a first answer, before which a link that has had none is no failure of the store.
+
+Callers do not wait for it. A process that is starting, or has lost its connections, shares the
+processor with others that do the same: to find a primary and to sign in takes a while then.
+"""
 
 CLOSING: Final = 1.0
 """Seconds that closing the connections may take."""
@@ -69,6 +77,8 @@ class Link:
         self._clients = clients
         self._client: Any = None
         self.room = asyncio.Semaphore(AT_ONCE)
+        self.warm = False
+        """Whether the store has ever answered here: until then a call also has to connect."""
         self._lanes: dict[Any, _Lane] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -95,12 +105,12 @@ class Link:
             _refuse_unless(wanted)
             reply = await self.exchange(script, keys, args)
         except StoreUnavailable as error:
-            if watch.end():
+            if not watch.blamed:
                 self._judge(error)
             raise
         finally:
-            in_time = watch.end()
-        if in_time:
+            watch.end()
+        if not watch.late:
             self.health.ok()
         return reply
 
@@ -127,9 +137,11 @@ class Link:
                 if self._client is None:  # here, so that what it raises is a failure of the store
                     self._client = self._clients.make(self._patience)
                 try:
-                    return await self._client.evalsha(script.sha, len(keys), *keys, *args)
+                    reply = await self._client.evalsha(script.sha, len(keys), *keys, *args)
                 except NoScriptError:
-                    return await self._client.eval(script.text, len(keys), *keys, *args)
+                    reply = await self._client.eval(script.text, len(keys), *keys, *args)
+                self.warm = True
+                return reply
         except Exception as error:  # what a client makes of nonsense may be of any type
             raise StoreUnavailable(f"the store failed: {described(error)}") from error
 
@@ -215,30 +227,38 @@ class Link:
 class _Watch:
     """Looks at one call: one that is late is a failure of the store, and holds up nobody."""
 
-    __slots__ = ("_late", "_link", "_loop", "_open", "_timer")
+    __slots__ = ("_began", "_limit", "_link", "_loop", "_timer", "blamed", "late")
 
-    def __init__(self, link: Link, late: float) -> None:
+    def __init__(self, link: Link, limit: float) -> None:
         self._link = link
-        self._late = late
-        self._open = True
+        self._limit = limit
+        self._began = SYSTEM.now()
+        self.late = False
+        """Whether it took too long, so that the next call went past it."""
+        self.blamed = False
+        """Whether that counts as a failure of the store."""
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(late, self._look_again)
+        self._timer = self._loop.call_later(limit, self._look_again)
 
     def _look_again(self) -> None:
         self._timer = self._loop.call_later(SECOND_LOOK, self._give_up)
 
     def _give_up(self) -> None:
-        if self.end():
-            self._link.health.failed(f"no answer in {self._late:g} s")
+        if not self.late:
+            self.late = True
+            self._link.room.release()
+        if self._link.warm or self._limit >= CONNECTING:
+            self.blamed = True
+            self._link.health.late(self._limit, self._began)
+        else:
+            rest, self._limit = CONNECTING - self._limit, CONNECTING
+            self._timer = self._loop.call_later(rest, self._look_again)
 
-    def end(self) -> bool:
-        """Let the next call go; False if this one was late, and has done so already."""
-        if not self._open:
-            return False
-        self._open = False
+    def end(self) -> None:
+        """Let the next call go, unless that has happened."""
         self._timer.cancel()
-        self._link.room.release()
-        return True
+        if not self.late:
+            self._link.room.release()
 
 
 class _Lane:

@@ -16,7 +16,7 @@ from seawall import RateLimit, RedisStore, StoreUnavailable
 from seawall.clock import SYSTEM
 from tests.shared.pods.pod import die_with_parent, report
 
-PAUSE = 0.02
+PAUSE = 0.1
 BEAT = 0.1
 
 
@@ -55,7 +55,7 @@ class StorePod:
             self._answered["thread"] = SYSTEM.now()
 
     async def _tasks(self) -> None:
-        await asyncio.gather(*(self._task() for _ in range(4)))
+        await asyncio.gather(*(self._task() for _ in range(2)))
 
     async def _task(self) -> None:
         while not self._over.is_set():
