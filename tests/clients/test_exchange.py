@@ -355,6 +355,21 @@ def test_a_server_may_refuse_or_ask_for_a_retry(carrier: Carrier):
 
 
 @carriers
+@pytest.mark.parametrize("wish", ["7", "Sunday, 06-Nov-94 08:49:37 GMT"], ids=["seconds", "date"])
+def test_a_413_that_says_when_to_come_again_is_retried(carrier: Carrier, wish: str):
+    """It is about the server's present state; without a `Retry-After` the request is too large."""
+    guard = guard_of()
+    server = Server(Step(413, {"retry-after": wish}), OK)
+    assert carrier.request(guard, server).status_code == 200
+    waited = guard.clock.now() - 1000.0
+    assert waited == 7.0 if wish == "7" else waited <= 0.5
+    for headers in ({}, {"retry-after": "soon"}, {"retry-after": "1", "x-should-retry": "false"}):
+        server = Server(Step(413, headers), OK)
+        assert carrier.request(guard_of(), server).status_code == 413
+        assert len(server.seen) == 1
+
+
+@carriers
 def test_which_statuses_mean_failure_is_a_setting(carrier: Carrier):
     """Other statuses can be told to mean failure."""
     server = Server(Step(404), OK)

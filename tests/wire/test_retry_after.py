@@ -46,6 +46,25 @@ def test_dates_agree_with_the_standard_library(instant: int, ahead: int):
 
 
 @pytest.mark.parametrize(
+    ("now", "text", "seconds"),
+    [
+        ("1999-12-31T23:59:50", "Saturday, 01-Jan-00 00:00:10 GMT", 20.0),
+        ("2099-12-31T23:59:50", "Friday, 01-Jan-00 00:00:10 GMT", 20.0),
+        ("2026-03-01T12:00:00", "Sunday, 01-Mar-26 12:00:30 GMT", 30.0),
+        ("2026-03-01T12:00:00", "Sunday, 01-Mar-26 11:00:00 GMT", 0.0),
+        ("2026-03-01T12:00:00", "Saturday, 06-Nov-94 08:49:37 GMT", 0.0),
+        ("2026-03-01T12:00:00", "Sunday, 01-Mar-76 12:00:00 GMT", A_YEAR),
+        ("2026-03-01T12:00:00", "Sunday, 01-Mar-76 12:00:01 GMT", 0.0),
+        ("2024-02-29T12:00:00", "Thursday, 29-Feb-24 12:00:07 GMT", 7.0),
+    ],
+)
+def test_a_year_of_two_digits_is_at_most_half_a_century_ahead(now: str, text: str, seconds: float):
+    """The nearest such year that is not more than 50 years ahead, also across a century."""
+    wall = datetime.fromisoformat(f"{now}+00:00").timestamp()
+    assert read_retry_after(text, wall) == seconds
+
+
+@pytest.mark.parametrize(
     "value",
     [
         "",

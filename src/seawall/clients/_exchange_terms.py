@@ -29,6 +29,7 @@ IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT"
 """Methods of which a second request has no effect beyond the first's (RFC 9110, 9.2.2)."""
 
 _ERROR: Final = 400
+_TOO_LARGE: Final = 413
 
 
 class BadStatus(Exception):
@@ -54,9 +55,10 @@ class KeyAtWork(BadStatus):
 def retryable(error: Exception | None, _value: object = None) -> bool:
     """Tell whether a guarded HTTP call that ended so is worth another; for `Retry(on=retryable)`.
 
-    408, 429 and 5xx answers, network trouble and timeouts are, and the 409 of a key that is still
-    at work; that is decided for all libraries alike. Refusals are not, though they are errors of
-    the library too. Whether the request may be repeated at all is looked at apart from that.
+    408, 429 and 5xx answers, 413 with a `Retry-After`, network trouble and timeouts are, and the
+    409 of a key that is still at work; that is decided for all libraries alike. Refusals are not,
+    though they are errors of the library too. Whether the request may be repeated at all is looked
+    at apart from that.
     """
     if isinstance(error, Rejected):
         return False
@@ -159,15 +161,16 @@ class Terms:
             # What was answered before, by a server that is well now; asking again changes nothing.
             return None
         wish = (headers.get("x-should-retry") or "").strip().lower()
-        if keyed and status == IN_FLIGHT and wish != "false":
-            seconds = _wanted_pause(headers)
-            if seconds is not None:
-                return KeyAtWork(response, status, seconds)
-        if status not in self.statuses and wish != "true":
-            return None
         if wish == "false":
-            return BadStatus(response, status, -1.0)
-        return BadStatus(response, status, _wanted_pause(headers))
+            return BadStatus(response, status, -1.0) if status in self.statuses else None
+        seconds = _wanted_pause(headers)
+        if keyed and status == IN_FLIGHT and seconds is not None:
+            return KeyAtWork(response, status, seconds)
+        # A 413 that says when to come again is temporary (RFC 9110, 15.5.14).
+        temporary = status == _TOO_LARGE and seconds is not None
+        if status not in self.statuses and wish != "true" and not temporary:
+            return None
+        return BadStatus(response, status, seconds)
 
 
 def _wanted_pause(headers: Any) -> float | None:

@@ -78,22 +78,17 @@ def _instant(text: str, wall: float) -> float | None:
         found = pattern.fullmatch(text)
         if found is None:
             continue
-        year, second = int(found["year"]), int(found["second"])
+        year, month = int(found["year"]), _MONTHS.index(found["month"]) + 1
+        day, hour, minute, second = (int(found[n]) for n in ("day", "hour", "minute", "second"))
+        within = month, day, hour, minute, 59 if second == _LEAP_SECOND else second
         try:
             if len(found["year"]) == 2:  # noqa: PLR2004 - the digits of a year without its century
-                now = datetime.fromtimestamp(wall, UTC).year
-                year += now - now % 100
+                now, *now_within = datetime.fromtimestamp(wall, UTC).timetuple()[:6]
+                ahead = (year - now) % 100
                 # More than half a century ahead means the century before (RFC 9110, 5.6.7).
-                year -= 100 if year > now + _HALF_A_CENTURY else 0
-            return datetime(
-                year,
-                _MONTHS.index(found["month"]) + 1,
-                int(found["day"]),
-                int(found["hour"]),
-                int(found["minute"]),
-                59 if second == _LEAP_SECOND else second,
-                tzinfo=UTC,
-            ).timestamp()
+                past = (ahead, *within) > (_HALF_A_CENTURY, *now_within)
+                year = now + ahead - (100 if past else 0)
+            return datetime(year, *within, tzinfo=UTC).timestamp()
         except (ValueError, OverflowError, OSError):
             return None  # the 31st of February
     return None
