@@ -33,7 +33,7 @@ _HOST: Final = re.compile(r"(?:\[[0-9a-zA-Z:.%]*\]|[^:\[\]]*)(?::[0-9]*)?")
 _PATH: Final = re.compile(r"(url: )/(\S*)")
 _QUERY: Final = re.compile(r"\?\S+")
 # It can match at the beginning of a word only, or the search would take quadratic time.
-_LOGIN: Final = re.compile(r"(?<!\S)[^\s:@]*:\S*@\S*")
+_LOGIN: Final = re.compile(r"(?<!\S)[^\s:]*:\S*@\S*")
 
 # It begins with plain letters, and case is folded before: much faster to search than otherwise.
 _NAMED: Final = re.compile(
@@ -43,9 +43,9 @@ _NAMED: Final = re.compile(
     r"(?:(?P<colon>\\{0,3}[\"']?\s{0,3}:\s*|\\{0,3}[\"'],\s*)[^\s][^\n]*"
     # A quoted value ends at the last quote of the line, as it may contain quotes itself.
     r"|(?P<equals>\\{0,3}[\"']?\s{0,3}=\s{0,3})"
-    r"(?:b?\\{0,3}(?P<quote>[\"'])(?:[^\n]*(?P=quote)|[^\n]*)|[(\[{][^\n]*|\S+(?:(?<=\\)\s\S*)*)"
-    r"|(?P<bearer>(?<=bearer)\s{1,3})\S+"
-    r"|(?P<basic>(?<=basic)\s{1,3})[a-z0-9+/=]{8,})"
+    r"(?:b?\\{0,3}(?P<quote>[\"'])(?:[^\n]*(?P=quote)\S*|[^\n]*)|[(\[{][^\n]*|\S+(?:(?<=\\)\s\S*)*)"
+    r"|(?P<bearer>(?<=bearer)\s{1,3})[^\s][^\n]*"
+    r"|(?P<basic>(?<=basic)\s{1,3})[a-z0-9+/=]{8,}[^\n]*)"
 )
 _KEPT: Final = ("colon", "equals", "bearer", "basic")
 """What is kept of a match ends with one of these groups."""

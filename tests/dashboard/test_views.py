@@ -192,6 +192,8 @@ def test_an_address_tells_no_login(text: str, host: str) -> None:
     """Whatever stands before the last @ of an address is not shown."""
     assert "hunter2" not in address(f"redis://{text}:hunter2@{host.replace('hunter2', '')}")
     assert "hunter2" not in address(f"{text}:hunter2@{host}")
+    word = "".join(text.split())
+    assert "hunter2" not in address(f"http://vendor/{word}?k={word}@hunter2")
 
 
 def test_keys_are_few_and_short() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from typing import Any, Final
-from urllib.parse import urlsplit
 
+from seawall._redaction import redacted
 from seawall.dashboard._bounds import LONGEST_NAME, number, shown
 
 _MINUTE: Final = 60.0
@@ -64,14 +64,6 @@ def plainly(kind: str) -> str:
 
 
 def address(value: Any) -> str:
-    """Return where something is, without the name and password that a URL may hold."""
+    """Return where something is, without what may be secret in a URL."""
     text = str(value)
-    try:
-        parts = urlsplit(text)
-        if "@" in parts.netloc:
-            text = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    except ValueError:
-        text = "(an address that cannot be read)"
-    if "@" in text:  # no URL, yet there may be a password in it
-        text = text.rpartition("@")[2]
-    return shown(text.partition("?")[0], LONGEST_NAME)
+    return shown(redacted(text) if "@" in text or "?" in text else text, LONGEST_NAME)

@@ -18,6 +18,7 @@ from time import time  # noqa: TID251 - receivers compare it with a clock of the
 from typing import Any, Final
 
 from seawall import _checks as check
+from seawall._redaction import redacted
 from seawall.durable._outbox_events import OutboxEvent
 from seawall.errors import BadSignature, NotDelivered, Overloaded
 from seawall.guard import Guard
@@ -164,7 +165,7 @@ class Webhook:
         self.guard = guard or Guard.standard(where, on=Exception, timeout=10.0, attempts=1)
 
     def __repr__(self) -> str:
-        return f"<Webhook {self.url.partition('?')[0]!r}>"
+        return f"<Webhook {redacted(self.url)!r}>"
 
     def close(self) -> None:
         """Free the name of the standard guard; client and other guards stay as they are."""
