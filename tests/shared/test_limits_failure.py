@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from seawall import Limit, RateLimit, RateLimited, StoreModeChanged, StoreUnavailable, subscribe
+from seawall.clock import VirtualClock
 from seawall.shared._store import RedisStore
-from tests.shared.support import Server
+from tests.shared.support import Server, eventually
 from tests.shared.test_limits import ok, until
 from tests.support import new_guard
 
@@ -214,3 +215,85 @@ def test_a_child_process_counts_with_its_parent(store: RedisStore) -> None:
             os._exit(said.count(None))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
     assert reasons(guard, 6) == [None] * 4 + ["rate_limited"] * 2
+
+
+# --- How many pods there are, without a store that tells ---
+
+
+def apart(count: int, sharing: str, **options: Any) -> tuple[list[RedisStore], list[Any], Any]:
+    """Return so many pods that have never reached their store: stores, guards and their clock."""
+    clock = VirtualClock()
+    stores = [RedisStore("redis://127.0.0.1:1", **options) for _ in range(count)]
+    guards = []
+    for store in stores:
+        store.health.failed("out of reach", certain=True)
+        policy = RateLimit("60/s", shared=store, name="vendor", sharing=sharing)  # type: ignore[arg-type]
+        guards.append(new_guard(policy, clock=clock))
+    return stores, guards, clock
+
+
+def admitted(guards: list[Any], each: int) -> int:
+    """Return how many of so many calls of each pod are admitted."""
+    return sum(guard.attempt(lambda: "ok").error is None for guard in guards for _ in range(each))
+
+
+@pytest.mark.parametrize("sharing", ["exact", "leased", "split"])
+def test_pods_that_have_never_reached_the_store_stay_at_the_limit_together(sharing: str) -> None:
+    """With the number of pods that is expected, three admit 60 a second, and not 180."""
+    stores, guards, clock = apart(3, sharing, expected_pods=3)
+    assert admitted(guards, 100) == 60  # the burst
+    for _ in range(3):
+        clock.advance(1.0)
+        assert admitted(guards, 100) == 60
+    for store in stores:
+        store.close()
+
+
+def test_fewer_pods_than_expected_use_their_parts_only() -> None:
+    """The price: nobody knows that the others are not there."""
+    stores, guards, _clock = apart(2, "exact", expected_pods=3)
+    assert admitted(guards, 100) == 40
+    for store in stores:
+        store.close()
+
+
+@pytest.mark.parametrize(("known", "times"), [(1, 3), (5, 5)])
+def test_the_larger_of_the_expected_and_the_last_known_number_counts(
+    new_store: Stores, known: int, times: int
+) -> None:
+    """Pods that have started since the store went away are not known, but expected."""
+    store = new_store(expected_pods=3)
+    guard = new_guard(RateLimit("60/min", shared=store, name="known"))
+    pods(store, known)
+    with away(store):
+        assert admitted([guard], 61) == 60 // times
+
+
+def guard_part(guard: Any) -> int:
+    """Return among how many pods a split limit is divided; 0 while this pod has no part."""
+    return int(guard.snapshot()["policies"][0]["shared"]["pods"])
+
+
+def test_a_split_limit_keeps_its_part_while_the_store_is_away(new_store: Stores) -> None:
+    """Who had a part goes on with it, though fewer pods are expected, and counts each call once."""
+    store = new_store()
+    guard = new_guard(RateLimit("60/min", shared=store, name="part", sharing="split"))
+    share = guard.policies[0]._sharing.share
+    eventually(lambda: admitted([guard], 1) and guard_part(guard) == 1)
+    assert not share._whole
+    with away(store):
+        assert share.times == 1
+
+
+def test_a_child_process_expects_as_many_pods_as_its_parent_knew(store: RedisStore) -> None:
+    """After a fork nothing is known, and the store may be away."""
+    pods(store, 4)
+    store.pods._after_fork()
+    assert (store.pods.count, store.pods.known, store.pods.without_store) == (1, False, 4)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, "3", True])
+def test_a_number_of_pods_that_cannot_be_is_refused(bad: Any) -> None:
+    """It is a whole number of at least one."""
+    with pytest.raises((TypeError, ValueError), match="expected_pods"):
+        RedisStore("redis://127.0.0.1:1", expected_pods=bad)

@@ -116,8 +116,8 @@ class SharedLimits:
 
     @property
     def times(self) -> int:
-        """How many pods there are, as far as known."""
-        pods: int = self.store.pods.count
+        """Among how many pods the limits are divided while the store is away."""
+        pods: int = self.store.pods.without_store
         return pods
 
     @property

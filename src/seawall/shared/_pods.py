@@ -34,9 +34,10 @@ Watcher = Callable[[], object]
 class Pods:
     """How many processes share this store now."""
 
-    def __init__(self, store: RedisStore) -> None:
-        """Begin to count when `start` is called."""
+    def __init__(self, store: RedisStore, expected: int) -> None:
+        """Begin to count when `start` is called; take it that there are `expected`, or more."""
         self._store = store
+        self._expected = expected
         self._keys = [store.key("pods", "all"), store.key("pods", "all", "runs")]
         self._members = Members()
         self._valid_until = 0.0
@@ -53,6 +54,15 @@ class Pods:
     def count(self) -> int:
         """How many pods live, this one included; 1 while nothing is known."""
         return self._members.count
+
+    @property
+    def without_store(self) -> int:
+        """Among how many pods a limit is divided while the store is away.
+
+        The number last heard of, or the expected one if that is larger: pods that have started
+        since then, or have never reached the store, go by the expected one.
+        """
+        return max(self._expected, self._members.count)
 
     @property
     def known(self) -> bool:
@@ -138,8 +148,9 @@ class Pods:
                     logging.getLogger("seawall").exception("a watcher of the pods failed")
 
     def _after_fork(self) -> None:
-        """Be another pod, which nobody has heard of."""
+        """Be another pod, which nobody has heard of; there are no fewer than the parent knew."""
         self._mutex = Mutex()
+        self._expected = self.without_store
         self._members = Members()
         self._valid_until = 0.0
         self._changed()

@@ -51,6 +51,8 @@ class SplitLimits(SharedLimits):
         self._parts: list[Rule[Any] | None] = []
         self._pods = 0
         """Among how many the limits are divided; 0: this pod has no part yet."""
+        self._whole = True
+        """Whether the meters follow the whole limits: this pod has never had a part of them."""
         self._waiting: dict[Settling, None] = {}
         super().__init__(store, name, rules, **options)
         me = ref(self)
@@ -62,6 +64,7 @@ class SplitLimits(SharedLimits):
         """Divide other numbers from now on."""
         check_divisible(self.sharing, rules)
         super().configure(rules)
+        self._whole = True
         self.divide(anew=True)
 
     def divide(self, *, anew: bool = False) -> None:
@@ -95,6 +98,7 @@ class SplitLimits(SharedLimits):
                 if old is not None or not self._nobody_before(part, count):
                     follow(part, old, now)
             self._pods, self._parts = (count, list(parts)) if settled else (0, [])
+            self._whole = False
         yield from parts
 
     def _nobody_before(self, part: Rule[Any], count: int) -> bool:
@@ -123,8 +127,8 @@ class SplitLimits(SharedLimits):
 
     @property
     def times(self) -> int:
-        """How often a call counts: once, since the rules are those of the part."""
-        return 1
+        """How often a call counts: once, where the rules are those of a part."""
+        return super().times if self._whole else 1
 
     @property
     def excess(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from seawall import _checks as check
 from seawall import registry
 from seawall.shared._core import StoreCore
 
@@ -30,14 +31,18 @@ class RedisStore(StoreCore):
         name: str = "redis",
         prefix: str = "seawall",
         timeout: float = 0.05,
+        expected_pods: int = 1,
     ) -> None:
         """Keep what is shared where `target` leads: a URL, or a client of redis-py.
 
         Of a client only the settings are taken; connections are the store's own, made when first
         needed. `name` stands for the store in events and messages. What has another `prefix` is
         another store, on the same server. `timeout` is how many seconds a caller waits for it.
+        `expected_pods`: by how many pods a limit is divided while the store has never been reached,
+        and at least while it is away.
         """
         super().__init__(target, name, prefix, timeout)
+        self._expected_pods = check.count("expected_pods", expected_pods)
         self._pods: Pods | None = None
         registry.enter(self, "store", name)
 
@@ -93,7 +98,7 @@ class RedisStore(StoreCore):
         if self._pods is None:
             from seawall.shared._pods import Pods
 
-            self._pods = Pods(self)
+            self._pods = Pods(self, self._expected_pods)
         return self._pods
 
     def limits(self, name: str, rules: Sequence[Any], **how: Any) -> LimitShare:
