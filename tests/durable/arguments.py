@@ -72,7 +72,7 @@ _GUARDS = [(5, TypeError), (Guard, TypeError)]
 _TRUSTS = [(5, TypeError), (Trust, TypeError), (["10.0.0.0/8"], TypeError)]
 _KEYS = [("", ValueError), (5, (TypeError, ValueError)), (None, TypeError), ("a b\n", ValueError)]
 _KEYS += [("k" * 256, ValueError), ("é", ValueError)]
-_FINGERPRINTS = [(5, TypeError), ({}, TypeError)]
+_FINGERPRINTS = [(object(), TypeError), ({5}, TypeError), ({"a": b"b"}, TypeError)]
 _BACKOFFS = [("fast", TypeError), ([], ValueError), (-1.0, ValueError), (nan, ValueError)]
 _ERRORS = [(5, TypeError), ("OSError", TypeError), ((OSError, 5), TypeError), (int, TypeError)]
 _ERRORS += [(KeyboardInterrupt, TypeError), (OSError(), TypeError)]
@@ -187,7 +187,7 @@ _RECORD_BAD: dict[str, tuple[Bads, str]] = {
     "scope": (_NAMES, "write"),
     "operation": (_NAMES, "write"),
     "key": (_KEYS, "write"),
-    "fingerprint": (_FINGERPRINTS, "fingerprint_of"),
+    "fingerprint": (_FINGERPRINTS, "what JSON has"),
 }
 _SUBMIT = {"conn": None, "kind": "report", "scope": "acme"}
 _EVENT = {
@@ -424,6 +424,7 @@ DURABLE: list[Row] = [
         unscoped=([*_FLAGS, (True, ValueError)], "True or False|leave"),
         methods=([(5, TypeError), ("POST", TypeError), (["get"], ValueError)], "write"),
         keep=([(5, TypeError), ("201", TypeError), ([99], ValueError), (_app, TypeError)], "keep"),
+        fingerprint=([(5, TypeError), ("body", TypeError), (_app, TypeError)], "function"),
         required=(_FLAGS, "True or False"),
         wait=(_SECONDS, "seconds"),
         retry_after=(_POSITIVE, "seconds"),

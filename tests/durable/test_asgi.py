@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -147,6 +149,72 @@ def test_what_was_done_is_kept(quick: Opening, status: int):
             assert app.snapshot()["failed"] == (status >= 500)
 
     asyncio.run(main())
+
+
+# What is compared
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "again", "status"),
+    [
+        ("application/json", b'{"a":1,"b":2}', b'{ "b": 2, "a": 1 }', 201),
+        ("application/vnd.shop+json; charset=utf-8", b"[1]", b"[ 1 ]", 201),
+        ("application/json", b'{"a":1}', b'{"a":1.0}', 422),
+        ("application/json", b'{"a":1}', b'{"a":1,"a":2}', 422),
+        ("application/json", b'{"a":2,"a":1}', b'{"a": 2, "a": 1}', 422),
+        ("application/json", b'{"a":NaN}', b'{"a": NaN}', 422),
+        ("application/json", b'{"a":1.50}', b'{"a":1.50}', 201),
+        ("text/plain", b'{"a":1}', b'{"a": 1}', 422),
+        ("text/plain", b'{"a":1}', b'{"a":1}', 201),
+    ],
+)
+def test_json_is_compared_by_meaning(
+    quick: Opening, kind: str, body: bytes, again: bytes, status: int
+):
+    """Another order of members and other spaces are the same payload; in doubt the bytes count."""
+    shop = Shop()
+
+    async def main() -> None:
+        async with edge_of(quick, shop) as app:
+            for each, expected in ((body, 201), (again, status)):
+                answer = await post(app, "/orders", KEY, USER, ("content-type", kind), body=each)
+                assert answer.status == expected
+            assert shop.orders == [body]
+
+    asyncio.run(main())
+
+
+def test_a_function_says_what_is_compared(quick: Opening, caplog: pytest.LogCaptureFixture):
+    """A part of the body as a value; path and query always count; where it raises, the bytes."""
+    shop = Shop()
+
+    def order_of(_incoming: Any, body: bytes) -> Any:
+        said = json.loads(body)
+        return {"items": said["items"], "by": UUID(int=said["by"])}
+
+    async def main() -> None:
+        async with edge_of(quick, shop, fingerprint=order_of) as app:
+            bodies = [
+                (b'{"sent": 1, "by": 7, "items": [1]}', 201),
+                (b'{"items": [1], "by": 7, "sent": 2}', 201),
+                (b'{"items": [2], "by": 7, "sent": 2}', 422),
+                (b"a secret that is no JSON", 422),
+            ]
+            for body, status in bodies:
+                assert (await post(app, body=body)).status == status
+            assert (await post(app, query_string=b"x=1", body=bodies[0][0])).status == 422
+            other = ("idempotency-key", "other"), USER
+            assert (await post(app, "/orders", *other, body=b"{")).status == 201
+            assert not first(await post(app, "/orders", *other, body=b"{"))
+            assert (await post(app, "/orders", *other, body=b"[")).status == 422
+            app._fingerprint = lambda _incoming, _body: None
+            some = ("idempotency-key", "some"), USER
+            assert (await post(app, "/orders", *some, body=b"1")).status == 201
+            assert not first(await post(app, "/orders", *some, body=b"2"))
+
+    asyncio.run(main())
+    assert "raised JSONDecodeError" in caplog.text
+    assert "secret" not in caplog.text
 
 
 @pytest.mark.parametrize("status", [307, 400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 503])

@@ -7,10 +7,15 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
+from pydantic import BaseModel
 
 from seawall.durable import Database
 from seawall.durable import _idempotency_records as records
@@ -149,6 +154,53 @@ def test_another_payload_is_told_apart(opening: Opening):
             await idempotency.acomplete(claim, ANSWER)
             assert await again(idempotency, payload="q") == Mismatch()
             assert await again(idempotency, payload=None) == Replay(ANSWER)
+
+    asyncio.run(main())
+
+
+@dataclass
+class Order:
+    """A payload."""
+
+    item: UUID
+    price: Decimal
+    at: datetime
+
+
+class Model(BaseModel):
+    """The same as a model."""
+
+    item: UUID
+    price: Decimal
+    at: datetime
+
+
+VALUES = {"item": UUID(int=7), "price": Decimal("1.50"), "at": datetime(2026, 1, 2, tzinfo=UTC)}
+
+
+@pytest.mark.parametrize(
+    ("one", "same", "other"),
+    [
+        ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, {"a": 1, "b": [2.0]}),
+        (Order(**VALUES), Order(**VALUES), Order(**{**VALUES, "price": Decimal("1.5")})),
+        (Model(**VALUES), Model(**VALUES), Model(**{**VALUES, "item": UUID(int=8)})),
+        (UUID(int=7), UUID(int=7), UUID(int=8)),
+        (Decimal("1.0"), Decimal("1.0"), Decimal("1.00")),
+        (VALUES["at"], VALUES["at"], datetime(2026, 1, 2)),  # noqa: DTZ001 - not the same instant
+        ((b"a".decode(), 1), ["a", 1], ["a", "1"]),
+        (b"\xff", bytearray(b"\xff"), b"\xfe"),
+    ],
+)
+def test_payloads_are_compared_as_values(tmp_path: Path, one: Any, same: Any, other: Any):
+    """Whatever a service has for a payload can be given as the fingerprint."""
+
+    async def main() -> None:
+        async with opening_by("sqlite", None, tmp_path)() as database:  # type: ignore[arg-type]
+            idempotency = Idempotency(database)
+            found: Any = await idempotency.areserve("t", "o", "k", one)
+            await idempotency.acomplete(found.claim, 1)
+            assert isinstance(await idempotency.areserve("t", "o", "k", same), Replay)
+            assert isinstance(await idempotency.areserve("t", "o", "k", other), Mismatch)
 
     asyncio.run(main())
 

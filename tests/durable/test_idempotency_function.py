@@ -501,7 +501,7 @@ def test_bad_arguments_are_told(local: Idempotency):
         ("s", "o", "", None),
         ("s", "o", "k" * 256, None),
         ("s", "o", "ä", None),
-        ("s", "o", "k", 7),
+        ("s", "o", "k", {7}),
         ("s" * 513, "o", "k", None),
     ):
         with pytest.raises((TypeError, ValueError)):

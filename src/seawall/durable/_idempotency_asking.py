@@ -8,6 +8,7 @@ from typing import Final
 from seawall import _checks as check
 from seawall.context import give_up_at
 from seawall.durable._idempotency_records import Wanted
+from seawall.durable._json import canonical_json
 from seawall.models.idempotency import (
     KeyState,
     Pending,
@@ -26,7 +27,7 @@ def wanted_of(
     scope: str | None,
     operation: str,
     key: str,
-    fingerprint: bytes | str | None,
+    fingerprint: object,
     *,
     unscoped: bool,
     owned: bool = True,
@@ -43,17 +44,23 @@ def wanted_of(
         check_name("scope", scope)
     check_name("operation", operation)
     hashed = key_digest(scope, operation, check_key(key))
-    payload = b"" if fingerprint is None else _payload(fingerprint)
+    payload = b"" if fingerprint is None else fingerprint_of(payload_of(fingerprint))
     return Wanted(scope, operation, hashed, payload, urandom(16).hex() if owned else "")
 
 
-def _payload(fingerprint: object) -> bytes:
-    if isinstance(fingerprint, (bytes, bytearray, memoryview, str)):
-        return fingerprint_of(fingerprint)
-    raise TypeError(
-        f"fingerprint={fingerprint!r}: write bytes or text that stand for the payload, such as"
-        " fingerprint_of(body, query); or None, to compare nothing"
-    )
+def payload_of(fingerprint: object) -> bytes | str:
+    """Return what is compared of a payload, or raise."""
+    if isinstance(fingerprint, (bytes, bytearray, memoryview)):
+        return bytes(fingerprint)
+    if isinstance(fingerprint, str):
+        return fingerprint
+    try:
+        return canonical_json(fingerprint)
+    except TypeError as error:
+        raise TypeError(
+            f"fingerprint: {error}: write bytes, text or what JSON has (also with Decimal, UUID,"
+            " dates, dataclasses and models); or None, to compare nothing"
+        ) from None
 
 
 class Waiting:

@@ -7,7 +7,6 @@ function is written down whole, also by who is cancelled meanwhile.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
@@ -18,6 +17,7 @@ from seawall import _checks as check
 from seawall.context import current_idempotency_key, current_tenant
 from seawall.durable import _idempotency_records as records
 from seawall.durable._idempotency_once import refuse
+from seawall.durable._json import canonical_json
 from seawall.durable._uncut import Renewal, uncut
 from seawall.errors import AnswerNotKept, KeyMissing, LeaseLost, RecordedFailure, RecordGarbled
 from seawall.models.idempotency import Answer, Fresh, KeyClaim, Replay, check_key, check_name
@@ -291,7 +291,7 @@ def _replayed(rules: Rules, found: Replay) -> Any:
 
 def _named(
     rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[str | None, str, str, bytes | str | None]:
+) -> tuple[str | None, str, str, object]:
     """Return what names the record of one call."""
     bound = rules.shape.bind(*args, **kwargs)
     bound.apply_defaults()
@@ -309,7 +309,7 @@ def _named(
     check_key(key)
     scope = said(rules.scope, current_tenant)
     if rules.fingerprint == "arguments":
-        payload: bytes | str | None = _arguments_text(rules, dict(bound.arguments))
+        payload: object = _arguments_text(rules, dict(bound.arguments))
     else:
         payload = None if rules.fingerprint is None else rules.fingerprint(*args, **kwargs)
     return scope, rules.operation, key, payload
@@ -324,11 +324,11 @@ def _arguments_text(rules: Rules, arguments: dict[str, Any]) -> str:
     ):
         del arguments[name]
     try:
-        return json.dumps(arguments, sort_keys=True, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError) as error:
+        return canonical_json(arguments)
+    except TypeError as error:
         raise TypeError(
             f"the arguments are not JSON ({error}): write fingerprint=, a function of them that"
-            " returns bytes or text; or None, to compare nothing"
+            " returns bytes, text or what JSON has; or None, to compare nothing"
         ) from error
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from datetime import date
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -59,3 +60,47 @@ canonical_json: Final = _checked(
 
 Keys are sorted; NaN and infinity are written. It is for comparing, not for reading back.
 """
+
+MOST_COMPARED: Final = 64 * 1024
+"""Bytes of a document whose meaning is looked at: the event loop waits for that."""
+
+
+def canonical_document(data: bytes) -> bytes | None:
+    """Return the bytes that all JSON documents of the same meaning have; None in case of doubt.
+
+    The order of members, spaces and escapes do not matter. In doubt are duplicate members, numbers
+    that are not in their shortest form (1.50, 1E3, -0), NaN, what is large or deeply nested, and
+    what is no UTF-8 or no JSON. 1 and 1.0 are different.
+    """
+    if len(data) > MOST_COMPARED:
+        return None
+    try:
+        return canonical_json(_read(data.decode())).encode()
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(members)
+    if len(found) != len(members):
+        raise ValueError("a member that is there twice")
+    return found
+
+
+def _shortest(kind: type[int | float], text: str) -> int | float:
+    number = kind(text)
+    if repr(number) != text:
+        raise ValueError("a number that could be written otherwise")
+    return number
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+_read: Final = json.JSONDecoder(
+    object_pairs_hook=_unique,
+    parse_int=partial(_shortest, int),
+    parse_float=partial(_shortest, float),
+    parse_constant=_no_number,
+).decode

@@ -18,6 +18,7 @@ after it does no harm either: see `Keyed.complete`.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from hashlib import blake2b
@@ -31,6 +32,8 @@ from seawall.durable._asgi_answers import Keep, RequestOutcome
 from seawall.durable._asgi_completing import Keyed, Name
 from seawall.durable._asgi_request import KEYED, Request, Scope
 from seawall.durable._cleaning import cleaning
+from seawall.durable._idempotency_asking import payload_of
+from seawall.durable._json import canonical_document
 from seawall.durable.idempotency import Idempotency
 from seawall.errors import AmbiguousHeader, KeyMissing
 from seawall.models.idempotency import fingerprint_of
@@ -115,6 +118,7 @@ class IdempotentRequests:
         unscoped: bool = False,
         methods: Sequence[str] = ("POST", "PATCH"),
         keep: Iterable[int] | Keep | None = None,
+        fingerprint: Callable[[Incoming, bytes], object] | None = None,
         required: bool = True,
         wait: float = 0.0,
         retry_after: float = 2.0,
@@ -135,6 +139,11 @@ class IdempotentRequests:
         `RequestOutcome` (True, False, or None for the default). An error that the app raises has
         the status that is sent for it. What the app has committed by `Keyed.complete` is always
         kept, and a refusal (`Rejected`) never.
+
+        A repeat has to have the same path, query and body. Bodies of a JSON type are compared by
+        meaning, all others by bytes. `fingerprint(incoming, body)` returns what is compared in
+        place of the body, as `Idempotency.reserve` takes it: such as a part of it, or None for
+        nothing. Where it raises, the bytes are compared.
 
         With `required=False` requests without a key pass as they are. A repeat that comes meanwhile
         waits up to `wait` seconds for its answer, and is then told to come again after
@@ -161,6 +170,9 @@ class IdempotentRequests:
             raise ValueError(f"routes: write at most {_LONGEST_ROUTE} bytes for each")
         self._methods = _checked_methods(methods)
         self.keep = _checked_keep(keep)
+        self._fingerprint = (
+            _meaning if fingerprint is None else plain_function("fingerprint", fingerprint)
+        )
         self.required = check.flag("required", required)
         self.wait = check.seconds("wait", wait, zero=True)
         self.retry_after = check.seconds("retry_after", retry_after)
@@ -251,7 +263,8 @@ class IdempotentRequests:
             return
         path = path_below_root(scope)
         root, query = scope.get("root_path") or "", scope.get("query_string") or b""
-        name = name._replace(fingerprint=fingerprint_of(root, path, query, body))
+        payload = self._compared(incoming, body, name)
+        name = name._replace(fingerprint=fingerprint_of(root, path, query, payload))
         await Request(self, name, send).serve(scope, body)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -297,6 +310,16 @@ class IdempotentRequests:
                 return answers.NOBODY
         return Name(whose, operation, key, b"")
 
+    def _compared(self, incoming: Incoming, body: bytes, name: Name) -> bytes | str:
+        """Return what of the body a repeat must have in common with the first request."""
+        try:
+            said = self._fingerprint(incoming, body)
+            return b"" if said is None else payload_of(said)
+        except Exception as error:  # noqa: BLE001 - the user's function may meet any body
+            log = logging.getLogger("seawall")
+            log.warning("%s: fingerprint= raised %s", name.operation, type(error).__name__)
+            return body
+
     async def _read(self, incoming: Incoming, receive: Receive) -> bytes | Problem | None:
         """Read the body whole; None if it does not come."""
         declared = incoming.named.get(b"content-length", b"")
@@ -317,6 +340,15 @@ class IdempotentRequests:
 
 async def _not_started(_scope: Any, _receive: Any, _send: Any) -> None:
     raise RuntimeError("the app that this was added to has not been called yet")
+
+
+def _meaning(incoming: Incoming, body: bytes) -> bytes:
+    """Return a JSON body in its canonical form, and all else as it is."""
+    kind = (incoming.header("content-type") or "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        return body
+    canonical = canonical_document(body)
+    return body if canonical is None else canonical
 
 
 def scope_text(said: object) -> str | None:

@@ -157,14 +157,15 @@ class Idempotency:
         scope: str | None,
         operation: str,
         key: str,
-        fingerprint: bytes | str | None,
+        fingerprint: object,
         *,
         wait: float = 0.0,
     ) -> KeyState:
         """Take the record of a key, or tell why not: what was answered, or who is at it.
 
-        `scope` is whose key it is: tenant and principal. `fingerprint` stands for the payload
-        (`fingerprint_of(body, query)`); None is for not comparing. Who finds another at work waits
+        `scope` is whose key it is: tenant and principal. `fingerprint` is the payload, or stands
+        for it: bytes, text, or what `Outbox.add` takes as a payload (compared as JSON, whatever the
+        order of members); None is for not comparing. Who finds another at work waits
         for up to `wait` seconds, or until shortly before its deadline, without a connection.
         """
         wanted = self._wanted(scope, operation, key, fingerprint)
@@ -182,7 +183,7 @@ class Idempotency:
         scope: str | None,
         operation: str,
         key: str,
-        fingerprint: bytes | str | None,
+        fingerprint: object,
         *,
         wait: float = 0.0,
     ) -> KeyState:
@@ -325,7 +326,7 @@ class Idempotency:
         scope: str | None,
         operation: str,
         key: str,
-        fingerprint: bytes | str | None,
+        fingerprint: object,
     ) -> Once:
         """Commit the key with the user's own rows: `async with idempotency.once(conn, ...)`.
 
@@ -345,7 +346,7 @@ class Idempotency:
         scope: str | None,
         operation: str,
         key: str,
-        fingerprint: bytes | str | None,
+        fingerprint: object,
         outbox: Outbox | None = None,
         events: Iterable[Any] = (),
         conn: Any = None,
@@ -370,7 +371,7 @@ class Idempotency:
         scope: str | None,
         operation: str,
         key: str,
-        fingerprint: bytes | str | None,
+        fingerprint: object,
         outbox: Outbox | None = None,
         events: Iterable[Any] = (),
         conn: Any = None,
