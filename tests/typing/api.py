@@ -511,6 +511,9 @@ def check_the_servers_edge() -> None:
     web.RequestLimits("600/min")  # type: ignore[arg-type]
     web.limit("600/min")  # type: ignore[call-arg]
     web.Inbound(max_criticality="critical")  # type: ignore[arg-type]
+    web.Inbound(classify=lambda incoming: "free" if incoming.route else Criticality.SHEDDABLE)
+    web.Inbound(classify=lambda _: web.Rank(Criticality.SHEDDABLE, tier="free"))
+    web.Inbound(classify=lambda _: 0.5)  # type: ignore[arg-type,return-value]
 
 
 def _pings() -> bool:

@@ -186,6 +186,7 @@ def _interceptors(make: Any, name: str) -> list[tuple[Any, ...]]:
         (f"{name}(timeout)", lambda x: make(timeout=x), _POSITIVE, "seconds"),
         (f"{name}(stream_timeout)", lambda x: make(stream_timeout=x), _POSITIVE, "seconds"),
         (f"{name}(max_criticality)", lambda x: make(max_criticality=x), _LEVELS, "Criticality"),
+        (f"{name}(classify)", lambda x: make(classify=x), _FUNCTIONS, "function"),
     ]
 
 
@@ -243,6 +244,7 @@ WEB: list[tuple[Any, ...]] = [
         _LEVELS,
         "Criticality",
     ),
+    ("web.Inbound(classify)", lambda x: Inbound(classify=x), _FUNCTIONS, "function"),
     ("web.Lifecycle(name)", lambda x: Lifecycle(name=x), _NAMES, "write"),
     ("web.Lifecycle(drain_timeout)", lambda x: Lifecycle(drain_timeout=x), _SECONDS, "seconds"),
     ("web.Lifecycle(delay)", lambda x: Lifecycle(delay=x), _SECONDS, "seconds"),

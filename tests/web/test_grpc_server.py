@@ -293,6 +293,19 @@ def test_that_is_what_trust_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert falsified(_ignored, METADATA)
 
 
+def test_calls_are_ranked_by_the_server() -> None:
+    """`classify` sees the method; what a trusted peer says only lowers its answer."""
+
+    def classify(incoming: Any) -> Criticality | None:
+        return Criticality.CRITICAL_PLUS if incoming.route.endswith(UU) else None
+
+    for said, level in (("critical", Criticality.CRITICAL), ("", Criticality.CRITICAL_PLUS)):
+        service = Service()
+        sent = {"baggage": f"seawall.criticality={said}"} if said else ()
+        Sync().run(service, ServerInterceptor(trust=LOOPBACK, classify=classify), UU, sent=sent)
+        assert service.seen[0]["criticality"] is level
+
+
 def test_nobody_raises_their_own_criticality() -> None:
     """A trusted peer can matter less, not more than the server allows."""
     service = Service()
@@ -711,4 +724,4 @@ def test_reprs_and_snapshots() -> None:
     assert repr(AioServerInterceptor()) == "<AioServerInterceptor without a guard>"
     interceptor = ServerInterceptor(trust=LOOPBACK)
     Sync().run(Service(), interceptor, UU, US, sent=EXPIRED)
-    assert interceptor.snapshot() == {"expired": 2, "dropped": 0}
+    assert interceptor.snapshot() == {"expired": 2, "dropped": 0, "unclassified": 0}

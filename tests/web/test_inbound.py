@@ -90,7 +90,7 @@ def test_a_stranger_is_not(trust: Trust | None):
     assert (seconds, rest) == (30.0, NOTHING)
     assert incoming.scope["headers"] == [(b"idempotency-key", b"k"), (b"baggage", b"a=1,b=2")]
     assert incoming.headers == incoming.scope["headers"]
-    assert inbound.snapshot() == {"expired": 0, "dropped": 1}
+    assert inbound.snapshot() == {"expired": 0, "dropped": 1, "unclassified": 0}
 
 
 def test_nothing_is_taken_from_harmless_requests():
@@ -213,7 +213,7 @@ def test_expired_work_is_not_begun(value: str):
         inbound.read(incoming, VirtualClock())
     assert (current_criticality(), current_tenant(), received_attempt_var.get()) == before
     assert current_deadline() is None
-    assert inbound.snapshot() == {"expired": 1, "dropped": 0}
+    assert inbound.snapshot() == {"expired": 1, "dropped": 0, "unclassified": 0}
 
 
 def test_a_deadline_that_has_passed_is_expired():

@@ -20,7 +20,7 @@ from seawall.errors import SeawallError
 from seawall.guard import Guard
 from seawall.runtime.hold import Hold
 from seawall.runtime.policy import GateBound
-from seawall.web.inbound import Inbound, Tokens
+from seawall.web.inbound import Classify, Inbound, Tokens
 from seawall.web.problems import problem_of
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
@@ -64,6 +64,7 @@ class Door:
         timeout: float | None,
         stream_timeout: float | None,
         max_criticality: Criticality,
+        classify: Classify | None,
     ) -> None:
         """See the interceptors, where the settings are explained."""
         if guard is not None:
@@ -77,8 +78,10 @@ class Door:
                     )
         self.guard = guard
         self.trust = trust or Trust()
-        self._unary = Inbound(trust=trust, timeout=timeout, max_criticality=max_criticality)
-        self._stream = Inbound(trust=trust, timeout=stream_timeout, max_criticality=max_criticality)
+        self._unary, self._stream = (
+            Inbound(trust=trust, timeout=most, max_criticality=max_criticality, classify=classify)
+            for most in (timeout, stream_timeout)
+        )
         self._clock: Clock = current_clock() if guard is None else guard.clock
 
     @contextmanager

@@ -38,7 +38,7 @@ from seawall.web._past_errors import go_past_errors
 from seawall.web.admission import Turns, default_concurrency
 from seawall.web.edge import Edge
 from seawall.web.health import Health
-from seawall.web.inbound import Inbound
+from seawall.web.inbound import Classify, Inbound
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import Granted, RequestLimit, RequestLimits
 from seawall.web.problems import problem_of
@@ -65,6 +65,7 @@ def protect(
     name: str | None = None,
     timeout: float | None = 30.0,
     trust: Trust | None = None,
+    classify: Classify | None = None,
     limits: RequestLimits | RequestLimit | None = None,
     shed: Shed | None = None,
     turns: Turns | None = DEFAULT,
@@ -79,6 +80,7 @@ def protect(
     Without arguments: 30 s for each request, as many at once as are served well, `/health/live`,
     `/health/ready` and `/health/deep`, draining at the end, problem+json for every error of
     Seawall's, nobody trusted, no rate limits. Each part can be given, and left out by None.
+    `classify(incoming)` gives a request its criticality, its tier (as text) or both (`Rank`).
     `name` is that of its guard: "edge", or "edge 2" and so on where that is taken already.
     Middlewares that are added later stand around the edge: CORS belongs there.
     """
@@ -98,7 +100,7 @@ def protect(
     edge = Edge(
         _not_started,
         name=name,
-        inbound=Inbound(trust=trust, timeout=timeout),
+        inbound=Inbound(trust=trust, timeout=timeout, classify=classify),
         shed=shed,
         limits=limits,
         turns=Turns() if turns is DEFAULT else turns,

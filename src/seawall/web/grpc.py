@@ -34,6 +34,7 @@ from seawall.context import Criticality, Deadline, deadline, deadline_var
 from seawall.errors import SeawallError
 from seawall.guard import Guard
 from seawall.web._grpc_door import Door, refusal, trailing_of
+from seawall.web.inbound import Classify
 from seawall.web.trust import Trust
 
 __all__ = ["AioServerInterceptor", "ServerInterceptor"]
@@ -55,12 +56,14 @@ class ServerInterceptor(grpc.ServerInterceptor):
         timeout: float | None = 30.0,
         stream_timeout: float | None = None,
         max_criticality: Criticality = Criticality.CRITICAL,
+        classify: Classify | None = None,
     ) -> None:
         """Let calls in through the gates of `guard`; health checks pass by them.
 
         `trust` says whose criticality, tenant, attempt and timeout headers count: nobody's without
         it. `timeout` is the most that a call gets, and what one gets that brings no deadline;
         `stream_timeout` the same for streams, which by default may take as long as they do.
+        `classify(incoming)` ranks calls, as for `Inbound`.
         """
         self._door = Door(
             guard,
@@ -68,6 +71,7 @@ class ServerInterceptor(grpc.ServerInterceptor):
             timeout=timeout,
             stream_timeout=stream_timeout,
             max_criticality=max_criticality,
+            classify=classify,
         )
 
     def __repr__(self) -> str:

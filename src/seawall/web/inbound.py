@@ -4,6 +4,10 @@ Who is not believed (see `Trust`) sets nothing, and what it sent is taken out of
 that nothing further in can pass it on. Who is believed can ask for less, not for more: a shorter
 time than the server's own, a lower criticality than the server's highest.
 
+The first service of a chain ranks its requests itself: `classify(incoming)` gives each a
+criticality, a tier or both, before anything else looks at it. What a believed caller says can only
+lower that.
+
 What the context holds when a request comes in is not the request's. A server may call the app from
 the context of an earlier request on the same connection: reading that was paused for a large body
 and taken up again by that request's task goes on in its context, with all that comes after. So the
@@ -12,6 +16,7 @@ outermost edge starts clean.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import Any, Final, NamedTuple
 
@@ -28,7 +33,8 @@ from seawall.context import (
     tenant_var,
     tier_var,
 )
-from seawall.errors import DeadlineExceeded
+from seawall.errors import AmbiguousHeader, DeadlineExceeded
+from seawall.web.principals import plain_function
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 from seawall.wire._text import LONGEST
@@ -64,11 +70,25 @@ Tokens = list[Token[Any]]
 """What `undo` needs."""
 
 
+class Rank(NamedTuple):
+    """How much a request matters, and the tier that it belongs to; None is what it is anyway."""
+
+    criticality: Criticality | None = None
+    tier: str | None = None
+
+
+Classify = Callable[[Incoming], Rank | Criticality | str | None]
+"""Ranks a request: by its criticality, its tier (as text), or both."""
+
+LOG_EVERY: Final = 1.0
+"""Seconds between two log records of a `classify` that fails, at least."""
+
+
 class _Said(NamedTuple):
-    """What counts of a request; None leaves the context as it is."""
+    """What a request says and may say; None: nothing."""
 
     seconds: float | None
-    level: Criticality | None
+    level: Criticality | None = None
     tenant: str | None = None
     attempt: int | None = None
 
@@ -80,7 +100,19 @@ class Inbound:
     leaves requests without a deadline, unless a believed caller gives one.
     """
 
-    __slots__ = ("_dropped", "_expired", "_most", "_unsaid", "trust", "usual")
+    __slots__ = (
+        "_classify",
+        "_dropped",
+        "_expired",
+        "_level",
+        "_most",
+        "_quiet_until",
+        "_ranks",
+        "_unclassified",
+        "_unsaid",
+        "trust",
+        "usual",
+    )
 
     def __init__(
         self,
@@ -88,8 +120,14 @@ class Inbound:
         trust: Trust | None = None,
         timeout: float | None = 30.0,
         max_criticality: Criticality = Criticality.CRITICAL,
+        classify: Classify | None = None,
     ) -> None:
-        """Believe whom `trust` names (nobody, without it), up to these bounds."""
+        """Believe whom `trust` names (nobody, without it), up to these bounds.
+
+        `classify(incoming)` ranks a request: it returns a `Criticality`, a tier (as text), a `Rank`
+        with both, or None for what the request has anyway. It is a plain function. If it raises, or
+        returns anything else, that is logged and the request has what it has without it.
+        """
         if trust is not None and not isinstance(trust, Trust):
             raise TypeError(f"trust={trust!r}: pass a Trust, such as Trust(callers=['10.0.0.0/8'])")
         if not isinstance(max_criticality, Criticality):
@@ -99,24 +137,31 @@ class Inbound:
             )
         self.trust = trust or Trust()
         self._most = max_criticality
-        self._unsaid = _Said(
-            None if timeout is None else check.seconds("timeout", timeout),
-            None if max_criticality >= Criticality.CRITICAL else max_criticality,
-        )
-        self.usual = self._unsaid.seconds if self._unsaid.level is None else None
+        self._unsaid = _Said(None if timeout is None else check.seconds("timeout", timeout))
+        self._level = None if max_criticality >= Criticality.CRITICAL else max_criticality
+        """The criticality of requests that nobody ranks; None: that of the context."""
+        self._classify = None if classify is None else plain_function("classify", classify)
+        self._ranks = self._level is not None or classify is not None
+        self.usual = None if self._ranks else self._unsaid.seconds
         """The time of a request that says nothing, where that is all that is set for it."""
         self._expired = 0
         self._dropped = 0
+        self._unclassified = 0
+        self._quiet_until = float("-inf")
 
     def __repr__(self) -> str:
         return (
             f"Inbound(trust={self.trust!r}, timeout={self._unsaid.seconds!r},"
-            f" max_criticality={self._most.name})"
+            f" max_criticality={self._most.name}{', classify=...' if self._classify else ''})"
         )
 
     def snapshot(self) -> dict[str, int]:
-        """Return how many requests came too late, and how many said what they may not."""
-        return {"expired": self._expired, "dropped": self._dropped}
+        """Return how many requests came too late, said what they may not, were not ranked."""
+        return {
+            "expired": self._expired,
+            "dropped": self._dropped,
+            "unclassified": self._unclassified,
+        }
 
     def read(self, incoming: Incoming, clock: Clock) -> Tokens:
         """Set what the request brings in the context, and return what `undo` needs.
@@ -142,12 +187,12 @@ class Inbound:
             tokens = _start_clean()
         if seconds is not None:
             tokens.append(deadline_var.set((clock.now() + seconds, clock)))
-        if level is not None:
-            tokens.append(criticality_var.set(level))
         if tenant is not None:
             tokens.append(tenant_var.set(tenant))
         if attempt is not None:
             tokens.append(received_attempt_var.set(attempt))
+        if level is not None or self._ranks:
+            self._set_rank(tokens, incoming, level, clock)
         return tokens
 
     def undo(self, tokens: Tokens) -> None:
@@ -157,7 +202,7 @@ class Inbound:
 
     def _heard(self, found: list[tuple[bytes, bytes]]) -> _Said:
         """Return what a believed caller says in these headers, within the server's bounds."""
-        seconds, level, _, _ = self._unsaid
+        seconds = self._unsaid.seconds
         said = least_timeout(found)
         if said is not None and (seconds is None or said < seconds):
             seconds = said
@@ -166,10 +211,52 @@ class Inbound:
         attempts = {value for name, value in found if name == _ATTEMPT}
         return _Said(
             seconds,
-            level if wanted is None else min(wanted, self._most),
+            None if wanted is None else min(wanted, self._most),
             read_tenant(baggage),
             read_attempt(attempts.pop()) if len(attempts) == 1 else None,
         )
+
+    def _set_rank(
+        self, tokens: Tokens, incoming: Incoming, said: Criticality | None, clock: Clock
+    ) -> None:
+        """Set criticality and tier; `classify` sees all that was set before it."""
+        level = said
+        if self._classify is not None:
+            try:
+                level, tier = self._ranked(incoming, said, clock)
+            except BaseException:
+                self.undo(tokens)
+                raise
+            if tier is not None:
+                tokens.append(tier_var.set(tier))
+        if level is None:
+            level = self._level
+        if level is not None:
+            if INCOMING in incoming.scope:  # the edge around this one has ranked it already
+                level = min(level, criticality_var.get())
+            tokens.append(criticality_var.set(level))
+
+    def _ranked(self, incoming: Incoming, said: Criticality | None, clock: Clock) -> Rank:
+        """Ask `classify`; what a believed caller `said` only lowers its criticality."""
+        assert self._classify is not None  # noqa: S101 - else this is not called
+        try:
+            level, tier = _rank_of(self._classify(incoming))
+        except AmbiguousHeader:
+            raise  # answered with 400: by giving a header twice nobody is ranked higher
+        except Exception:
+            self._unclassified += 1
+            now = clock.now()
+            if now >= self._quiet_until:
+                import logging
+
+                self._quiet_until = now + LOG_EVERY
+                logging.getLogger("seawall").exception(
+                    "classify failed: the request is ranked as it would be without it"
+                )
+            return Rank(said)
+        if level is None or (said is not None and said < level):
+            level = said
+        return Rank(level, tier)
 
     def _at_most_held(self, seconds: float | None) -> float | None:
         """Return the time to set; None if the deadline that applies already is the nearer."""
@@ -205,6 +292,26 @@ class Inbound:
             rest.append((_BAGGAGE, kept))
         self._dropped += 1
         incoming.replace_headers(rest)
+
+
+def _rank_of(found: object) -> Rank:
+    """Return what `classify` returned as a rank, or raise `TypeError`."""
+    if found is None:
+        return Rank()
+    if isinstance(found, Criticality):
+        return Rank(found)
+    if isinstance(found, str) and found:
+        return Rank(None, found)
+    if isinstance(found, Rank):
+        level, tier = found
+        if (level is None or isinstance(level, Criticality)) and (
+            tier is None or (isinstance(tier, str) and tier)
+        ):
+            return found
+    raise TypeError(
+        f"classify returned {found!r}: return a Criticality, a tier as text, Rank(criticality,"
+        " tier), or None"
+    )
 
 
 def _start_clean() -> Tokens:
