@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -348,6 +349,92 @@ def test_all_wait_after_a_429() -> None:
         limits.max_pushback = 1e9  # without a maximum, a vendor may stop us for as long as it likes
         limits.hear([(b"Retry-After", b"3600")], 429)
         assert limits.peek(prompt="x", max_tokens=1).retry_after == pytest.approx(3600.0)
+
+
+NUMBERS = st.sampled_from(
+    ["0", "1", "-1", "999999999999", "9" * 15, "9" * 400, "1e12", "nan", "inf", "-inf", "0x10", ""]
+)
+RESETS = NUMBERS | st.sampled_from(
+    ["364d", "8759h", "-5s", "999999999s", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z",
+     "2026-03-01T13:00:07Z", "2027-02-01T00:00:00Z", "2026-02-01T00:00:00+23:59"]
+)  # fmt: skip
+"""Resets that no vendor can mean, or of one whose clock (or ours) is an hour or a year off."""
+PAUSES = NUMBERS | st.sampled_from(
+    ["Fri, 31 Dec 9999 23:59:59 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"]
+)
+WRONG = st.tuples(
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                [
+                    *(f"x-ratelimit-{what}-{{}}" for what in ("limit", "remaining")),
+                    *(f"anthropic-ratelimit-{{}}-{what}" for what in ("limit", "remaining")),
+                ]
+            ),
+            NUMBERS,
+        )
+        | st.tuples(
+            st.sampled_from(["x-ratelimit-reset-{}", "anthropic-ratelimit-{}-reset"]), RESETS
+        )
+        | st.tuples(st.sampled_from(["retry-after", "retry-after-ms"]), PAUSES),
+        max_size=8,
+    ),
+    st.sampled_from([200, 429, 529]),
+    st.sampled_from(["steady", "at_once"]),
+    st.sampled_from([5.0, 60.0]),
+)
+
+
+def blocks_for_a_period_at_most(
+    case: tuple[list[tuple[str, str]], int, Any, float],
+) -> None:
+    """Check that calls are admitted one period, or one longest pushback, after a wrong word."""
+    said, status, refill, max_pushback = case
+    noon = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
+    with virtual_time() as clock, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_wall", lambda: noon + clock.now())
+        limits = TokenLimits(
+            requests="6/30s", tokens="600/30s", refill=refill, max_pushback=max_pushback
+        )
+        for kind in ("requests", "tokens"):
+            limits.hear([(name.format(kind), value) for name, value in said], status)
+        longest = max(30.0, max_pushback)
+        assert limits.peek(prompt="x", max_tokens=1).retry_after <= longest
+        clock.advance(longest)
+        assert limits.peek(prompt="x", max_tokens=1).retry_after == 0
+
+
+@given(WRONG)
+def test_no_word_of_a_vendor_blocks_longer_than_a_period(
+    case: tuple[list[tuple[str, str]], int, Any, float],
+) -> None:
+    """Resets in the far future, numbers beyond measure and a clock that is wrong are bounded."""
+    blocks_for_a_period_at_most(case)
+
+
+@pytest.mark.parametrize("refill", ["steady", "at_once"])
+@pytest.mark.parametrize("reset", ["364d", "2026-03-01T13:00:07Z", "30000000"])
+@pytest.mark.parametrize("whole", [{}, {"x-ratelimit-limit-requests": "6"}], ids=["left", "limit"])
+def test_a_reset_in_a_year_holds_for_one_period(whole: Any, reset: str, refill: Any) -> None:
+    """With nothing left until far away, the limit is asked again after one period of its own."""
+    said = [
+        *whole.items(),
+        ("x-ratelimit-remaining-requests", "0"),
+        ("x-ratelimit-reset-requests", reset),
+    ]
+    blocks_for_a_period_at_most((said, 200, refill, 0.0))
+
+
+@pytest.mark.parametrize("used", [2**41, -5, 10**30, float("nan"), True])
+def test_no_usage_that_a_vendor_tells_blocks_longer_than_a_period(used: Any) -> None:
+    """A count beyond measure costs one period at most; what is no count is not believed."""
+    with virtual_time() as clock:
+        limits = TokenLimits(tokens="600/30s")
+        for _ in range(3):
+            taken = limits.reserve(prompt="x" * 40, max_tokens=10)
+            limits.settle(taken, {"usage": {"input_tokens": used, "output_tokens": used}})
+            assert limits.peek(prompt="x", max_tokens=1).retry_after <= 30.1
+            clock.advance(31.0)
 
 
 def test_words_that_say_nothing_new_are_not_kept() -> None:

@@ -2,7 +2,9 @@
 
 Promises: before a call all that it may use is taken, together or not at all; afterwards what it did
 use is settled, once; a call that was never sent gives all back; of a call whose end is unknown the
-estimate stays. What a vendor says is left lowers the budget and never raises it.
+estimate stays. What a vendor says is left lowers the budget and never raises it, and holds for one
+period of the limit or `max_pushback` at most, whichever is longer: a vendor that is wrong, or a
+clock that is, does not stop a service.
 """
 
 from __future__ import annotations
@@ -107,7 +109,8 @@ class TokenLimits(RateLimit):
         Tokens that are read from a cache and told apart count with `cached` only.
         With `per_model` each model has limits of its own. A vendor's limit is taken to `refill`
         steadily, or "at_once" when it says. A 429 holds all calls back for as long as it asks, up
-        to `max_pushback` seconds. The rest is as in `RateLimit`.
+        to `max_pushback` seconds; other words hold for one period of the limit, if that is longer.
+        The rest is as in `RateLimit`.
         """
         given = {
             "requests": requests,
@@ -198,9 +201,12 @@ class TokenLimits(RateLimit):
         if self._sharing is not None and not self._is_news(kind, standing):
             return
         rate, own = self.limits[number].rate, self._own_left(number)
-        refilled = rate.limit * after * 1e6 / rate.period  # by the limit itself, meanwhile
+        period = rate.period / 1e6
+        longest = max(period, self.max_pushback)
+        refilled = rate.limit * after / period  # by the limit itself, meanwhile
         if whole is None or self.refill == "at_once":
-            self._say(kind, remaining, after, own + refilled)
+            held = min(after, longest)
+            self._say(kind, remaining, held, own + rate.limit * held / period)
             return
         grown = whole - remaining  # by the vendor
         ahead = own - remaining
@@ -208,8 +214,10 @@ class TokenLimits(RateLimit):
             return  # it keeps to the vendor's level by itself: steps would be pauses for nothing
         reached = 0.0
         for step in _STEPS:
-            left = remaining + floor(grown * reached)
-            self._say(kind, left, after * step, own + refilled * step)
+            left, held = remaining + floor(grown * reached), min(after * step, longest)
+            self._say(kind, left, held, own + rate.limit * held / period)
+            if held == longest:
+                return
             reached = step
 
     def _say(self, kind: str, left: int, seconds: float, otherwise: float) -> None:

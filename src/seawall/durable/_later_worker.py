@@ -328,8 +328,7 @@ class LaterWorker:
                 self._counts["done"] += 1
                 self._trouble.well(claim.id)
             return None
-        words = f"{type(error).__name__}: {error}".replace("\0", "")[:LONGEST_ERROR]
-        words = words.encode("utf-8", "replace").decode()
+        words = described(error, LONGEST_ERROR)
         if isinstance(error, Rejected):
             pause = self._pause(claim.attempts) if error.retry_after is None else error.retry_after
             pause = min(max(pause, 0.0), LONGEST_PAUSE)
