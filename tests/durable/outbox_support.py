@@ -49,6 +49,15 @@ async def a_moment() -> None:
     await asyncio.sleep(0)  # noqa: TID251 - no time passes
 
 
+async def stubborn(until: asyncio.Event) -> None:
+    """End when told to, and not when cancelled."""
+    while not until.is_set():
+        try:
+            await until.wait()
+        except asyncio.CancelledError:
+            pass
+
+
 class Seen:
     """A sink that remembers, and fails where it is told to."""
 

@@ -207,6 +207,6 @@ def test_a_plain_function_that_raises_stop_iteration_has_failed(opening: Opening
             async with asyncio.timeout(10):
                 await worker.run_once()
             (letter,) = await later.adead()
-            assert letter.error == "RuntimeError: the function raised StopIteration"
+            assert letter.error == "RuntimeError: coroutine raised StopIteration"
 
     asyncio.run(main())

@@ -199,11 +199,14 @@ def test_a_plain_sink_has_threads_of_its_own(server: Opening):
 
 
 def test_after_letting_go_a_plain_sink_is_given_nothing_more(file: Opening):
-    """Cancelled while an event is in a thread, that one ends, and those behind it do not begin."""
+    """Cancelled while an event is in a thread, that one ends, and those behind it do not begin.
+
+    Their aggregate rests for a lease meanwhile, as one does whose dispatcher was killed.
+    """
 
     async def main() -> None:
-        async with file() as database:
-            outbox, goes_on = Outbox(database), threading.Event()
+        async with timed(file) as (outbox, time):
+            goes_on = threading.Event()
             begun, ended, got = asyncio.Event(), asyncio.Event(), []
             loop = asyncio.get_running_loop()
             await numbered(outbox, "1", 3)
@@ -219,9 +222,11 @@ def test_after_letting_go_a_plain_sink_is_given_nothing_more(file: Opening):
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running
+            seen = Seen()
+            assert await dispatcher(outbox, seen.each).drain() == 0
             goes_on.set()
             await ended.wait()
-            seen = Seen()
+            await time.pass_by(31.0)
             assert await dispatcher(outbox, seen.each).drain() == 3  # the first one comes again
             assert got == [1]
 

@@ -13,13 +13,22 @@ from typing import Any
 import pytest
 
 from seawall import Breaker, Guard
-from seawall._expiry import Expiry
 from seawall.durable import _outbox_delivery
+from seawall.durable._outbox_delivery import SinkCall
 from seawall.durable.outbox import FromRow, NewEvent, Outbox, OutboxEvent
 from seawall.testing import run_virtual
 from tests.durable.conftest import Opening, opening_by
-from tests.durable.outbox_support import Seen, begun, dispatcher, numbered, timed
+from tests.durable.outbox_support import (
+    Seen,
+    a_moment,
+    begun,
+    dispatcher,
+    numbered,
+    stubborn,
+    timed,
+)
 from tests.durable.postgres import Postgres
+from tests.shared.faults import Proxy
 
 
 @pytest.fixture
@@ -243,95 +252,380 @@ def test_a_list_that_hangs_is_given_one_by_one_until_one_hangs(
     assert caplog.text.count("given again one by one") == 1
 
 
-class ByHand(Expiry):
-    """A timer that a test lets fire, since threads live in no virtual time."""
+class ByHand(SinkCall):
+    """A call whose timeout a test lets pass, since threads live in no virtual time."""
 
-    armed: list[ByHand]
+    begun: list[ByHand]
 
-    def __init__(self, task: asyncio.Task[Any], _delay: float) -> None:
-        super().__init__(task, 1e6)
-        self.armed.append(self)
+    def __init__(self, sink: Any, given: Any, timeout: float | None, threads: Any) -> None:
+        super().__init__(sink, given, None if timeout is None else 1e6, threads)
+        self.begun.append(self)
 
 
 @pytest.fixture
-def armed(monkeypatch: pytest.MonkeyPatch) -> list[ByHand]:
-    """Return the timers of a dispatcher's calls, which fire by hand."""
-    timers: list[ByHand] = []
-    monkeypatch.setattr(ByHand, "armed", timers, raising=False)
-    monkeypatch.setattr(_outbox_delivery, "Expiry", ByHand)
-    return timers
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[ByHand]:
+    """Return a dispatcher's calls of its sink, which expire by hand."""
+    begun: list[ByHand] = []
+    monkeypatch.setattr(ByHand, "begun", begun, raising=False)
+    monkeypatch.setattr(_outbox_delivery, "SinkCall", ByHand)
+    return begun
 
 
-def test_a_plain_sink_that_hangs_is_left_behind(
-    file: Opening, armed: list[ByHand], caplog: pytest.LogCaptureFixture
+def test_a_plain_sink_that_hangs_is_abandoned_and_its_aggregate_rests(
+    file: Opening, calls: list[ByHand]
 ):
-    """Others have another thread; so many are left, and then further calls are waited for."""
+    """Others are delivered; its own aggregate is given nothing until that thread has ended."""
 
     async def main() -> None:
         async with timed(file) as (outbox, time):
             loop, goes_on = asyncio.get_running_loop(), threading.Event()
-            hangs, seen = asyncio.Event(), []
-            await numbered(outbox, "hung", 1)
+            hangs, seen, at_once, most = asyncio.Event(), [], 0, 0
+            await numbered(outbox, "hung", 2)
             await numbered(outbox, "good", 1)
 
             def sink(event: OutboxEvent) -> None:
-                if event.aggregate_id == "hung" and not goes_on.is_set():
+                nonlocal at_once, most
+                if event.aggregate_id == "hung":
+                    at_once += 1
+                    most = max(most, at_once)
                     loop.call_soon_threadsafe(hangs.set)
                     goes_on.wait(20)
-                seen.append(event.aggregate_id)
+                    at_once -= 1
+                seen.append((event.aggregate_id, event.sequence))
 
-            worker = dispatcher(outbox, sink, concurrency=1, timeout=5.0)
+            worker = dispatcher(outbox, sink, concurrency=1, timeout=5.0, lease=30.0, attempts=9)
             try:
                 round_ = asyncio.create_task(worker.run_once())
                 await hangs.wait()
-                armed[0]._fire()
+                calls[0].expire()
                 assert await round_ == 1
-                assert seen == ["good"]
+                assert seen == [("good", 1)]
+                assert (worker.snapshot()["failed"], worker.snapshot()["abandoned"]) == (1, 1)
+                await time.pass_by(29.0)  # longer than its backoff, but not than a lease
+                assert await worker.run_once() == 0
                 assert worker.snapshot()["failed"] == 1
-                assert len(armed) == 1  # the second one had no timer: one is left behind already
-                for _ in range(2):
-                    await numbered(outbox, "good", 1)
-                    assert await worker.run_once() == 1
-                assert len(armed) == 1
-                worker._delivery.after_fork()  # a child has none of these threads
+                await time.pass_by(2.0)  # due again, and the thread is still at it
                 await numbered(outbox, "good", 1)
                 assert await worker.run_once() == 1
-                assert len(armed) == 2
+                assert worker.snapshot()["failed"] == 2
+                assert len(calls) == 3
             finally:
                 goes_on.set()
-            await time.pass_by(2.0)
-            assert await worker.run_once() == 1
+            await calls[0].task
+            assert worker.snapshot()["abandoned"] == 0
+            await time.pass_by(31.0)
+            assert await worker.run_once() == 2
+            assert [n for whose, n in seen if whose == "hung"] == [1, 1, 2]
+            assert most == 1
 
-    with caplog.at_level(logging.WARNING, "seawall"):
-        asyncio.run(main())
-    assert caplog.text.count("not stopped by that") == 1
-    assert caplog.text.count("hang in threads") == 1
+    asyncio.run(main())
 
 
-def test_who_came_back_is_no_longer_left_behind(file: Opening, armed: list[ByHand]):
-    """When a thread that was given up has ended, calls have their timeout again."""
+def test_an_event_that_never_ends_uses_up_its_attempts(file: Opening):
+    """It is blocked, though it could not be tried more than once; nothing waits for ever."""
+
+    async def main() -> None:
+        async with timed(file) as (outbox, time):
+            begun, goes_on = [], asyncio.Event()
+            await numbered(outbox, "1", 1)
+
+            async def sink(event: OutboxEvent) -> None:
+                begun.append(event.id)
+                await stubborn(goes_on)
+
+            worker = dispatcher(outbox, sink, attempts=3, timeout=5.0, lease=10.0)
+            for _ in range(5):
+                await worker.run_once()
+                await time.pass_by(11.0)
+            (blocked,) = await outbox.ablocked()
+            assert blocked.attempts == 3
+            assert len(begun) == 1
+            goes_on.set()
+
+    run_virtual(main())
+
+
+def test_what_follows_an_event_that_was_put_aside_waits_for_its_call(file: Opening):
+    """Under poison="skip" the next event is given when the abandoned call has ended."""
+
+    async def main() -> None:
+        async with timed(file) as (outbox, time):
+            seen, goes_on = Seen(), asyncio.Event()
+            await numbered(outbox, "1", 2)
+
+            async def sink(event: OutboxEvent) -> None:
+                if event.sequence == 1:
+                    await stubborn(goes_on)
+                await seen.each(event)
+
+            worker = dispatcher(outbox, sink, attempts=1, poison="skip", timeout=5.0, lease=10.0)
+            for _ in range(3):
+                await worker.run_once()
+                await time.pass_by(11.0)
+            assert [dead.event.sequence for dead in await outbox.adead()] == [1]
+            assert seen.events == []
+            goes_on.set()
+            await a_moment()
+            await time.pass_by(11.0)
+            assert await worker.drain() == 1
+            assert seen.of("1") == [1, 2]  # the one that was put aside has arrived, late
+
+    run_virtual(main())
+
+
+# Calls that ignore that they are cancelled
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_sink_that_ignores_its_cancellation_holds_up_no_other_aggregate(
+    file: Opening, *, batched: bool
+):
+    """They are delivered after the timeout and half a second, not when it ends."""
+
+    async def main() -> None:
+        async with file() as database:
+            outbox, seen, goes_on = Outbox(database), Seen(), asyncio.Event()
+            loop, came, hangs = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+            await numbered(outbox, "1", 1)
+
+            async def sink(given: Any) -> None:
+                for event in given if batched else [given]:
+                    if event.aggregate_id == "1":
+                        hangs.set()
+                        await stubborn(goes_on)
+                    await seen.each(event)
+                    came.set()
+
+            worker = dispatcher(outbox, sink, batched=batched, timeout=5.0)
+            running = asyncio.create_task(worker.run())
+            await hangs.wait()
+            began = loop.time()
+            await numbered(outbox, "2", 1)
+            await came.wait()
+            assert seen.order == [("2", 1)]
+            assert loop.time() - began < 5.0 + 2.0
+            assert worker.snapshot()["abandoned"] == 1
+            worker.stop(grace=0.0)
+            await running
+            goes_on.set()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("by", ["stop", "cancel"])
+@pytest.mark.parametrize("timeout", [None, 1000.0])
+def test_a_sink_that_ignores_its_cancellation_does_not_keep_a_dispatcher(
+    file: Opening, by: str, timeout: float | None
+):
+    """`run` returns at the end of the grace; the aggregate rests for a lease, and is not lost."""
+
+    async def main() -> None:
+        async with timed(file) as (outbox, time):
+            hangs, goes_on, seen = asyncio.Event(), asyncio.Event(), Seen()
+            loop = asyncio.get_running_loop()
+            await numbered(outbox, "1", 1)
+
+            async def sink(_event: OutboxEvent) -> None:
+                hangs.set()
+                await stubborn(goes_on)
+
+            worker = dispatcher(outbox, sink, timeout=timeout, lease=30.0)
+            running = asyncio.create_task(worker.run())
+            await hangs.wait()
+            began = loop.time()
+            if by == "stop":
+                worker.stop(grace=4.0)
+                await running
+                assert 4.0 <= loop.time() - began <= 5.0
+            else:
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+                assert loop.time() - began <= 1.0
+            assert worker.snapshot()["abandoned"] == 1
+            another = dispatcher(outbox, seen.each)
+            assert await another.run_once() == 0
+            await time.pass_by(31.0)
+            assert await another.run_once() == 1
+            goes_on.set()
+
+    run_virtual(main())
+
+
+def test_a_program_ends_though_its_sink_never_does(file: Opening):
+    """`asyncio.run` waits for all tasks that it knows, so it is not to know of this one."""
+    hangs, tasks = threading.Event(), []
+
+    async def main() -> None:
+        async with file() as database:
+            outbox = Outbox(database)
+            await numbered(outbox, "1", 1)
+
+            async def sink(_event: OutboxEvent) -> None:
+                tasks.append(asyncio.current_task())
+                hangs.set()
+                await stubborn(asyncio.Event())
+
+            worker = dispatcher(outbox, sink)
+            running = asyncio.create_task(worker.run())
+            await asyncio.to_thread(hangs.wait, 20)
+            worker.stop(grace=0.0)
+            await running
+
+    asyncio.run(main())
+    (task,) = tasks
+    assert not task.done()
+
+
+def test_a_sink_in_a_network_that_drops_everything_holds_up_no_other_aggregate(
+    file: Opening, postgres: Postgres
+):
+    """There a transaction takes a minute or more to be cancelled; others come after `timeout`."""
+
+    async def main() -> None:
+        import asyncpg
+
+        proxy = Proxy(postgres.port)
+        through = postgres.url.replace(f":{postgres.port}/", f":{proxy.port}/")
+        try:
+            async with file() as database:
+                receiver = await asyncpg.create_pool(through, min_size=1, max_size=1)
+                outbox, seen, asked = Outbox(database), Seen(), asyncio.Event()
+                came = asyncio.Event()
+                await numbered(outbox, "1", 1)
+
+                async def sink(event: OutboxEvent) -> None:
+                    if event.aggregate_id == "1":
+                        async with receiver.acquire() as connection, connection.transaction():
+                            proxy.hole = True
+                            asked.set()
+                            await connection.execute("SELECT 1")
+                    await seen.each(event)
+                    came.set()
+
+                worker = dispatcher(outbox, sink, timeout=0.2)
+                running = asyncio.create_task(worker.run())
+                await asked.wait()
+                await numbered(outbox, "2", 1)
+                async with asyncio.timeout(20):
+                    await came.wait()
+                    assert worker.snapshot()["abandoned"] == 1
+                    worker.stop(grace=0.0)
+                    await running
+                assert seen.order == [("2", 1)]
+                receiver.terminate()
+        finally:
+            proxy.close()
+
+    asyncio.run(main())
+
+
+def test_a_database_that_does_not_answer_does_not_keep_a_dispatcher(
+    file: Opening, monkeypatch: pytest.MonkeyPatch
+):
+    """Two seconds after the grace it returns, and leaves its claims to their leases."""
+
+    async def main() -> None:
+        async with file() as database:
+            outbox, goes_on, asked = Outbox(database), asyncio.Event(), asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            async def black_hole(_operation: Any) -> None:
+                asked.set()
+                await stubborn(goes_on)
+
+            worker = dispatcher(outbox, Seen().each)
+            monkeypatch.setattr(database, "arun", black_hole)
+            running = asyncio.create_task(worker.run())
+            await asked.wait()
+            began = loop.time()
+            worker.stop(grace=3.0)
+            await running
+            assert loop.time() - began == pytest.approx(5.5)
+            goes_on.set()
+
+    run_virtual(main())
+
+
+def test_with_too_many_abandoned_calls_the_sink_is_given_nothing_more(
+    file: Opening, caplog: pytest.LogCaptureFixture
+):
+    """Nothing counts as failed meanwhile; it goes on when one of them has ended."""
 
     async def main() -> None:
         async with timed(file) as (outbox, _time):
-            loop, goes_on = asyncio.get_running_loop(), threading.Event()
-            hangs, threads = asyncio.Event(), []
-            await numbered(outbox, "1", 1)
+            seen, goes_on = Seen(), asyncio.Event()
+            for whose in range(20):
+                await numbered(outbox, str(whose), 1)
 
-            def sink(_event: OutboxEvent) -> None:
-                threads.append(threading.current_thread())
-                loop.call_soon_threadsafe(hangs.set)
-                goes_on.wait(20)
+            async def sink(event: OutboxEvent) -> None:
+                if int(event.aggregate_id) < 16:
+                    await stubborn(goes_on)
+                await seen.each(event)
 
             worker = dispatcher(outbox, sink, concurrency=1, timeout=5.0)
-            round_ = asyncio.create_task(worker.run_once())
-            await hangs.wait()
-            armed[0]._fire()
-            assert await round_ == 0
+            await worker.run_once()
+            told = worker.snapshot()
+            assert (told["abandoned"], told["failed"]) == (16, 16)
+            assert told["refused"] == 1
+            assert told["paused"]
+            assert seen.events == []
             goes_on.set()
-            await asyncio.to_thread(threads[0].join, 20)
-            await numbered(outbox, "2", 1)
+            while worker.snapshot()["abandoned"]:
+                await a_moment()
+            assert await worker.drain() == 4
+
+    with caplog.at_level(logging.WARNING, "seawall"):
+        run_virtual(main())
+    assert caplog.text.count("is given nothing more") == 1
+
+
+@pytest.mark.parametrize("when", ["at once", "late"])
+def test_a_sink_that_ends_well_though_it_was_cancelled_has_delivered(file: Opening, when: str):
+    """What it says counts, within the half second that it has for it."""
+
+    async def main() -> None:
+        async with timed(file) as (outbox, _time):
+            await numbered(outbox, "1", 1)
+
+            async def sink(_event: OutboxEvent) -> None:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    if when == "late":
+                        await asyncio.sleep(0.4)  # noqa: TID251 - in virtual time
+
+            worker = dispatcher(outbox, sink, timeout=5.0)
             assert await worker.run_once() == 1
-            assert len(armed) == 2
+            assert worker.snapshot()["abandoned"] == 0
+
+    run_virtual(main())
+
+
+def test_a_child_process_knows_of_no_abandoned_calls(file: Opening, calls: list[ByHand]):
+    """It has none of its parent's threads and tasks, so nothing rests because of them."""
+
+    async def main() -> None:
+        async with timed(file) as (outbox, time):
+            goes_on, seen = asyncio.Event(), Seen()
+            await numbered(outbox, "1", 1)
+
+            async def sink(event: OutboxEvent) -> None:
+                if len(calls) == 1:
+                    await stubborn(goes_on)
+                await seen.each(event)
+
+            worker = dispatcher(outbox, sink)
+            round_ = asyncio.create_task(worker.run_once())
+            while not calls:
+                await a_moment()
+            await a_moment()
+            calls[0].expire()
+            assert await round_ == 0
+            worker._after_fork()
+            await time.pass_by(31.0)
+            assert await worker.run_once() == 1
+            goes_on.set()
 
     asyncio.run(main())
 

@@ -13,6 +13,7 @@ from seawall._redaction import described
 from seawall.clock import current_clock
 from seawall.context import deadline_var
 from seawall.durable.database import Database
+from seawall.runtime.abandon import end
 from seawall.runtime.runners import sleep_async
 from seawall.runtime.stepping import Steps
 
@@ -82,8 +83,7 @@ async def _cleaning(stores: tuple[Cleaned, ...], pause: float) -> AsyncIterator[
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await end([task])
 
 
 async def _clean(stores: tuple[Cleaned, ...], pause: float) -> None:

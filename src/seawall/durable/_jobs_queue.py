@@ -108,6 +108,8 @@ class QueuedJobs(JobDoing):
         """
         import asyncio
 
+        from seawall.runtime.abandon import abandon
+
         said = queued.payload
         id_ = said.get("job") if isinstance(said, dict) else None
         if not is_id(id_) or not isinstance(id_, str):
@@ -120,13 +122,16 @@ class QueuedJobs(JobDoing):
             return await asyncio.shield(doing)
         except asyncio.CancelledError:
             cut.off()
-            await asyncio.wait([doing], timeout=LOOK * 2)
-            if doing.done() and not doing.cancelled():
-                doing.exception()  # nobody is there to be told
+            try:
+                await asyncio.wait([doing], timeout=LOOK * 2)
+            finally:
+                abandon(doing)  # nobody is there to be told
             raise
 
     async def _do(self, queued: Claim, id_: str, cut: Cut) -> str:
         import asyncio
+
+        from seawall.runtime.abandon import end
 
         claim = await self.jobs._aclaim_one(id_, owner=self.owner)
         if claim is None:
@@ -142,8 +147,7 @@ class QueuedJobs(JobDoing):
         try:
             outcome = await self._outcome(run)
         finally:
-            beating.cancel()
-            await asyncio.wait([beating])
+            await end([beating])
         self._counts[outcome] += 1
         run.error = None
         if outcome in ("retried", "returned", "lost"):

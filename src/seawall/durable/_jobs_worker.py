@@ -79,6 +79,7 @@ class JobWorker(JobDoing):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: asyncio.Event | None = None
         self._looks: asyncio.Event | None = None
+        self._halt: asyncio.Event | None = None
         self._stopped = False
         self._end_at = inf
         self._outage = Trouble(f"jobs {jobs.name!r}", self._clock)
@@ -90,19 +91,13 @@ class JobWorker(JobDoing):
         """Do jobs until `stop` is called; cancelled, it gives back what it has begun."""
         if self._stopped:
             return
-        import asyncio
-
         async with self._session() as fetch:
-            await asyncio.wait([fetch])  # who cancels us does not cut off a claim
-            fetch.result()
+            await self._fetched(fetch)
 
     async def run_once(self) -> int:
         """Do what is due now, up to `concurrency` jobs; return how many that were."""
-        import asyncio
-
         async with self._session(once=True) as fetch:
-            await asyncio.wait([fetch])  # who cancels us does not cut off a claim
-            begun = fetch.result()
+            begun = await self._fetched(fetch)
             while self._runs and not self._stopped:
                 await self._news_within(self._news, LOOK)
         return begun
@@ -116,14 +111,16 @@ class JobWorker(JobDoing):
     def stop(self, grace: float = 10.0) -> None:
         """Claim no more jobs, and give those at work `grace` seconds; the rest is given back.
 
-        From any thread or signal handler; `run` returns when it is done, two seconds after the
-        grace at the latest. A job that was given back is free at once, and has lost no attempt. A
-        thread cannot be stopped: what a plain function is still at is free when its lease is over.
+        From any thread or signal handler; `run` returns when it is done, three seconds after the
+        grace at the latest, whatever functions and the database do. A job that was given back is
+        free at once, and has lost no attempt. What does not end (a thread cannot be stopped, and a
+        coroutine may ignore it) is free when its lease is over.
         """
         seconds = check.seconds("grace", grace, zero=True)
         self._end_at = min(self._end_at, self._clock.now() + seconds)
         self._stopped = True
         self._ring()
+        self._wake(self._halt)
 
     def snapshot(self) -> dict[str, Any]:
         """Return what it is doing, and how the jobs it had have ended."""
@@ -134,6 +131,18 @@ class JobWorker(JobDoing):
             "listening": self._listening is not None and self._listening.is_listening,
             **self._counts,
         }
+
+    async def _fetched(self, fetch: asyncio.Task[int]) -> int:
+        """Wait until it is over, or stopped: who cancels us does not cut off a claim."""
+        import asyncio
+
+        assert self._halt is not None  # noqa: S101 - made before any task
+        halting = asyncio.create_task(self._halt.wait())
+        try:
+            await asyncio.wait([fetch, halting], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            halting.cancel()
+        return fetch.result() if fetch.done() else 0
 
     # Waking
 
@@ -174,7 +183,7 @@ class JobWorker(JobDoing):
         if self._loop is not None:
             raise RuntimeError(f"{self!r} runs already: make another JobWorker")
         self._loop = asyncio.get_running_loop()
-        self._news, self._looks = asyncio.Event(), asyncio.Event()
+        self._news, self._looks, self._halt = (asyncio.Event() for _ in range(3))
         bells = self.jobs.bells
         ready = _Ear(bells, READY, lambda: self._wake(self._news))
         cancelled = _Ear(bells, CANCELLED, lambda: self._wake(self._looks))
@@ -189,14 +198,9 @@ class JobWorker(JobDoing):
                 yield fetching
             finally:
                 try:
-                    await self._wind_up(fetching)
+                    await self._wind_up(fetching, aside)
                 finally:
-                    for task in aside:
-                        task.cancel()
-                    await asyncio.wait(aside)
-                    if self._listening is not None:
-                        await self._listening.stop()
-                    self._loop = self._news = self._looks = None
+                    self._loop = self._news = self._looks = self._halt = None
                     if self._pool is not None:
                         self._pool.close(0.0)
                         self._pool = None
@@ -272,29 +276,30 @@ class JobWorker(JobDoing):
             except Exception as error:  # noqa: BLE001 - next time, then
                 log.warning("jobs %r cannot be cleaned up: %s", self.jobs.name, described(error))
 
-    async def _wind_up(self, fetching: asyncio.Task[int]) -> None:
-        """Give what is at work its time; then give it back; then end."""
+    async def _wind_up(self, fetching: asyncio.Task[int], aside: list[asyncio.Task[None]]) -> None:
+        """Give what is at work its time; then give it back; then end, whatever goes on."""
         import asyncio
 
-        if not fetching.done() or self._runs:
-            if not self._stopped:  # cancelled, or broken: without grace
-                self.stop(0.0)
-            # A claim is not cut off in the middle: what it took would be nobody's for a lease.
-            await asyncio.wait([fetching], timeout=TELLING)
-            fetching.cancel()
-            await asyncio.wait([fetching])
-        while self._runs and (left := self._end_at - self._clock.now()) > INSTANT:
-            await self._news_within(self._news, left)
-        for run in list(self._runs):
-            run.give_back()
-        tell_until = self._clock.now() + TELLING
-        while self._runs and (left := tell_until - self._clock.now()) > INSTANT:
-            await self._news_within(self._news, left)
-        tasks = [run.task for run in self._runs if run.task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=0.1)  # one that does not want to end is left
+        from seawall.runtime.abandon import end
+
+        try:
+            if not fetching.done() or self._runs:
+                if not self._stopped:  # cancelled, or broken: without grace
+                    self.stop(0.0)
+                # A claim is not cut off in the middle: what it took would be nobody's for a lease.
+                await asyncio.wait([fetching], timeout=TELLING)
+            while self._runs and (left := self._end_at - self._clock.now()) > INSTANT:
+                await self._news_within(self._news, left)
+            for run in list(self._runs):
+                run.give_back()
+            tell_until = self._clock.now() + TELLING
+            while self._runs and (left := tell_until - self._clock.now()) > INSTANT:
+                await self._news_within(self._news, left)
+        finally:
+            # Also if cancelled once more: nothing goes on here that nobody prolongs the lease of.
+            runs = [run.task for run in self._runs if run.task is not None]
+            listening = [] if self._listening is None else self._listening.tasks()
+            await end([fetching, *aside, *runs, *listening])
 
 
 class _Ear(Bell):

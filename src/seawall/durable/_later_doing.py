@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from seawall.executors import IoPool
 from seawall.guard import Guard
 from seawall.runtime.mutex import survives_fork
 from seawall.runtime.plan import Plan
@@ -41,19 +42,12 @@ class Given:
 
 
 async def called_in_thread(
-    function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+    threads: IoPool, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
 ) -> None:
     """Call a plain function in a thread, and await what it returns if that can be awaited."""
-    from asyncio import to_thread
     from inspect import isawaitable
 
-    def called() -> Any:
-        try:
-            return function(*args, **kwargs)
-        except StopIteration as error:  # a future cannot hold it, and would never be done
-            raise RuntimeError("the function raised StopIteration") from error
-
-    said = await to_thread(called)
+    (said,) = await threads.arun(lambda: (function(*args, **kwargs),))
     # A plain function may return what an async one gave it: it is not done before that.
     if isawaitable(said):
         await said

@@ -26,6 +26,7 @@ from seawall.durable._later_doing import Given, WithoutFallbacks, called_in_thre
 from seawall.durable._trouble import Trouble
 from seawall.durable._uncut import uncut
 from seawall.errors import Rejected, matches
+from seawall.executors import IoPool
 from seawall.guard import Guard
 from seawall.models.backoff import Backoff, as_backoff, full_jitter
 from seawall.runtime.events import JobDied, emit
@@ -124,6 +125,8 @@ class LaterWorker:
         self._outage = Trouble(f"later {later.name!r}", self._clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: asyncio.Event | None = None
+        self._halt: asyncio.Event | None = None
+        self._threads: IoPool | None = None
         words = ("done", "failed", "refused", "dead", "lost", "returned")
         self._counts = dict.fromkeys(words, 0)
         registry.enter(self, "later_worker", later.name)
@@ -137,31 +140,52 @@ class LaterWorker:
         """Do calls until `stop` is called; cancelled, it gives back what it has begun."""
         import asyncio
 
+        from seawall.runtime.abandon import end
+
         if self._loop is not None:
             raise RuntimeError(f"{self!r} runs already: make another")
-        self._loop, self._news = asyncio.get_running_loop(), asyncio.Event()
+        if self._stopped:
+            return
+        self._loop = asyncio.get_running_loop()
+        self._news, self._halt = asyncio.Event(), asyncio.Event()
         tasks: set[asyncio.Task[None]] = set()
+        # In a task of its own: a database may not answer, and `stop` not wait for that.
+        fetching = asyncio.create_task(self._fetch(tasks))
+        fetching.add_done_callback(lambda _: self._halted())
         try:
-            while not self._stopped:
-                self._news.clear()
-                await self._clean()
-                for claim in await self._claims(self.concurrency - len(tasks)):
-                    task = asyncio.create_task(self._do(claim))
-                    tasks.add(task)
-                    task.add_done_callback(tasks.discard)
-                    task.add_done_callback(lambda _: self._ring())
-                pause = self._resume_at - self._clock.now()
-                await self._wait(max(self.poll, pause))
-            while tasks and (left := self._end_at - self._clock.now()) > 0:
+            await self._halt.wait()
+            while not (fetching.done() and not tasks):
+                if (left := self._end_at - self._clock.now()) <= 0:
+                    break
                 self._news.clear()
                 await self._wait(left)
         finally:
-            for seconds in (ENDING, 0.1):  # the second time, also who still tries to tell
-                if tasks:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.wait(tasks, timeout=seconds)
-            self._loop = self._news = None
+            try:
+                for task in (fetching, *tasks):
+                    task.cancel()
+                await asyncio.wait([fetching, *tasks], timeout=ENDING)
+            finally:
+                try:
+                    await end([fetching, *tasks])  # once more: who still tries to tell, too
+                finally:
+                    self._loop = self._news = self._halt = None
+        if fetching.done() and not fetching.cancelled():
+            fetching.result()  # if it broke, that was no stop
+
+    async def _fetch(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Begin calls as there is room for them, until stopped."""
+        import asyncio
+
+        while not self._stopped and self._news is not None:
+            self._news.clear()
+            await self._clean()
+            for claim in await self._claims(self.concurrency - len(tasks)):
+                task = asyncio.create_task(self._do(claim))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+                task.add_done_callback(lambda _: self._ring())
+            pause = self._resume_at - self._clock.now()
+            await self._wait(max(self.poll, pause))
 
     async def run_once(self) -> int:
         """Do what is due now, up to `concurrency` calls; return how many were begun."""
@@ -182,8 +206,7 @@ class LaterWorker:
 
         From any thread or signal handler; `run` returns when it is done, some seconds after the
         grace at the latest. A call that was given back is free at once, and has lost no attempt. A
-        thread cannot be stopped: what a plain function is still at is free when its lease is over,
-        and `run_sync` waits for its end.
+        thread cannot be stopped: what a plain function is still at is free when its lease is over.
         """
         seconds = check.seconds("grace", grace, zero=True)
         self._end_at = min(self._end_at, self._clock.now() + seconds)
@@ -191,7 +214,7 @@ class LaterWorker:
         loop = self._loop
         if loop is not None:
             try:
-                loop.call_soon_threadsafe(self._ring)
+                loop.call_soon_threadsafe(self._halted)
             except RuntimeError:
                 pass  # the loop is closed: it has stopped
 
@@ -204,6 +227,11 @@ class LaterWorker:
     def _ring(self) -> None:
         if self._news is not None:
             self._news.set()
+
+    def _halted(self) -> None:
+        self._ring()
+        if self._halt is not None:
+            self._halt.set()
 
     async def _wait(self, seconds: float) -> None:
         """Wait until a call has ended, or the worker is stopped; at most so long."""
@@ -253,6 +281,8 @@ class LaterWorker:
         """Do one call, and tell the database how it went."""
         import asyncio
 
+        from seawall.runtime.abandon import end
+
         arguments = decoded(claim.call)
         if claim.expired:
             return await self._bury(claim, "expired", "its ttl was over")
@@ -264,8 +294,8 @@ class LaterWorker:
         try:
             kept = await self._keep(claim, task)
         except BaseException:
-            task.cancel()
-            await asyncio.wait([task])
+            if not await end([task]):
+                raise  # it goes on: its call is free after the lease
             if not task.cancelled() and task.exception() is None:
                 await self._report(claim, None)
             elif self._awaited:  # a thread cannot be stopped: its call is free after the lease
@@ -286,7 +316,10 @@ class LaterWorker:
                 if self._awaited:
                     await self._under_guard("acall")(*args, **kwargs)
                 else:
-                    await called_in_thread(self._under_guard("call"), args, kwargs)
+                    if self._threads is None:  # twice: for those that lost their claims, too
+                        name = f"{self.later.name}-later"
+                        self._threads = IoPool(name, workers=2 * self.concurrency)
+                    await called_in_thread(self._threads, self._under_guard("call"), args, kwargs)
         finally:
             reset(redoing, token)
 

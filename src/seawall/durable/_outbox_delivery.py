@@ -1,8 +1,13 @@
 """Giving a batch to a sink: in order within an aggregate, several aggregates at once.
 
 What one event does to a sink is its own aggregate's trouble: a batch that fails as a whole is given
-again one by one, to find the event that did it. A call that takes too long has failed: one that is
-awaited is cancelled; one in a thread cannot be, and is left behind, a limited number of them.
+again one by one, to find the event that did it.
+
+Each call of the sink is a task of its own, and is waited for `timeout` seconds at most, whatever it
+does. Then it has failed. One that is awaited is cancelled; if it does not end soon after that it is
+abandoned, and so is a call in a thread, which nobody can stop. An aggregate whose call was
+abandoned rests for a lease, and is given nothing more here until that call has ended. There are
+only so many abandoned calls at a time: with more, the sink is given nothing until one has ended.
 """
 
 from __future__ import annotations
@@ -10,29 +15,35 @@ from __future__ import annotations
 import logging
 from asyncio import CancelledError
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from inspect import isasyncgen, isawaitable, iscoroutinefunction, isgenerator
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall import _checks as check
-from seawall._expiry import Expiry, is_expiry, running_task
+from seawall._expiry import EXPIRED
 from seawall.durable._outbox_events import OutboxEvent
 from seawall.durable._outbox_steps import Lane, Settled
 from seawall.errors import Rejected, TimedOut
+from seawall.executors import IoPool
 from seawall.models.outbox import Settings, after_failure, first_failure
 from seawall.runtime.functions import kind_of
+
+if TYPE_CHECKING:
+    import asyncio
 
 Sink = Callable[[Any], Any]
 GoesOn = Callable[[int], bool]
 """Asked before each event or batch whether an aggregate is still to be delivered."""
 NOT_TAKEN: Final = "the sink did not take it"
+MOST_ABANDONED: Final = 16
+"""Calls that may be abandoned at a time; more, where `concurrency` is more."""
+FULL_PAUSE: Final = 1.0
+"""Seconds until it is looked again whether one of these has ended."""
 
 
 class Progress:
     """How far an aggregate of a batch has come; read also when its delivering was cut short."""
 
-    __slots__ = ("delivered", "error", "lane", "refused")
+    __slots__ = ("abandoned", "delivered", "error", "lane", "refused")
 
     def __init__(self, lane: Lane) -> None:
         """Begin with nothing delivered."""
@@ -42,6 +53,8 @@ class Progress:
         """What the next event failed with; None if it did not fail."""
         self.refused: Rejected | None = None
         """A refusal by a guard: nothing was tried, and nothing counts as failed."""
+        self.abandoned = False
+        """Whether the call for the next event, or for one before it, may still be at work."""
 
     def fail(self, error: object) -> None:
         """Note why the next event is not delivered."""
@@ -51,15 +64,20 @@ class Progress:
             self.error = error
 
 
-def judged(progress: Progress, settings: Settings, rng: Callable[[], float]) -> Settled:
-    """Return what is to be written down of it."""
+def judged(
+    progress: Progress, settings: Settings, rng: Callable[[], float], *, rest: int
+) -> Settled:
+    """Return what is to be written down of it; what was abandoned rests for `rest` microseconds."""
     lane, delivered = progress.lane, progress.delivered
+    least = rest if progress.abandoned else 0
     if progress.error is None:
-        if delivered or not lane.attempts:
+        attempts = 0 if delivered else lane.attempts
+        if not attempts and not least:
             return Settled(lane, delivered, "done")
-        return Settled(lane, 0, "again", lane.attempts)  # nothing was tried: as it was
+        return Settled(lane, delivered, "again", attempts, least)  # nothing was tried: as it was
     verdict = after_failure(settings, lane.attempts, progressed=delivered > 0, rng=rng)
-    return Settled(lane, delivered, *verdict, progress.error)
+    action, attempts, delay = verdict
+    return Settled(lane, delivered, action, attempts, max(delay, least), progress.error)
 
 
 class Ended(NamedTuple):
@@ -101,71 +119,95 @@ class Delivery:
         self.timeout = None if timeout is None else check.seconds("timeout", timeout)
         self._name = name
         self._concurrency = check.count("concurrency", concurrency, maximum=1_000)
-        self._left_behind: list[_InThread] = []
+        self._most_abandoned = max(MOST_ABANDONED, self._concurrency)
+        self._abandoned: dict[asyncio.Task[Any], OutboxEvent | None] = {}
+        """Calls that nobody waits for, and the event that each has; None for a list of them."""
         self._warned: set[str] = set()
         called = sink if not hasattr(sink, "__call__") else sink.__call__  # noqa: B004
         self._is_async = iscoroutinefunction(sink) or iscoroutinefunction(called)
+        self._threads: IoPool | None = None
+
+    @property
+    def abandoned(self) -> int:
+        """How many calls of the sink are at work though nobody waits for them."""
+        return len(self._abandoned)
 
     async def deliver(self, all_of_it: list[Progress], goes_on: GoesOn) -> None:
         """Deliver what is in there."""
-        work = self._together if self.batched else self._each
-        if self._is_async:
-            await work(all_of_it, goes_on, self.sink)
-            return
-        import asyncio
-
-        # Threads of its own: in those that all share, who prolongs the lease might wait for these.
-        # As many as are ever at work, with those left behind: no call waits for another's thread.
-        threads = ThreadPoolExecutor(3 * self._concurrency, "seawall-outbox")
-        loop = asyncio.get_running_loop()
-
-        async def in_thread(given: Any) -> Any:
-            call = _InThread()
-            try:
-                return await loop.run_in_executor(
-                    threads, copy_context().run, call, self.sink, given
-                )
-            except CancelledError as error:
-                if is_expiry(error) and not call.over:
-                    self._left_behind.append(call)
-                raise
-
-        try:
-            await work(all_of_it, goes_on, in_thread)
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
+        if self._abandoned:  # with a loop that was closed, what it had has ended
+            going = [task for task in self._abandoned if not task.get_loop().is_closed()]
+            self._abandoned = {task: self._abandoned[task] for task in going}
+        await (self._together if self.batched else self._each)(all_of_it, goes_on)
 
     def after_fork(self) -> None:
-        """Know of no threads: a child process has none of its parent's."""
-        self._left_behind.clear()
+        """Know of no calls and threads: a child process has none of its parent's."""
+        self._abandoned.clear()
 
-    async def _ask(self, sink: Sink, given: Any) -> Any:
-        """Return what `sink` says when all of it is done; raise if that takes too long."""
-        if self.timeout is None or (self._left_behind and not self._may_leave_more()):
-            return await _done(sink, given)
-        expiry = Expiry(running_task(), self.timeout)
+    async def _ask(self, given: Any, progress: Progress | None = None) -> Any:
+        """Return what the sink says when all of it is done; raise if that takes too long."""
+        if len(self._abandoned) >= self._most_abandoned:
+            raise self._too_many()
+        if self._threads is None and not self._is_async:
+            # Threads of its own: in those that all share, who prolongs the lease might wait for
+            # these. As many as are ever at work, abandoned or not: no call waits for a thread.
+            size = 2 * self._concurrency + self._most_abandoned
+            self._threads = IoPool(f"{self._name}-dispatcher", workers=size)
+        call = SinkCall(self.sink, given, self.timeout, self._threads)
+        task = call.task
         try:
-            said = await _done(sink, given)
-        except BaseException as error:
-            if not expiry.disarm(error):
-                raise
-            told = f"the sink took longer than timeout={self.timeout:g} seconds"
-            if not self._is_async:
-                told += "; a plain function is not stopped by that, and may go on in its thread"
-            raise TimedOut(told, seconds=self.timeout) from None
-        expiry.disarm(None)
-        return said
+            await call.ended()
+        finally:
+            if not task.done():
+                self._abandon(task, progress)
+        if task.done() and not (task.cancelled() and call.expired):
+            return task.result()
+        told = f"the sink took longer than timeout={self.timeout:g} seconds"
+        if call.in_thread:
+            told += "; a plain function is not stopped by that, and goes on in its thread"
+        elif not task.done():
+            told += "; it was cancelled, and goes on"
+        raise TimedOut(told, seconds=self.timeout)
 
-    def _may_leave_more(self) -> bool:
-        self._left_behind = [call for call in self._left_behind if not call.over]
-        if len(self._left_behind) < self._concurrency:
-            return True
-        self._warn_once(
-            "%d calls of the sink hang in threads, which cannot be stopped: further ones are waited"
-            " for without a limit; give the sink's own calls a timeout, or make it async",
-            len(self._left_behind),
-        )
+    def _abandon(self, task: asyncio.Task[Any], progress: Progress | None) -> None:
+        from seawall.runtime.abandon import abandon
+
+        event = None
+        if progress is not None:
+            progress.abandoned = True
+            event = progress.lane.events[progress.delivered]
+        self._abandoned[task] = event
+        task.add_done_callback(lambda over: self._abandoned.pop(over, None))
+        abandon(task)
+
+    def _rests(self, progress: Progress) -> bool:
+        """Tell whether an earlier call for this aggregate is still at work; then it has to wait.
+
+        For the event that this call has, it is a failure once more. Others were not tried.
+        """
+        if not self._abandoned or not progress.lane.events:
+            return False
+        event = progress.lane.events[0]
+        whose = event[1:3]
+        for hung in self._abandoned.values():
+            if hung is not None and hung[1:3] == whose:
+                progress.abandoned = True
+                if hung.id == event.id:
+                    progress.fail(TimedOut("an earlier call of the sink with it has not ended yet"))
+                return True
         return False
+
+    def _too_many(self) -> Rejected:
+        self._warn_once(
+            "%d calls of the sink took longer than timeout= and have not ended: it is given nothing"
+            " more until one of them has; give the sink's own calls a timeout",
+            len(self._abandoned),
+        )
+        return Rejected(
+            "too many calls of the sink have not ended",
+            guard=self._name,
+            policy="dispatcher",
+            retry_after=FULL_PAUSE,
+        )
 
     def _warn_once(self, message: str, *given: object) -> None:
         if message not in self._warned:
@@ -174,7 +216,7 @@ class Delivery:
 
     # One event at a time
 
-    async def _each(self, all_of_it: list[Progress], goes_on: GoesOn, sink: Sink) -> None:
+    async def _each(self, all_of_it: list[Progress], goes_on: GoesOn) -> None:
         import asyncio
 
         todo = iter(all_of_it)
@@ -185,7 +227,7 @@ class Delivery:
             for progress in todo:
                 if refused:
                     return
-                await self._one_by_one(progress, goes_on, sink)
+                await self._one_by_one(progress, goes_on)
                 refused = refused or progress.refused is not None
 
         if self._concurrency == 1 or len(all_of_it) == 1:
@@ -195,12 +237,14 @@ class Delivery:
             for _ in range(min(self._concurrency, len(all_of_it))):
                 group.create_task(work())
 
-    async def _one_by_one(self, progress: Progress, goes_on: GoesOn, sink: Sink) -> None:
+    async def _one_by_one(self, progress: Progress, goes_on: GoesOn) -> None:
+        if self._rests(progress):
+            return
         for event in progress.lane.events:
             if not goes_on(progress.lane.lane):
                 return
             try:
-                said = await self._ask(sink, [event] if self.batched else event)
+                said = await self._ask([event] if self.batched else event, progress)
                 if said is not None and not self.batched:
                     _refuse_what_has_not_run(said)
                 failed = self.batched and _failed(said, [event])
@@ -215,13 +259,18 @@ class Delivery:
 
     # A batch at a time
 
-    async def _together(self, all_of_it: list[Progress], goes_on: GoesOn, sink: Sink) -> None:
-        held = [progress for progress in all_of_it if goes_on(progress.lane.lane)]
+    async def _together(self, all_of_it: list[Progress], goes_on: GoesOn) -> None:
+        held = [
+            progress
+            for progress in all_of_it
+            if goes_on(progress.lane.lane) and not self._rests(progress)
+        ]
         events = [event for progress in held for event in progress.lane.events]
         if not events:
             return
         try:
-            failed = _failed(await self._ask(sink, events), events)
+            whose = held[0] if len(events) == 1 else None
+            failed = _failed(await self._ask(events, whose), events)
         except (Exception, CancelledError) as error:  # noqa: BLE001 - written down
             _raise_if_cut_short(error)
             if isinstance(error, Rejected) or len(events) == 1:
@@ -242,33 +291,77 @@ class Delivery:
                     progress.fail(NOT_TAKEN)
             return
         for progress in held:
-            await self._one_by_one(progress, goes_on, sink)
+            await self._one_by_one(progress, goes_on)
             # Who does not answer may answer none of them: the others have another round, together.
             if progress.refused is not None or isinstance(progress.error, TimeoutError):
                 return
 
 
-class _InThread:
-    """One call in a thread, and whether it is over."""
+class SinkCall:
+    """One call of a sink in a task of its own, which is waited for only so long."""
 
-    __slots__ = ("over",)
+    __slots__ = ("_loop", "_over", "_threads", "_timer", "expired", "in_thread", "task")
 
-    def __init__(self) -> None:
-        self.over = False
+    def __init__(
+        self, sink: Sink, given: Any, timeout: float | None, threads: IoPool | None
+    ) -> None:
+        """Begin, in one of `threads` if there are any; after `timeout` it has `expired`."""
+        import asyncio
 
-    def __call__(self, sink: Sink, given: Any) -> Any:
+        self._loop = loop = asyncio.get_running_loop()
+        self._threads = threads
+        self._over = loop.create_future()
+        self._timer = None if timeout is None else loop.call_later(timeout, self.expire)
+        self.expired = self.in_thread = False
+        self.task = loop.create_task(self._run(sink, given))
+        self.task.add_done_callback(self._wake)
+
+    async def _run(self, sink: Sink, given: Any) -> Any:
+        """Return what `sink` says; if that is something to await, it is not done before that."""
+        if self._threads is None:
+            said = await sink(given)
+        else:
+            self.in_thread = True
+            (said,) = await self._threads.arun(lambda: (sink(given),))  # it may return a coroutine
+            self.in_thread = False
+        return await said if said is not None and isawaitable(said) else said
+
+    async def ended(self) -> None:
+        """Wait until the task is done, or is waited for no longer.
+
+        Cancelled, it hands that on to the task; if the task ends well all the same, that counts.
+        """
         try:
-            return sink(given)
-        except StopIteration as error:  # a future cannot hold it, and would never be done
-            raise RuntimeError("the sink raised StopIteration") from error
+            await self._over
+        except CancelledError:
+            self._over = self._loop.create_future()
+            self._stop(None)
+            await self._over
+            if not self.task.done() or self.task.cancelled():
+                raise
         finally:
-            self.over = True
+            if self._timer is not None:
+                self._timer.cancel()
 
+    def expire(self) -> None:
+        """Stop it, as one that took too long: a guard in it can tell by the message."""
+        self.expired = True
+        self._stop(EXPIRED)
 
-async def _done(sink: Sink, given: Any) -> Any:
-    """Return what `sink` says; if that is something to await, it is not done before that."""
-    said = await sink(given)
-    return await said if said is not None and isawaitable(said) else said
+    def _stop(self, message: str | None) -> None:
+        from seawall.runtime.abandon import LEAVING
+
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.in_thread:  # nobody can stop it, and a task that is cancelled would not wait for it
+            self._wake()
+            return
+        self.task.cancel(message)
+        self._timer = self._loop.call_later(LEAVING, self._wake)
+
+    def _wake(self, _task: object = None) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
 
 
 def _refuse_what_has_not_run(said: object) -> None:

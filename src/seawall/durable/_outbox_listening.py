@@ -44,14 +44,10 @@ class Listening:
         self._task = asyncio.ensure_future(self._forever(rng))
         return self
 
-    async def stop(self) -> None:
-        """End, and close the connection."""
-        import asyncio
-
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Return what is to be cancelled to end it: closing the connection is part of that."""
+        task, self._task = self._task, None
+        return [] if task is None else [task]
 
     async def _forever(self, rng: Random) -> None:
         from seawall.runtime.runners import sleep_async

@@ -3,15 +3,17 @@
 Promises: what was committed is delivered; what was rolled back never is. Of one aggregate, an event
 is given to the sink only when those before it were taken. An event that fails holds up its own
 aggregate and no other; one that hangs fails after `timeout`, and its dispatcher claims nothing new
-until then. Any number of dispatchers share the work: an aggregate is one's own for a lease, which
-is prolonged while it is at work; who is killed is replaced when the lease is over, and who comes
-back late writes nothing any more. There is no cursor that a late commit could be behind: pending is
-what is there.
+until then, whatever the sink does: also if it ignores that it is cancelled. `run` returns within
+`stop(grace)`, or three seconds later where the database does not answer. Any number of dispatchers
+share the work: an aggregate is one's own for a lease, which is prolonged while it is at work; who
+is killed is replaced when the lease is over, and who comes back late writes nothing any more. There
+is no cursor that a late commit could be behind: pending is what is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -44,7 +46,7 @@ SHORTEST_LEASE: Final = 1.0
 SURVEY_EVERY: Final = 15.0
 LONGEST_PAUSE: Final = 300.0
 """Seconds that a refusal may ask to wait."""
-TELLING: Final = 5.0
+TELLING: Final = 2.0
 """Seconds after the grace for writing down how it went; then the leases do it."""
 OUTAGE: Final = full_jitter(0.1, cap=5.0)
 """Between tries to reach the database."""
@@ -117,9 +119,17 @@ class Dispatcher:
 
     def _begin_afresh(self) -> None:
         self._token = token_hex(8)
+        self._timers: list[asyncio.TimerHandle] = []
+        self._begin_idle()
+
+    def _begin_idle(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
         self._cut = self._woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: asyncio.Event | None = None
+        self._overdue: asyncio.Future[None] | None = None
         self._delivering: asyncio.Task[None] | None = None
 
     def _after_fork(self) -> None:
@@ -140,6 +150,7 @@ class Dispatcher:
             "paused": self._clock.now() < self._resume_at,
             "listening": self._listening is not None and self._listening.is_listening,
             **self._counts,
+            "abandoned": self._delivery.abandoned,
             "survey": dict(self._survey),
         }
 
@@ -167,7 +178,11 @@ class Dispatcher:
         asyncio.run(self.run())
 
     def stop(self, grace: float = 10.0) -> None:
-        """Begin nothing new; what is being delivered has `grace` seconds. From any thread."""
+        """Begin nothing new; what is being delivered has `grace` seconds. From any thread.
+
+        `run` returns when it is done, three seconds after the grace at the latest. A call of the
+        sink that goes on all the same is abandoned: its aggregate rests for a lease.
+        """
         seconds = check.seconds("grace", grace, zero=True)
         self._stopped = True
         loop = self._loop
@@ -184,45 +199,56 @@ class Dispatcher:
                 loop.call_soon_threadsafe(news.set)
 
     def _halt(self, grace: float) -> None:
-        if self._news is not None:
-            self._news.set()
-        if self._loop is not None:
-            self._loop.call_later(grace, self._cut_short)
+        if self._news is None or self._loop is None:
+            return
+        self._news.set()
+        self._timers.append(self._loop.call_later(grace, self._cut_short))
+        self._timers.append(self._loop.call_later(grace + TELLING, self._give_up))
 
     def _cut_short(self) -> None:
         self._cut = True
         if self._delivering is not None:
             self._delivering.cancel()
 
-    async def _alone(self, work: Callable[[], Awaitable[Any]]) -> Any:
+    def _give_up(self) -> None:
+        if self._overdue is not None and not self._overdue.done():
+            self._overdue.set_result(None)
+
+    async def _alone(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Do `work` in a task of its own, so that who is cancelled still lets go of its claims."""
         import asyncio
 
+        from seawall.runtime.abandon import end
+
         if self._loop is not None:
             raise RuntimeError(f"{self!r} runs already: make another Dispatcher")
-        self._loop, self._news = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = loop = asyncio.get_running_loop()
+        self._news, self._overdue = asyncio.Event(), loop.create_future()
         self.outbox._has_dispatcher(self)
-        task = asyncio.ensure_future(work())
+        task = loop.create_task(work())
         try:
-            return await asyncio.shield(task)
+            await asyncio.wait([task, self._overdue], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            stopped, self._stopped = self._stopped, True
+            self._news.set()
+            self._cut_short()
+            try:
+                await asyncio.wait([task], timeout=TELLING)
+            finally:
+                self._stopped = stopped
+            raise
         finally:
             try:
-                if not task.done():
-                    stopped, self._stopped = self._stopped, True
-                    self._news.set()
-                    self._cut_short()
-                    try:
-                        await asyncio.wait([task], timeout=TELLING)
-                    finally:
-                        self._stopped = stopped
+                if not await end([task]):
+                    log = logging.getLogger("seawall")
+                    log.warning("%r: the database does not answer; the leases run out", self)
             finally:
-                if not task.done():
-                    task.cancel()
-                    await asyncio.wait([task])
-                self._loop = self._news = None
-                self._cut = False
+                self._begin_idle()
+        return Ended(0, goes_on=False) if task.cancelled() or not task.done() else task.result()
 
     async def _forever(self) -> None:
+        from seawall.runtime.abandon import end
+
         pause = SHORTEST_PAUSE
         delays = OUTAGE.delays(self._rng.random)
         listening = None if self._listening is None else self._listening.start(self._rng)
@@ -251,7 +277,7 @@ class Dispatcher:
                 )
         finally:
             if listening is not None:
-                await listening.stop()
+                await end(listening.tasks())
 
     async def _wait_for_the_sink(self) -> None:
         """Wait for as long as a refusal asked for: news do not shorten it, `stop` does."""
@@ -331,6 +357,8 @@ class Dispatcher:
     async def _deliver(self, progress: list[Progress], owner: str, holding: Holding) -> None:
         import asyncio
 
+        from seawall.runtime.abandon import end
+
         lanes = [one.lane for one in progress]
 
         def goes_on(lane: int) -> bool:
@@ -345,10 +373,10 @@ class Dispatcher:
             if not self._delivering.cancelled():
                 self._delivering.result()
         finally:
-            for task in (self._delivering, renewing_task):
-                task.cancel()
-            await asyncio.wait([self._delivering, renewing_task])
-            self._delivering = None
+            try:
+                await end([self._delivering, renewing_task])
+            finally:
+                self._delivering = None
 
     async def _renew(self, holding: Holding, lanes: list[Lane], owner: str) -> None:
         """Prolong the lease while the sink is at work; note what was lost."""
@@ -369,7 +397,8 @@ class Dispatcher:
 
     async def _settle(self, progress: list[Progress], owner: str, holding: Holding) -> None:
         counts = self._counts
-        settled = [judged(one, self._settings, self._rng.random) for one in progress]
+        rest = round(self.lease * 1e6)
+        settled = [judged(one, self._settings, self._rng.random, rest=rest) for one in progress]
         page = Page(self.outbox, owner, settled, keep=self.keep > 0)
         until, delays = self._clock.now() + self.lease, OUTAGE.delays(self._rng.random)
         while True:

@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 
 from seawall import _checks as check
 from seawall.runtime.mutex import survives_fork
+from seawall.runtime.runners import held_time
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -140,7 +141,8 @@ class Sqlite:
         """Do the same, awaiting. Who gives up does not undo what is under way."""
         from asyncio import wrap_future
 
-        return await wrap_future(self._submit(work))
+        with held_time():
+            return await wrap_future(self._submit(work))
 
     def _submit(self, work: Work[T]) -> Future[T]:
         done: Future[T] = Future()

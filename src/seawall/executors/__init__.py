@@ -9,7 +9,6 @@ waits for any more is stopped if it runs in a process, else counted until it end
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from math import ceil
 from threading import Thread
@@ -26,7 +25,7 @@ from seawall.executors._processes import Crew
 from seawall.models.sizing import pool_size
 from seawall.runtime.functions import kind_of
 from seawall.runtime.process import usable_cores
-from seawall.runtime.runners import wait_async, wait_sync
+from seawall.runtime.runners import held_time, wait_async, wait_sync
 
 MOST_WORKERS: Final = 10_000
 """More threads than any machine should run: whoever asks for them has mistaken a unit."""
@@ -75,7 +74,7 @@ class _Executor:
         """Do `function(*args, **kwargs)` in a worker, and suspend this task until it is done."""
         errand = self._errand(function, args, kwargs)
         try:
-            with _held_time():
+            with held_time():
                 return cast("T", await errand.arun())
         finally:
             self.pool.look()
@@ -111,7 +110,7 @@ class _Executor:
         """Do as `close`, and suspend only this task meanwhile."""
         waiter = self._closing(drain)
         try:
-            with _held_time():
+            with held_time():
                 wait = None if waiter is None else wait_async(waiter, self._clock)
                 ended: bool = self.pool.idle if wait is None else await wait
                 await wait_async(_End(self._end), self._clock)
@@ -280,11 +279,3 @@ class IoPool(_Executor):
 
     def __repr__(self) -> str:
         return f"IoPool({self.name!r}, workers={self.workers}, max_queue={self.pool.queue})"
-
-
-def _held_time() -> AbstractContextManager[None]:
-    """On a virtual loop, let no time pass while a worker is at it."""
-    from asyncio import get_running_loop
-
-    hold = getattr(get_running_loop(), "hold_time", nullcontext)
-    return cast("AbstractContextManager[None]", hold())

@@ -37,7 +37,7 @@ CLAIM_WAIT: Final = 5.0
 TELLING: Final = 2.0
 """Seconds after the grace for telling the queue how it went; then the worker ends, told or not."""
 LEAVING: Final = 0.1
-"""Seconds for what is then cancelled."""
+"""Seconds for what is then cancelled; what goes on all the same is abandoned."""
 INSTANT: Final = 1e-6
 """Less than this is no time to wait for."""
 
@@ -122,16 +122,13 @@ class Worker(Doing):
             if not self._stopped:  # cancelled, or broken: without grace
                 self.stop(0.0)
             try:
-                await self._wind_up(fetching)
+                await self._wind_up(fetching, beating, halting)
             finally:
-                for task in (beating, halting):
-                    task.cancel()
-                await asyncio.wait([beating, halting])
                 self._loop = self._halt = self._news = None
                 if self._pool is not None:
                     self._pool.close(0.0)
         for task in (fetching, beating):
-            if not task.cancelled():
+            if task.done() and not task.cancelled():
                 task.result()  # if it broke, that was no stop
 
     def run_sync(self) -> None:
@@ -282,23 +279,26 @@ class Worker(Doing):
 
     # The end
 
-    async def _wind_up(self, fetching: asyncio.Task[None]) -> None:
-        """Give what is at work its time; then return it to the queue; then end."""
+    async def _wind_up(self, fetching: asyncio.Task[None], *aside: asyncio.Task[Any]) -> None:
+        """Give what is at work its time; then return it to the queue; then end, whatever goes on.
+
+        `aside` are tasks that go on until then.
+        """
         import asyncio
 
-        # It ends by itself: what is asked of a store is soon answered, or given up.
-        await asyncio.wait([fetching], timeout=self._end_at - self._clock.now() + TELLING)
-        fetching.cancel()
-        await asyncio.wait([fetching])
-        while self._runs and (left := self._end_at - self._clock.now()) > INSTANT:
-            await self._news_within(left)
-        self._tell_until = self._end_at + TELLING
-        for run in list(self._runs):
-            run.give_back()
-        while self._runs and (left := self._tell_until - self._clock.now()) > INSTANT:
-            await self._news_within(left)
-        tasks = [run.task for run in self._runs if run.task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=LEAVING)  # one that does not want to end is left
+        from seawall.runtime.abandon import end
+
+        try:
+            # It ends by itself: what is asked of a store is soon answered, or given up.
+            await asyncio.wait([fetching], timeout=self._end_at - self._clock.now() + TELLING)
+            while self._runs and (left := self._end_at - self._clock.now()) > INSTANT:
+                await self._news_within(left)
+            self._tell_until = self._end_at + TELLING
+            for run in list(self._runs):
+                run.give_back()
+            while self._runs and (left := self._tell_until - self._clock.now()) > INSTANT:
+                await self._news_within(left)
+        finally:
+            # Also if cancelled once more: nothing goes on here that nobody prolongs the lease of.
+            runs = [run.task for run in self._runs if run.task is not None]
+            await end([fetching, *aside, *runs], LEAVING)

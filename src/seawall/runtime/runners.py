@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from threading import Lock, get_ident
 from types import CoroutineType
-from typing import Any
+from typing import Any, cast
 
 from seawall.clock import Clock
 from seawall.runtime.call import Call
@@ -159,3 +160,11 @@ async def wait_async(waiter: Waiter, clock: Clock) -> Any:
         if timer is not None:
             timer.cancel()
     return waiter.claim()
+
+
+def held_time() -> AbstractContextManager[None]:
+    """On a virtual loop, let no time pass while a thread is at work for this task."""
+    from asyncio import get_running_loop
+
+    hold = getattr(get_running_loop(), "hold_time", nullcontext)
+    return cast("AbstractContextManager[None]", hold())

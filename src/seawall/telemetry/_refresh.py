@@ -88,12 +88,11 @@ class Refresher:
 
     async def aclose(self) -> None:
         """Ask no more; nothing to do if it does not."""
-        import asyncio
+        from seawall.runtime.abandon import end
 
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await end([task])
 
     async def _forever(self) -> None:
         import asyncio
