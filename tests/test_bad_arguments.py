@@ -459,7 +459,12 @@ TABLE = [
     ("ScriptedService", ScriptedService, [(5, TypeError), ("x", TypeError)], "answer"),
     ("ScriptedService empty", lambda _: ScriptedService(), [(None, ValueError)], "answer"),
     ("virtual_time", lambda x: virtual_time(x).__enter__(), [(5, TypeError)], "VirtualClock"),
-    ("run_virtual", run_virtual, [(5, (TypeError, ValueError)), (print, ValueError)], "coroutine"),
+    (
+        "run_virtual",
+        run_virtual,
+        [(bad, (TypeError, ValueError)) for bad in (5, print)],
+        "coroutine",
+    ),
 ]
 
 

@@ -225,7 +225,6 @@ def test_the_decorated_function_looks_like_itself(kind):
     assert guarded.__doc__ == "Say something."
     assert guarded.__wrapped__ is function
     for ask in (
-        asyncio.iscoroutinefunction,
         inspect.iscoroutinefunction,
         inspect.isgeneratorfunction,
         inspect.isasyncgenfunction,

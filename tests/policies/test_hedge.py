@@ -392,10 +392,13 @@ def check():
     assert run_virtual(guard.acall(ask)) == 1
     assert guard.call(lambda: "plain") == "plain"
 
+def check_in_thread():
+    thread = threading.Thread(target=check)
+    thread.start()
+    thread.join()
+
 async def fork():
-    check_in_thread = threading.Thread(target=check)
-    check_in_thread.start()
-    check_in_thread.join()
+    check_in_thread()
     held, release = threading.Event(), threading.Event()
     def hold():
         with hedge._mutex, chaos._mutex:
@@ -406,13 +409,13 @@ async def fork():
     child = os.fork()
     if child:
         release.set()
-    return child
+        return child
+    # The parent's loop cannot go on in the child: what is left to do happens in another thread.
+    assert not guard.bounds[0].layer("async")._queues
+    check_in_thread()
+    os._exit(3)
 
 child = asyncio.run(fork())
-if not child:
-    assert not guard.bounds[0].layer("async")._queues
-    check()
-    os._exit(3)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
@@ -745,7 +748,7 @@ def test_a_copy_that_cannot_be_started_is_not_waited_for() -> None:
 
 
 def test_copies_are_made_by_any_task_factory() -> None:
-    """Also by one that takes a loop and a coroutine only: a copy still has the call's context."""
+    """Also by one that takes a loop and a coroutine only: a copy has its name and the context."""
     var: ContextVar[str] = ContextVar("var", default="nothing")
 
     async def main() -> None:
@@ -753,13 +756,18 @@ def test_copies_are_made_by_any_task_factory() -> None:
         loop.set_task_factory(lambda loop, coro: asyncio.Task(coro, loop=loop))
         replica = Replica(9.0, 0.5)
 
+        names: list[str] = []
+
         async def function() -> str:
+            names.append(asyncio.current_task().get_name())  # type: ignore[union-attr]
             await replica()
             return var.get()
 
         var.set("mine")
-        assert await new_guard(Hedge(1.0)).acall(function) == "mine"
+        guard = new_guard(Hedge(1.0))
+        assert await guard.acall(function) == "mine"
         assert replica.calls == 2
+        assert names[1] == f"{guard.name}: copy 2"
 
     run_virtual(main())
 

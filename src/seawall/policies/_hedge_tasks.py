@@ -186,11 +186,11 @@ class Copies:
             self.race = race
             self._tasks: dict[int, asyncio.Task[None]] = {}
         under_way = race.running
-        name = f"{self._bound.host.name}: copy {number}"
         copy = self._copy(race, number)
         try:
-            # In the context, not with it: task factories need not take one.
-            task = self._context.copy().run(queue.loop.create_task, copy, name=name)
+            # A task factory need not take a context or a name: asyncio passes both on.
+            task = self._context.copy().run(queue.loop.create_task, copy)
+            task.set_name(f"{self._bound.host.name}: copy {number}")
         except BaseException:
             copy.close()
             race.not_started(number, "task")

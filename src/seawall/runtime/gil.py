@@ -1,7 +1,7 @@
 """Whether plain counters are safe without a lock.
 
 With a global interpreter lock, a read, a change and a write of one attribute with no call and no
-loop in between are not interrupted (CPython 3.11 to 3.14). A free-threaded build gives no such
+loop in between are not interrupted (CPython 3.11 to 3.15). A free-threaded build gives no such
 promise: there the same work is done under the lock.
 """
 

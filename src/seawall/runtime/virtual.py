@@ -117,7 +117,7 @@ class _Timer(asyncio.TimerHandle):
 class _OpenedLoop(asyncio.SelectorEventLoop):
     """asyncio's loop, opened where it would sleep and where it has collected what is ready.
 
-    This class alone knows asyncio's private parts, which are the same from 3.11 to 3.13: an
+    This class alone knows asyncio's private parts, which are the same from 3.11 to 3.15: an
     iteration selects, gives the events to `_process_events`, moves due timers from the heap
     `_scheduled` to the deque `_ready`, and runs what `_ready` then holds.
     """
