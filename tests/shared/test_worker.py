@@ -715,9 +715,11 @@ def test_a_cancelled_claim_would_leave_its_jobs(
     """If stopping did not wait for it, whole batches would be nobody's for the lease."""
     wind_up = Worker._wind_up
 
-    async def impatient(self: Worker, fetching: asyncio.Task[None]) -> None:
+    async def impatient(
+        self: Worker, fetching: asyncio.Task[None], *aside: asyncio.Task[Any]
+    ) -> None:
         fetching.cancel()
-        await wind_up(self, fetching)
+        await wind_up(self, fetching, *aside)
 
     monkeypatch.setattr(Worker, "_wind_up", impatient)
     # A stop has to meet a claim on its way: not each round of stops does.
