@@ -42,6 +42,19 @@ class Expiry:
         self._fired = True
         self.task.cancel(EXPIRED)
 
+    @property
+    def fired(self) -> bool:
+        """Whether it has cancelled its task."""
+        return self._fired
+
+    def fire_now(self) -> bool:
+        """Cancel the task now; False if that has happened already."""
+        if self._fired:
+            return False
+        self._handle.cancel()
+        self._fire()
+        return True
+
     def stop(self) -> None:
         """Stop the timer; `disarm` is still to be called."""
         self._handle.cancel()

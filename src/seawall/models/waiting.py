@@ -37,11 +37,16 @@ class WaitQueue(Generic[T]):
     def __len__(self) -> int:
         return self._size
 
-    def push(self, item: T, rank: int = 0, kind: Hashable = None) -> T | None:
-        """Let `item` wait; return who has to go for it: None, another, or `item` itself."""
+    def push(
+        self, item: T, rank: int = 0, kind: Hashable = None, *, always: bool = False
+    ) -> T | None:
+        """Let `item` wait; return who has to go for it: None, another, or `item` itself.
+
+        With `always` it waits even if the room is full, and nobody goes.
+        """
         rank = rank if self.order == "criticality" else 0
         displaced: T | None = None
-        if self._size >= self.limit:
+        if self._size >= self.limit and not always:
             if not self._size or self.order == "fifo":
                 return item
             lowest = self._ranks()[-1]

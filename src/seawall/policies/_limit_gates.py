@@ -105,8 +105,12 @@ class Gate(SlotGate):
                 return now
             self.refuse(self.full("all are in use"))
             return _BEYOND
+        raise Wait(self.waiter(now, policy.max_wait))
+
+    def waiter(self, now: float, max_wait: float, ticket: Any = None) -> SlotWaiter:
+        """Return a waiter for a slot."""
         clock = self.host.clock
-        raise Wait(_Waiter(self._slots, clock, now, policy.max_wait, self.turned_away, _GRANTED))
+        return _Waiter(self._slots, clock, now, max_wait, self.turned_away, _GRANTED)
 
     def _learn(self, began: float, outcome: Outcome, detail: Any, now: float) -> None:
         """Count the call as served or dropped; what failed or was cancelled tells nothing."""
@@ -225,12 +229,14 @@ class PartitionedGate(Gate):
             self._count(name)
             self.refuse(self.full(f"those for {name!r} are in use"))
             return _BEYOND
-        clock, wait = self.host.clock, policy.max_wait
-        waiter = _PartitionWaiter(
-            self._slots, clock, now, wait, partial(self._turned_away_from, name), _GRANTED, name
-        )
+        raise Wait(self.waiter(now, policy.max_wait, (now, name)))
+
+    def waiter(self, now: float, max_wait: float, ticket: Any = None) -> SlotWaiter:
+        clock, (_, name) = self.host.clock, ticket
+        turned_away = partial(self._turned_away_from, name)
+        waiter = _PartitionWaiter(self._slots, clock, now, max_wait, turned_away, _GRANTED, name)
         waiter.partitions = self._partitions
-        raise Wait(waiter)
+        return waiter
 
     def _turned_away_from(self, name: str, why: Refusal) -> object:
         self._count(name)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, Final
 
 from seawall import _checks as check
 from seawall.errors import DeadlineExceeded, Overloaded, Rejected
 from seawall.models.codel import QueueShed
 from seawall.models.waiting import ORDERS, Order
+from seawall.runtime.layers import Wait
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
-from seawall.runtime.slots import Refusal, Slots
+from seawall.runtime.slots import Refusal, Slots, SlotWaiter
 
 MOST: Final = 1_000_000
 """The largest limit: each slot takes up some bytes, and beyond this it limits nothing anyway."""
@@ -99,6 +101,23 @@ class SlotGate(GateBound):
     def no_slot(self, why: str) -> str:
         """Return how a refusal says so."""
         return f"guard {self.host.name!r}: no free slot of {self.policy.limit}: {why}"
+
+    def waiter(self, now: float, max_wait: float, ticket: Any = None) -> SlotWaiter:
+        """Return a waiter for a slot; `ticket` is that of a call that had one before."""
+        raise NotImplementedError
+
+    def readmit(self, ticket: Any, now: float) -> Any:
+        """Let in again a call that had a slot by `ticket` and left it for a while.
+
+        While no slot is free it waits in the queue with the others, however long that takes: what
+        has begun cannot be refused any more. Raises `Wait`, as `enter` does.
+        """
+        if ticket is self.beyond:
+            return ticket
+        enforced = self.policy.mode == "enforce"
+        waiter = self.waiter(now, inf if enforced else 0.0, ticket)
+        waiter.readmitted = enforced
+        raise Wait(waiter)
 
     def turned_away(self, why: Refusal) -> object:
         """Refuse a call that waited in vain; where the limit is not enforced, let it in."""

@@ -127,8 +127,10 @@ class _BulkheadGate(SlotGate):
                 return None
             self.refuse(self.full("all are in use"))
             return _BEYOND
-        clock = self.host.clock
-        raise Wait(SlotWaiter(self._slots, clock, now, policy.max_wait, self.turned_away))
+        raise Wait(self.waiter(now, policy.max_wait))
+
+    def waiter(self, now: float, max_wait: float, ticket: Any = None) -> SlotWaiter:
+        return SlotWaiter(self._slots, self.host.clock, now, max_wait, self.turned_away)
 
     def typical(self) -> float | None:
         return self._typical(self.host.clock.now())

@@ -159,8 +159,8 @@ class Slots:
         now = self.queue.oldest()[0].clock.now()
         while len(self.queue) > 1 and discipline.sheds(self._longest_wait(now), now):
             victim = self.queue.pop_lowest()
-            if victim is not None:
-                victim.turn_away("shed")
+            if victim is not None and not self._turn_away(victim, "shed"):
+                break
         # Where several classes wait it is the lowest that stands: the others keep their order.
         alone = len(self.queue.oldest()) == 1
         return self.queue.pop(fits=self.fits, newest=alone and discipline.newest_first(now))
@@ -179,10 +179,20 @@ class Slots:
             if self.discipline is not None and not self.queue:
                 self.discipline.emptied(waiter.since)
             self.attention = True
-            turned_away = self.queue.push(waiter, waiter.rank, waiter.kind)
+            turned_away = self.queue.push(
+                waiter, waiter.rank, waiter.kind, always=waiter.readmitted
+            )
             if turned_away is not None:
-                turned_away.turn_away("no room")
+                self._turn_away(turned_away, "no room")
             self.serve()
+
+    def _turn_away(self, waiter: SlotWaiter, why: Refusal) -> bool:
+        """Refuse a waiter that left the queue; False if it must stay in it. Under the lock."""
+        if waiter.readmitted:
+            self.queue.push(waiter, waiter.rank, waiter.kind, always=True)
+            return False
+        waiter.turn_away(why)
+        return True
 
     def leave_queue(self, waiter: SlotWaiter) -> None:
         """Let `waiter` wait no more; whoever it held up is served. Under the lock."""
@@ -214,6 +224,7 @@ class SlotWaiter:
         "clock",
         "kind",
         "rank",
+        "readmitted",
         "since",
         "ticket",
         "until",
@@ -235,6 +246,8 @@ class SlotWaiter:
         self._state: str = WAITING
         self.ticket = ticket
         self.kind = kind
+        self.readmitted = False
+        """Whether it was admitted before: then neither a full queue nor shedding refuses it."""
         self.clock = clock
         self.rank: int = current_criticality()
         self.since = now

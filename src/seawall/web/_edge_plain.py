@@ -24,9 +24,9 @@ from seawall.web.request import INCOMING
 from seawall.web.sending import PASSAGE, Passage, to_nobody
 
 if TYPE_CHECKING:
-    from seawall.web._edge_way import App, Receive, Scope
+    from seawall.web._edge_way import App, Scope
     from seawall.web.edge import Edge
-    from seawall.web.sending import Send
+    from seawall.web.sending import Receive, Send
 
 
 class Otherwise(Exception):
@@ -103,7 +103,7 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
         if scope["type"] != "http":
             await (outer or way._unusual)(scope, receive, send)
             return
-        passage = Passage(scope, send, own)
+        passage = Passage(scope, receive, send, own)
         entered = False
         token = taken = None
         try:
@@ -150,15 +150,17 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
                     pending[task] = at
                     if lane.timer is None:
                         lane.arm(at)
+                    passage.task = task
                     passage.cut = pending, task, task.cancelling()
                     scope[INCOMING] = passage
                     app = way.app  # called from a variable: see `Passage.send`
-                    await app(scope, receive, passage.send)
+                    await app(scope, passage.receive, passage.send)
         except BaseException as error:  # noqa: BLE001 - raised again, unless it is answered
             failure: BaseException | None = error
         else:
             if entered and passage.left and passage.cut is None:
                 # As `_end_plainly` does, without its frames.
+                passage.task = None
                 if INCOMING in scope:
                     del scope[INCOMING]
                 if lifecycle.calm and lifecycle.in_flight > 0:

@@ -64,6 +64,7 @@ class Cutting:
     def arm(self, passage: Passage, at: float, clock: Clock) -> None:
         """Cut `passage` off at the instant `at` of `clock`."""
         lane, task = self.find()
+        passage.task = task
         if clock is not self._clock or at < self.last or task in lane.pending:
             passage.cut = Expiry(task, at - clock.now())
             return

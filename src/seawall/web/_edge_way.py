@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
+from seawall._expiry import current_task
 from seawall.clock import Clock
 from seawall.context import deadline_var
 from seawall.errors import RateLimited, Rejected, SeawallError, TimedOut
 from seawall.runtime.call import STREAMED
-from seawall.runtime.layers import OK, Wait
+from seawall.runtime.layers import CANCELLED, OK, Wait
 from seawall.runtime.policy import GateBound
 from seawall.runtime.runners import wait_async
 from seawall.web._edge_answers import SocketAnswer, send_problem
@@ -26,15 +27,25 @@ from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import Granted, RequestLimits
 from seawall.web.problems import Problem, problem_of
 from seawall.web.request import INCOMING
-from seawall.web.sending import FAILURE, Own, Passage, Send, SocketPassage
+from seawall.web.sending import FAILURE, Headers, Own, Passage, Receive, Send, SocketPassage
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 GOING_AWAY: Final = Problem(
     503, "Service unavailable", "The service is going away.", retry_after=1.0
 )
+
+
+LATE_BODY: Final = Problem(
+    408, "Request timeout", "The body of the request did not arrive in time."
+)
+
+
+def _closing(scope: Scope) -> Headers:
+    """Return the header by which a connection is closed whose request was not read to its end."""
+    one = str(scope.get("http_version", "1.1")).startswith("1")  # from HTTP/2 on it is forbidden
+    return [(b"connection", b"close")] if one else []
 
 
 class Way:
@@ -106,7 +117,9 @@ class Way:
             held = deadline_var.get()
             if held is not None:
                 self._cutting.arm(passage, held[0], held[1])
-            await self.app(scope, receive, passage.send)
+            else:
+                passage.task = current_task()
+            await self.app(scope, passage.receive, passage.send)
             if not passage.left:
                 passage.end(None)
         except BaseException as error:  # noqa: BLE001 - raised again, unless it is answered
@@ -120,6 +133,7 @@ class Way:
                 scope.pop(INCOMING, None)
             else:
                 scope[INCOMING] = outer
+            passage.task = None
             if tokens:
                 inbound.undo(tokens)  # type: ignore[union-attr]
 
@@ -139,7 +153,7 @@ class Way:
             granted.waits()
         return await wait_async(wait.waiter, self._clock)
 
-    async def _fail(
+    async def _fail(  # noqa: C901, PLR0912 - what can become of a request, in one place
         self,
         passage: Passage,
         error: BaseException | None,
@@ -154,8 +168,19 @@ class Way:
             if granted is not None:
                 granted.cancel()
         if passage.was_cut(error):
-            cut = TimedOut("the deadline passed before the response began")
-            cut.__cause__ = error
+            waits = passage.waits
+            if waits is not None and (waits.stalled or waits.late):
+                passage.leave(CANCELLED, None)
+                if waits.late:  # else in mid-response: the server closes the connection
+                    await send_problem(send, LATE_BODY, _closing(passage.scope))
+                return
+            cut: SeawallError
+            if waits is not None and waits.refusal is not None:
+                cut, waits.refusal = waits.refusal, None
+                passage.give_back(cut)
+            else:
+                cut = TimedOut("the deadline passed before the response began")
+                cut.__cause__ = error
             error = cut
             del cut  # or it would lead to itself
         if error is None:
@@ -185,7 +210,7 @@ class Way:
         if lifecycle is not None and not lifecycle.begin_socket():
             await send_problem(SocketAnswer(scope, send), GOING_AWAY, [])
             return
-        passage = SocketPassage(scope, send, self._own)
+        passage = SocketPassage(scope, receive, send, self._own)
         answering = SocketAnswer(scope, send)
         failure: BaseException | None = None
         try:

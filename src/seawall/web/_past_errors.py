@@ -15,9 +15,9 @@ from seawall.web._edge_plain import plain_entry
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from seawall.web._edge_way import Receive, Scope
+    from seawall.web._edge_way import Scope
     from seawall.web.edge import Edge
-    from seawall.web.sending import Send
+    from seawall.web.sending import Receive, Send
 
 _FOR_ERRORS_ALONE: Final = {
     ("starlette.middleware.errors", "ServerErrorMiddleware"),

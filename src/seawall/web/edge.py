@@ -32,7 +32,7 @@ from seawall.web._edge_answers import send_problem
 from seawall.web._edge_plain import plain_entry
 from seawall.web._edge_routes import RouteGates
 from seawall.web._edge_time import Cutting
-from seawall.web._edge_way import GOING_AWAY, App, Receive, Scope, Way
+from seawall.web._edge_way import GOING_AWAY, App, Scope, Way
 from seawall.web._limit_routes import dispatch_of
 from seawall.web._upstream_log import UpstreamLog
 from seawall.web.admission import Turns
@@ -41,7 +41,7 @@ from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimits
 from seawall.web.request import INCOMING, path_below_root
-from seawall.web.sending import PASSAGE, Message, Own, Passage, Send
+from seawall.web.sending import PASSAGE, Message, Own, Passage, Receive, Send
 from seawall.web.trust import Trust
 
 
@@ -60,6 +60,7 @@ class Edge(Way):
         turns: Turns | None = None,
         concurrency: AdaptiveLimit | Bulkhead | None = None,
         websockets: Bulkhead | None = None,
+        stall: float | None = 30.0,
         health: Health | None = None,
         lifecycle: Lifecycle | None = None,
         trust: Trust | None = None,
@@ -71,7 +72,8 @@ class Edge(Way):
         `{"/reports/{id}": AdaptiveLimit()}`; one limit for several routes is shared by them. Around
         a Starlette router that is asked for a request's route; else the first match counts.
         `websockets` bounds how many are open at once: their handshakes pass all the rest as
-        requests do, and hold it no longer than that. `trust` is that of `inbound`, unless given.
+        requests do, and hold it no longer than that. A response of which the client takes nothing
+        for `stall` seconds is ended. `trust` is that of `inbound`, unless given.
         """
         self.app = check.function("app", app)
         if hasattr(app, "middleware_stack"):
@@ -118,7 +120,8 @@ class Edge(Way):
         self._health = health
         self._lifecycle = lifecycle
         trust = trust or (inbound.trust if inbound is not None else Trust())
-        self._own = Own(self._now, self.guard.stats, trust, dispatch_of(app))
+        stall = None if stall is None else check.seconds("stall", stall)
+        self._own = Own(self._now, self.guard.stats, trust, self._turns, stall, dispatch_of(app))
         self._cutting = Cutting(self._clock)
         self._upstreams = UpstreamLog(name, self._now)
         self._probes = frozenset() if health is None else frozenset(health.paths)
@@ -141,7 +144,7 @@ class Edge(Way):
             "health": self._health,
         }
         told = {name: part.snapshot() for name, part in parts.items() if part is not None}
-        return {**self.guard.snapshot(), **told}
+        return {**self.guard.snapshot(), "stalled": self._own.stalled, **told}
 
     def close(self) -> None:
         """Free the name for another edge."""
@@ -167,8 +170,8 @@ class Edge(Way):
                 del error  # or it would lead to itself
         kind = scope["type"]
         if kind == "http":
-            passage: Passage = Passage(scope, send, self._own) if kept is None else kept
-            passage.to = send
+            passage: Passage = Passage(scope, receive, send, self._own) if kept is None else kept
+            passage.source, passage.to = receive, send
             await self._serve_request(scope, receive, passage, send)
         elif kind == "websocket":
             await self._connect(scope, receive, send)
@@ -206,6 +209,7 @@ class Edge(Way):
         except BaseException as failure:  # noqa: BLE001 - returned
             error = failure
         passage.scope.pop(INCOMING, None)
+        passage.task = None
         if lifecycle is not None:
             lifecycle.end()
         if token is not None:

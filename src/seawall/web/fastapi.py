@@ -72,6 +72,7 @@ def protect(
     concurrency: AdaptiveLimit | Bulkhead | None = DEFAULT,
     routes: Mapping[str, AdaptiveLimit | Bulkhead] | None = None,
     websockets: Bulkhead | None = None,
+    stall: float | None = 30.0,
     health: Health | None = DEFAULT,
     lifecycle: Lifecycle | None = DEFAULT,
 ) -> Edge:
@@ -107,6 +108,7 @@ def protect(
         concurrency=default_concurrency() if concurrency is DEFAULT else concurrency,
         routes=routes,
         websockets=websockets,
+        stall=stall,
         health=Health(name=name, lifecycle=life) if health is DEFAULT else health,
         lifecycle=life,
     )

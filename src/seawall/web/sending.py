@@ -2,8 +2,9 @@
 
 Promises: what was entered is left exactly once, at whichever comes first: the last part of the
 response was handed to the server, the app returned, raised or was cancelled. A stream holds its
-slot to its end, but counts for what it took to its first part. A background task of the app runs
-after the last part: it holds nothing, and no timeout cuts it.
+slot to its end, but counts for what it took to its first part. While it waits for its client it
+holds no slot (see `_client_waits`). A background task of the app runs after the last part: it holds
+nothing, and no timeout cuts it.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall._expiry import Expiry, take_back
+from seawall._expiry import EXPIRED, Expiry, take_back
 from seawall.context import deadline_var
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Outcome
+from seawall.web._client_waits import ClientWaits
 from seawall.web.request import Incoming
 
 if TYPE_CHECKING:
     from seawall.runtime.policy import GateBound
     from seawall.runtime.stats import Stats
     from seawall.web._dispatch import Dispatch
+    from seawall.web._edge_turns import TurnsGate
     from seawall.web.trust import Trust
 
 Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 InLane = tuple[dict[asyncio.Task[Any], float], asyncio.Task[Any], int]
@@ -54,50 +58,65 @@ _BODY_OF_FILE: Final = frozenset({"http.response.pathsend", "http.response.zeroc
 class Own:
     """What is the same for all requests of one edge."""
 
-    __slots__ = ("clock", "dispatch", "stats", "trust")
+    __slots__ = ("clock", "dispatch", "stall", "stalled", "stats", "trust", "turns")
 
     def __init__(
         self,
         clock: Callable[[], float],
         stats: Stats,
         trust: Trust,
+        turns: TurnsGate | None,
+        stall: float | None,
         dispatch: Dispatch | None = None,
     ) -> None:
         self.clock = clock
         self.stats = stats
         self.trust = trust
         self.dispatch = dispatch
+        self.turns = turns
+        self.stall = stall
+        self.stalled = 0
+        """How many requests were ended since their client took nothing for `stall` seconds."""
 
 
 class Passage(Incoming):
     """One request on its way: what it holds, and what becomes of its response."""
 
     __slots__ = (
-        "_first",  # when the first part of the body was sent
         "_own",
+        "answered_at",  # when the first part of the body was sent
         "began",  # when the edge began with it
         "cut",  # what cuts the app off, has done so, or still may: `was_cut` will tell
         "gates",  # what to leave at the end of the response, the last entered first, with tickets
+        "heard",  # whether the body of the request has ended
         "left",  # whether nothing is held any more
         "sifted",  # whether shedding has been asked already, and let it pass
+        "source",  # where messages come from: the server, or who stands before it
         "status",  # that of the response, once it has started
+        "task",  # the one in which the app was called, until it returns
         "to",  # where messages go: the server, or who stands before it
         "told",  # what to add to the headers of the response, or who tells that then
+        "waits",  # those for the client, once there was one
     )
     began: float
+    task: asyncio.Task[Any] | None
 
-    def __init__(self, scope: MutableMapping[str, Any], to: Send, own: Own) -> None:
-        """Hold nothing yet; hand the response `to` the server."""
+    def __init__(
+        self, scope: MutableMapping[str, Any], source: Receive, to: Send, own: Own
+    ) -> None:
+        """Hold nothing yet; hear the request from `source`, hand the response `to` the server."""
         # All of it here, and not by super(): each frame costs, and each step.
         self.scope = scope
         self.headers = headers = scope["headers"]
         self.named = dict(headers)
         self.trust = own.trust
         self._own = own
+        self.source = source
         self.to = to
-        self._first = 0.0
+        self.answered_at = 0.0
         self.status = 0
-        self.left = self.sifted = False
+        self.left = self.sifted = self.heard = False
+        self.waits: ClientWaits | None = None
         self.gates: tuple[tuple[Any, Any], ...] = ()
         self.told: Callable[[], Headers] | Headers | None = None
         self.cut: InLane | Expiry | None = None
@@ -117,6 +136,25 @@ class Passage(Incoming):
         elif cut is not None and cut[0].pop(cut[1], None) is not None:
             self.cut = None
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the app was cancelled by its time, and that was not looked at yet."""
+        cut = self.cut
+        return cut is not None and (cut.fired if isinstance(cut, Expiry) else cut[1] not in cut[0])
+
+    def cut_now(self) -> bool:
+        """Cancel the app as its deadline would; False if that has happened already."""
+        cut = self.cut
+        if isinstance(cut, Expiry):
+            return cut.fire_now()
+        task = self.task
+        if task is None or (cut is not None and cut[0].pop(cut[1], None) is None):
+            return False
+        if cut is None:
+            self.cut = {}, task, task.cancelling()
+        task.cancel(EXPIRED)
+        return True
+
     def was_cut(self, error: BaseException | None) -> bool:
         """Stop the time; tell whether `error` is the cancellation by which the app was cut off."""
         self._stop_time()
@@ -125,18 +163,54 @@ class Passage(Incoming):
             return False
         return cut.disarm(error) if isinstance(cut, Expiry) else take_back(cut[1], cut[2], error)
 
+    # The request
+
+    def receive(self) -> Awaitable[Message]:
+        """Take a message from the server."""
+        if self.heard:  # what comes next is that the client has gone
+            return self.source()
+        return self._receive()
+
+    async def _receive(self) -> Message:
+        steps: Any = self.source().__await__()
+        try:
+            awaited = next(steps)
+        except StopIteration as end:
+            message: Message = end.value
+        else:
+            message = await self._with_waits().finish_receive(steps, awaited)
+        more = bool(message.get("more_body"))
+        self.heard = not more
+        waits = self.waits
+        if waits is not None and message["type"] == "http.request":
+            await waits.come_back(begins=not more)
+        return message
+
+    def _with_waits(self) -> ClientWaits:
+        waits = self.waits
+        if waits is None:
+            waits = self.waits = ClientWaits(self, self._own)
+        return waits
+
     # The response
 
     def send(self, message: Message) -> Awaitable[None]:  # noqa: C901, PLR0912 - one frame
         """Hand a message to the server; a plain function, as another coroutine would cost more."""
         kind = message["type"]
+        waits = self.waits
         if kind == "http.response.body":
-            now = self._first
-            if not now:
+            more = message.get("more_body")
+            if waits is not None and more and waits.away and not self.left:
+                return waits.send(message)
+            now = self.answered_at
+            if now:
+                only = False
+            else:
                 clock = self._own.clock
-                now = self._first = clock()
-            if not self.left and not message.get("more_body"):
-                if self.status < FAILURE:
+                now = self.answered_at = clock()
+                only = not more
+            if not self.left and not more:
+                if self.status < FAILURE and waits is None:
                     self.left = True  # from here on as `leave` does, without its frame
                     for gate, ticket in self.gates:
                         gate.leave(ticket, OK, STREAMED, now)
@@ -145,8 +219,13 @@ class Passage(Incoming):
                     if now >= stats.due:
                         stats.fold(now)
                 else:
-                    self.leave(FAILED, _SERVER_ERROR)
+                    self.leave(*self.verdict())
+            if only:  # nothing was written since the start, so it cannot block for long
+                to = self.to
+                return to(message)
         elif kind == "http.response.start":
+            if waits is not None and waits.away and not self.left:
+                return waits.send(message)
             self.status = message["status"]
             cut = self.cut
             if cut is not None:
@@ -159,18 +238,26 @@ class Passage(Incoming):
             if told is not None:  # the app may send the same message again
                 more = told if type(told) is list else told()  # type: ignore[operator]
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
-            to = self.to  # as below, where to go there would be one more step
-            return to(message)
-        elif kind in _BODY_OF_FILE and not message.get("more_body"):
-            failed = self.status >= FAILURE
-            self.leave(FAILED if failed else OK, _SERVER_ERROR if failed else STREAMED)
+        elif kind in _BODY_OF_FILE:
+            if not message.get("more_body"):
+                self.leave(*self.verdict())
+            return self.to(message)  # the server reads the file meanwhile: it has to take its time
         to = self.to  # called from a variable: an attribute that is a function costs more
-        return to(message)
+        # The first step is taken here: mostly it is the last one, and nothing else is needed.
+        steps = to(message).__await__()
+        awaited = next(steps, _ENDED)
+        if awaited is _ENDED:
+            return _sent()
+        return self._with_waits().finish_send(steps, awaited)
 
     def more_headers(self) -> Headers:
         """Return what to add to the headers of the response."""
         told = self.told
         return [] if told is None else told if isinstance(told, list) else told()
+
+    def verdict(self) -> tuple[Outcome, object]:
+        """Return what gates are told of the response, by its status."""
+        return (OK, STREAMED) if self.status < FAILURE else (FAILED, _SERVER_ERROR)
 
     # What is held
 
@@ -179,10 +266,11 @@ class Passage(Incoming):
         if self.left:
             return
         own = self._own
-        now = self._first or own.clock()
+        now = self.answered_at or own.clock()
         self.left = True
+        judged = self.waits is not None and self.waits.judged
         for gate, ticket in self.gates:
-            gate.leave(ticket, outcome, detail, now)
+            gate.leave(ticket, UNUSED if judged else outcome, detail, now)
         stats = own.stats
         if outcome is OK:
             stats.samples.append(now - self.began)
@@ -215,14 +303,20 @@ class SocketPassage(Passage):
 
     __slots__ = ("_keeps",)
 
-    def __init__(self, scope: MutableMapping[str, Any], to: Send, own: Own) -> None:
+    def __init__(
+        self, scope: MutableMapping[str, Any], source: Receive, to: Send, own: Own
+    ) -> None:
         """Hold nothing yet."""
-        super().__init__(scope, to, own)
+        super().__init__(scope, source, to, own)
         self._keeps: list[tuple[GateBound, Any]] = []
 
     def keep(self, gate: GateBound, ticket: Any) -> None:
         """Leave `gate` when the connection is closed."""
         self._keeps.append((gate, ticket))
+
+    def receive(self) -> Awaitable[Message]:
+        """Take a message from the server."""
+        return self.source()
 
     def send(self, message: Message) -> Awaitable[None]:
         """Hand a message to the server."""
@@ -255,6 +349,13 @@ _HANDSHAKE_OVER: Final = frozenset(
 )
 
 
+_ENDED: Final = object()
+
+
+async def _sent() -> None:
+    """Be awaited where all is done."""
+
+
 async def to_nobody(_message: Message) -> None:
     """Take a message of a response that nobody is to get."""
 
@@ -264,9 +365,10 @@ def is_gone(error: BaseException, *, started: bool) -> bool:
     return type(error).__name__ == "ClientDisconnect" or (started and isinstance(error, OSError))
 
 
-# Some frameworks look whether `send` is a coroutine function before they await what it returns.
-for _send in (Passage.send, SocketPassage.send):
+# Some frameworks look whether these are coroutine functions before they await what they return.
+_for_apps: list[Any] = [Passage.receive, Passage.send, SocketPassage.receive, SocketPassage.send]
+for _function in _for_apps:
     if sys.version_info >= (3, 12):
-        inspect.markcoroutinefunction(_send)
+        inspect.markcoroutinefunction(_function)
     else:
-        _send._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+        _function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
