@@ -100,10 +100,14 @@ class ClientWaits:
             self._sending -= 1
         await self.come_back()
 
-    async def send(self, message: Message) -> None:
-        """Send for an app that works although its places were left."""
+    def is_away_from_work(self) -> bool:
+        """Tell whether the app, which is about to send, has to take its places again first."""
         if self._receiving:
             self._beside = True
+        return self.away and not self._passage.left
+
+    async def send(self, message: Message) -> None:
+        """Send for an app that works although its places were left."""
         await self.come_back()
         await self._passage.send(message)
 

@@ -200,7 +200,7 @@ class Passage(Incoming):
         waits = self.waits
         if kind == "http.response.body":
             more = message.get("more_body")
-            if waits is not None and more and waits.away and not self.left:
+            if waits is not None and more and waits.is_away_from_work():
                 return waits.send(message)
             now = self.answered_at
             if now:
@@ -224,7 +224,7 @@ class Passage(Incoming):
                 to = self.to
                 return to(message)
         elif kind == "http.response.start":
-            if waits is not None and waits.away and not self.left:
+            if waits is not None and waits.is_away_from_work():
                 return waits.send(message)
             self.status = message["status"]
             cut = self.cut
