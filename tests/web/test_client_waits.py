@@ -387,12 +387,45 @@ def test_a_response_that_is_not_read_holds_no_place() -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize("shed", [None, codel(target=0.01, interval=0.1)], ids=["", "shed"])
-@pytest.mark.parametrize("max_wait", [0.0, 0.25])
-def test_a_stream_that_is_read_again_waits_for_its_place(shed: Any, max_wait: float) -> None:
+LIMITS: dict[str, Any] = {
+    "partitions": lambda: AdaptiveLimit(
+        aimd(slow_after=9.0, initial=2, minimum=2, maximum=2), partitions={"live": 0.5}
+    ),
+    "shadow": lambda: Bulkhead(1, mode="shadow"),
+    "lifo": lambda: Bulkhead(1, max_wait=9.0, max_waiting=1, order="lifo"),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
+def test_a_place_of_any_kind_is_left_and_taken_again(limit: Any) -> None:
+    """With classes of calls, where nothing is enforced, and where the newest is first."""
+
+    async def main() -> None:
+        places = limit()
+        edge = edge_of(streaming(1, work=0.5), places)
+        streams = [Client(edge, reads=False)]
+        for _ in range(2):
+            await blocked()
+            assert places.in_flight == 0
+            streams.append(Client(edge, reads=False))
+        await blocked()
+        for stream in streams:
+            stream.reads()
+        assert [(await stream.answer()).body for stream in streams] == [b"x"] * 3
+        assert edge.snapshot()["succeeded"] == 3
+        assert not held_permits()
+        edge.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("max_wait", "shed"),
+    [(0.0, None), (0.25, None), (0.25, codel(target=0.01, interval=0.1))],
+    ids=["no wait", "wait", "shed"],
+)
+def test_a_stream_that_is_read_again_waits_for_its_place(max_wait: float, shed: Any) -> None:
     """It has begun, so it is not refused: by a full queue, after a time, or by shedding."""
-    if shed is not None and not max_wait:
-        pytest.skip("only who waits is shed")
 
     async def main() -> None:
         places = Bulkhead(1, max_wait=max_wait, max_waiting=1, shed=shed)
