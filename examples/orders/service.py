@@ -53,6 +53,7 @@ def tenant_of(incoming: Incoming) -> str | None:
 app = FastAPI(lifespan=lifespan)
 jobs = JobsApi(storage.jobs, scope=tenant_of)
 app.mount("/jobs", jobs)
+jobs.describe(app, submits=["/orders/{number}/invoice"], required=True)
 keys = IdempotentRequests.add_to(
     app,
     storage.idempotency,

@@ -11,6 +11,8 @@ from math import inf, nan
 from random import Random
 from typing import Any
 
+from fastapi import FastAPI
+
 from seawall import Guard, LocalQueue, SystemClock
 from seawall.durable import (
     Answer,
@@ -600,6 +602,14 @@ DURABLE: list[Row] = [
         lambda: JobsApi(_jobs(), scope=_who),
         "JobsApi.submitted",
         {"request": {"type": "http", "headers": []}, "kind": "report"},
+        required=(_FLAGS, "True or False"),
+    ),
+    *_method(
+        lambda: JobsApi(_jobs(), scope=_who),
+        "JobsApi.describe",
+        {"app": FastAPI()},
+        app=(_OTHERS, "pass a FastAPI app"),
+        submits=([(5, TypeError), ("/reports", TypeError)], "submits"),
         required=(_FLAGS, "True or False"),
     ),
     # Outbox

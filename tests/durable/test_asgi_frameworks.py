@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 import pytest
 from fastapi import BackgroundTasks, FastAPI, HTTPException, Request
+from fastapi.openapi.models import OpenAPI
 from fastapi.responses import Response, StreamingResponse
 
 from seawall import Bulkhead, Guard
@@ -311,3 +312,76 @@ class Hidden:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve what there is to serve."""
         await self._inside(scope, receive, send)
+
+
+# Beside the routes of the app
+
+
+@pytest.mark.parametrize("edge", ["outside", "none"])
+def test_the_app_describes_the_key_and_its_answers(records: Idempotency, edge: str):
+    """OpenAPI has the header, 400, 409 and 422 on idempotent routes, and on no others."""
+    app = FastAPI()
+
+    @app.post("/orders/{number}/pay")
+    @app.put("/orders/{number}/pay")
+    async def pay(number: int) -> dict[str, int]:
+        return {"paid": number}
+
+    @app.post("/other")
+    async def other() -> None: ...
+
+    IdempotentRequests.add_to(
+        app, records, routes=["/orders/{id:int}/pay"], scope=lambda _: "t", required=True
+    )
+    if edge == "outside":
+        protect(app)
+    schema = app.openapi()
+    OpenAPI.model_validate(schema)
+    assert app.openapi() is schema
+    paid = schema["paths"]["/orders/{number}/pay"]["post"]
+    key = next(each for each in paid["parameters"] if each["in"] == "header")
+    assert (key["name"], key["required"]) == ("Idempotency-Key", True)
+    assert {"200", "400", "409", "422"} <= set(paid["responses"])
+    assert "Retry-After" in paid["responses"]["409"]["headers"]
+    assert set(paid["responses"]["422"]["content"]) == {
+        "application/json",
+        "application/problem+json",
+    }
+    assert "SeawallProblem" in schema["components"]["schemas"]
+    assert ("503" in paid["responses"]) == (edge == "outside")
+    for path, method in (("/orders/{number}/pay", "put"), ("/other", "post")):
+        untouched = schema["paths"][path][method]
+        assert "409" not in untouched["responses"]
+        assert all(each["in"] != "header" for each in untouched.get("parameters", []))
+
+
+def test_a_method_that_a_path_does_not_have_is_405(records: Idempotency):
+    """Also without a key: it is the app that knows, and nothing is recorded of it."""
+    app = FastAPI()
+    inner = FastAPI()
+
+    @app.put("/orders/{number}")
+    async def replace(number: int) -> dict[str, int]:
+        return {"replaced": number}
+
+    @inner.put("/{number}")
+    async def replace_inside(number: int) -> dict[str, int]:
+        return {"replaced": number}
+
+    app.mount("/inner", inner)
+    routes = ["/orders/{number}", "/inner/{number}"]
+    IdempotentRequests.add_to(
+        app, records, routes=routes, scope=lambda incoming: incoming.header("x-user")
+    )
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            for path in ("/orders/7", "/inner/7"):
+                for headers in ({}, {"Idempotency-Key": "k", "X-User": "ann"}):
+                    answer = await client.post(path, headers=headers)
+                    assert (answer.status_code, answer.headers["allow"]) == (405, "PUT"), path
+                assert (await client.put(path)).status_code == 200
+
+    asyncio.run(main())
+    assert records.snapshot()["fresh"] == 0

@@ -11,10 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI, Request
+from fastapi.openapi.models import OpenAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.durable._jobs_http import Prefer, read_prefer
+from seawall.durable._jobs_http import Prefer, Reply, read_prefer
 from seawall.durable._jobs_run import JobHandle
 from seawall.durable._jobs_worker import JobWorker
 from seawall.durable.jobs import Jobs
@@ -24,6 +26,7 @@ from seawall.web.fastapi import protect
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres
 from tests.durable.test_jobs import world_of
+from tests.web.support import ask
 
 
 @pytest.fixture(params=["asyncpg", "sqlite"])
@@ -414,5 +417,45 @@ def test_what_is_wrong_is_refused_at_once(opening: Opening):
             with pytest.raises(ValueError, match="such as '/jobs'"):
                 JobsApi(jobs, scope=who, base="jobs/")
             assert repr(JobsApi(jobs, scope=who)).endswith("at '/jobs'>")
+
+    asyncio.run(main())
+
+
+def test_a_fastapi_app_describes_the_api(opening: Opening):
+    """OpenAPI has the routes of the API, and the key of the routes that submit jobs."""
+
+    async def main() -> None:
+        async with opening() as database:
+            api = JobsApi(Jobs(database), scope=lambda _: "acme")
+            app = FastAPI()
+            app.mount("/jobs", api)
+
+            @app.post("/reports/{number}", status_code=202)
+            async def report(number: int, request: Request) -> Any:
+                return (await api.submitted(request, "report", number, required=True)).response()
+
+            api.describe(app, submits=["/reports/{number}"], required=True)
+            schema = app.openapi()
+            OpenAPI.model_validate(schema)
+            submitting = schema["paths"]["/reports/{number}"]["post"]
+            assert {"202", "400", "422"} <= set(submitting["responses"])
+            assert submitting["parameters"][-1]["name"] == "Idempotency-Key"
+            assert {"200", "202", "404", "409", "410"} == set(
+                schema["paths"]["/jobs/{id}"]["delete"]["responses"]
+            )
+            assert {"get"} == set(schema["paths"]["/jobs/{id}/result"]) - {"parameters"}
+            assert {"post"} == set(schema["paths"]["/jobs/{id}/cancel"]) - {"parameters"}
+
+    asyncio.run(main())
+
+
+def test_an_answer_without_content_has_no_length():
+    """A job whose result is nothing, and a HEAD: no body; a 204 has no Content-Length either."""
+
+    async def main() -> None:
+        nothing = await ask(Reply(204, [], b""))
+        assert (nothing.status, nothing.headers, nothing.body) == (204, {}, b"")
+        head = await ask(Reply(200, [], b"body"), method="HEAD")
+        assert (head.headers["content-length"], head.body) == ("4", b"")
 
     asyncio.run(main())

@@ -29,6 +29,8 @@ from seawall.clock import current_clock
 from seawall.context import current_criticality, current_deadline
 from seawall.errors import KeyMissing, UnknownJob
 from seawall.testing import held_permits, run_virtual
+from seawall.web._edge_answers import Answering
+from seawall.web._upstream_log import UpstreamLog
 from seawall.web.admission import Turns, default_concurrency
 from seawall.web.edge import Edge
 from seawall.web.health import Health
@@ -140,6 +142,35 @@ def test_a_service_that_goes_away_says_so_and_closes_the_connection() -> None:
         assert answer.headers["connection"] == "close"
         assert answer.headers["retry-after"] == "1"
         assert life.in_flight == 0
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("refused", ["late", "by the app", "by a limit", "draining", "mounted"])
+def test_a_refused_head_has_no_body(refused: str) -> None:
+    """The headers are those of a GET, the length of its body included; the body is left out."""
+
+    async def raises(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise UnknownJob("none")
+
+    async def main() -> None:
+        life = Lifecycle(signals=False, drain_timeout=1.0)
+        app: Any = raises
+        if refused == "by a limit":
+            limits = RequestLimits(limit("1/min", by="address"))
+            app = Edge(text_app(), name="head", limits=limits)
+            await ask(app)
+        elif refused == "mounted":
+            app = Answering(raises, upstreams=UpstreamLog("head", lambda: 0.0))
+        else:
+            app = Edge(raises, name="head", lifecycle=life, inbound=Inbound(trust=TRUSTED))
+        if refused == "draining":
+            await life.drain()
+        late = [("x-envoy-expected-rq-timeout-ms", "0")] if refused == "late" else []
+        got, head = [await ask(app, method=each, headers=late) for each in ("GET", "HEAD")]
+        assert got.status == head.status >= 400
+        assert (head.body, head.headers["content-length"]) == (b"", str(len(got.body)))
+        assert len(got.body) > 0
 
     run_virtual(main())
 

@@ -21,6 +21,7 @@ _PREFERENCE: Final = re.compile(
     r"[ \t]*([!#$%&'*+\-.^_`|~0-9A-Za-z]+)[ \t]*(?:=[ \t]*(?:\"([^\"]*)\"|([^\s\",;]*)))?[ \t]*"
 )
 _MOST_PREFERENCES: Final = 16
+_NO_CONTENT: Final = 204
 
 
 class Prefer(NamedTuple):
@@ -62,8 +63,9 @@ class Reply(NamedTuple):
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
         """Send it."""
-        length = (b"content-length", str(len(self.body)).encode())
-        headers = [*self.headers, length]
+        headers = list(self.headers)
+        if self.status != _NO_CONTENT:  # which has no length (RFC 9110, 8.6)
+            headers.append((b"content-length", str(len(self.body)).encode()))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         body = b"" if scope.get("method") == "HEAD" else self.body
         await send({"type": "http.response.body", "body": body})

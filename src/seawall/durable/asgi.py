@@ -40,6 +40,7 @@ from seawall.models.idempotency import fingerprint_of
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.web._edge_answers import send_problem
 from seawall.web._limit_routes import OTHER, Routes, dispatch_of
+from seawall.web._openapi import describe_key, describing, operations
 from seawall.web.principals import plain_function
 from seawall.web.problems import Problem, problem_of
 from seawall.web.request import INCOMING, Incoming, path_below_root
@@ -203,11 +204,19 @@ class IdempotentRequests:
         made = cls(_not_started, idempotency, **options)
         made._dispatch = dispatch_of(app)
         app.add_middleware(made._around)
+        openapi = getattr(app, "openapi", None)
+        if openapi is not None:
+            app.openapi = describing(openapi, made._described)
         return made
 
     def _around(self, app: Callable[..., Awaitable[None]]) -> Self:
         self.app = app
         return self
+
+    def _described(self, schema: dict[str, Any]) -> None:
+        """Add the key and our answers to the OpenAPI description of the app."""
+        for operation in operations(schema, self._routes.templates, self._methods):
+            describe_key(operation, required=self.required)
 
     def __repr__(self) -> str:
         listed = ", ".join(self._routes.templates)
@@ -244,7 +253,8 @@ class IdempotentRequests:
             await (self._live if living else self.app)(scope, receive, send)
             return
         template = self._routes.of(scope, self._dispatch)
-        if template == OTHER:
+        refused = self._dispatch is not None and self._dispatch.refuses_method(scope)
+        if template == OTHER or refused:  # the app answers 404 or 405 itself
             await self.app(scope, receive, send)
             return
         incoming = self._incoming(scope)

@@ -15,7 +15,8 @@ unless `show_errors` says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
+from copy import deepcopy
 from typing import Any, Final
 
 from seawall import _checks as check
@@ -47,6 +48,7 @@ from seawall.errors import (
 )
 from seawall.models.durable_jobs import POLL_LEAST, POLL_MOST, poll_after, poll_of
 from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.web._openapi import answer, describe_key, describing, operations
 from seawall.web.principals import plain_function
 from seawall.web.request import INCOMING, Incoming, path_below_root
 from seawall.web.trust import Trust
@@ -179,6 +181,25 @@ class JobsApi:
             )
         return await self.answer(incoming, job)
 
+    def describe(self, app: Any, *, submits: Iterable[str] = (), required: bool = False) -> None:
+        """Let the OpenAPI description of a FastAPI app tell of this API, which is mounted in it.
+
+        `submits` are the paths of the app's own routes that answer with `submitted`: they are
+        described with the `Idempotency-Key` (`required` or not) and what is answered because of it.
+        """
+        if not callable(getattr(app, "openapi", None)):
+            raise TypeError(f"describe({app!r}): pass a FastAPI app")
+        paths = check.listed("submits", submits, "'/orders/{id}/invoice'")
+        check.flag("required", required)
+
+        def add(schema: dict[str, Any]) -> None:
+            for path, item in _described(self.base).items():
+                schema.setdefault("paths", {}).setdefault(path, item)
+            for operation in operations(schema, paths, ("POST", "PUT", "PATCH")):
+                describe_key(operation, required=required, statuses=(400, 422))
+
+        app.openapi = describing(app.openapi, add)
+
     # The app
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
@@ -303,6 +324,35 @@ class JobsApi:
     def _count(self, word: str) -> None:
         with self._mutex:
             self._counts[word] += 1
+
+
+def _described(base: str) -> dict[str, Any]:
+    """Return the paths of the API as OpenAPI describes them."""
+    job = {"description": "How the job is", "content": {"application/json": {}}}
+    cancelling = {**job, "description": "It is being cancelled; Retry-After says when to ask"}
+    result = {"description": "What came out of it", "content": {"*/*": {}}}
+    gone = {
+        "404": answer(404, "There is no such job, or it is somebody else's"),
+        "410": answer(410, "What came out of this job is not kept any more"),
+    }
+    ended = {"409": answer(409, "The job has ended already")}
+    early = {"409": answer(409, "There is no result; or not yet, with Retry-After")}
+    cancel = {
+        "summary": "Cancel a job",
+        "responses": {"200": job, "202": cancelling, **gone, **ended},
+    }
+    asked = {"summary": "Ask how a job is", "responses": {"200": job, **gone}}
+    fetched = {
+        "summary": "Fetch the result of a job",
+        "responses": {"200": result, "204": {"description": "It has none"}, **gone, **early},
+    }
+    id_ = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    paths = {
+        f"{base}/{{id}}": {"parameters": id_, "get": asked, "delete": cancel},
+        f"{base}/{{id}}/result": {"parameters": id_, "get": fetched},
+        f"{base}/{{id}}/cancel": {"parameters": id_, "post": cancel},
+    }
+    return {path: deepcopy(item) for path, item in paths.items()}
 
 
 def _scope_of(request: Any) -> MutableMapping[str, Any]:

@@ -46,7 +46,7 @@ class Dispatch:
     def __init__(self, app: Starlette | Router) -> None:
         """Ask the routes of `app`, which may be added later."""
         self._app = app
-        self._known: dict[tuple[Any, ...], tuple[str | None, str | None]] = {}
+        self._known: dict[tuple[Any, ...], tuple[str | None, str | None, bool]] = {}
         self._shapes: frozenset[str] = frozenset()
         self._routes = -1
         self._by_path = False
@@ -63,6 +63,10 @@ class Dispatch:
         """Return the same without the names of parameters."""
         return self._ask(scope)[1]
 
+    def refuses_method(self, scope: Mapping[str, Any]) -> bool:
+        """Tell whether the app has the path, but not for this method: it will answer 405."""
+        return self._ask(scope)[2]
+
     def shapes(self) -> frozenset[str]:
         """Return the shapes of all routes of the app."""
         self._look_around()
@@ -77,7 +81,7 @@ class Dispatch:
             self._shapes = frozenset(shape_of(path) for path, _ in found)
             self._by_path = all(plain for _, plain in found)
 
-    def _ask(self, scope: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    def _ask(self, scope: Mapping[str, Any]) -> tuple[str | None, str | None, bool]:
         path, method = scope["path"], scope.get("method")  # a websocket has none
         key = path, method, scope.get("root_path")
         self._look_around()
@@ -85,8 +89,8 @@ class Dispatch:
             return self._known[key]
         except KeyError:
             pass
-        found = _dispatched(self._app, {**scope, "fastapi": {}}, "", 0)
-        answer = found, found and shape_of(found)
+        found, refused = _dispatched(self._app, {**scope, "fastapi": {}}, "", 0)
+        answer = found, found and shape_of(found), refused
         if self._by_path and len(path) + len(method or "") <= _LONGEST:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
@@ -94,10 +98,15 @@ class Dispatch:
         return answer
 
 
-def _dispatched(app: Starlette | Router, scope: Scope, prefix: str, depth: int) -> str | None:
-    """Return the template of the route to which `app` dispatches, behind `prefix`."""
+def _dispatched(
+    app: Starlette | Router, scope: Scope, prefix: str, depth: int
+) -> tuple[str | None, bool]:
+    """Return the template of the route to which `app` dispatches, behind `prefix`.
+
+    And whether that route does not have the method.
+    """
     if depth > _DEEPEST:
-        return UNKNOWN
+        return UNKNOWN, False
     root = getattr(app, "root_path", None)  # of FastAPI, which puts it in the place of the scope's
     if root:
         scope["root_path"] = root
@@ -111,29 +120,33 @@ def _dispatched(app: Starlette | Router, scope: Scope, prefix: str, depth: int) 
             return _template(route, child, scope, prefix, depth)
         if match is Match.PARTIAL and partial is None:
             partial = route, child
-    return None if partial is None else _template(*partial, scope, prefix, depth)
+    if partial is None:
+        return None, False
+    return _template(*partial, scope, prefix, depth)[0], True
 
 
-def _template(route: Any, child: Any, scope: Scope, prefix: str, depth: int) -> str | None:
-    """Return the template of a route that was chosen, or of the route inside of it."""
+def _template(
+    route: Any, child: Any, scope: Scope, prefix: str, depth: int
+) -> tuple[str | None, bool]:
+    """Return the same of a route that was chosen, or of the route inside of it."""
     while _is_included(route):
         try:
             _, child, route, context = route._match(scope)
         except Exception:  # noqa: BLE001 - see above
-            return UNKNOWN
+            return UNKNOWN, False
         if route is None:
-            return UNKNOWN
+            return UNKNOWN, False
         if context is not None:
             route = context.starlette_route or context
     path = getattr(route, "path", "")
     if not isinstance(path, str):
-        return UNKNOWN
+        return UNKNOWN, False
     if isinstance(route, (Mount, Host)):
         inner = _mounted(route)
         if inner is None:
-            return prefix + path
+            return prefix + path, False
         return _dispatched(inner, {**scope, **child}, prefix + path, depth + 1)
-    return prefix + path if path else UNKNOWN
+    return prefix + path if path else UNKNOWN, False
 
 
 def _leaves(

@@ -16,13 +16,15 @@ TRY_AGAIN_LATER: Final = 1013
 """The code with which a websocket is closed that was refused."""
 
 
-async def send_problem(send: Send, problem: Problem, more: Headers) -> None:
-    """Answer with `problem`, and `more` headers."""
+async def send_problem(
+    send: Send, problem: Problem, more: Headers, *, method: str | None = None
+) -> None:
+    """Answer with `problem`, and `more` headers; to a HEAD without the body."""
     body = problem.body()
     length = (b"content-length", str(len(body)).encode())
     headers = [*problem.headers(), length, *more]
     await send({"type": "http.response.start", "status": problem.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
 
 
 class SocketAnswer:
@@ -73,4 +75,4 @@ class Answering:
                 self._upstreams.note(Incoming(scope, Trust()), problem, error)
             answer = send if scope["type"] == "http" else SocketAnswer(scope, send)
             more = list(error.headers) if isinstance(error, RateLimited) else []
-            await send_problem(answer, problem, more)
+            await send_problem(answer, problem, more, method=scope.get("method"))

@@ -200,7 +200,7 @@ class Way:
             more = [*more, *error.headers]
         elif not isinstance(error, SeawallError):
             self._upstreams.note(passage, problem, error)
-        await send_problem(send, problem, more)
+        await send_problem(send, problem, more, method=passage.method)
 
     # Websockets
 

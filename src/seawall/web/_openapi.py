@@ -1,10 +1,17 @@
-"""What a service's own description says about refusals: 429, 503 and 504 on every operation."""
+"""What a service's own description says about our answers.
+
+429, 503 and 504 on every operation behind an edge; the header Idempotency-Key with its 400, 409 and
+422 where a request is done once for each key; the routes of a `JobsApi`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
 from copy import deepcopy
 from typing import Any, Final
+
+from seawall.wire.idempotency import IDEMPOTENCY_HEADER
 
 METHODS: Final = frozenset({"get", "put", "post", "delete", "options", "head", "patch", "trace"})
 
@@ -12,6 +19,11 @@ MEANINGS: Final = {
     429: "Over the caller's own rate limit",
     503: "Too busy, or a dependency is away: ask again later",
     504: "The time for the answer is over",
+}
+OF_A_KEY: Final = {
+    400: "The Idempotency-Key is missing, or is none",
+    409: "The first request with this Idempotency-Key is still at work: ask again later",
+    422: "This Idempotency-Key was used with another payload",
 }
 
 _RETRY_AFTER: Final = {
@@ -30,6 +42,13 @@ _LIMITS: Final = {
         "schema": {"type": "string"},
     },
 }
+_KEY: Final[dict[str, Any]] = {
+    "name": IDEMPOTENCY_HEADER,
+    "in": "header",
+    "description": "Names the effect of this request: a fresh key for each effect, the same key"
+    " whenever the request is sent again. 1 to 255 visible ASCII characters, such as a UUID.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 257},
+}
 PROBLEM: Final = {
     "title": "Problem",
     "description": "Problem details, RFC 9457",
@@ -47,42 +66,84 @@ PROBLEM: Final = {
 NAME: Final = "SeawallProblem"
 
 
-def answer(status: int) -> dict[str, Any]:
+def answer(status: int, meaning: str) -> dict[str, Any]:
     """Return what OpenAPI says of one of our refusals."""
-    headers: dict[str, Any] = {} if status == 504 else dict(_RETRY_AFTER)  # noqa: PLR2004
+    headers: dict[str, Any] = dict(_RETRY_AFTER) if status in (409, 429, 503) else {}
     if status == 429:  # noqa: PLR2004
         headers |= _LIMITS
     schema = {"$ref": f"#/components/schemas/{NAME}"}
     described: dict[str, Any] = {
-        "description": MEANINGS[status],
+        "description": meaning,
         "content": {"application/problem+json": {"schema": schema}},
     }
     return {**described, "headers": deepcopy(headers)} if headers else described
 
 
-def describe(schema: dict[str, Any]) -> dict[str, Any]:
+def describe(schema: dict[str, Any]) -> None:
     """Add our answers to every operation of `schema` that does not describe its own."""
-    # Copies: whoever changes a description changes that one only.
-    known = schema.setdefault("components", {}).setdefault("schemas", {})
-    known.setdefault(NAME, deepcopy(PROBLEM))
     for item in schema.get("paths", {}).values():
         for method, operation in item.items():
             if method in METHODS:
                 responses = operation.setdefault("responses", {})
-                for status in MEANINGS:
-                    responses.setdefault(str(status), answer(status))
-    return schema
+                for status, meaning in MEANINGS.items():
+                    responses.setdefault(str(status), answer(status, meaning))
 
 
-def describing(openapi: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """Return `openapi`, which tells of our answers too; a description that it keeps, once."""
+def operations(
+    schema: dict[str, Any], templates: Iterable[str], methods: Collection[str]
+) -> Iterator[dict[str, Any]]:
+    """Return the operations of `schema` with these paths and methods, as an app writes them."""
+    wanted = [_unnamed(template) for template in templates]
+    for path, item in schema.get("paths", {}).items():
+        shape = _unnamed(path)
+        if any(
+            shape.startswith(each[:-1]) if each.endswith("/*") else shape == each for each in wanted
+        ):
+            for method, operation in item.items():
+                if method in METHODS and method.upper() in methods:
+                    yield operation
+
+
+def _unnamed(path: str) -> str:
+    return re.sub(r"{[^}]*}", "{}", path)
+
+
+def describe_key(
+    operation: dict[str, Any], *, required: bool, statuses: Collection[int] = tuple(OF_A_KEY)
+) -> None:
+    """Add the header Idempotency-Key to an operation, and what is answered because of it.
+
+    An answer that it describes itself, as FastAPI does for 422, gets ours beside its own.
+    """
+    parameters = operation.setdefault("parameters", [])
+    if not any(each.get("name", "").lower() == _KEY["name"].lower() for each in parameters):
+        parameters.append({**deepcopy(_KEY), "required": required})
+    responses = operation.setdefault("responses", {})
+    for status, meaning in OF_A_KEY.items():
+        if status in statuses:
+            told = answer(status, meaning)
+            own = responses.setdefault(str(status), told)
+            if own is not told:
+                own["description"] = f"{own.get('description') or status}, or: {meaning}"
+                own["content"] = {**told["content"], **own.get("content", {})}
+                own["headers"] = {**told.get("headers", {}), **own.get("headers", {})}
+
+
+def describing(
+    openapi: Callable[[], dict[str, Any]], add: Callable[[dict[str, Any]], None] = describe
+) -> Callable[[], dict[str, Any]]:
+    """Return `openapi`, to whose description `add` adds; to one that it keeps, once."""
     described: dict[str, Any] | None = None
 
     def openapi_with_refusals() -> dict[str, Any]:
         nonlocal described
         schema = openapi()
         if schema is not described:
-            described = describe(schema)
+            # Copies: whoever changes a description changes that one only.
+            known = schema.setdefault("components", {}).setdefault("schemas", {})
+            known.setdefault(NAME, deepcopy(PROBLEM))
+            add(schema)
+            described = schema
         return described
 
     return openapi_with_refusals

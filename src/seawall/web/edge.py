@@ -236,7 +236,8 @@ class Edge(Way):
             finally:
                 lifecycle.end()
         else:
-            await send_problem(lifecycle.answering(scope, send), GOING_AWAY, [])
+            answering = lifecycle.answering(scope, send)
+            await send_problem(answering, GOING_AWAY, [], method=scope["method"])
 
 
 def _checked(part: str, given: Any, kinds: tuple[type, ...]) -> Any:
