@@ -6,10 +6,14 @@ Time is virtual. A handler that computes moves the clock, and so does a refusal.
 from __future__ import annotations
 
 import asyncio
+import os
+from math import inf
 from random import Random
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
 from seawall import Criticality, Overloaded
 from seawall.clock import current_clock
@@ -18,6 +22,7 @@ from seawall.testing import run_virtual
 from seawall.web import Inbound, RequestLimits, _edge_turns, limit
 from seawall.web.admission import Turns
 from seawall.web.edge import Edge
+from seawall.web.fastapi import protect
 from tests.support import let_pass
 from tests.web.support import ask, text_app
 
@@ -26,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("both_ways")
 BURN = 0.01
 REFUSAL = 0.0002
 CAPACITY = 1 / BURN
-WARM_UP = 0.7
+WARM_UP = 1.0
 
 
 class Pod:
@@ -79,8 +84,10 @@ class Seen(NamedTuple):
     refused: int
 
 
-def under(times: float, *, seconds: float = 4.0, seed: int = 1, **settings: Any) -> Seen:
-    """Ask a pod for so many times what it can do."""
+def under(
+    times: float, *, seconds: float = 4.0, seed: int = 1, evenly: bool = False, **settings: Any
+) -> Seen:
+    """Ask a pod for so many times what it can do, evenly or by chance (Poisson)."""
 
     async def main() -> Pod:
         pod = Pod(**settings, inbound=Inbound())
@@ -88,7 +95,7 @@ def under(times: float, *, seconds: float = 4.0, seed: int = 1, **settings: Any)
         rng = Random(seed)
         at, clients = 0.0, []
         while at < seconds:
-            at += rng.expovariate(times / pod.burn)
+            at += (1.0 if evenly else rng.expovariate(1.0)) * pod.burn / times
             clients.append(pod.client(at))
         await asyncio.gather(*clients)
         pod.edge.close()
@@ -110,16 +117,196 @@ def _cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 10], ids=["in one piece", "in ten pieces"])
 def test_goodput_and_latency_hold_at_ten_times_capacity(pieces: int) -> None:
-    """At 1, 2, 5 and 10 times capacity: goodput above 80 % of peak, p99 near three services."""
-    seen = {times: under(times, pieces=pieces, turns=Turns()) for times in (1, 2, 5, 10)}
-    peak = max(each.goodput for each in seen.values())
-    assert peak > 0.8 * CAPACITY
+    """At 2, 5 and 10 times capacity, by chance: goodput above 80 % of it, p99 of three services."""
+    seen = {times: under(times, pieces=pieces, turns=Turns()) for times in (2, 5, 10)}
     for times, each in seen.items():
-        assert each.goodput > 0.8 * peak, (times, seen)
-        # They come by chance: at capacity it is not clear for some moments whether a queue will
-        # drain. And who computes in pieces shares the loop with the others between them.
-        most = 7.0 if pieces > 1 else 3.3 if times > 1 else 4.0
-        assert each.p99 < most * BURN, (times, seen)
+        assert each.goodput > 0.78 * CAPACITY, (times, seen)
+        # Requests that compute in pieces share the loop with the others between them.
+        assert each.p99 < (7.0 if pieces > 1 else 3.3) * BURN, (times, seen)
+
+
+def test_evenly_spaced_requests_wait_for_one_other_during_overload() -> None:
+    """The table of the README: its p99 is that of the service and the rest of the one before."""
+    for times in (2, 5, 10):
+        seen = under(times, evenly=True, turns=Turns())
+        assert seen.goodput > 0.8 * CAPACITY, (times, seen)
+        assert seen.p99 < 2 * BURN, (times, seen)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_poisson_arrivals_at_capacity_get_nine_tenths_of_the_bare_goodput(seed: int) -> None:
+    """And nine out of ten below it, where a queue forms by chance and drains again."""
+    bare = under(1, seconds=8.0, seed=seed, turns=None)
+    seen = under(1, seconds=8.0, seed=seed, turns=Turns())
+    assert seen.goodput >= 0.9 * bare.goodput, (seen, bare)
+    assert seen.p99 <= 0.15, seen
+    below = under(0.8, seconds=8.0, seed=seed, turns=Turns())
+    assert below.refused <= 0.02 * 0.8 * CAPACITY * 8.0, below
+
+
+@pytest.mark.parametrize("times", [1.1, 1.25, 1.5, 1.75])
+def test_latency_is_bounded_between_capacity_and_overload(times: float) -> None:
+    """Where it is a matter of chance whether a window counts as overload."""
+    seen = under(times, seconds=6.0, turns=Turns())
+    assert seen.goodput >= 0.9 * CAPACITY, seen
+    assert seen.p99 <= 0.15, seen
+
+
+def test_without_the_rule_for_overload_everybody_waits_for_the_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The queue is full all the time: p99 is `target` and not that of two services."""
+    monkeypatch.setattr(_edge_turns, "OVERLOAD", inf)
+    seen = under(2, evenly=True, turns=Turns())
+    assert seen.p99 > Turns().target
+
+
+def first_burst(pod: Pod, number: int) -> list[Any]:
+    """Return so many clients that ask at this very moment."""
+    return [pod.client(pod.clock.now()) for _ in range(number)]
+
+
+@pytest.mark.parametrize("burn", [0.0003, 0.001, 0.005, 0.010])
+@pytest.mark.parametrize("first", [0.0, 0.3], ids=["warm", "slow first request"])
+def test_the_first_burst_of_an_idle_loop_is_served_whole(burn: float, first: float) -> None:
+    """Also if the very first request imports and connects for a third of a second."""
+
+    async def main() -> Pod:
+        pod = Pod(burn=burn, turns=Turns(), inbound=Inbound())
+        admission_cpu[0] = lambda: pod.cpu
+        inner = pod.edge.app
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if first and not pod.served and pod.cpu < first:
+                pod.compute(first)
+            await inner(scope, receive, send)
+
+        pod.edge.app = app
+        await asyncio.gather(*first_burst(pod, 64))
+        pod.edge.close()
+        return pod
+
+    pod = run_virtual(main())
+    assert not pod.refused
+    assert len(pod.served) == 64
+
+
+def test_of_a_burst_that_takes_longer_than_patience_the_rest_is_refused_then() -> None:
+    """One second of work is served, and nobody waits for longer than that."""
+
+    async def main() -> Pod:
+        pod = Pod(turns=Turns(patience=1.0), inbound=Inbound())
+        admission_cpu[0] = lambda: pod.cpu
+        await asyncio.gather(*first_burst(pod, 300))
+        pod.edge.close()
+        return pod
+
+    pod = run_virtual(main())
+    assert 98 <= len(pod.served) <= 102
+    assert max(wait for _, wait, _ in pod.served) < 1.0 + 2 * BURN
+    assert min(wait for _, wait, _ in pod.refused) >= 1.0
+
+
+def test_a_burst_after_a_rest_is_served_whole_whatever_was_before() -> None:
+    """What was measured during the overload of a minute ago says nothing about now."""
+
+    async def main() -> Pod:
+        pod = Pod(turns=Turns(), inbound=Inbound())
+        admission_cpu[0] = lambda: pod.cpu
+        await asyncio.gather(*(pod.client(number * BURN / 5) for number in range(1000)))
+        assert len(pod.refused) > 500
+        pod.refused.clear()
+        await let_pass(60.0)
+        await asyncio.gather(*first_burst(pod, 64))
+        pod.edge.close()
+        return pod
+
+    assert not run_virtual(main()).refused
+
+
+def test_a_burst_that_arrives_over_a_tenth_of_a_second_is_served_whole() -> None:
+    """On top of a third of the load, wherever the windows of the measurement begin."""
+    for shift in range(10):
+
+        async def main(shift: int = shift) -> Pod:
+            pod = Pod(burn=0.005, turns=Turns(), inbound=Inbound())
+            admission_cpu[0] = lambda: pod.cpu
+            clients = [pod.client(number * 0.015) for number in range(100)]
+            begin = 0.5 + shift * _edge_turns.WINDOW / 10
+            clients += [pod.client(begin + number * 0.1 / 64) for number in range(64)]
+            await asyncio.gather(*clients)
+            pod.edge.close()
+            return pod
+
+        assert not run_virtual(main()).refused, shift
+
+
+def test_an_overload_that_is_over_refuses_nobody_any_more() -> None:
+    """Half a second after five times the load has become half of it."""
+
+    async def main() -> Pod:
+        pod = Pod(turns=Turns(), inbound=Inbound())
+        admission_cpu[0] = lambda: pod.cpu
+        clients = [pod.client(number * BURN / 5) for number in range(1000)]
+        clients += [pod.client(2.0 + number * BURN * 2) for number in range(100)]
+        await asyncio.gather(*clients)
+        pod.edge.close()
+        return pod
+
+    pod = run_virtual(main())
+    assert max(at for at, _, _ in pod.refused) < 2.5
+
+
+def test_250_requests_at_once_in_one_process_are_all_served() -> None:
+    """As a test of an app makes them: client and app share the loop, and nobody comes later."""
+
+    async def main() -> list[int]:
+        app = FastAPI()
+        clock: Any = current_clock()
+        admission_cpu[0] = clock.now
+        starting = [0.02]
+
+        @app.get("/hello")
+        async def hello() -> str:
+            clock.advance(starting.pop() if starting else 0.001)
+            return "hello"
+
+        edge = protect(app)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://pod") as client:
+            answers = await asyncio.gather(*(client.get("/hello") for _ in range(250)))
+        edge.close()
+        return [answer.status_code for answer in answers]
+
+    assert run_virtual(main()) == [200] * 250
+
+
+def test_a_forked_child_serves_its_first_burst_whole() -> None:
+    """Its queue is a new one, and the gate looks at that one."""
+    edges = []
+
+    async def before() -> None:
+        pod = Pod(turns=Turns(), inbound=Inbound())
+        await asyncio.gather(*first_burst(pod, 8))
+        edges.append(pod)
+
+    async def after() -> int:
+        pod = edges[0]
+        pod.clock = pod.edge._clock = pod.edge.guard.clock
+        answers = await asyncio.gather(*(ask(pod.edge) for _ in range(8)))
+        return sum(answer.status != 200 for answer in answers)
+
+    run_virtual(before())
+    clock = edges[0].edge.guard.clock
+    child = os.fork()
+    if not child:
+        refused = 99
+        try:
+            refused = run_virtual(after(), clock=clock)
+        finally:
+            os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    edges[0].edge.close()
 
 
 @pytest.mark.parametrize("pieces", [1, 10], ids=["in one piece", "in ten pieces"])
@@ -257,8 +444,8 @@ def test_turns_are_changed_at_run_time_and_checked() -> None:
     """A bad value raises and says what to write."""
     turns = Turns()
     turns.update(slice=0.01, mode="off")
-    assert repr(turns).startswith("Turns(slice=0.01, busy=0.7")
-    for wrong in ({"slice": 0}, {"busy": 2}, {"scale": -1}, {"patience": -1}, {"cheap": "x"}):
+    assert repr(turns) == "Turns(slice=0.01, target=0.1, cheap=0.001, patience=1)"
+    for wrong in ({"slice": 0}, {"target": -1}, {"patience": -1}, {"cheap": "x"}):
         with pytest.raises((TypeError, ValueError)):
             Turns(**wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="it takes slice"):

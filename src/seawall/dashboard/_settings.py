@@ -194,7 +194,7 @@ def _threads(policy: Any) -> str:
 
 
 def _turns(policy: Any) -> str:
-    return f"turns of {seconds(policy.slice)}, from {share(policy.busy)} busy on"
+    return f"turns of {seconds(policy.slice)}, waits of {seconds(policy.target)}"
 
 
 def _chaos(policy: Any) -> str:
@@ -234,7 +234,7 @@ _KNOWN: Final[dict[str, tuple[Callable[[Any], str] | None, tuple[str, ...]]]] = 
     "hedge": (_hedge, ("delay", "most", "cap", "burst")),
     "throttle": (_throttle, ("k", "window", "mode")),
     "thread_bulkhead": (_threads, ()),
-    "turns": (_turns, ("slice", "busy", "scale", "cheap", "patience", "mode")),
+    "turns": (_turns, ("slice", "target", "cheap", "patience", "mode")),
     "chaos": (_chaos, ()),
     "ladder": (_ladder, ("mode",)),
 }

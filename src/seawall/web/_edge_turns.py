@@ -1,13 +1,20 @@
 """The mechanism of `Turns`: see `seawall.web.admission` for what it promises.
 
-It looks after one event loop, the one that serves: requests that are served in another meanwhile
-pass as if it were not there. When that loop has ended, the next one is looked after.
+A turn is an iteration of the event loop in which requests begin. A gate watches one loop, the one
+that serves; requests in another loop pass unwatched. When the watched loop has ended, the gate
+watches the next one that brings a request.
+
+How the gate knows an overload from a burst: it counts in windows of `WINDOW` seconds. The load of
+a window is the busy share of the loop, times the requests that came, divided by those that began.
+The window in which a queue forms says nothing, and neither does the next: a burst drains, however
+expensive its first requests are (imports, connections, empty caches). But requests that were
+waiting at the end of every turn since, while the load stayed above `OVERLOAD`, are an overload.
 """
 
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, get_running_loop
-from math import exp
+from math import inf
 from time import thread_time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,32 +28,50 @@ from seawall.runtime.slots import Refusal, Slots, SlotWaiter, live_slots
 if TYPE_CHECKING:
     from seawall.web.admission import Turns
 
-HORIZON: Final = 0.25
-"""Seconds over which it is known how busy the loop is and what requests cost."""
+WINDOW: Final = 0.25
+"""Seconds over which load and cost are measured."""
+
+OVERLOAD: Final = 1.5
+"""Load above which a standing queue is an overload.
+
+Where 25 requests of 10 ms fit into a window, 38 come by chance in one window of 150.
+"""
+
+CALM: Final = 1.25
+"""Load below which an overload is over."""
+
+BURST_WINDOWS: Final = 1
+"""Whole windows for which a queue may stand before its load is judged: a burst takes a moment."""
+
+IDLE: Final = 0.5
+"""Load below which the loop is idle: the queue that forms next is taken to be a burst."""
+
+OVERLOAD_WAIT: Final = 1.5
+"""During overload, a request waits for no longer than so many requests compute."""
+
+BUSY_WAIT: Final = 4.0
+"""In a busy loop, a request waits at least for as long as so many requests compute."""
 
 CHEAP_SLICE: Final = 0.05
-"""Seconds for which a turn may last that serves cheap requests."""
+"""Seconds for which a turn of cheap requests may last."""
+
+CHEAP_WAIT: Final = 0.25
+"""Seconds for which cheap requests wait while the loop is busy: hundreds of clients at once."""
 
 HOPS: Final = 3
-"""Turns of the loop from the end of a request's computing to the choice of the next one.
+"""Iterations of the loop from the end of a turn to the choice of who is next in the queue.
 
 In the first the sockets are read, in the second the tasks of those requests run and join the queue.
 """
 
-NOTE_EVERY: Final = 0.005
-"""Seconds of short turns that are noted together."""
-
-UNSEEN: Final = 0.02
-"""Seconds for which cheap requests begin unseen, until some are looked at again."""
-
-CALM: Final = 0.7
-"""Below this share of `busy` a queue that did not drain is taken to drain again."""
+UNWATCHED: Final = 0.02
+"""Seconds for which cheap requests begin without being watched."""
 
 TURNS_AHEAD: Final = 2
-"""Turns for which enough wait, while the queue does not drain: the next one is never empty."""
+"""During overload, no more requests wait than begin in so many turns: the next is never empty."""
 
 MOST_WAITING: Final = 10_000
-"""However cheap requests are, no more of them wait."""
+"""Maximum number of waiting requests, however cheap they are."""
 
 
 class TurnsGate(GateBound):
@@ -57,61 +82,67 @@ class TurnsGate(GateBound):
     def __init__(self, policy: Turns, host: Host) -> None:
         super().__init__(policy, host)
         self.slots = _Rights(1, order="criticality", room=MOST_WAITING, discipline=self)
-        self._queued = self.slots.queue._lanes
-        """Not empty while somebody waits: to look at it costs less than to ask the queue."""
         self._now = host.clock.now
-        self._begin_afresh(None)
+        self._start(None)
         survives_fork(self)
 
-    def _begin_afresh(self, loop: AbstractEventLoop | None) -> None:
-        """Look after `loop`, of which nothing is known yet."""
-        now = self._now()
+    def _start(self, loop: AbstractEventLoop | None) -> None:
+        """Watch `loop`, of which nothing is known yet."""
         self._loop = loop
+        self._queued = self.slots.queue._lanes
+        """Not empty while requests wait. Cheaper to look at than the length of the queue."""
         self._turning = False
         """Whether a turn is under way."""
         self._dispatching = False
-        """Whether a turn for those who wait is about to begin."""
+        """Whether a turn for waiting requests is about to begin."""
         self._open = False
-        """Whether the turn under way takes more requests."""
-        self._began = 0.0
+        """Whether newcomers may join the turn under way."""
+        self._began = self._busy_since = 0.0
         self._begun = 0
-        self._crowded = False
-        """Whether somebody had to wait: then the loop does not idle before the next turn."""
-        self._full = False
-        """The same for the turn before."""
+        self._stood = 0
+        """Windows for which requests have been waiting at the end of every turn."""
+        self.unwatched = -inf
+        """Until when requests begin without being watched."""
+        self.busy = 0.0
+        """Busy share of the loop."""
+        self.load = 0.0
+        self.cost = self.policy.cheap
+        """Processor time of the loop for one request."""
+        self.strict = False
+        """Whether the loop is overloaded."""
+        self._burst = True
+        """Whether the queue is a burst: the loop was idle when it formed, which is not long ago."""
+        self._cheap = False
+        self._slice = self.policy.slice
+        self._earlier = 0.0, 0
+        """Processor time and requests of the window before."""
+        self._open_window(self._now())
+
+    def _open_window(self, now: float) -> None:
+        self._window, self._cpu = now, thread_time()
         self._took = 0.0
         self.served = 0
-        self._ended = now
-        self._due = float("-inf")
-        """When turns are noted again, if nothing happens before."""
-        self.unwatched = float("-inf")
-        """Until when requests begin unseen: some turns are enough to know cheap ones by."""
-        self._cpu = thread_time()
-        self._all_burnt = self._all_served = 0.0
-        self.share = 0.0
-        """How much of the last moments the loop was busy."""
-        self.cost = self.policy.cheap
-        """What a request costs, in seconds of the loop's own processor time."""
-        self.strict = False
-        """Whether the queue does not drain."""
-        self._slice = self.policy.slice
-        self._wait = self.policy.patience
+        self._held_back = 0
+        """Requests that came in this window less those that began in it."""
+        self._emptied = not self._queued
+        """Whether at some moment of this window nobody waited."""
 
     def enter(self, now: float) -> None:
-        """Begin, if the turn has time left and nobody is to go first."""
+        """Begin if the turn has time left and nobody goes first; else wait."""
         if now < self.unwatched:
             self.served += 1
         elif not self.begins(now):
             if self.policy.mode != "enforce":
-                self._begun += 1
+                self.served += 1
                 return
-            self._crowded = self._crowded or self._turning or bool(self._queued)
-            raise Wait(_TurnWaiter(self.slots, self.host.clock, now, self._wait, self.turned_away))
+            self._held_back += 1
+            wait = self._longest_wait()
+            raise Wait(_TurnWaiter(self.slots, self.host.clock, now, wait, self.turned_away))
 
     def begins(self, now: float) -> bool:
-        """Begin in a turn that is watched; False if it has no time left, or others go first.
+        """Begin in a watched turn; False if it has no time left, or others go first.
 
-        Then nothing has begun; while the queue does not drain, a turn for those who wait comes.
+        Then nothing has begun, and a turn for waiting requests follows.
         """
         loop = get_running_loop()
         if loop is not self._loop and not self._adopt(loop):
@@ -119,7 +150,10 @@ class TurnsGate(GateBound):
         if not self._turning:
             if self._dispatching:
                 return False
-            if self.strict:  # who came with it is refused first, before anybody computes
+            if now - self._window >= WINDOW:
+                self._measure(now)
+            self._busy_since = now
+            if self.strict:  # refuse first whom this turn has no time for, then compute
                 self._dispatching = True
                 self._later(HOPS)
                 return False
@@ -134,10 +168,9 @@ class TurnsGate(GateBound):
         return False
 
     def full(self) -> bool:
-        """Whether one more would only wait to be refused: enough who matter as much wait already.
+        """Whether to refuse a newcomer at once: enough requests of its criticality wait already.
 
-        Then it is refused at once: to let it wait costs more than all else that is done for it.
-        That it came is noted, as if it had waited.
+        Called during overload only. To let it wait in order to refuse it costs more.
         """
         if self.policy.mode != "enforce" or get_running_loop() is not self._loop:
             return False
@@ -145,21 +178,30 @@ class TurnsGate(GateBound):
         for (other, _), lane in self._queued.items():
             if other >= rank:
                 waiting += len(lane)
-        if waiting < TURNS_AHEAD * self._each_turn():
+        if waiting < TURNS_AHEAD * self._batch():
             return False
-        self._crowded = True
+        self._held_back += 1
         return True
 
-    def _each_turn(self) -> int:
-        """Return how many begin in one turn of those who wait."""
+    def _batch(self) -> int:
+        """Return how many waiting requests begin in one turn."""
         return max(1, int(self._slice / max(self.cost, 1e-6)))
 
+    def _longest_wait(self) -> float:
+        """Return for how long a request that comes now may wait."""
+        policy = self.policy
+        if self.strict:
+            return max(policy.slice, OVERLOAD_WAIT * self.cost)
+        if self._burst:
+            return policy.patience
+        return max(policy.target, CHEAP_WAIT if self._cheap else BUSY_WAIT * self.cost)
+
     def _adopt(self, loop: AbstractEventLoop) -> bool:
-        """Look after `loop` from now on, unless another one is being looked after."""
+        """Watch `loop` from now on, unless another one is being watched."""
         known = self._loop
         if known is not None and known.is_running():
             return False
-        self._begin_afresh(loop)
+        self._start(loop)
         return True
 
     def turned_away(self, why: Refusal) -> None:
@@ -179,51 +221,53 @@ class TurnsGate(GateBound):
     # At the end of each turn
 
     def _end(self) -> None:
-        """Know what the turn took, and let others begin."""
+        """Measure the turn, and let waiting requests begin."""
         self._turning = False
         now = self._now()
-        self._took += now - self._began
+        self._took += now - self._busy_since
+        self._busy_since = now
         self.served += self._begun
-        if now < self._due and not self._crowded and not self.strict:
-            return  # of short turns many are noted at once
-        self._note(now)
-        if self._queued:
+        if not self._queued:
+            self._emptied = True
+        elif now - self._window >= WINDOW:
+            self._measure(now)
+        else:
+            self._weigh(now)
+        if self._queued or now - self._began > self._slice:
+            # Also if nobody waits yet: what came during a long turn is still in the sockets.
             self._dispatching = True
-            self._later(HOPS if self.strict else 0)
+            self._later(HOPS)
+        elif self._cheap:
+            self.unwatched = now + UNWATCHED
 
-    def _note(self, now: float) -> None:
-        """Know how busy the loop was, and what a request costs."""
-        passed = max(1e-9, now - self._ended)
-        cpu = thread_time()
-        # Of a long rest only the end counts: what was computed meanwhile was not for requests.
-        burnt = (cpu - self._cpu) * min(1.0, HORIZON / passed)
-        took = passed if self._full else min(self._took, passed)
-        fade = exp(-passed / HORIZON)
-        busy = max(took, min(burnt, passed)) / passed
-        self.share = self.share * fade + (1.0 - fade) * busy
-        self._all_burnt = self._all_burnt * fade + burnt
-        self._all_served = self._all_served * fade + self.served
-        if self._all_served:
-            self.cost = self._all_burnt / self._all_served
-        self._cpu, self._ended, self._due = cpu, now, now + NOTE_EVERY
-        self._took, self.served = 0.0, 0
-        self._full, self._crowded = self._crowded, False
-        self._judge(now)
+    def _measure(self, now: float) -> None:
+        """Close the window: judge by its load and cost whether the loop is overloaded."""
+        passed = now - self._window
+        burnt = self._weigh(now)
+        self.busy = min(1.0, max(self._took, burnt) / passed)
+        self.load = self.busy * (1.0 + self._held_back / max(1, self.served))
+        self._cheap = self.cost < self.policy.cheap
+        self._slice = CHEAP_SLICE if self._cheap else self.policy.slice
+        self._stood = 0 if self._emptied else self._stood + 1
+        stands = self._stood > BURST_WINDOWS
+        if stands or not self._queued:
+            self._burst = self.load < IDLE
+        suspect = self.load > CALM if self.strict else stands and self.load > OVERLOAD
+        self.strict = suspect and not self._cheap
+        self._earlier = burnt, self.served
+        self._open_window(now)
 
-    def _judge(self, now: float) -> None:
-        """Tell whether the queue drains, and set what a turn and a wait may take."""
-        policy = self.policy
-        cheap = self.cost < policy.cheap
-        self.strict = not cheap and self.share > policy.busy * (CALM if self.strict else 1.0)
-        self._slice = CHEAP_SLICE if cheap else policy.slice
-        self._wait = policy.patience
-        if self.strict:
-            self._wait = min(policy.patience, max(policy.slice, policy.scale * self.cost))
-        if cheap and not self._queued:
-            self.unwatched = now + UNSEEN
+    def _weigh(self, now: float) -> float:
+        """Measure the cost of a request over this window and the one before; return this one's."""
+        # Of a long rest only the last moments count: most of it was spent on other things.
+        burnt = (thread_time() - self._cpu) * min(1.0, WINDOW / max(1e-9, now - self._window))
+        seconds, requests = self._earlier
+        if requests + self.served:
+            self.cost = (seconds + burnt) / (requests + self.served)
+        return burnt
 
     def _later(self, hops: int) -> None:
-        """Let the loop read its sockets first: by then who has arrived meanwhile has joined."""
+        """Let the loop read its sockets first, so that newcomers have joined the queue."""
         loop = get_running_loop()
         if hops:
             loop.call_soon(self._later, hops - 1)
@@ -231,27 +275,30 @@ class TurnsGate(GateBound):
             self._dispatch(loop)
 
     def _dispatch(self, loop: AbstractEventLoop) -> None:
-        """Begin a turn for those who wait; refuse those for whom it will be too late."""
+        """Begin a turn of waiting requests, if there are any."""
         self._dispatching = False
+        if not self._queued:
+            return
         now = self._now()
         if self.strict:
-            self._refuse(now)  # first, so that nobody computes before they are told
+            self._refuse(now)  # first, so that nobody computes before they are answered
         self._turning = True
         self._open = False
         self._began = now
         self._begun = 0
-        for _ in range(self._each_turn()):
+        for _ in range(self._batch()):
             if not self._queued:
                 break
             self._begun += 1
             self.slots.give_back()
-        loop.call_soon(self._end)  # after those who have just been let in
+        self._held_back -= self._begun
+        loop.call_soon(self._end)  # after those that have just been let in
 
     def _refuse(self, now: float) -> None:
-        """Refuse who has waited for too long, the least critical first."""
-        slots = self.slots
+        """Refuse requests that have waited for too long, the least critical first."""
+        slots, longest = self.slots, self._longest_wait()
         with slots.mutex:
-            while len(slots.queue) > 1 and slots._longest_wait(now) > self._wait:
+            while len(slots.queue) > 1 and slots._longest_wait(now) > longest:
                 victim = slots.queue.pop_lowest()
                 if victim is not None:
                     victim.turn_away("shed")
@@ -259,29 +306,30 @@ class TurnsGate(GateBound):
     # What the queue asks
 
     def newest_first(self, now: float) -> bool:
-        """Serve the newest first while the queue does not drain."""
+        """Serve the newest first during overload."""
         return self.strict
 
     def sheds(self, sojourn: float, now: float) -> bool:
-        """Leave that to the end of each turn."""
+        """Leave that to the start of each turn."""
         return False
 
     def emptied(self, now: float) -> None:
-        """Learn nothing from it."""
+        """Ignore it."""
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return how busy the loop is, what requests cost it, and who waits."""
+        """Return how busy the loop is, what a request costs it, and how many wait."""
         return {
             **super().snapshot(now),
-            "busy": self.share,
+            "busy": self.busy,
+            "load": self.load,
             "cost": self.cost,
             "strict": self.strict,
             "waiting": self.slots.waiting,
         }
 
     def _after_fork(self) -> None:
-        """Begin anew in a child process: its loop is another."""
-        self._begin_afresh(None)
+        """Start again in a child process: its loop is another."""
+        self._start(None)
 
 
 class _TurnWaiter(SlotWaiter):

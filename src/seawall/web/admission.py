@@ -1,21 +1,26 @@
-"""When a request is begun: in turns of the event loop, so that a queue is seen and kept short.
+"""When a request begins: in turns of the event loop, so that its queue is seen and kept short.
 
-The trap that this is about: a handler that computes without awaiting begins and ends in one turn
-of the loop. However many wait, no two of them are ever in flight at once: the queue stands in the
-loop's list of ready tasks and in the sockets, where no limit on calls at once can see it.
+A handler that computes without awaiting begins and ends in one iteration of the loop. However many
+requests wait, no two of them are ever in flight at once: the queue stands in the loop's list of
+ready tasks and in the sockets, where no limit on concurrent calls can see it.
 
-So `Turns` looks at the loop's time, and at nothing else: requests that wait for others, open
+So `Turns` looks at the loop's time and at nothing else: requests that await something, open
 streams and the work of threads cost it nothing. Promises:
 
-- A turn in which requests have computed for longer than `slice` begins no more of them. Who comes
-  later waits for another turn, the sockets are read in between, the most critical goes first.
-- While the loop was busy for less than `busy` of the last moments nobody is refused before
-  `patience` is over, since the queue will drain.
-- Above that it does not drain. Then the newest is served first, and who has waited for longer
-  than `scale` requests take (or `slice`, if that is more) is refused. So is, at once and before
-  any limit is asked, who comes while enough others who matter as much wait for the next two turns.
-- Requests that cost less than `cheap` are not worth refusing: to say no costs as much as to serve
-  them. They share a turn of up to `CHEAP_SLICE`, as many at once as come, and wait for `patience`.
+- A turn in which requests have computed for longer than `slice` begins no more of them. The others
+  wait for the next turn; the sockets are read in between, and the most critical goes first.
+- A loop that was idle refuses no request of its first burst before it has waited for `patience`
+  seconds: a burst that the loop works off within that time is served whole.
+- A loop that is busy lets requests wait for `target` seconds, first come first served. By chance
+  more come than it can serve for some moments, and the queue drains again.
+- Overload is a queue that has not been empty for two windows of a quarter of a second while half
+  as much again came as began in the last of them. Then the newest is served first, and a request
+  that has waited for longer than one and a half of them compute (or `slice`, if that is more) is
+  refused. So is a newcomer, at once and before any limit is asked, while enough others that are as
+  critical wait for the next two turns.
+- Requests that cost less than `cheap` are not refused as overload: to refuse them costs as much as
+  to serve them. They share a turn of up to `CHEAP_SLICE`, as many at once as come, and wait for
+  `CHEAP_WAIT`.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from seawall.web._edge_turns import TurnsGate
 
 
 class Turns(GatePolicy):
-    """Begin requests in turns of the event loop; see above."""
+    """Begin requests in turns of the event loop; see the module."""
 
     kind: ClassVar[str] = "turns"
 
@@ -39,31 +44,29 @@ class Turns(GatePolicy):
         self,
         *,
         slice: float = 0.005,  # noqa: A002 - of time, not of a list
-        busy: float = 0.7,
-        scale: float = 1.5,
+        target: float = 0.1,
         cheap: float = 0.001,
-        patience: float = 0.25,
+        patience: float = 1.0,
         mode: Mode = "enforce",
     ) -> None:
-        """Let a turn last for `slice` seconds; see the module for the others."""
+        """Let a turn last for `slice` seconds; see the module for the other settings."""
         super().__init__(mode)
         self.slice = check.seconds("slice", slice)
-        self.busy = check.ratio("busy", busy)
-        self.scale = check.at_least("scale", scale, 0.0)
+        self.target = check.seconds("target", target)
         self.cheap = check.seconds("cheap", cheap, zero=True)
         self.patience = check.seconds("patience", patience)
 
     def __repr__(self) -> str:
         return (
-            f"Turns(slice={self.slice:g}, busy={self.busy:g}, scale={self.scale:g},"
-            f" cheap={self.cheap:g}, patience={self.patience:g})"
+            f"Turns(slice={self.slice:g}, target={self.target:g}, cheap={self.cheap:g},"
+            f" patience={self.patience:g})"
         )
 
     def _bind(self, host: Host) -> TurnsGate:
         return TurnsGate(self, host)
 
     def _update(self, changes: dict[str, Any]) -> None:
-        names = ("slice", "busy", "scale", "cheap", "patience", "mode")
+        names = ("slice", "target", "cheap", "patience", "mode")
         self._reject_unknown(changes, names)
         fresh = Turns(**{name: changes.get(name, getattr(self, name)) for name in names})
         for name in names:
