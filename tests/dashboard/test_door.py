@@ -266,7 +266,10 @@ def test_a_cookie_that_is_given_twice_counts_for_nothing():
 
 class _Loud(Exception):
     def __repr__(self) -> str:
-        return "no such user: x\r\nFAKE RECORD \x1b[2J\u2028" + "A" * 100_000
+        return (
+            "no such user: x, Authorization: Bearer hunter2\r\nFAKE RECORD \x1b[2J\u2028"
+            + "A" * 100_000
+        )
 
 
 def test_what_an_error_says_is_one_short_line_of_the_log(caplog: pytest.LogCaptureFixture):
@@ -282,5 +285,7 @@ def test_what_an_error_says_is_one_short_line_of_the_log(caplog: pytest.LogCaptu
     (record,) = caplog.records
     said = record.getMessage()
     assert said.isprintable()
+    assert "no such user: x, Authorization: ***" in said
     assert "FAKE RECORD" in said
+    assert "hunter2" not in said
     assert len(said) < 1100

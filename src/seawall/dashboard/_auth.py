@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from seawall import _checks as check
+from seawall._redaction import redacted
 from seawall.clock import Clock
 from seawall.dashboard._answers import Refusal, forbidden
 from seawall.dashboard._bounds import shown
@@ -169,7 +170,7 @@ class Door:
         if now >= self._quiet.get(about, now):
             self._quiet[about] = now + QUIET
             # What an error says may hold what a stranger wrote: one line, and not a long one.
-            log.log(level, "dashboard: %s", shown(message % told, LONGEST_RECORD))
+            log.log(level, "dashboard: %s", shown(redacted(message % told), LONGEST_RECORD))
 
 
 def _exposure(address: str) -> str:
