@@ -155,6 +155,12 @@ def _limit_rows(name: str) -> list[tuple[Any, ...]]:
             "'address'|user",
         ),
         (
+            f"{name}(otherwise)",
+            lambda x: _limit(by="tenant", otherwise=x),
+            [("nonsense", ValueError), (5, TypeError)],
+            "'address'|user",
+        ),
+        (
             f"{name}(tiers)",
             lambda x: _limit(tiers=x),
             [

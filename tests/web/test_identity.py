@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 
 from seawall import AmbiguousHeader
 from seawall.durable import Database, Sqlite, migrate
@@ -16,6 +19,7 @@ from seawall.durable.jobs import Jobs
 from seawall.durable.jobs_asgi import JobsApi
 from seawall.testing import run_virtual
 from seawall.web import Edge, Inbound, RequestLimits, api_key, limit, user
+from seawall.web.fastapi import protect
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
 from tests.web.support import ask, http_scope, text_app
@@ -102,3 +106,114 @@ def test_records_and_jobs_are_those_of_one_caller(tmp_path: Path) -> None:
         source.close()
 
     asyncio.run(main())
+
+
+# Requests of nobody's
+
+
+def signed_in(incoming: Incoming) -> Any:
+    return incoming.header("x-user")
+
+
+ANN = ("x-user", "ann")
+
+
+async def statuses(app: Any, *headers: Any, times: int = 4, client: str = "10.0.0.1") -> list[int]:
+    asked = [ask(app, headers=headers, client=(client, 5)) for _ in range(times)]
+    return [(await each).status for each in asked]
+
+
+@pytest.mark.parametrize("way", ["short", "long"])
+@pytest.mark.parametrize("nobody", [None, ""])
+def test_a_limit_by_user_does_not_apply_to_nobody(nobody: Any, way: str) -> None:
+    """Who is not signed in is limited by the limits for others, and is told only of these."""
+
+    async def main() -> None:
+        limits = RequestLimits(
+            limit("2/min", by=user(lambda i: signed_in(i) or nobody)), limit("3/min", by="address")
+        )
+        inbound = Inbound() if way == "short" else None
+        edge = Edge(text_app(), name="nobody", limits=limits, inbound=inbound)
+        answer = await ask(edge, client=("10.0.0.1", 5))
+        assert answer.headers["ratelimit"].startswith('"address";r=2')
+        assert await statuses(edge, client="10.0.0.1") == [200, 200, 429, 429]
+        assert await statuses(edge, ANN, client="10.0.0.2") == [200, 200, 429, 429]
+        assert limits.snapshot()["limits"]["user"]["keys"] == 1
+        refused = await ask(edge, client=("10.0.0.1", 5))
+        assert refused.json()["violated-policies"] == ["address"]
+        edge.close()
+
+    run_virtual(main())
+
+
+def test_a_limit_that_applies_to_nobody_lets_all_pass() -> None:
+    """Alone, soft, or with a cost: nothing is taken and nobody is refused."""
+
+    async def main() -> None:
+        alone = limit("1/min", by=user(signed_in), cost=lambda _: 1 / 0, name="hard")
+        soft = limit("1/min", by=user(signed_in), soft=True, name="soft")
+        limits = RequestLimits(alone, soft)
+        edge = Edge(text_app(), name="alone", limits=limits)
+        assert await statuses(edge) == [200] * 4
+        shown = limits.snapshot()
+        assert (shown["limits"]["hard"]["keys"], shown["soft"]["soft"]["over"]) == (0, 0)
+        edge.close()
+
+    run_virtual(main())
+
+
+def test_otherwise_chooses_another_key() -> None:
+    """The address, an API key, or a function; keys of the one are never those of the other."""
+
+    async def main() -> None:
+        by_address = RequestLimits(limit("2/min", by=user(signed_in), otherwise="address"))
+        edge = Edge(text_app(), name="address", limits=by_address)
+        assert await statuses(edge, client="10.0.0.1") == [200, 200, 429, 429]
+        assert await statuses(edge, client="10.0.0.2") == [200, 200, 429, 429]
+        assert await statuses(edge, ANN) == [200, 200, 429, 429]
+        assert await statuses(edge, ("x-user", "10.0.0.3")) == [200, 200, 429, 429]
+        assert await statuses(edge, client="10.0.0.3") == [200, 200, 429, 429]
+        edge.close()
+        by_key = RequestLimits(limit("2/min", by=user(signed_in), otherwise=api_key()))
+        edge = Edge(text_app(), name="key", limits=by_key)
+        assert await statuses(edge, ONE) == [200, 200, 429, 429]
+        assert await statuses(edge, client="10.0.0.1") == [200, 200, 429, 429]
+        edge.close()
+        same = RequestLimits(limit("1/min", by=user(signed_in), otherwise=lambda _: "ann"))
+        edge = Edge(text_app(), name="same", limits=same)
+        assert await statuses(edge, ANN, times=2) == [200, 429]
+        assert await statuses(edge, times=2) == [200, 429]
+        edge.close()
+
+    run_virtual(main())
+
+
+def test_otherwise_is_checked_where_it_is_given() -> None:
+    """All together are everybody: there is nobody else."""
+    with pytest.raises(TypeError, match="otherwise=: by=None counts all requests together"):
+        limit("1/s", by=None, otherwise="address")
+    with pytest.raises(ValueError, match="otherwise="):
+        limit("1/s", by="tenant", otherwise="adress")
+    by = limit("1/s", by="tenant", otherwise="address")
+    assert repr(by) == "limit('1/s', by='tenant', otherwise='address', name='tenant')"
+
+
+async def empty(_request: Any) -> Response:
+    return Response()
+
+
+def test_protect_takes_a_list_of_limits() -> None:
+    """One, several, or the object of them."""
+
+    async def main() -> None:
+        both = [limit("3/min", by="address"), limit("2/min", by=user(signed_in))]
+        for given, served in ((both, 2), (tuple(both), 2), (both[0], 3), ([], 4)):
+            app = Starlette(routes=[Route("/", empty)])
+            edge = protect(app, name="list", limits=given)
+            assert (await statuses(app, ANN)).count(200) == served
+            edge.close()
+        for wrong in ("600/min", 5, ["600/min"]):
+            with pytest.raises(TypeError, match="limit"):
+                protect(Starlette(), name="wrong", limits=wrong)  # type: ignore[arg-type]
+
+    run_virtual(main())

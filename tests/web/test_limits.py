@@ -15,6 +15,7 @@ from seawall import Bulkhead, RateLimit, RateLimited, subscribe, tenant, tier
 from seawall.models.rates import whole_microseconds
 from seawall.policies import _rate_meters
 from seawall.runtime.edge_events import SoftLimitExceeded
+from seawall.shared._keys import key_part
 from seawall.testing import run_virtual, virtual_time
 from seawall.web import _limit_groups, principals
 from seawall.web._limit_routes import OTHER, Routes
@@ -106,7 +107,7 @@ def test_each_principal_has_a_limit_of_its_own() -> None:
 def test_who_is_unknown_is_limited_by_address() -> None:
     """Neither without a limit, nor in one bucket with everybody else who is unknown."""
     with virtual_time():
-        for by in (user(by_user), api_key(), "tenant"):
+        for by in (lambda _: None, api_key(), "tenant"):
             limits = RequestLimits(limit("2/min", by=by))
             assert admitted(limits, 5, request(client="10.0.0.1")) == 2
             assert admitted(limits, 5, request(client="10.0.0.2")) == 2
@@ -115,7 +116,7 @@ def test_who_is_unknown_is_limited_by_address() -> None:
 def left_by_a_namesake() -> int:
     """Return how many requests of an address are let in after those of users called like it."""
     with virtual_time():
-        limits = RequestLimits(limit("2/min", by=user(by_user)))
+        limits = RequestLimits(limit("2/min", by=user(by_user), otherwise="address"))
         for name in ("10.0.0.1", "@10.0.0.1", "=10.0.0.1"):
             assert admitted(limits, 5, request(user=name, client="10.0.0.9")) == 2
         return admitted(limits, 5, request())
@@ -125,7 +126,7 @@ def test_a_user_cannot_be_called_like_an_address(monkeypatch: pytest.MonkeyPatch
     """Whoever takes a name such as "10.0.0.1" takes nothing from those who come from there."""
     assert left_by_a_namesake() == 2
 
-    def as_it_is(principal: Any, incoming: Incoming) -> Any:
+    def as_it_is(principal: Any, _otherwise: Any, incoming: Incoming) -> Any:
         return principal(incoming) or incoming.client
 
     monkeypatch.setattr(principals, "key_of", as_it_is)
@@ -184,6 +185,37 @@ PRINCIPALS: list[Any] = [
     "7", 7, b"7", ("7",), ("7", 7), (("7",), 7), (7, b"7"), Plan.FREE, ("1:=", ""), ("", "1:="),
     UUID(int=7), 10**5000, b"7" * 500, ("7" * 500, 7), "7" * 500, "@10.0.0.1",
 ]  # fmt: skip
+
+
+def colliding() -> list[str]:
+    """Return the ids that share a bucket with a longer one, whose hash they spell."""
+    found: list[Any] = [None]
+    with virtual_time():
+        limits = RequestLimits(limit("1/h", by=lambda _: found[0], name="own"))
+        for long in ("u" * 65, b"7" * 500, ("u" * 65, 7), 10**500):
+            found[0] = long
+            assert admitted(limits, 2, request()) == 1
+        assert limits._local is not None
+        (meter,) = limits._local.policy._meters.all
+        spelled = [key[start:] for key in list(meter.states) for start in range(4)]
+        assert len({key_part(key) for key in (*meter.states, *spelled)}) == len(spelled)
+        collided = []
+        for found[0] in spelled:
+            if not admitted(limits, 1, request()):
+                collided.append(found[0])
+        return collided
+
+
+def test_no_short_id_spells_the_key_of_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashes are keys of their own kind, here and so in a store."""
+    assert colliding() == []
+
+    def old_key(principal: Any, _otherwise: Any, incoming: Incoming) -> Any:
+        text = str(principal(incoming))
+        return "=" + (text if len(text) <= principals.LONGEST else principals.digest(text))
+
+    monkeypatch.setattr(principals, "key_of", old_key)
+    assert len(colliding()) == 4
 
 
 def test_a_principal_is_text_a_number_and_their_like() -> None:

@@ -152,6 +152,25 @@ def test_what_costs_nothing_is_not_asked_for(store: RedisStore) -> None:
     asyncio.run(scene())
 
 
+def test_a_shared_limit_by_user_does_not_apply_to_nobody(store: RedisStore) -> None:
+    """The store counts what applies; where nothing does, it is not asked."""
+
+    async def scene() -> None:
+        by = user(lambda incoming: incoming.scope["user_id"] or None)
+        limits = RequestLimits(limit("2/h", by=by), shared=store, name="nobody")
+        assert await admitted(limits, 9, request("")) == 9
+        assert await admitted(limits, 9, request()) == 2
+        both = RequestLimits(
+            limit("2/h", by=by), limit("4/h", by="address"), shared=store, name="both-nobody"
+        )
+        first = await both.aadmit(request(""))
+        assert told(first.headers())["ratelimit"].startswith('"address";r=3;')
+        assert await admitted(both, 9, request("")) == 3
+        assert await admitted(both, 9, request("ann", client="10.0.0.2")) == 2
+
+    asyncio.run(scene())
+
+
 def test_what_the_store_refuses_is_given_back_here(store: RedisStore) -> None:
     """Local and shared limits are taken together, too."""
 

@@ -35,8 +35,8 @@ from seawall.runtime.gil import LOCK_FREE
 Taken = tuple[tuple[str, ...], tuple[float, ...]]
 """The keys of the buckets that have some, and the states of all."""
 Quick = Callable[[float, Any], Taken | None]
-Reader = Callable[[Any], str]
-"""What tells the key of a call, as text."""
+Reader = Callable[[Any], str | None]
+"""What tells the key of a call, as text; None, which no bucket has, is left to the slow way."""
 
 
 def quick_taking(meters: Sequence[Meter], readers: Sequence[Reader]) -> Quick | None:

@@ -72,7 +72,9 @@ class Part:
         self.group = group
         self.entries = tuple(entries)
         self.keys = tuple(
-            key_reader(entry.limit.by) for entry in entries if entry.limit.by is not None
+            key_reader(entry.limit.by, entry.limit.otherwise)
+            for entry in entries
+            if entry.limit.by is not None
         )
         """What tells the key of a request, for each limit that has keys."""
         self.shown = tuple(
@@ -216,6 +218,8 @@ class Group:
             if taken is not None:
                 return Held(part, taken[0], (us, taken[1]))
         charges = self._charges(part, incoming)
+        if not charges:
+            return Held(part, None, None)
         try:
             ticket = self.gate.ask(charges, now)
         except RateLimited as error:
@@ -228,6 +232,8 @@ class Group:
         """Take what a request costs, or count that it is over; of a group that only alerts."""
         now = self._now()
         charges = self._charges(part, incoming)
+        if not charges:
+            return Held(part, None, None)
         meters, us = self.policy._meters, whole_microseconds(now)
         with meters:
             if meters.look(charges, us) is None:
@@ -240,7 +246,10 @@ class Group:
     async def atake(self, part: Part, incoming: Incoming) -> Held:
         """Do the same in an event loop, of a group that is shared."""
         now = self._now()
-        charges = self._all_charges(self._charges(part, incoming))
+        charges = self._charges(part, incoming)
+        if not charges:
+            return Held(part, None, None)
+        charges = self._all_charges(charges)
         gate = self.gate
         assert isinstance(gate, SharedRateGate)  # noqa: S101 - for the type checker
         try:
@@ -275,17 +284,21 @@ class Group:
                     charge.meter.take(charge, us)
 
     def _charges(self, part: Part, incoming: Incoming) -> list[Charge]:
-        """Ask the functions of the user what a request takes. Not under the lock."""
+        """Ask the functions of the user what a request takes, of the limits that apply to it.
+
+        Not under the lock.
+        """
         charges = []
         readers = iter(part.keys)
         for entry in part.entries:
             key = None if entry.limit.by is None else next(readers)(incoming)
-            cost = entry.rate._cost_of((incoming,), {})
-            charges.append(Charge(entry.meter, key, cost, estimated=False))
+            if key is not None or entry.limit.by is None:
+                cost = entry.rate._cost_of((incoming,), {})
+                charges.append(Charge(entry.meter, key, cost, estimated=False))
         return charges
 
     def _all_charges(self, charges: Sequence[Charge]) -> list[Charge]:
-        """Return a charge for each limit, as a store wants it: 0 where it is another tier's."""
+        """Return a charge for each limit, as a store wants it: 0 where it does not apply."""
         meters = self.policy._meters.all
         if len(charges) == len(meters):
             return list(charges)
@@ -306,12 +319,14 @@ class Group:
     def _over(self, part: Part, charges: Sequence[Charge], now: float) -> list[RequestLimit]:
         """Return, and count, all limits that `charges` are over."""
         us = whole_microseconds(now)
+        limits = {entry.meter: entry.limit for entry in part.entries}
         over = []
         with self.policy._meters:
-            for entry, charge in zip(part.entries, charges, strict=True):
+            for charge in charges:
                 if charge.cost and charge.meter.wait(charge, us, None) != 0:
-                    over.append(entry.limit)
-                    self.refused[entry.limit.name] += 1
+                    limit = limits[charge.meter]
+                    over.append(limit)
+                    self.refused[limit.name] += 1
         return over
 
     def _named(self, error: RateLimited) -> list[RequestLimit]:

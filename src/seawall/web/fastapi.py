@@ -13,7 +13,15 @@ starts are told to answer alike.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Final
 
 try:
@@ -26,6 +34,7 @@ try:
 except ImportError as error:
     raise ImportError("seawall.web.fastapi needs Starlette: pip install 'seawall[web]'") from error
 
+from seawall import _checks as check
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
@@ -66,7 +75,7 @@ def protect(
     timeout: float | None = 30.0,
     trust: Trust | None = None,
     classify: Classify | None = None,
-    limits: RequestLimits | RequestLimit | None = None,
+    limits: RequestLimits | RequestLimit | Sequence[RequestLimit] | None = None,
     shed: Shed | None = None,
     turns: Turns | None = DEFAULT,
     concurrency: AdaptiveLimit | Bulkhead | None = DEFAULT,
@@ -96,7 +105,10 @@ def protect(
         names = ("edge", *(f"edge {number}" for number in range(2, len(taken) + 3)))
         name = next(free for free in names if free not in taken)
     if isinstance(limits, RequestLimit):
-        limits = RequestLimits(limits)
+        limits = [limits]
+    if limits is not None and not isinstance(limits, RequestLimits):
+        listed = check.listed("limits", limits, "limit('600/min', by='address')")
+        limits = RequestLimits(*listed) if listed else None
     life = Lifecycle(name=name) if lifecycle is DEFAULT else lifecycle
     edge = Edge(
         _not_started,

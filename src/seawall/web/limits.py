@@ -62,6 +62,7 @@ class RequestLimit:
         rate: str,
         *,
         by: str | Principal | None,
+        otherwise: str | Principal | None = None,
         tiers: Mapping[str, str] | None = None,
         burst: int | None = None,
         algorithm: Algorithm = "token_bucket",
@@ -73,12 +74,17 @@ class RequestLimit:
         """Admit `rate`, such as "600/min", to each principal that `by` tells apart.
 
         `by` is "address", "tenant", `user(...)`, `api_key(...)`, `address_and_route(...)`, or any
-        function of the request; None: all requests together. Requests of one of the `tiers` have
-        that tier's rate instead. A request takes `cost`, a number or a function of the request.
-        A `soft` limit refuses nobody. A `local` one is not shared, whatever the others are.
-        `name` is what callers are told; that of the principal unless given.
+        function of the request; None: all requests together. Where `by` finds nobody the limit
+        counts by `otherwise`; without it a limit by `user(...)` does not apply to the request, and
+        any other counts by address. Requests of one of the `tiers` have that tier's rate instead. A
+        request takes `cost`, a number or a function of the request. A `soft` limit refuses nobody.
+        A `local` one is not shared, whatever the others are. `name` is what callers are told; that
+        of the principal unless given.
         """
         self.by = principal_of(by)
+        self.otherwise = principal_of(otherwise, "otherwise")
+        if self.otherwise is not None and self.by is None:
+            raise TypeError("otherwise=: by=None counts all requests together; leave it out")
         self.name = _checked_name(name or name_for(self.by) or _without_spaces(str(rate)))
         self.soft = check.flag("soft", soft)
         self.local = check.flag("local", local)
@@ -107,7 +113,8 @@ class RequestLimit:
 
     def __repr__(self) -> str:
         soft = ", soft=True" if self.soft else ""
-        return f"limit({self.text!r}, by={self.by!r}, name={self.name!r}{soft})"
+        other = "" if self.otherwise is None else f", otherwise={self.otherwise!r}"
+        return f"limit({self.text!r}, by={self.by!r}{other}, name={self.name!r}{soft})"
 
 
 limit = RequestLimit

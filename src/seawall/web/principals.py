@@ -4,12 +4,13 @@ A principal is asked with the `Incoming` request and returns text, bytes, a whol
 Enum or a tuple of these, or None for somebody unknown. Nothing else: a fresh object for each
 request, which a coroutine is too, would be a fresh limit each time.
 
-Who is unknown is counted by address: not in one bucket with all other unknown ones, where one
-caller would lock out the rest, and not without a limit. Principals and addresses are different
-keys, whatever they are called.
+None from `user(...)` is a request of nobody's: its limit does not apply, unless `otherwise=` says
+by what else to count. None from any other principal counts by address: not in one bucket with all
+other unknown callers, where one would lock out the rest, and not without a limit.
 
-Nothing secret and nothing long becomes a key: an API key is hashed before anybody keeps it, and
-so is every text of more than `LONGEST` characters.
+No two principals share a key, whatever they are called: addresses begin with "@", texts with "=",
+other types with a letter and "=", those of an `otherwise=` with "~", hashes with "#". An API key is
+hashed before anybody keeps it, and so is every text of more than `LONGEST` characters.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def user(read: Principal) -> Principal:
-    """Tell users apart by what `read(incoming)` returns: an id that is proven, or None."""
+    """Tell users apart by what `read(incoming)` returns: an id that is proven, or None.
+
+    A limit by user does not apply to a request of nobody's; `limit(..., otherwise="address")` does.
+    """
     return _User(plain_function("user(...)", read))
 
 
@@ -71,26 +75,44 @@ def address_and_route(*routes: str) -> Principal:
     return _AddressAndRoute(Routes(routes))
 
 
-def key_of(principal: Principal, incoming: Incoming) -> str:
-    """Return the key of a request's bucket: of whom `principal` names, or of its address."""
+Reader = Callable[["Incoming"], str | None]
+"""Tells the key of a request's bucket; None: the limit does not apply to it."""
+
+
+def key_of(principal: Principal, otherwise: Reader, incoming: Incoming) -> str | None:
+    """Return the key of a request's bucket: of whom `principal` names, or what `otherwise` says."""
     found = principal(incoming)
     if type(found) is not str:
         if found is None:
-            return "@" + incoming.client
+            return otherwise(incoming)
         if not isinstance(found, str):
             key = _written(found)
-            return key if len(key) <= LONGEST else key[:2] + digest(key)
+            return key if len(key) <= LONGEST else digest(key)
         found = str.__str__(found)  # whatever a subclass says of itself
     if found:
-        return "=" + (found if len(found) <= LONGEST else digest(found))
-    return "@" + incoming.client
+        return "=" + found if len(found) <= LONGEST else digest("=" + found)
+    return otherwise(incoming)
 
 
-def key_reader(principal: Principal) -> Callable[[Incoming], str]:
+def key_reader(principal: Principal, otherwise: Principal | None = None) -> Reader:
     """Return `key_of` for one principal: it is asked of each request, so no frame is wasted."""
     if principal is WORDS["address"]:
         return _address_key
-    return partial(key_of, principal._read if isinstance(principal, _User) else principal)
+    others: Reader = _nobody if isinstance(principal, _User) else _address_key
+    if otherwise is not None:
+        others = key_reader(otherwise)
+        if others is not _address_key:
+            others = partial(_other_key, others)
+    return partial(key_of, principal._read if isinstance(principal, _User) else principal, others)
+
+
+def _nobody(_incoming: Incoming) -> None:
+    return None
+
+
+def _other_key(read: Reader, incoming: Incoming) -> str | None:
+    key = read(incoming)
+    return key if key is None or key[0] == "@" else f"~{key}"
 
 
 def _address_key(incoming: Incoming) -> str:
@@ -208,13 +230,13 @@ WORDS: Final[dict[str, Principal]] = {
 """The trusted client address, and the tenant that the context has: from trusted callers only."""
 
 
-def principal_of(by: str | Principal | None) -> Principal | None:
-    """Return what `by=` says; None: all requests together."""
+def principal_of(by: str | Principal | None, name: str = "by") -> Principal | None:
+    """Return what `by=` (or the argument of that name) says; None: all requests together."""
     if isinstance(by, str):
-        return WORDS[check.choice("by", by, WORDS)]
+        return WORDS[check.choice(name, by, WORDS)]
     if by is not None and not callable(by):
-        raise TypeError(f"by={by!r}: write 'address', 'tenant', user(...) or a function")
-    return None if by is None else plain_function("by", by)
+        raise TypeError(f"{name}={by!r}: write 'address', 'tenant', user(...) or a function")
+    return None if by is None else plain_function(name, by)
 
 
 def name_for(principal: Principal | None) -> str | None:
