@@ -575,7 +575,7 @@ def test_without_giving_back_a_cancelled_claim_is_stuck(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If nobody gave it back, the job would be nobody's for the whole lease."""
-    monkeypatch.setattr(PriorityQueue, "_release", lambda *_args: None)
+    monkeypatch.setattr(PriorityQueue, "_undo", lambda *_args: None)
     with pytest.raises(TimeoutError):
         asyncio.run(_one_cancelled_claim(store))
 

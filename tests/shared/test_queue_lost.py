@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,7 +76,7 @@ def test_if_nobody_said_so_it_would_be_claimed_for_the_whole_lease(
     server: Server, new_store: Callable[..., RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a claim that was done when who had asked was gone."""
-    monkeypatch.setattr(PriorityQueue, "_release", lambda *_args: None)
+    monkeypatch.setattr(PriorityQueue, "_undo", lambda *_args: None)
     trial = work_through_a_pause(server, new_store, pause=0.5, lease=600.0, last=0.8)
     _begun, counts = asyncio.run(trial)
     assert counts["claimed"] > 0
@@ -87,7 +90,7 @@ def test_a_lease_that_nobody_heard_of_buries_no_job(
     rule: str,
 ) -> None:
     """Whose process died before it could say anything, say; if it did, jobs would die unbegun."""
-    monkeypatch.setattr(PriorityQueue, "_release", lambda *_args: None)
+    monkeypatch.setattr(PriorityQueue, "_undo", lambda *_args: None)
     if rule == "is one":
         mutate(monkeypatch, "queue", "local counted = job.heard or", "local counted = true or")
     trial = work_through_a_pause(server, new_store, pause=0.5, lease=1.0, last=6.0)
@@ -129,7 +132,7 @@ def test_who_died_is_told_by_a_release_too(store: RedisStore) -> None:
         (claim,) = queue.claim()
         queue.heartbeat(claim, lease=0.001)
         SYSTEM.sleep(0.01)
-        queue._release("of nobody", SECOND)
+        queue._undo(Ask("release", ("of nobody", SECOND)), SECOND)
         wait_until(lambda: died)
     finally:
         stop()
@@ -142,13 +145,107 @@ def test_a_claim_that_was_heard_of_is_an_attempt(
 ) -> None:
     """Though its holder never says anything else; if it were not told, none would count."""
     if not told:
-        monkeypatch.setattr(PriorityQueue, "_telling", lambda *_args: None)
+        ask_for_real = PriorityQueue._answering
+
+        def deaf(self: PriorityQueue, kind: Any, ask: Ask) -> Any:
+            return (lambda: None) if ask.operation == "heard" else ask_for_real(self, kind, ask)
+
+        monkeypatch.setattr(PriorityQueue, "_answering", deaf)
     queue = PriorityQueue(store, "mails", max_attempts=1)
     id_ = queue.push(1)
     queue.claim(lease=5.0)
     queue.snapshot()  # goes after what was told
     frozen.advance(5 * SECOND)
     assert queue.status(id_).state == ("dead" if told else "waiting")
+
+
+@pytest.mark.parametrize("how", ["cancelled", "the store is away"])
+def test_who_cannot_say_that_it_has_heard_gets_no_claim(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The job is free at once, has lost no attempt, and nobody has begun it."""
+    ask_for_real, asked = PriorityQueue._answering, asyncio.Event()
+
+    class Never:
+        """A wait without an end."""
+
+        until = None
+
+        def publish(self, _wake: Callable[[], bool]) -> None:
+            asked.set()
+
+        def claim(self) -> None: ...
+
+        def abandon(self) -> None: ...
+
+    def answering(self: PriorityQueue, kind: Any, ask: Ask) -> Any:
+        if ask.operation != "heard":
+            return ask_for_real(self, kind, ask)
+        if how == "cancelled":
+            return Never()
+        raise StoreUnavailable("away")
+
+    async def main() -> None:
+        queue = PriorityQueue(store, "mails")
+        id_ = await queue.apush(1)
+        monkeypatch.setattr(PriorityQueue, "_answering", answering)
+        claiming = asyncio.create_task(queue.aclaim(lease=600.0))
+        if how == "cancelled":
+            await asked.wait()
+            claiming.cancel()
+        with pytest.raises((asyncio.CancelledError, StoreUnavailable)):
+            await claiming
+        monkeypatch.setattr(PriorityQueue, "_answering", ask_for_real)
+        while (seen := await queue.astatus(id_)).state != "waiting":
+            await let_pass(0.01)
+        assert seen.attempts == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_handler_that_kills_its_process_is_begun_as_often_as_it_may_be(
+    store: RedisStore,
+    new_store: Callable[..., RedisStore],
+    tmp_path: Path,
+    *,
+    waits: bool,
+) -> None:
+    """No handler begins before the store knows; if none waited for that, it would be more often."""
+    begun, most = tmp_path / "begun", 2
+    queue = PriorityQueue(store, "mails", max_attempts=most)
+    id_ = queue.push(1)
+
+    async def handler(_claim: Claim) -> None:
+        with begun.open("a") as file:
+            file.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def live() -> None:
+        ask_for_real = PriorityQueue._answering
+
+        def without(self: PriorityQueue, kind: Any, ask: Ask) -> Any:
+            return (lambda: None) if ask.operation == "heard" else ask_for_real(self, kind, ask)
+
+        if not waits:  # what was told and not waited for dies with the process
+            PriorityQueue._answering = without  # type: ignore[method-assign]
+        own = PriorityQueue(new_store(), "mails", max_attempts=most)
+        Worker(own, handler, lease=0.2).run_sync()
+
+    for _ in range(most + 3):
+        wait_until(lambda: queue.status(id_).state != "claimed")
+        if queue.status(id_).state == "dead":
+            break
+        child = fork()
+        if child == 0:
+            try:
+                live()
+            finally:
+                os._exit(1)
+        os.waitpid(child, 0)
+    wait_until(lambda: queue.status(id_).state != "claimed")
+    assert (len(begun.read_text()) == most) is waits
+    assert (queue.status(id_).state == "dead") is waits
 
 
 def test_what_a_closed_store_owes_is_said_before(
@@ -177,8 +274,9 @@ def test_releases_are_bounded_in_number_and_time(
     monkeypatch.setattr(releases, "MOST", 3)
     made = releases.Releases()
     for number in range(5):
-        made.add(PriorityQueue(store, "mails")._calls, str(number), SECOND)
-    assert list(made._waiting) == ["0", "1", "2"]
+        ask = Ask("release", (str(number), SECOND))
+        made.add(PriorityQueue(store, "mails")._calls, ask, SECOND)
+    assert [ask.args[0] for ask in made._waiting] == ["0", "1", "2"]
     monkeypatch.setattr(releases, "SYSTEM", VirtualClock(1e12))
     asyncio.run(made.flush())
     assert len(made) == 0
@@ -186,10 +284,8 @@ def test_releases_are_bounded_in_number_and_time(
 
 def test_a_child_leaves_to_its_parent_what_is_the_parents(store: RedisStore) -> None:
     """Who was forked has asked for nothing."""
-    import os
-
     made = releases.releases_of(store)
-    made._waiting["t"] = (PriorityQueue(store, "m")._calls, Ask("release", ("t", 1)), 1e12)
+    made._waiting[Ask("release", ("t", 1))] = (PriorityQueue(store, "m")._calls, 1e12)
     child = fork()
     if child == 0:
         os._exit(len(made))

@@ -681,7 +681,7 @@ def stopped_under_load(
     new_store: Callable[..., RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> int:
     """Stop workers in the middle of their claims; return how many jobs they left claimed."""
-    monkeypatch.setattr(PriorityQueue, "_release", lambda *_args: None)  # a worker needs none
+    monkeypatch.setattr(PriorityQueue, "_undo", lambda *_args: None)  # a worker needs none
     rng = Random(1)
 
     async def handler(_claim: Claim) -> None: ...

@@ -49,8 +49,8 @@ class Driven:
         """Tell it without waiting for an answer, which may get lost."""
         raise NotImplementedError
 
-    def _release(self, token: str, lease: int) -> None:
-        """See to it that nobody has that claim. From anywhere; never blocks or raises."""
+    def _undo(self, ask: Ask, lease: int) -> None:
+        """See to it that nobody has a claim, by `ask`. From anywhere; never blocks or raises."""
         raise NotImplementedError
 
     def _listen(self, topic: str) -> None:

@@ -64,8 +64,8 @@ class LocalQueue(JobQueue):
     def _telling(self, kind: Kind, ask: Ask) -> None:
         self._perform(ask)
 
-    def _release(self, token: str, lease: int) -> None:
-        self._perform(Ask("release", (token, lease)))
+    def _undo(self, ask: Ask, lease: int) -> None:
+        self._perform(ask)
 
     def _perform(self, ask: Ask) -> Any:
         queue = self._queue

@@ -25,6 +25,7 @@ from seawall.jobs._codec import MOST_BYTES, decode, encode
 from seawall.jobs._driven import Ask, Driven, Steps, Tell
 from seawall.jobs._records import Claim, DeadLetter, JobStatus
 from seawall.models.queue_jobs import (
+    NOBODY,
     PRIORITIES,
     TOTALS,
     Counts,
@@ -178,16 +179,26 @@ class QueueSteps(Driven):
                     return []
 
     def _asking_for(self, count: int, lease: int) -> Steps[tuple[list[Granted], int]]:
-        """Claim, and say so: or what was granted to nobody would be nobody's for a whole lease."""
+        """Claim, and say so: or what was granted to nobody would be nobody's for a whole lease.
+
+        Nobody is given a claim before it is known to have been heard of, which makes it an attempt:
+        a handler that kills its process at once must not be begun more often than it may.
+        """
         token, up = token_hex(8), self._up
         try:
             granted, ahead = yield Ask("claim", (count, lease, token))
         except BaseException:
             if up:  # else it was not even sent
-                self._release(token, lease)
+                self._undo(Ask("release", (token, lease)), lease)
             raise
         if granted:
-            yield Tell(Ask("heard", (token,)))
+            try:
+                yield Ask("heard", (token,))
+            except BaseException:
+                for one in granted:
+                    back = (one.id, one.fence, 0, NOBODY, "returned")
+                    self._undo(Ask("nack", back), lease)
+                raise
         return granted, ahead
 
     def _extending(self, claim: Claim, lease: float | None) -> Steps[None]:

@@ -14,7 +14,8 @@
   at which the lease is over the job is not the claimer's any more, whether another wants it or not.
 - **Lost answers.** Each claim has a token. Who hears the answer says so (`heard`); who does not has
   it taken back (`release`), and then that claim grants nothing any more, should it come later. A
-  lease that is over before anybody has heard of the claim is no attempt.
+  lease that is over before anybody has heard of the claim is no attempt: its job was not begun,
+  since whoever claims begins when that it has heard was heard in turn.
 - **Ends.** A job is tried `max_attempts` times at most, and never started after its deadline; every
   job has one. A cancelled job ends at once: who works on it is refused from then on.
 - **Memory.** How a job ended is kept for `result_ttl`, dead letters for `keep`, and of both so many
@@ -134,7 +135,10 @@ class Queue:
         return [], max(0, min(ahead) - now) if ahead else -1
 
     def heard(self, now: int, token: str) -> Answer:
-        """Know that the claimer has heard of its claim: from now on it is an attempt."""
+        """Know that the claimer has heard of its claim: from now on it is an attempt.
+
+        A claimer begins when this was answered, and not before.
+        """
         for job in self._claimed_by(now, token):
             job.heard = True
         self._tokens.discard(token)

@@ -45,7 +45,7 @@ class Releases:
 
     def __init__(self) -> None:
         """Have nothing to tell."""
-        self._waiting: dict[str, tuple[Calls, Ask, float]] = {}
+        self._waiting: dict[Ask, tuple[Calls, float]] = {}
         # By reference only, both: this is kept for as long as the store lives, and no longer.
         self._store: Callable[[], RedisStore | None] = lambda: None
         self._handle: Callable[[], Handle | None] = lambda: None
@@ -62,11 +62,11 @@ class Releases:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, calls: Calls, token: str, lease: int) -> None:
-        """Tell that nobody has heard of that claim. Also from the garbage collector: no lock."""
+    def add(self, calls: Calls, ask: Ask, lease: int) -> None:
+        """Tell `ask`: that nobody has a claim. Also from the garbage collector: no lock."""
         if len(self._waiting) < MOST:
             until = SYSTEM.now() + max(KEPT, lease / 1e6)
-            self._waiting[token] = calls, Ask("release", (token, lease)), until
+            self._waiting[ask] = calls, until
             self.soon()
 
     def soon(self) -> None:
@@ -79,9 +79,9 @@ class Releases:
         """Tell the store all; what it does not answer to is told again next time."""
         store, now = self._store(), SYSTEM.now()
         by_queue: dict[Calls, list[Ask]] = {}
-        for token, (calls, ask, until) in list(self._waiting.items()):
+        for ask, (calls, until) in list(self._waiting.items()):
             if until <= now:
-                self._waiting.pop(token, None)
+                self._waiting.pop(ask, None)
             else:
                 by_queue.setdefault(calls, []).append(ask)
         for calls, asks in by_queue.items():
@@ -91,7 +91,7 @@ class Releases:
                     keys, args = calls.pack(some)
                     reply = await store.acall(calls.script, keys, args, PATIENCE)
                 for ask in some:
-                    self._waiting.pop(ask.args[0], None)
+                    self._waiting.pop(ask, None)
                 if store is not None:
                     calls.unpack(reply, some)  # who died is told; nonsense is logged, once
 

@@ -117,8 +117,8 @@ class PriorityQueue(JobQueue):
     def _telling(self, kind: Kind, ask: Ask) -> None:
         self._answering(kind, ask).publish(lambda: True)
 
-    def _release(self, token: str, lease: int) -> None:
-        self._releases.add(self._calls, token, lease)
+    def _undo(self, ask: Ask, lease: int) -> None:
+        self._releases.add(self._calls, ask, lease)
 
     @property
     def _up(self) -> bool:
