@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -186,6 +187,18 @@ def test_dev_is_valid_shell_and_helps():
     commands = re.findall(r"^([a-z]+)(?: \|.*)?\) ", script, re.MULTILINE)
     assert {"test", "lint", "format", "docs", "bench", "matrix", "help"} <= set(commands)
     assert set(re.findall(r"^  ([a-z]+)\b", helped.stdout, re.MULTILINE)) == set(commands)
+
+
+def test_supported_pythons_are_the_same_everywhere():
+    """The package's metadata, README, changelog and `./dev matrix` name the same versions."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    prefix = "Programming Language :: Python :: 3."
+    named = [f"3.{line.removeprefix(prefix)}" for line in project["classifiers"] if prefix in line]
+    assert named == [f"3.{minor}" for minor in range(11, 11 + len(named))]
+    assert project["requires-python"] == f">={named[0]}"
+    assert f'VERSIONS="{" ".join(named)}"' in (ROOT / "dev").read_text("utf-8")
+    for page in ("README.md", "CHANGELOG.md"):
+        assert f"Python {named[0]} to {named[-1]}" in (ROOT / page).read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from types import CoroutineType
+from types import CoroutineType, SimpleNamespace
 from typing import Any, Final
 
 from seawall.context import deadline_var
@@ -167,7 +167,8 @@ class FastPath:
         text = source(self._layers, self._kind, parameters, counts=counts)
         filename = f"seawall fast path {next(_numbers)}"
         # Through the loader a traceback finds the text, without a map of texts that only grows.
-        names = {**self._names, "__name__": filename, "__loader__": _Text(text)}
+        spec = SimpleNamespace(name=filename, loader=_Text(text))
+        names = {**self._names, "__name__": filename, "__spec__": spec}
         exec(compile(text, filename, "exec"), names)  # noqa: S102 - fixed lines, see above
         binder: Binder = names["bind_"]
         return binder
