@@ -217,6 +217,26 @@ def test_a_function_says_what_is_compared(quick: Opening, caplog: pytest.LogCapt
     assert "secret" not in caplog.text
 
 
+def test_no_body_and_no_header_fills_the_log(quick: Opening, caplog: pytest.LogCaptureFixture):
+    """Where the function raises for what callers send, that is logged once a second at most."""
+
+    async def main() -> None:
+        async with edge_of(quick, Shop(), fingerprint=lambda _incoming, body: body[99]) as app:
+            for number in range(20):
+                key = ("idempotency-key", f"odd-{number}"), USER
+                assert (await post(app, "/orders", *key, body=b"{")).status == 201
+        assert 1 <= len(caplog.records) <= 3
+        caplog.clear()
+        async with edge_of(quick, Shop()) as app:
+            twice = ("content-type", "application/json"), ("content-type", "text/plain")
+            key = ("idempotency-key", "twice"), USER
+            assert (await post(app, "/orders", *key, *twice, body=b"{}")).status == 201
+            assert not first(await post(app, "/orders", *key, *twice, body=b"{}"))
+        assert caplog.records == []
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("status", [307, 400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 503])
 def test_what_was_not_done_is_not_kept(quick: Opening, status: int):
     """A status which says that nothing was done leaves the key free, also for another payload."""

@@ -41,6 +41,7 @@ from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.web._edge_answers import send_problem
 from seawall.web._limit_routes import OTHER, Routes, dispatch_of
 from seawall.web._openapi import describe_key, describing, operations
+from seawall.web.inbound import LOG_EVERY
 from seawall.web.principals import plain_function
 from seawall.web.problems import Problem, problem_of
 from seawall.web.request import INCOMING, Incoming, path_below_root
@@ -174,6 +175,7 @@ class IdempotentRequests:
         self._fingerprint = (
             _meaning if fingerprint is None else plain_function("fingerprint", fingerprint)
         )
+        self._quiet_until = float("-inf")
         self.required = check.flag("required", required)
         self.wait = check.seconds("wait", wait, zero=True)
         self.retry_after = check.seconds("retry_after", retry_after)
@@ -326,8 +328,11 @@ class IdempotentRequests:
             said = self._fingerprint(incoming, body)
             return b"" if said is None else payload_of(said)
         except Exception as error:  # noqa: BLE001 - the user's function may meet any body
-            log = logging.getLogger("seawall")
-            log.warning("%s: fingerprint= raised %s", name.operation, type(error).__name__)
+            now = self.idempotency.clock.now()
+            if now >= self._quiet_until:  # callers choose the body, and must not fill the log
+                self._quiet_until = now + LOG_EVERY
+                log = logging.getLogger("seawall")
+                log.warning("%s: fingerprint= raised %s", name.operation, type(error).__name__)
             return body
 
     async def _read(self, incoming: Incoming, receive: Receive) -> bytes | Problem | None:
@@ -354,8 +359,8 @@ async def _not_started(_scope: Any, _receive: Any, _send: Any) -> None:
 
 def _meaning(incoming: Incoming, body: bytes) -> bytes:
     """Return a JSON body in its canonical form, and all else as it is."""
-    kind = (incoming.header("content-type") or "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    kind = incoming.named.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json" and not kind.endswith(b"+json"):
         return body
     canonical = canonical_document(body)
     return body if canonical is None else canonical
