@@ -110,7 +110,7 @@ def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[report.Sec
         sections.append(report.of_durable(raw[DURABLE]))
     if _is_wanted(WEB, arguments.only):
         load = web.Plan(seed=seed)
-        load = load._replace(seconds=2.0, rounds=5) if quick else load
+        load = load._replace(seconds=2.0, rounds=5, arrivals=2) if quick else load
         raw[WEB] = web.measure(load, _progress)
         sections.append(report.of_web(raw[WEB]))
     if not sections:

@@ -56,6 +56,7 @@ THREADS = "threads"
 IMPORTS = "imports"
 SHARED = "shared"
 WEB = "web"
+POISSON = f"{WEB}, Poisson arrivals at capacity"
 DURABLE = "durable"
 
 SINGLE_POLICIES = (
@@ -107,6 +108,9 @@ TARGETS: dict[tuple[str, str], Target] = {
             ("a refusal of an answer", at_most(0.1)),
         )
     },
+    # A queue that forms by chance is worked off, not refused, and nobody waits for long in it.
+    (POISSON, "goodput of the bare one's"): at_least(0.9),
+    (POISSON, "p99 in seconds"): at_most(0.15),
     # What happens once costs little more than what may happen twice.
     (ON_ONE, SINGLE): at_least(0.8),
     (ON_EIGHT, SINGLE): at_least(0.7),

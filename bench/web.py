@@ -1,8 +1,9 @@
 """A pod under load: the same app with and without Seawall, served by uvicorn in a process.
 
-Two questions. How much of the processor does the edge take of a request that does nothing? And what
+Three questions. How much of the processor does the edge take of a request that does nothing? What
 becomes of a pod whose handler computes for 10 ms, when it is asked for 1, 2, 5 and 10 times what it
-can do, by clients that ask whatever happens?
+can do, by clients that ask whatever happens? And how much of its goodput is left if requests arrive
+by chance (Poisson) at exactly the capacity of the bare pod?
 """
 
 from __future__ import annotations
@@ -290,8 +291,6 @@ class Load(NamedTuple):
     """How a pod did under one load, without its first second: it takes some time to be seen."""
 
     times: float
-    evenly: bool
-    """Whether requests came at even distances; by chance, even at capacity some wait."""
     goodput: float
     p50: float
     p99: float
@@ -318,6 +317,8 @@ class Plan(NamedTuple):
     seconds: float = 4.0
     rounds: int = 30
     requests: int = 600
+    arrivals: int = 4
+    """How often both pods get the same Poisson arrivals, one after the other."""
 
 
 Cost = dict[str, list[float]]
@@ -358,24 +359,42 @@ async def under(
     return replies, first, spent
 
 
+def load_of(times: float, replies: list[Reply], seconds: float) -> Load:
+    """Sum up the replies of so many seconds."""
+    good = [r.seconds for r in replies if r.status == OK and r.seconds <= PATIENCE]
+    refused = [r.seconds for r in replies if r.status == REFUSED]
+    counts = len(good), len(refused), len(replies) - len(good) - len(refused)
+    good_rate, refused_rate, late_rate = (number / seconds for number in counts)
+    quantiles = quantile(good, 0.5), quantile(good, 0.99)
+    return Load(times, good_rate, *quantiles, refused_rate, quantile(refused, 0.99), late_rate)
+
+
+def at_capacity(path: str, plan: Plan) -> dict[str, Load]:
+    """Return how both pods do with the same Poisson arrivals at the bare one's capacity."""
+    replies: dict[str, list[Reply]] = {SEAWALL: [], BARE: []}
+    for number in range(plan.arrivals):
+        with served(BARE) as port:  # each time: machines get faster and slower
+            capacity, _ = asyncio.run(alone(port, path, plan))
+        arrivals = plan._replace(seed=plan.seed + number)
+        for edge in (SEAWALL, BARE) if number % 2 else (BARE, SEAWALL):
+            with served(edge) as port:
+                own, _, _ = asyncio.run(under(port, path, capacity, arrivals, evenly=False))
+            replies[edge] += own
+    return {edge: load_of(1, own, plan.arrivals * plan.seconds) for edge, own in replies.items()}
+
+
 def overload(edge: str, path: str, plan: Plan) -> Pod:
     """Return how a pod does at each multiple of what it can do; a fresh one for each load."""
     with served(edge) as port:
         capacity, unloaded = asyncio.run(alone(port, path, plan))
     loads = []
     cost = 0.0
-    for times, evenly in (*((times, True) for times in TIMES), (1, False)):
+    for times in TIMES:
         with served(edge) as port:
             replies, first, spent = asyncio.run(
-                under(port, path, times * capacity, plan, evenly=evenly)
+                under(port, path, times * capacity, plan, evenly=True)
             )
-        good = [r.seconds for r in replies if r.status == OK and r.seconds <= PATIENCE]
-        refused = [r.seconds for r in replies if r.status == REFUSED]
-        counts = len(good), len(refused), len(replies) - len(good) - len(refused)
-        good_rate, refused_rate, late_rate = (number / plan.seconds for number in counts)
-        quantiles = quantile(good, 0.5), quantile(good, 0.99)
-        slow = quantile(refused, 0.99)
-        loads.append(Load(times, evenly, good_rate, *quantiles, refused_rate, slow, late_rate))
+        loads.append(load_of(times, replies, plan.seconds))
         every = [*first, *replies]
         noes = len([1 for reply in every if reply.status == REFUSED])
         if times == TIMES[-1] and noes:
@@ -407,19 +426,21 @@ async def hello_cost(ports: dict[str, int], plan: Plan, width: int) -> Cost:
 
 
 def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measure both; return pods by name and costs by loop."""
+    """Measure all; return pods by name, those with Poisson arrivals, and costs by server."""
     pods = {}
     for path, handler in (("/async", IN_LOOP), ("/def", IN_THREAD)):
         for edge in (SEAWALL, BARE):
             progress(f"{handler}, {edge}")
             pods[f"{handler}, {edge}"] = overload(edge, path, plan)
+    progress("Poisson arrivals")
+    poisson = at_capacity("/async", plan)
     costs = {}
     for name, server in SERVERS.items():
         progress(f"hello, {name}")
         with served(BARE, *server) as bare, served(SEAWALL, *server) as ours:
             ports = {BARE: bare, SEAWALL: ours}
             costs[f"hello, {name}"] = asyncio.run(hello_cost(ports, plan, WIDTH))
-    return {"pods": pods, "costs": costs}
+    return {"pods": pods, "poisson": poisson, "costs": costs}
 
 
 if __name__ == "__main__":

@@ -342,17 +342,15 @@ def test_what_happens_once_is_judged_by_what_is_left_of_the_bare_rate():
     assert [verdict.met for verdict in verdicts] == [False, *[True] * 5]
 
 
-def pods(p99: float = 0.02, refusal: float = 0.05) -> dict[str, Any]:
+def pods(p99: float = 0.02, refusal: float = 0.05, good: float = 95.0) -> dict[str, Any]:
     """Return what a measurement of pods might have found: ours lose a tenth under ten times."""
-    one = web.Load(
-        times=1, evenly=True, goodput=100.0, p50=0.01, p99=0.01, refused=0, refusal_p99=0, late=0
-    )
+    one = web.Load(times=1, goodput=100.0, p50=0.01, p99=0.1, refused=0, refusal_p99=0, late=0)
     ten = one._replace(times=10, goodput=90.0, p99=p99, refused=900.0)
-    by_chance = one._replace(evenly=False, goodput=50.0, p99=9.0)
-    pod = web.Pod(100.0, 0.01, [one, ten, by_chance], refusal)
+    pod = web.Pod(100.0, 0.01, [one, ten], refusal)
     names = [(handler, edge) for handler in (web.IN_LOOP, web.IN_THREAD) for edge in EDGES]
     return {
         "pods": {f"{handler}, {edge}": pod for handler, edge in names},
+        "poisson": {web.SEAWALL: one._replace(goodput=good), web.BARE: one},
         "costs": {
             f"hello, {server}": {web.BARE: [1e-4], web.SEAWALL: [1.2e-4]} for server in web.SERVERS
         },
@@ -362,18 +360,20 @@ def pods(p99: float = 0.02, refusal: float = 0.05) -> dict[str, Any]:
 EDGES = (web.SEAWALL, web.BARE)
 
 
-def test_pods_are_judged_by_the_loads_that_come_evenly():
-    """Chance makes some wait at any load; goodput by its peak, p99 by that without load."""
+def test_pods_are_judged_by_goodput_and_latency_under_overload():
+    """Goodput by its peak, p99 by that without load; with Poisson arrivals by the bare pod."""
     tables, verdicts = report.of_web(pods())
-    assert [verdict.met for verdict in verdicts] == [True] * 9
+    assert [verdict.met for verdict in verdicts] == [True] * 11
     assert [line[-1] for line in tables[0].lines[-3:]] == [
         "met: at least 0.8",
         "met: at most 3",
         "met: at most 0.1",
     ]
-    assert tables[2].lines[1][3:] == ["1.2", "met: at most 1.25"]
-    _, verdicts = report.of_web(pods(p99=0.04, refusal=0.2))
+    assert [line[-1] for line in tables[2].lines[-2:]] == ["met: at least 0.9", "met: at most 0.15"]
+    assert tables[3].lines[1][3:] == ["1.2", "met: at most 1.25"]
+    _, verdicts = report.of_web(pods(p99=0.04, refusal=0.2, good=80.0))
     assert [verdict.met for verdict in verdicts[:3]] == [True, False, False]
+    assert [verdict.met for verdict in verdicts[6:8]] == [False, True]
 
 
 @pytest.mark.alone
