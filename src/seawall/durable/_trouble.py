@@ -12,7 +12,7 @@ import logging
 from collections.abc import Hashable
 from typing import Final
 
-from seawall._redaction import described
+from seawall._redaction import described, safe_line
 from seawall.clock import Clock
 from seawall.durable._missing_tables import TablesMissing
 
@@ -45,7 +45,7 @@ class Trouble:
         level = logging.ERROR if isinstance(error, TablesMissing) else logging.WARNING
         if level > self._told:
             self._told = level
-            told = described(error) if isinstance(error, BaseException) else str(error)
+            told = described(error) if isinstance(error, BaseException) else safe_line(str(error))
             logging.getLogger("seawall").log(level, "%s: %s: %s", self._who, what, told)
         if final:
             self._failing.pop(key, None)
