@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from seawall.clock import SYSTEM
 from seawall.durable import Sqlite
 from seawall.durable import sqlite as module
 
@@ -248,6 +251,119 @@ def test_a_child_process_has_a_writer_of_its_own(file: Sqlite):
         os._exit(0 if file.run(lambda c: add(c, 2)) == 2 else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert numbers(file) == [1, 2]
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Fork, though other threads run, and return how the child ended: 0 if `work` did not raise."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if not pid:
+        try:
+            work()
+        except BaseException:  # noqa: BLE001 - whatever it is, the parent is told
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("whose", ["the writer's", "a thread's own"])
+def test_a_child_that_is_forked_in_a_transaction_can_write(tmp_path: Path, whose: str):
+    """It inherits none of the parent's locks: the fork waits until there are none."""
+    file = Sqlite(tmp_path / "test.db", busy_timeout=2.0)
+    file.run(lambda c: c.execute("CREATE TABLE things (n integer UNIQUE)"))
+    begun = threading.Event()
+
+    def slowly(connection: sqlite3.Connection) -> None:
+        add(connection, 1)
+        begun.set()
+        SYSTEM.sleep(0.3)
+
+    def in_own_transaction() -> None:
+        with file.transaction() as connection:
+            slowly(connection)
+
+    writing = in_own_transaction if whose == "a thread's own" else lambda: file.run(slowly)
+    thread = threading.Thread(target=writing)
+    thread.start()
+    assert begun.wait(20)
+    assert in_child(lambda: file.run(lambda c: add(c, 2))) == 0
+    assert in_child(lambda: add_in_transaction(file, 3)) == 0
+    thread.join()
+    assert file.run(lambda c: add(c, 4)) == 4
+    file.close()
+    assert sorted(numbers(file)) == [1, 2, 3, 4]
+
+
+def add_in_transaction(file: Sqlite, number: int) -> None:
+    with file.transaction() as connection:
+        add(connection, number)
+
+
+def test_children_of_a_busy_writer_can_all_write(tmp_path: Path):
+    """Whatever the parent's threads are at; nothing that any process has committed is lost."""
+    file = Sqlite(tmp_path / "test.db", busy_timeout=20.0)
+    file.run(lambda c: c.execute("CREATE TABLE things (n integer UNIQUE)"))
+    goes_on, written = True, []
+
+    def write() -> None:
+        while goes_on:
+            written.append(file.run(lambda c: add(c, len(written))))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        ends = [in_child(lambda n=n: file.run(lambda c: add(c, 10_000 + n))) for n in range(20)]
+    finally:
+        goes_on = False
+        thread.join()
+    file.close()
+    assert ends == [0] * 20
+    assert sorted(numbers(file)) == sorted(written + [10_000 + n for n in range(20)])
+
+
+def test_what_a_child_commits_survives_the_end_of_its_parent(tmp_path: Path):
+    """A parent that closes the file as the last one it knows of takes no log from the child."""
+    file = Sqlite(tmp_path / "test.db")
+    file.run(lambda c: c.execute("CREATE TABLE things (n integer UNIQUE)"))
+    ready, go = os.pipe(), os.pipe()
+
+    def child() -> None:
+        file.run(lambda c: add(c, 1))
+        os.write(ready[1], b"x")
+        os.read(go[0], 1)
+        file.run(lambda c: add(c, 2))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if not pid:
+        try:
+            child()
+        finally:
+            os._exit(0)
+    assert os.read(ready[0], 1) == b"x"
+    file.run(lambda c: add(c, 3))
+    file.close()
+    os.write(go[1], b"x")
+    os.waitpid(pid, 0)
+    for end in (*ready, *go):
+        os.close(end)
+    assert sorted(numbers(file)) == [1, 2, 3]
+
+
+def test_an_operation_that_forks_does_not_wait_for_itself(
+    file: Sqlite, monkeypatch: pytest.MonkeyPatch
+):
+    """The parent goes on, at once."""
+    monkeypatch.setattr(module, "BEFORE_FORK", 3600.0)
+
+    def forking(connection: sqlite3.Connection) -> int:
+        assert in_child(lambda: None) == 0
+        return add(connection, 1)
+
+    assert file.run(forking) == 1
+    assert numbers(file) == [1]
 
 
 def test_what_would_stop_its_own_loop_is_refused(file: Sqlite):

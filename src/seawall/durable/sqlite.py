@@ -4,23 +4,27 @@ Promises: who gets a result has it on disk (WAL, synchronous=FULL). An operation
 nothing, and harms none of those that are committed with it: each has a savepoint, and if one undid
 the whole transaction, the others are done again without it. A file has one writer in this process;
 other processes may write too, and are waited for. What would wait for a transaction that only this
-very thread's event loop can end is refused at once.
+very thread's event loop can end is refused at once. A child process that is forked opens the file
+anew, whatever the parent was doing with it: a fork waits for open transactions, for a few seconds.
 
 Why: to bring a commit to disk takes as long for a hundred operations as for one.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Condition, Thread, get_ident
+from threading import Condition, Event, Lock, Thread, get_ident
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 from seawall import _checks as check
+from seawall.clock import SYSTEM
 from seawall.runtime.mutex import survives_fork
 from seawall.runtime.runners import held_time
 
@@ -30,6 +34,8 @@ Batch = list[tuple[Work[Any], Future[Any]]]
 
 MOST_TOGETHER: Final = 256
 """Operations of one commit."""
+BEFORE_FORK: Final = 5.0
+"""Seconds that a fork waits for open transactions; then the child may not be able to write."""
 
 
 class Sqlite:
@@ -45,6 +51,7 @@ class Sqlite:
         self._busy = check.seconds("busy_timeout", busy_timeout)
         self._begin_afresh()
         survives_fork(self)
+        _files.add(self)
 
     def __repr__(self) -> str:
         return f"Sqlite({str(self.path)!r})"
@@ -62,6 +69,35 @@ class Sqlite:
         """How many operations that were."""
         self._open: list[int] = []
         """The threads in which a transaction was begun that has not ended yet."""
+        self._using = Lock()
+        """Held while the writer's connection is in use; and during a fork, while there is none."""
+        self._connection: sqlite3.Connection | None = None
+        self._may_begin = Event()
+        self._may_begin.set()
+        self._quiet = False
+
+    # Around a fork. SQLite notes in this process's memory which locks it has, by file and not by
+    # connection. A child inherits the notes without the locks: in the middle of a transaction it
+    # would wait for ever for a lock that nobody holds there, and at any other time believe to be
+    # protected while it is not. So there must be no connection at that moment.
+
+    def _before_fork(self) -> None:
+        me, until = get_ident(), SYSTEM.now() + BEFORE_FORK
+        self._may_begin.clear()
+        while SYSTEM.now() < until and any(thread != me for thread in self._open):
+            SYSTEM.sleep(0.001)
+        if self._thread is not None and self._thread.ident == me:
+            return  # an operation that forks: it would wait for itself
+        self._quiet = self._using.acquire(timeout=max(0.0, until - SYSTEM.now()))
+        if self._quiet:
+            self._disconnect()
+
+    def _after_fork_here(self) -> None:
+        """Go on in the parent; the writer opens the file again when there is something to do."""
+        if self._quiet:
+            self._quiet = False
+            self._using.release()
+        self._may_begin.set()
 
     def _after_fork(self) -> None:
         """Have no thread and no connection of the parent's."""
@@ -86,22 +122,27 @@ class Sqlite:
         """
         if self._open:
             self._refuse_to_wait_for_this_loop()
-        connection = self.connect()
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            # Kept here: after a fork there is another list, and it may end in another thread.
-            begun_in, thread = self._open, get_ident()
+        # Kept here: after a fork there is another list, and it may end in another thread.
+        begun_in, thread = self._open, get_ident()
+        begun_in.append(thread)
+        while not self._may_begin.is_set():  # a fork waits for those there are, and for no more
+            begun_in.remove(thread)
+            self._may_begin.wait()
             begun_in.append(thread)
+        try:
+            connection = self.connect()
             try:
-                yield connection
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield connection
+                except BaseException:
+                    connection.execute("ROLLBACK")
+                    raise
+                connection.execute("COMMIT")
             finally:
-                begun_in.remove(thread)
-            connection.execute("COMMIT")
+                connection.close()
         finally:
-            connection.close()
+            begun_in.remove(thread)
 
     def _refuse_to_wait_for_this_loop(self) -> None:
         """Raise, if what this thread is about to wait for can end in this thread's loop only.
@@ -167,22 +208,28 @@ class Sqlite:
             thread.join()
 
     def _write(self) -> None:
-        connection: sqlite3.Connection | None = None
         try:
             while batch := self._next():
-                try:
-                    if connection is None:
-                        connection = self.connect()
-                        connection.set_authorizer(self._may)
-                    self._commit(connection, batch)
-                except BaseException as error:  # noqa: BLE001 - told to who waits for it
-                    _fail(batch, error)
-                    if connection is not None:
-                        connection.close()
-                        connection = None
+                with self._using:
+                    self._write_batch(batch)
         finally:
-            if connection is not None:
-                connection.close()
+            with self._using:
+                self._disconnect()
+
+    def _write_batch(self, batch: Batch) -> None:
+        try:
+            if self._connection is None:
+                self._connection = self.connect()
+                self._connection.set_authorizer(self._may)
+            self._commit(self._connection, batch)
+        except BaseException as error:  # noqa: BLE001 - told to who waits for it
+            _fail(batch, error)
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _may(self, action: int, *_: object) -> int:
         """Tell SQLite whether a statement may be prepared: all but the end of a transaction.
@@ -242,6 +289,23 @@ class Sqlite:
             else:
                 done.set_exception(failure)
         return []
+
+
+_files: Final[WeakSet[Sqlite]] = WeakSet()
+
+
+def _before_fork() -> None:
+    for file in list(_files):
+        file._before_fork()
+
+
+def _after_fork_here() -> None:
+    for file in list(_files):
+        file._after_fork_here()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_here)
 
 
 def _fail(batch: Batch, error: BaseException) -> None:
