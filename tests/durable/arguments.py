@@ -308,6 +308,13 @@ DURABLE: list[Row] = [
     ),
     *_method(
         _idempotency,
+        "Idempotency.lookup",
+        {**_NAMED, "key": "k"},
+        "alookup",
+        **{name: _RECORD_BAD[name] for name in ("scope", "operation", "key")},
+    ),
+    *_method(
+        _idempotency,
         "Idempotency.forget",
         {**_NAMED, "key": "k"},
         "aforget",

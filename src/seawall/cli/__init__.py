@@ -1,4 +1,4 @@
-"""The command line: `seawall metrics`, `seawall top`, `seawall demo`.
+"""The command line: `seawall metrics`, `seawall top`, `seawall keys`, `seawall demo`.
 
 Promises: a mistake is told in a line, on the standard error, with exit status 2; Ctrl-C ends it
 quietly with 130, and so does a reader who has seen enough with 141. A command is loaded when it is
@@ -20,7 +20,14 @@ INTERRUPTED: Final = 130
 UNREAD: Final = 141
 """As a shell tells of a process that a broken pipe ended."""
 
-EXTRAS: Final = {"rich": "cli", "redis": "redis", "fastapi": "fastapi", "starlette": "web"}
+EXTRAS: Final = {
+    "rich": "cli",
+    "redis": "redis",
+    "fastapi": "fastapi",
+    "starlette": "web",
+    "psycopg": "psycopg",
+    "psycopg_pool": "psycopg",
+}
 """What brings a missing module, where an extra of ours does."""
 
 
@@ -75,6 +82,21 @@ def _top(given: list[str]) -> int:
     return int(main(parser.parse_args(given)))
 
 
+def _keys(given: list[str]) -> int:
+    from seawall.cli.keys import ABOUT, add_arguments, main
+
+    parser = ArgumentParser(
+        "seawall keys", description=ABOUT, formatter_class=RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
+    try:
+        return main(parser.parse_args(given))
+    except BrokenPipeError:
+        raise
+    except (OSError, TypeError, ValueError) as error:
+        return _told(f"seawall keys: {error}")
+
+
 def _demo(given: list[str]) -> int:
     from seawall.demo import main
 
@@ -84,6 +106,7 @@ def _demo(given: list[str]) -> int:
 COMMANDS: Final[dict[str, tuple[Callable[[list[str]], int], str]]] = {
     "metrics": (_metrics, "the table of metrics; a Grafana dashboard and alert rules made from it"),
     "top": (_top, "what goes on in a service, live in the terminal"),
+    "keys": (_keys, "how an idempotency key is, what came of it, and how to free it"),
     "demo": (_demo, "the whole system at work, in a browser or as a table"),
 }
 

@@ -14,6 +14,7 @@ in another pod, the page goes on.
     GET  /state        one message as JSON
     GET  /session      who the operator is, and the token for what follows
     POST /act          isolate or close a breaker, change a setting
+    POST /keys         look up an idempotency key, or forget it
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from seawall.dashboard._answers import (
 )
 from seawall.dashboard._auth import Ask, Door
 from seawall.dashboard._csrf import Sessions, check_site
+from seawall.dashboard._key_lookup import answer_about_keys
 from seawall.dashboard._live import Live
 from seawall.dashboard._sse import Stream
 from seawall.dashboard._visit import Visit, json_body
@@ -283,7 +285,7 @@ class Dashboard:
         path = path_below_root(visit.scope)
         name = path.strip("/") if path.count("/") <= 2 else path  # noqa: PLR2004
         check_site(visit, page=not name)
-        if name == "act" or name in self._posts:
+        if name in ("act", "keys") or name in self._posts:
             expect(visit.method, "POST")
             answer = await self._posted(name, visit, receive)
             await send_answer(send, 200, JSON, to_json(answer))
@@ -357,6 +359,8 @@ class Dashboard:
             raise forbidden("You may look, but not act.")
         self._sessions.check(visit, operator)
         body = await json_body(visit, receive)
+        if name == "keys":
+            return await answer_about_keys(body, operator, visit.client, self._door.tell)
         if name != "act":
             try:
                 return await self._post(name, body, operator)

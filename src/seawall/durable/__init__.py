@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         Fresh,
         Idempotency,
         KeyClaim,
+        KeyEvent,
+        KeyRecord,
         KeyState,
         Mismatch,
         Once,
@@ -116,8 +118,10 @@ __all__ = [
     "Jobs",
     "JobsApi",
     "KeyClaim",
+    "KeyEvent",
     "KeyInFlight",
     "KeyMissing",
+    "KeyRecord",
     "KeyReused",
     "KeyState",
     "Keyed",
@@ -164,8 +168,8 @@ _HOMES = {
     "durable.dispatcher": "Dispatcher",
     "durable.fifo": "FifoAck FifoMessage FifoReceiver FifoSender Gap Received Skipped",
     "durable.idempotency": (
-        "Answer Fresh Idempotency KeyClaim KeyState Mismatch Once Pending Replay Single "
-        "fingerprint_of"
+        "Answer Fresh Idempotency KeyClaim KeyEvent KeyRecord KeyState Mismatch Once Pending "
+        "Replay Single fingerprint_of"
     ),
     "durable.inbox": "Inbox",
     "durable.jobs": "Job JobClaim Jobs",

@@ -205,8 +205,11 @@ class Keyed:
     ) -> Steps[None]:
         members: tuple[str, dict[str, Any]] = ("", {})
         together = asked.dialect == "postgres"
+        trail = records.trail_of(self._claim.owner, self._claim.epoch)
         if outbox is not None and events and together:
-            members = outbox.rows_cte(events, source="seawall_done")[:2]
+            rows = outbox.rows_cte(events, source="seawall_done")
+            rows.follow(trail)
+            members = rows[:2]
         terms = self._idempotency.terms
         good = yield from records.complete_with(self._claim, said, terms, *members)
         if not good:
@@ -215,7 +218,7 @@ class Keyed:
                 " completed already. Let this out, so that the transaction is rolled back"
             )
         if outbox is not None and events and not together:
-            yield from outbox._adding_all(asked.dialect, events, notify=False)
+            yield from outbox._adding_all(asked.dialect, events, notify=False, trail=trail)
         if outbox is not None and events and notify:
             yield from outbox._notifying(asked.dialect)
 

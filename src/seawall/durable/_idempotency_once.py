@@ -35,8 +35,10 @@ class Outbox(Protocol):
     name: str
     max_payload: int
 
-    def _adding_all(self, dialect: Dialect, events: Any, *, notify: bool) -> Steps[Any]:
-        """Add them in the transaction that carries the steps out."""
+    def _adding_all(
+        self, dialect: Dialect, events: Any, *, notify: bool, trail: str | None = None
+    ) -> Steps[Any]:
+        """Add them in the transaction that carries the steps out; their ids begin with `trail`."""
         ...
 
     def _notifying(self, dialect: Dialect) -> Steps[None]:
@@ -155,11 +157,15 @@ class Once(Block["Once"]):
         else:
             members: tuple[str, dict[str, Any]] = ("", {})
             if self._outbox is not None and self._events:
+                trail = records.trail_of(self._claim.owner, self._claim.epoch)
                 if self._connection.dialect == "postgres":
-                    members = self._outbox.rows_cte(self._events)[:2]
+                    rows = self._outbox.rows_cte(self._events)
+                    rows.follow(trail)
+                    members = rows[:2]
                 else:
                     own = self._outbox._adding_all
-                    yield from own(self._connection.dialect, self._events, notify=False)
+                    dialect = self._connection.dialect
+                    yield from own(dialect, self._events, notify=False, trail=trail)
             there = yield from records.set_answer(
                 self._claim, self._answer[0], self._terms, *members
             )

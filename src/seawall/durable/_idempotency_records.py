@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any, Final, Literal, NamedTuple
 
 from seawall.durable._connections import Ask, AskText
@@ -29,6 +30,43 @@ from seawall.runtime.stepping import Steps
 
 LOOKS: Final = 8
 """How often a record may change under who looks at it, within one asking."""
+
+
+MOST_EVENTS: Final = 1000
+"""Events of one key that an operator is shown."""
+
+SECOND: Final = 1_000_000
+EVENT_STATES: Final = ("pending", "delivered", "dead")
+
+
+class KeyEvent(NamedTuple):
+    """An event that was committed with a key, as far as it is still stored."""
+
+    outbox: str
+    id: str
+    aggregate: str
+    aggregate_id: str
+    type: str
+    state: str
+    """"pending", "delivered" or "dead"."""
+
+
+class KeyRecord(NamedTuple):
+    """What is known of a key: never what was answered, nor who asked."""
+
+    state: str
+    """"in flight", "given up" (its lease is over), "succeeded" or "failed"."""
+    status: int | None
+    """The status of an HTTP answer."""
+    body_bytes: int | None
+    kept: bool
+    """False where the answer was too large to be kept."""
+    takeovers: int
+    created_at: float
+    expires_at: float
+    lease_until: float | None
+    """All three in seconds since 1970, by the database's clock."""
+    events: list[KeyEvent]
 
 
 class Terms(NamedTuple):
@@ -177,6 +215,44 @@ def forget(wanted: Wanted) -> Steps[bool | Pending]:
     rows = yield Ask("idempotency.read", wanted.name)
     found = decision(rows, b"")
     return found if isinstance(found, Pending) else False
+
+
+def lookup(wanted: Wanted) -> Steps[KeyRecord | None]:
+    """Tell an operator what is known of a record, and of the events committed with it."""
+    rows = yield Ask("idempotency.lookup", wanted.name)
+    if not rows or rows[0][9] <= rows[0][10]:  # its time is over
+        return None
+    state, owner, epoch, takeovers, status, size, kept, lease, created, expires, now = rows[0]
+    if state != State.PENDING:
+        word = "succeeded" if state == State.SUCCEEDED else "failed"
+    else:
+        word = "in flight" if lease > now else "given up"
+    pattern = f"{trail_of(owner, epoch)}-%"
+    found = yield Ask("outbox.trail", {"pattern": pattern, "most": MOST_EVENTS})
+    events = [
+        KeyEvent(outbox, id_, aggregate, whose, kind, EVENT_STATES[int(how)])
+        for outbox, id_, aggregate, whose, kind, how in found
+    ]
+    return KeyRecord(
+        word,
+        status,
+        size,
+        kept is None or bool(kept),
+        takeovers,
+        created / SECOND,
+        expires / SECOND,
+        lease / SECOND if state == State.PENDING else None,
+        sorted(events, key=lambda event: int(event.id.rpartition("-")[2])),
+    )
+
+
+def trail_of(owner: str, epoch: int) -> str:
+    """Return what the ids of the events begin with that are committed with a record.
+
+    It changes with each claim: a key that is used again has other events, which no inbox drops.
+    """
+    named = f"{owner} {epoch}".encode()
+    return blake2b(named, digest_size=16, person=b"seawall trail").hexdigest()
 
 
 def withdraw(wanted: Wanted) -> Steps[bool]:

@@ -36,6 +36,11 @@ class Members(NamedTuple):
         count = sum(name.startswith("outbox_id_") for name in self.arguments)
         return [self.arguments[f"outbox_id_{index}"] for index in range(count)]
 
+    def follow(self, trail: str) -> None:
+        """Let the events' ids begin with `trail`, so that they are found by it."""
+        for index in range(len(self.ids)):
+            self.arguments[f"outbox_id_{index}"] = f"{trail}-{index}"
+
 
 class _Event(NamedTuple):
     """What the text depends on, of one event."""

@@ -383,6 +383,18 @@ def scope_text(said: object) -> str | None:
     return "#" + blake2b(data, digest_size=32, person=b"seawall scope").hexdigest()
 
 
+def read_scope(text: str) -> str | None:
+    """Return the scope that an operator has written, as records have it.
+
+    Text, or a JSON list for a tuple such as ["acme", 7]; what begins with # is a stored digest.
+    """
+    if text.startswith("#"):
+        return text
+    if text.startswith("["):
+        return scope_text(tuple(json.loads(text)))
+    return scope_text(text)
+
+
 def _part(part: object) -> str | int | None:
     if isinstance(part, UUID):
         return str(part)

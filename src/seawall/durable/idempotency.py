@@ -27,7 +27,7 @@ from seawall.durable._idempotency_asking import Waiting, wanted_of
 from seawall.durable._idempotency_function import Codec, Function, idempotent_function
 from seawall.durable._idempotency_keeping import Keeper, akeeping, regardless
 from seawall.durable._idempotency_once import Once, Outbox
-from seawall.durable._idempotency_records import Terms, Wanted
+from seawall.durable._idempotency_records import KeyEvent, KeyRecord, Terms, Wanted
 from seawall.durable._idempotency_single import Single, asingle, single
 from seawall.durable._together import gathering
 from seawall.durable.database import Database
@@ -58,8 +58,10 @@ __all__ = [
     "Fresh",
     "Idempotency",
     "KeyClaim",
+    "KeyEvent",
     "KeyInFlight",
     "KeyMissing",
+    "KeyRecord",
     "KeyReused",
     "KeyState",
     "Mismatch",
@@ -292,6 +294,19 @@ class Idempotency:
     def _check_claim(self, claim: KeyClaim) -> None:
         if not isinstance(claim, KeyClaim):
             raise TypeError(f"claim={claim!r}: pass the claim of a Fresh reservation")
+
+    def lookup(self, scope: str | None, operation: str, key: str) -> KeyRecord | None:
+        """Tell an operator how a key is, and which events were committed with it; None: no record.
+
+        The events are those of `Once.answer` and `Keyed.complete`, while the outbox keeps them.
+        """
+        wanted = self._wanted(scope, operation, key, None, owned=False)
+        return self.database.run(lambda: records.lookup(wanted))
+
+    async def alookup(self, scope: str | None, operation: str, key: str) -> KeyRecord | None:
+        """Do the same, awaiting."""
+        wanted = self._wanted(scope, operation, key, None, owned=False)
+        return await self.database.arun(lambda: records.lookup(wanted))
 
     def forget(self, scope: str | None, operation: str, key: str) -> bool:
         """Remove the record of a key, so that the next request with it runs; False: there is none.

@@ -161,8 +161,11 @@ class Outbox(Care):
         require_transaction(asked, TOGETHER)
         return asked
 
-    def _adding(self, dialect: Dialect, event: NewEvent, *, notify: bool) -> Steps[str]:
+    def _adding(
+        self, dialect: Dialect, event: NewEvent, *, notify: bool, id_: str | None = None
+    ) -> Steps[str]:
         arguments = self._arguments(event)
+        arguments["id"] = id_ or arguments["id"]
         yield from adding(dialect, arguments)
         if notify:
             yield from self._notifying(dialect)
@@ -170,8 +173,9 @@ class Outbox(Care):
         return number
 
     def _adding_all(
-        self, dialect: Dialect, events: list[NewEvent], *, notify: bool
+        self, dialect: Dialect, events: list[NewEvent], *, notify: bool, trail: str | None = None
     ) -> Steps[list[str]]:
+        """Add events; with a `trail` their ids begin with it."""
         if not events:
             return []
         if dialect == "postgres":
@@ -180,12 +184,15 @@ class Outbox(Care):
                     if isinstance(value, FromRow):
                         refuse_column(name, value)
             told = self.rows_cte(events)
+            if trail is not None:
+                told.follow(trail)
             yield AskText(f"WITH {told.text}\nSELECT 1", told.arguments)
             ids = told.ids
         else:
             ids = []
-            for event in events:
-                number = yield from self._adding(dialect, event, notify=False)
+            for index, event in enumerate(events):
+                id_ = None if trail is None else f"{trail}-{index}"
+                number = yield from self._adding(dialect, event, notify=False, id_=id_)
                 ids.append(number)
         if notify:
             yield from self._notifying(dialect)

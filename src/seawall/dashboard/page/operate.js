@@ -51,7 +51,7 @@ export function tell(text, tone = "ok") {
 }
 
 /** Ask; true if it is confirmed. */
-function confirmed(title, text, yes) {
+export function confirmed(title, text, yes) {
   const dialog = byId("confirm");
   if (dialog.open) return Promise.resolve(false);
   setText(byId("confirm-title"), clean(title, 200));

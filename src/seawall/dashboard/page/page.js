@@ -8,6 +8,7 @@ import { counted, moment } from "./format.js";
 import { guardsPart } from "./guards.js";
 import { listen } from "./keys.js";
 import { Live } from "./live.js";
+import { lookupPart } from "./lookup.js";
 import { post } from "./operate.js";
 import { readChartsOut } from "./readout.js";
 import { Pasts } from "./past.js";
@@ -20,6 +21,7 @@ const guards = guardsPart();
 const sections = sectionsPart();
 const verdict = verdictPart();
 const happenings = happeningsPart();
+const lookup = lookupPart();
 const subscribers = new Set();
 let last = null;
 
@@ -58,6 +60,7 @@ function show() {
   safely(() => guards.update(last, pasts));
   safely(() => sections.update(last, pasts));
   safely(() => happenings.update(last, live.now()));
+  safely(() => lookup.update(last));
 }
 
 function take(message) {

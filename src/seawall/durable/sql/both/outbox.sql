@@ -1,3 +1,13 @@
+-- name: trail
+-- The events whose ids begin alike: those that were committed with one key.
+SELECT outbox, id, aggregate, aggregate_id, type, 0 FROM {outbox}
+WHERE id LIKE CAST(:pattern AS text)
+UNION ALL
+SELECT outbox, id, aggregate, aggregate_id, type, CASE WHEN dead THEN 2 ELSE 1 END
+FROM {outbox_ended}
+WHERE id LIKE CAST(:pattern AS text)
+LIMIT CAST(:most AS bigint)
+
 -- name: dead
 SELECT
     id, aggregate, aggregate_id, sequence, type, payload, headers, created_at, attempts, error,

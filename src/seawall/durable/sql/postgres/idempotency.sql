@@ -40,6 +40,14 @@ FROM {idempotency}
 WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
     AND key_hash = CAST(:key_hash AS bytea);
 
+-- name: lookup
+-- For operators: what is known of a record, and nothing that was answered.
+SELECT state, owner, epoch, takeovers, status, octet_length(body), kept, lease_until, created_at, expires_at,
+    {now}
+FROM {idempotency}
+WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
+    AND key_hash = CAST(:key_hash AS bytea);
+
 -- name: complete
 UPDATE {idempotency} SET
     state = CAST(:state AS smallint), form = CAST(:form AS smallint),

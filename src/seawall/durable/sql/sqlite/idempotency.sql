@@ -37,6 +37,13 @@ FROM {idempotency}
 WHERE scope = :scope AND operation = :operation
     AND key_hash = :key_hash;
 
+-- name: lookup
+-- For operators: what is known of a record, and nothing that was answered.
+SELECT state, owner, epoch, takeovers, status, length(body), kept, lease_until, created_at, expires_at,
+    {now}
+FROM {idempotency}
+WHERE scope = :scope AND operation = :operation AND key_hash = :key_hash;
+
 -- name: complete
 UPDATE {idempotency} SET
     state = :state, form = :form,
