@@ -259,6 +259,10 @@ def test_what_is_not_critical_only_degrades():
         assert (await probe(health, "/health/ready")).document == {"status": "warn"}
         assert await health.state_of("ready") == "degraded"
         assert health.snapshot()["checks"]["mail"]["state"] == "unhealthy"
+        answered = await probe(health, "/health/deep")
+        assert (answered.status, answered.document["status"]) == (200, "warn")
+        (mail,) = answered.document["checks"]["mail:responseTime"]
+        assert mail["status"] == "fail"
 
     run_virtual(main())
 

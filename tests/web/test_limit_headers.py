@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import RateLimited
+from seawall.models.rates import whole_microseconds
 from seawall.testing import virtual_time
 from seawall.web import _limit_fields
 from seawall.web.limits import Granted, RequestLimits, limit
@@ -69,7 +70,7 @@ def test_an_answer_tells_the_limits_and_what_is_left_of_the_one_that_binds() -> 
         }
         for _ in range(9):
             granted = limits.admit(request())
-        assert read(granted.headers())["ratelimit"] == [("burst", {"r": 90, "t": 6})]
+        assert read(granted.headers())["ratelimit"] == [("burst", {"r": 90, "t": 1})]
         clock.advance(6)
         told = read(limits.admit(request()).headers())
         assert told["ratelimit"] == [("burst", {"r": 99, "t": 1})]
@@ -128,6 +129,54 @@ def test_no_more_is_said_to_be_left_than_the_quota() -> None:
     with virtual_time():
         limits = RequestLimits(limit("5/s", by="address", burst=50))
         assert read(limits.admit(request()).headers())["ratelimit"][0][1]["r"] == 5
+
+
+def left_of(limits: RequestLimits) -> int:
+    """Return what is left of the one limit, for the one caller."""
+    group = limits._local
+    assert group is not None
+    (meter,) = group.policy._meters.all
+    (place,) = meter.states
+    return int(meter.standing(place, whole_microseconds(group._clock.now()))[0])
+
+
+RUNS = st.tuples(
+    st.integers(1, 20),
+    st.sampled_from(["10s", "7s", "min", "h"]),
+    st.sampled_from(
+        ["token_bucket", "leaky_bucket", "fixed_window", "sliding_counter", "sliding_log"]
+    ),
+    st.lists(st.sampled_from([0.0, 0.0, 0.3, 1.0, 4.7]), min_size=1, max_size=25),
+    st.booleans(),
+)
+
+
+@given(RUNS)
+def test_after_t_seconds_there_is_more_and_not_before(
+    run: tuple[int, str, Any, list[float], bool],
+) -> None:
+    """`t` is the time until additional quota is there, whichever way is counted and taken."""
+    number, period, algorithm, pauses, slowly = run
+    with virtual_time() as clock:
+        clock.advance(12345.678)
+        limits = RequestLimits(limit(f"{number}/{period}", by="address", algorithm=algorithm))
+        part = limits._plans[None].local
+        assert part is not None
+        if slowly:
+            part.quick = None
+        headers: list[tuple[bytes, bytes]] = []
+        for pause in pauses:
+            clock.advance(pause)
+            try:
+                headers = limits.admit(request()).headers()
+            except RateLimited as error:
+                headers = limits.refusal_headers(error)
+        told = dict(read(headers)["ratelimit"])["address"]
+        assert told["r"] == left_of(limits)
+        clock.advance(told["t"] - 1)  # it is rounded up
+        assert left_of(limits) == told["r"]
+        clock.advance(1)
+        assert left_of(limits) > told["r"]
 
 
 NAMES = st.text(

@@ -691,7 +691,7 @@ def test_a_limit_inside_the_app_is_not_the_callers() -> None:
     assert "violated-policies" not in answers[1].json()
     assert answers[3].json()["violated-policies"] == ["address"]
     told = [answer.headers["ratelimit"] for answer in answers]
-    assert told == [f'"address";r={left};t={t}' for left, t in ((2, 20), (1, 40), (0, 60), (0, 20))]
+    assert told == [f'"address";r={left};t={t}' for left, t in ((2, 20), (1, 20), (0, 20), (0, 20))]
 
 
 def test_who_is_refused_further_in_has_paid_nothing() -> None:

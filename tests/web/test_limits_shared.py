@@ -74,7 +74,7 @@ def test_pods_count_together(new_store: Stores) -> None:
         granted = [await pod.aadmit(request()) for pod in pods]
         assert [told(one.headers())["ratelimit"] for one in granted] == [
             '"user";r=5;t=600',
-            '"user";r=4;t=1200',
+            '"user";r=4;t=600',
         ]
         assert [await admitted(pod, 5, request()) for pod in pods] == [4, 0]
         assert [await admitted(pod, 9, request("premium-1")) for pod in pods] == [8, 0]

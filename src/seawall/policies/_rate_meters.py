@@ -335,6 +335,20 @@ class Meter:
             return caps.left(now, left), max(rest, caps.rest(now))
         return left, rest
 
+    def refill(self, place: Hashable, now: float) -> tuple[int, float]:
+        """Return what is left at `place`, and in how long there is more.
+
+        Where there never is more, in how long nothing is owed.
+        """
+        left, rest = self.standing(place, now)
+        rule, state = self.at(place, now)
+        wait = rule.wait(state, now, left + 1)
+        if wait is None:
+            return left, rest
+        if self.caps and (caps := self.caps.at(place, now)):
+            wait = max(wait, caps.wait(now, left + 1))
+        return left, wait
+
     def lower(self, key: Hashable, now: float, remaining: int, until: float) -> None:
         """Let no more than `remaining` be taken for `key` until `until`."""
         place = key if self.limit.key is None else self.place(key, now)

@@ -51,7 +51,7 @@ class Standing(NamedTuple):
     left: int
     """How much may be taken at once now."""
     rest: float
-    """Microseconds until all that was taken is forgotten."""
+    """Microseconds until all that was taken is forgotten; of a receipt, until there is more."""
 
 
 class Door(Protocol):

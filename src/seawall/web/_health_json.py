@@ -39,11 +39,12 @@ def _key(watch: Watch) -> str:
 
 
 def _check(watch: Watch) -> dict[str, Any]:
-    result, state = watch.result, watch.state
+    result = watch.result
     told: dict[str, Any] = {
         "componentId": watch.name,
         "componentType": getattr(watch.check, "component_type", "component"),
-        "status": STATUSES[state or "unhealthy"],
+        # Its own state: that it is not critical matters to the status of the service alone.
+        "status": STATUSES["unhealthy" if result is None else result.state],
     }
     if result is None:
         return told

@@ -46,9 +46,9 @@ def field_name(name: str) -> bytes:
     return write_states([RateState(name, 0)]).removesuffix("0").encode("ascii")
 
 
-def state_header(told: bytes, left: float, rest: float) -> Header:
-    """Return how a limit stands: what is left, and in how many microseconds all is."""
-    return STATE, b"%b%d;t=%d" % (told, left, -(-rest // MICROSECONDS))
+def state_header(told: bytes, left: float, more: float) -> Header:
+    """Return how a limit stands: what is left, and in how many microseconds there is more."""
+    return STATE, b"%b%d;t=%d" % (told, left, -(-more // MICROSECONDS))
 
 
 def refused_header(error: RateLimited, limits: Iterable[RequestLimit]) -> Header | None:

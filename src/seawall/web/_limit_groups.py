@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 Standing = tuple[bytes, float, float]
-"""A limit's name for a field, what is left, and the microseconds until all that was taken is."""
+"""A limit's name for a field, what is left, and the microseconds until there is more."""
 
 
 class EdgeHost:
@@ -150,19 +150,20 @@ class Held:
             # For most requests: by what the buckets owe, without a call.
             us, states = seen
             for place, told, most, tolerance, units, time in self._part.terms:
-                rest = states[place] - us
-                left = (tolerance - rest) * units // time
+                free = tolerance - states[place] + us
+                left = free * units // time
+                more = -(-(left + 1) * time // units) - free  # as `TokenBucket.wait` has it
                 if left > most:  # noqa: PLR1730 - min() costs a call
                     left = most
-                if before is None or left < before[1] or (left == before[1] and rest > before[2]):
-                    before = told, left, rest
+                if before is None or left < before[1] or (left == before[1] and more > before[2]):
+                    before = told, left, more
             return before
         for number, told, most in () if seen is None else self._part.shown:
             if number in seen:  # else it cost nothing there
-                left, rest = seen[number]
+                left, more = seen[number]
                 left = min(left, most)
-                if before is None or (left, -rest) < (before[1], -before[2]):
-                    before = told, left, rest
+                if before is None or (left, -more) < (before[1], -before[2]):
+                    before = told, left, more
         return before
 
 
@@ -306,14 +307,14 @@ class Group:
         return [own.get(meter) or Charge(meter, "", 0, estimated=False) for meter in meters]
 
     def _standings(self, charges: Sequence[Charge], now: float) -> dict[int, tuple[int, float]]:
-        """Return how the limits stand in this process, by number."""
+        """Return what is left of the limits in this process, and when more is, by number."""
         meters, us = self.policy._meters, whole_microseconds(now)
         times = self.policy._sharing.share.times if self.policy._sharing else 1
         seen = {}
         with meters:
             for charge in charges:
-                left, rest = charge.meter.standing(charge.place, us)
-                seen[meters.all.index(charge.meter)] = left // times, rest
+                left, more = charge.meter.refill(charge.place, us)
+                seen[meters.all.index(charge.meter)] = left // times, more
         return seen
 
     def _over(self, part: Part, charges: Sequence[Charge], now: float) -> list[RequestLimit]:

@@ -41,16 +41,17 @@ def _fields(part: Part, policy: Header) -> Fields:
         written: dict[tuple[float, float], list[Header]] = {}
 
         def of_one(us: float, states: tuple[float, ...]) -> list[Header]:
-            rest = states[place] - us
-            standing = (tolerance - rest) * units // time, -(-rest // MICROSECONDS)
+            free = tolerance - states[place] + us  # from here on as `Held.binding`
+            left = free * units // time
+            more = -(-(left + 1) * time // units) - free
+            standing = left, -(-more // MICROSECONDS)
             try:  # who stays well within a limit is told the same, again and again
                 return written[standing]
             except KeyError:
                 pass
             if len(written) >= _MOST_WRITTEN:
                 written.clear()
-            left = min(standing[0], most)
-            fields = [policy, (STATE, b"%b%d;t=%d" % (told, left, standing[1]))]
+            fields = [policy, (STATE, b"%b%d;t=%d" % (told, min(left, most), standing[1]))]
             written[standing] = fields
             return fields
 

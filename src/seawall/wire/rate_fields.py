@@ -28,7 +28,7 @@ class RatePolicy(NamedTuple):
 
 
 class RateState(NamedTuple):
-    """How a limit stands: `remaining` units, and the seconds until it is reset."""
+    """How a limit stands: `remaining` units, and the seconds until there are more."""
 
     name: str
     remaining: int

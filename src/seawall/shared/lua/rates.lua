@@ -696,14 +696,23 @@ local function take_all(charges)
   return answer and table.concat(answer, ';') or '0'
 end
 
--- What is left of each limit, and in how long all that was taken is forgotten.
-local function standings(charges)
+-- In how long more than `left` can be taken; where there never is more, in how long nothing is owed.
+local function more_of(charge, limit, state, left)
+  local amount = limit.time > 0 and over((left + 1) * limit.time, limit.units) or 0
+  local wait = wait_of({charge[1], charge[2], left + 1, amount})
+  return wait >= 0 and wait or rest_of(limit, state)
+end
+
+-- What is left of each limit, and in how long there is `more`; or, without it, in how long all that
+-- was taken is forgotten.
+local function standings(charges, more)
   local answer = {}
   for number, charge in ipairs(charges) do
     local limit, state = at(charge[1], charge[2])
     local left = limit.rule.left(limit, state)
     if state.caps then left = caps_rules().left(state.caps, left) end
-    answer[number] = text(left) .. ',' .. text(rest_of(limit, state))
+    local time = more and more_of(charge, limit, state, left) or rest_of(limit, state)
+    answer[number] = text(left) .. ',' .. text(time)
   end
   return table.concat(answer, ';')
 end
@@ -714,7 +723,7 @@ function ask.t(charges, times, see)
     -- A refusal changes nothing: whoever asks for the same is told the same.
     if not refused then
       answer, refused = take_all(charges)
-      if see == 1 then answer = answer .. '/' .. standings(charges) end
+      if see == 1 then answer = answer .. '/' .. standings(charges, true) end
     end
     answers[number] = answer
   end
