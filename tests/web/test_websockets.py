@@ -7,22 +7,28 @@ import json
 from typing import Any
 
 import pytest
+from fastapi import FastAPI, WebSocket
+from websockets.asyncio.client import connect as dial_async
 
 from seawall import Bulkhead, Shed, by_criticality
 from seawall.context import current_deadline
 from seawall.testing import held_permits, run_virtual
 from seawall.web.admission import Turns
 from seawall.web.edge import Edge
+from seawall.web.fastapi import protect
 from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
 from tests.support import let_pass
 from tests.web.support import http_scope, serve
 
 
-async def connect(app: Any, *, extensions: Any = None) -> list[dict[str, Any]]:
+async def connect(
+    app: Any, *, extensions: Any = None, address: str = "127.0.0.1"
+) -> list[dict[str, Any]]:
     """Open a websocket; return what the app sent."""
     sent: list[dict[str, Any]] = []
     scope = {**http_scope("/ws"), "type": "websocket", "extensions": extensions or {}}
+    scope["client"] = (address, 50000)
     del scope["method"]
 
     async def receive() -> dict[str, Any]:
@@ -155,6 +161,99 @@ def test_a_websocket_that_fails_or_is_cancelled_gives_its_place_back() -> None:
             assert not held_permits()
 
     run_virtual(main())
+
+
+def test_one_address_has_no_more_than_its_share() -> None:
+    """The others are left for others; what is closed is free again."""
+
+    async def main() -> None:
+        sockets = Bulkhead(4)
+        edge = Edge(open_for(60.0), name="shares", websockets=sockets, websockets_per_address=2)
+        refused = [{"type": "websocket.close", "code": 1013}]
+        for _ in range(2):
+            greedy = [asyncio.ensure_future(connect(edge, address="10.0.0.1")) for _ in range(5)]
+            await let_pass(1.0)
+            assert sockets.in_flight == 2
+            assert [await task for task in greedy if task.done()] == [refused] * 3
+            other = asyncio.ensure_future(connect(edge, address="10.0.0.2"))
+            await let_pass(1.0)
+            assert sockets.in_flight == 3
+            greedy[0].cancel()
+            await asyncio.gather(*greedy, other, return_exceptions=True)
+            assert not held_permits()
+        assert edge._share is not None
+        assert not edge._share._open
+        edge.close()
+
+    run_virtual(main())
+
+
+def test_a_share_of_no_websockets_is_refused() -> None:
+    """It would bound nothing."""
+    with pytest.raises(TypeError, match=r"write websockets=Bulkhead\(...\) too"):
+        Edge(open_for(1.0), name="shares of none", websockets_per_address=2)
+
+
+def test_websockets_are_bounded_unless_told_otherwise() -> None:
+    """In all, and for one address; a bound of your own has no share but one of your own."""
+    edge = protect(FastAPI(), name="bounded sockets")
+    assert edge._websockets is not None
+    assert edge._share is not None
+    assert (edge._websockets.policy.limit, edge._share.most) == (2000, 1000)
+    own = protect(FastAPI(), name="own sockets", websockets=Bulkhead(10))
+    assert own._share is None
+    none = protect(FastAPI(), name="unbounded sockets", websockets=None)
+    assert none._websockets is None
+    for made in (edge, own, none):
+        made.close()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_burst_at_an_idle_pod_is_let_in_whole(loop: str) -> None:
+    """50 websockets at once, at a real server with what `protect(app)` has by default."""
+    app = FastAPI()
+    edge = protect(app, name=f"burst {loop}", lifecycle=None)
+
+    @app.websocket("/ws")
+    async def greet(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.send_text("hello")
+        await socket.receive()
+
+    async def greeted(address: str) -> Any:
+        async with dial_async(address) as client:
+            return await client.recv()
+
+    async def burst(address: str) -> list[Any]:
+        return await asyncio.gather(*(greeted(address) for _ in range(50)))
+
+    with serve(app, ws="websockets-sansio", loop=loop) as url:
+        for _ in range(2):
+            assert asyncio.run(burst(url.replace("http", "ws") + "/ws")) == ["hello"] * 50
+    assert edge.snapshot()["rejected"] == 0
+    edge.close()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_refusal_is_no_error_of_the_server(loop: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Uvicorn has nothing to complain of."""
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect as dial
+
+    name = f"quiet {loop}"
+    edge = Edge(open_for(1.0), name=name, shed=Shed(by_criticality(), load=lambda: 2.0))
+    with (
+        caplog.at_level("WARNING"),
+        serve(edge, ws="websockets-sansio", loop=loop, lifespan="off") as url,
+    ):
+        for _ in range(10):
+            with pytest.raises(InvalidStatus) as caught:
+                dial(url.replace("http", "ws"))
+            assert caught.value.response.status_code == 503
+            assert "retry-after" in caught.value.response.headers
+    assert [record.getMessage() for record in caplog.records] == []
+    edge.close()
 
 
 def test_a_real_client_sees_the_refusal() -> None:

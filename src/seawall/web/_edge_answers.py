@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
@@ -14,6 +15,13 @@ from seawall.web.trust import Trust
 
 TRY_AGAIN_LATER: Final = 1013
 """The code with which a websocket is closed that was refused."""
+
+CLOSING_TURNS: Final = 4
+"""Turns of the loop in which a server closes the connection of a websocket that was refused.
+
+One of uvicorn's implementations takes a handshake as complete only then, and logs an error if the
+app returns earlier.
+"""
 
 
 async def send_problem(
@@ -41,6 +49,9 @@ class SocketAnswer:
         self.done = True
         if self._offered:
             await self._send({**message, "type": f"websocket.{message['type']}"})
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                for _ in range(CLOSING_TURNS):
+                    await asyncio.sleep(0)  # noqa: TID251 - a turn of the loop, no time
         elif message["type"] == "http.response.start":
             await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER})
 

@@ -13,8 +13,10 @@ from seawall._expiry import current_task
 from seawall.clock import Clock
 from seawall.context import deadline_var
 from seawall.errors import RateLimited, Rejected, SeawallError, TimedOut
+from seawall.policies._slot_gates import SlotGate
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import CANCELLED, OK, Wait
+from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.policy import GateBound
 from seawall.runtime.runners import wait_async
 from seawall.web._edge_answers import SocketAnswer, send_problem
@@ -48,6 +50,39 @@ def _closing(scope: Scope) -> Headers:
     return [(b"connection", b"close")] if one else []
 
 
+class AddressShare:
+    """How many websockets each address has open, of at most `most`. Kept as gates are."""
+
+    def __init__(self, most: int) -> None:
+        """Know of none yet."""
+        self.most = most
+        self._open: dict[str, int] = {}
+        self._mutex = Mutex()
+        survives_fork(self)
+
+    def enter(self, address: str) -> bool:
+        """Count one in, unless the address has too many."""
+        with self._mutex:
+            count = self._open.get(address, 0)
+            if count >= self.most:
+                return False
+            self._open[address] = count + 1
+            return True
+
+    def leave(self, address: str, *_: object) -> None:
+        """Count one out."""
+        self._mutex.do(lambda: self._count_out(address))
+
+    def _count_out(self, address: str) -> None:
+        self._open[address] = count = self._open.get(address, 1) - 1
+        if not count:
+            del self._open[address]
+
+    def _after_fork(self) -> None:
+        self._mutex = Mutex()
+        self._open = {}
+
+
 class Way:
     """What an edge does with a request; `Edge` says by which parts."""
 
@@ -62,7 +97,8 @@ class Way:
     _turns: TurnsGate | None
     _concurrency: GateBound | None
     _place_is_told: bool
-    _websockets: GateBound | None
+    _websockets: SlotGate | None
+    _share: AddressShare | None
     _lifecycle: Lifecycle | None
     _cutting: Cutting
     _own: Own
@@ -228,14 +264,19 @@ class Way:
             if lifecycle is not None:
                 lifecycle.end_socket()
 
-    async def _keep(self, passage: SocketPassage, gate: GateBound, send: Send) -> None:
+    async def _keep(self, passage: SocketPassage, gate: SlotGate, send: Send) -> None:
         enter: Any = gate.enter
+        share = self._share
         try:
+            if share is not None:
+                if share.enter(passage.client):
+                    passage.keep(share, passage.client)
+                else:
+                    gate.refuse(gate.full(f"one address has {share.most} open"))
             try:
                 ticket = enter(self._now())
             except Wait as wait:
                 ticket = await wait_async(wait.waiter, self._clock)
+            passage.keep(gate, ticket)
         except Rejected as error:
             await self._fail(passage, error, send, None, entered=False)
-        else:
-            passage.keep(gate, ticket)

@@ -32,7 +32,7 @@ from seawall.web._edge_answers import send_problem
 from seawall.web._edge_plain import plain_entry
 from seawall.web._edge_routes import RouteGates
 from seawall.web._edge_time import Cutting
-from seawall.web._edge_way import GOING_AWAY, App, Scope, Way
+from seawall.web._edge_way import GOING_AWAY, AddressShare, App, Scope, Way
 from seawall.web._limit_routes import dispatch_of
 from seawall.web._upstream_log import UpstreamLog
 from seawall.web.admission import Turns
@@ -60,6 +60,7 @@ class Edge(Way):
         turns: Turns | None = None,
         concurrency: AdaptiveLimit | Bulkhead | None = None,
         websockets: Bulkhead | None = None,
+        websockets_per_address: int | None = None,
         stall: float | None = 30.0,
         health: Health | None = None,
         lifecycle: Lifecycle | None = None,
@@ -72,7 +73,8 @@ class Edge(Way):
         `{"/reports/{id}": AdaptiveLimit()}`; one limit for several routes is shared by them. Around
         a Starlette router that is asked for a request's route; else the first match counts.
         `websockets` bounds how many are open at once: their handshakes pass all the rest as
-        requests do, and hold it no longer than that. A response of which the client takes nothing
+        requests do, and hold it no longer than that. `websockets_per_address` bounds how many of
+        them one address has open. A response of which the client takes nothing
         for `stall` seconds is ended. `trust` is that of `inbound`, unless given.
         """
         self.app = check.function("app", app)
@@ -110,6 +112,13 @@ class Edge(Way):
         self._turns = bounds.get(id(turns))
         self._concurrency = bounds.get(id(concurrency))
         self._websockets = bounds.get(id(websockets))
+        if websockets_per_address is not None and websockets is None:
+            raise TypeError("websockets_per_address=...: write websockets=Bulkhead(...) too")
+        self._share = (
+            None
+            if websockets_per_address is None
+            else AddressShare(check.count("websockets_per_address", websockets_per_address))
+        )
         self._shed_is_told = self._shed is not None and self._shed.takes_arguments
         self._place_is_told = self._concurrency is not None and self._concurrency.takes_arguments
         self._clock = self.guard.clock

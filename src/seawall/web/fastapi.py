@@ -67,6 +67,9 @@ class _Default:
 
 DEFAULT: Final[Any] = _Default()
 
+MOST_WEBSOCKETS: Final = 2000
+"""How many are open at once unless told otherwise, and half of them for one address."""
+
 
 def protect(
     app: Starlette,
@@ -80,14 +83,16 @@ def protect(
     turns: Turns | None = DEFAULT,
     concurrency: AdaptiveLimit | Bulkhead | None = DEFAULT,
     routes: Mapping[str, AdaptiveLimit | Bulkhead] | None = None,
-    websockets: Bulkhead | None = None,
+    websockets: Bulkhead | None = DEFAULT,
+    websockets_per_address: int | None = DEFAULT,
     stall: float | None = 30.0,
     health: Health | None = DEFAULT,
     lifecycle: Lifecycle | None = DEFAULT,
 ) -> Edge:
     """Put the edge around `app` and return it; call this once, before the app has started.
 
-    Without arguments: 30 s for each request, as many at once as are served well, `/health/live`,
+    Without arguments: 30 s for each request, as many at once as are served well, 2000 websockets
+    (of one address half of them, unless you give `websockets`), `/health/live`,
     `/health/ready` and `/health/deep`, draining at the end, problem+json for every error of
     Seawall's, nobody trusted, no rate limits. Each part can be given, and left out by None.
     `classify(incoming)` gives a request its criticality, its tier (as text) or both (`Rank`).
@@ -109,6 +114,8 @@ def protect(
     if limits is not None and not isinstance(limits, RequestLimits):
         listed = check.listed("limits", limits, "limit('600/min', by='address')")
         limits = RequestLimits(*listed) if listed else None
+    if websockets_per_address is DEFAULT:
+        websockets_per_address = MOST_WEBSOCKETS // 2 if websockets is DEFAULT else None
     life = Lifecycle(name=name) if lifecycle is DEFAULT else lifecycle
     edge = Edge(
         _not_started,
@@ -119,7 +126,8 @@ def protect(
         turns=Turns() if turns is DEFAULT else turns,
         concurrency=default_concurrency() if concurrency is DEFAULT else concurrency,
         routes=routes,
-        websockets=websockets,
+        websockets=Bulkhead(MOST_WEBSOCKETS) if websockets is DEFAULT else websockets,
+        websockets_per_address=websockets_per_address,
         stall=stall,
         health=Health(name=name, lifecycle=life) if health is DEFAULT else health,
         lifecycle=life,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from seawall.runtime.stats import Stats
     from seawall.web._dispatch import Dispatch
     from seawall.web._edge_turns import TurnsGate
+    from seawall.web._edge_way import AddressShare
     from seawall.web.trust import Trust
 
 Message = MutableMapping[str, Any]
@@ -308,9 +309,9 @@ class SocketPassage(Passage):
     ) -> None:
         """Hold nothing yet."""
         super().__init__(scope, source, to, own)
-        self._keeps: list[tuple[GateBound, Any]] = []
+        self._keeps: list[tuple[Any, Any]] = []
 
-    def keep(self, gate: GateBound, ticket: Any) -> None:
+    def keep(self, gate: GateBound | AddressShare, ticket: Any) -> None:
         """Leave `gate` when the connection is closed."""
         self._keeps.append((gate, ticket))
 
