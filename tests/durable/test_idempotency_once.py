@@ -78,10 +78,12 @@ class Bench:
             async with self.database.atransaction() as connection:
                 yield connection
 
-    def once(self, conn: Any, key: str = "k", payload: str | None = "p") -> Once:
+    def once(
+        self, conn: Any, key: str = "k", payload: str | None = "p", *, wait: bool = True
+    ) -> Once:
         """Do it once."""
         return self.idempotency.once(
-            conn, scope="tenant", operation="order", key=key, fingerprint=payload
+            conn, scope="tenant", operation="order", key=key, fingerprint=payload, wait=wait
         )
 
     async def order(self, answer: Any = None, key: str = "k", payload: str | None = "p") -> Once:
@@ -580,5 +582,134 @@ def test_a_key_inside_its_own_block_is_told(bench: Benches):
                 async with b.once(conn) as later:
                     assert (later.first, later.value) == (False, 7)
             assert (await b.order(1)).value == 7
+
+    asyncio.run(main())
+
+
+# Without waiting
+
+
+@pytest.fixture(params=[kind for kind in KINDS if kind != "aiosqlite"])
+def server_bench(request: pytest.FixtureRequest, postgres: Postgres, tmp_path: Path) -> Benches:
+    """Return what gives a bench for each library of PostgreSQL in turn."""
+    driver = {"AsyncSession": "sqlalchemy", "AsyncConnection": "sqlalchemy"}
+    opening = opening_by(driver.get(request.param, request.param), postgres, tmp_path)
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Bench]:
+        async with opening() as database:
+            made = Bench(request.param, database, tmp_path)
+            await made.begin()
+            yield made
+
+    return opened
+
+
+async def asked_now(b: Bench, key: str = "k") -> str:
+    """Ask without waiting, in a transaction of its own; return what came of it."""
+    async with b.transaction() as conn:
+        try:
+            async with b.once(conn, key, wait=False) as once:
+                return "first" if once.first else f"repeat: {once.value}"
+        except KeyInFlight as error:
+            return "in flight" if error.retry_after == 1.0 else repr(error)
+
+
+def test_who_does_not_wait_holds_no_connection_while_another_is_at_work(server_bench: Benches):
+    """However many come, each has its answer while the first is still at it."""
+
+    async def main() -> None:
+        async with server_bench() as b:
+            async with b.transaction() as conn, b.once(conn) as once:
+                assert once.first
+                said = await asyncio.gather(*(asked_now(b) for _ in range(40)))
+                assert said == ["in flight"] * 40
+                assert await asked_now(b, "another") == "first"
+                once.answer("done")
+            assert await asked_now(b) == "repeat: done"
+
+    asyncio.run(main())
+
+
+def test_who_does_not_wait_can_go_on_with_its_transaction(server_bench: Benches):
+    """Nothing has failed in the database: what else it does is committed."""
+
+    async def main() -> None:
+        async with server_bench() as b:
+            async with b.transaction() as first, b.once(first), b.transaction() as second:
+                with pytest.raises(KeyInFlight):
+                    async with b.once(second, wait=False):
+                        raise AssertionError("it was begun")
+                await b.database.connection(second).arun(put())
+            assert await b.placed() == 1
+
+    asyncio.run(main())
+
+
+def test_a_repeat_is_in_nobodys_way(server_bench: Benches):
+    """Its transaction may be long: who does not wait has the answer all the same."""
+
+    async def main() -> None:
+        async with server_bench() as b:
+            await b.order("done")
+            async with b.transaction() as conn, b.once(conn) as once:
+                assert not once.first
+                assert await asked_now(b) == "repeat: done"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_who_does_not_wait_sees_whoever_is_first(server_bench: Benches, *, wait: bool):
+    """One that has waited for another that rolled back, and one whose key was used long ago."""
+
+    async def main() -> None:
+        async with server_bench() as b:
+            first = await b.order("old")
+            assert first.first
+            await b.database.arun(lambda: put("UPDATE {idempotency} SET expires_at = 0"))
+            async with b.transaction() as conn, b.once(conn, wait=wait) as once:
+                assert once.first
+                assert await asked_now(b) == "in flight"
+                once.answer("new")
+            assert await asked_now(b) == "repeat: new"
+
+            begun, leave = asyncio.Event(), asyncio.Event()
+
+            async def waiting() -> None:
+                async with b.transaction() as conn, b.once(conn, "other") as once:
+                    assert once.first
+                    begun.set()
+                    await leave.wait()
+
+            with suppress(ZeroDivisionError):
+                async with b.transaction() as conn, b.once(conn, "other"):
+                    second = asyncio.create_task(waiting())
+                    await lock_waited_for(b.database)
+                    raise ZeroDivisionError
+            await begun.wait()
+            assert await asked_now(b, "other") == "in flight"
+            leave.set()
+            await second
+
+    asyncio.run(main())
+
+
+async def lock_waited_for(database: Database) -> None:
+    """Wait until a transaction waits for another."""
+    text = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    while not (await database.arun(lambda: put(text)))[0][0]:  # noqa: ASYNC110 - it tells nobody
+        await asyncio.sleep(0.01)  # noqa: TID251 - a real server
+
+
+def test_on_sqlite_nobody_waits_for_a_key_alone(tmp_path: Path, postgres: Postgres):
+    """There is one writer at a time; without `wait` the block is the same."""
+
+    async def main() -> None:
+        async with opening_by("sqlite", postgres, tmp_path)() as database:
+            b = Bench("aiosqlite", database, tmp_path)
+            await b.begin()
+            assert await asked_now(b) == "first"
+            assert await asked_now(b) == "repeat: None"
 
     asyncio.run(main())

@@ -23,6 +23,7 @@ from seawall.durable import (
     Inbox,
     Jobs,
     JobWorker,
+    KeyInFlight,
     Later,
     LaterWorker,
     NewEvent,
@@ -236,6 +237,17 @@ async def orders(database: Database) -> None:
             return once.first
 
     assert sum(await asyncio.gather(*(place(n) for n in range(20)))) == 5
+    async with begun(database) as first, begun(database) as second:
+        key: dict[str, Any] = {
+            "scope": "t",
+            "operation": "order",
+            "key": "now",
+            "fingerprint": None,
+        }
+        async with entered(database, idempotency.once(first, **key)):
+            with pytest.raises(KeyInFlight):
+                async with entered(database, idempotency.once(second, **key, wait=False)):
+                    raise AssertionError("it was begun")
     events: list[OutboxEvent] = []
 
     async def deliver(event: OutboxEvent) -> None:

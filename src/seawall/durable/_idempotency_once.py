@@ -1,7 +1,8 @@
 """A key that is committed with the user's own rows, in the user's own transaction.
 
 Promises: the record is there if and only if the transaction is committed. It is taken before the
-block runs, so that a second transaction with the same key waits there, before it has done anything.
+block runs, so that a second transaction with the same key waits there, before it has done anything;
+or is told so at once, without `wait`.
 A block that raises leaves no record, even if the transaction is committed nevertheless. How a block
 is entered and left is in `_blocks.py`.
 """
@@ -20,7 +21,7 @@ from seawall.durable._idempotency_records import Terms, Wanted
 from seawall.durable._sql import Dialect, Names
 from seawall.durable.database import Database
 from seawall.errors import KeyInFlight, KeyReused
-from seawall.models.idempotency import Fresh, KeyClaim, Mismatch, Pending, Replay, State
+from seawall.models.idempotency import Fresh, KeyClaim, Mismatch, Pending, Replay
 from seawall.runtime.stepping import Steps
 
 
@@ -68,8 +69,11 @@ class Once(Block["Once"]):
         wanted: Wanted,
         terms: Terms,
         count: Callable[[str], None],
+        *,
+        wait: bool = True,
     ) -> None:
         super().__init__(connection)
+        self._wait = wait
         self._wanted = wanted
         self._terms = terms
         self._count = count
@@ -120,7 +124,9 @@ class Once(Block["Once"]):
         self.value = value
 
     def _begin(self) -> Steps[Once]:
-        found = yield from records.reserve(self._wanted, self._terms, State.SUCCEEDED)
+        asked = self._connection
+        names = asked.names if asked.dialect == "postgres" else None
+        found = yield from records.reserve_once(self._wanted, self._terms, names, wait=self._wait)
         self._known = True
         match found:
             case Fresh(claim):

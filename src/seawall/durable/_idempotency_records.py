@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from seawall.durable._connections import Ask, AskText
 from seawall.durable._json import json_text
-from seawall.durable._sql import Arguments, statements
+from seawall.durable._sql import Arguments, Names, statements
 from seawall.errors import Contended, RecordGarbled
 from seawall.models.idempotency import (
     Answer,
@@ -28,6 +28,8 @@ from seawall.models.idempotency import (
 )
 from seawall.runtime.stepping import Steps
 
+COME_AGAIN: Final = 1.0
+"""Seconds after which to ask again, where a transaction is at work: nobody knows how long."""
 LOOKS: Final = 8
 """How often a record may change under who looks at it, within one asking."""
 
@@ -93,22 +95,44 @@ class Wanted(NamedTuple):
 
 
 def reserve(wanted: Wanted, terms: Terms, state: State = State.PENDING) -> Steps[KeyState]:
-    """Take the record, or tell why not.
-
-    `state` SUCCEEDED is for a transaction that commits the record with the effect: nobody sees it
-    before that.
-    """
+    """Take the record, or tell why not."""
     taking = {**wanted._asdict(), "state": int(state), "lease": terms.lease, "ttl": terms.ttl}
+    return (yield from _reserve(wanted, terms, state, taking, "", wait=True))
+
+
+def reserve_once(
+    wanted: Wanted, terms: Terms, names: Names | None, *, wait: bool
+) -> Steps[KeyState]:
+    """Do so in a transaction that commits the record with the effect: nobody sees it before that.
+
+    On PostgreSQL (`names` are those of its tables) it is marked for those who do not `wait`.
+    """
+    state = State.SUCCEEDED
+    taking = {**wanted._asdict(), "state": int(state), "lease": terms.lease, "ttl": terms.ttl}
+    if names is None:
+        return (yield from _reserve(wanted, terms, state, taking, "", wait=True))
+    where = names.table("idempotency").encode()
+    lock = blake2b(where + b"\0" + wanted.key_hash, digest_size=8).digest()
+    taking |= {"lock": int.from_bytes(lock, signed=True), "wait": wait}
+    return (yield from _reserve(wanted, terms, state, taking, "_once", wait=wait))
+
+
+def _reserve(
+    wanted: Wanted, terms: Terms, state: State, taking: Arguments, how: str, *, wait: bool
+) -> Steps[KeyState]:
     for _ in range(LOOKS):
-        rows = yield Ask("idempotency.take", taking)
+        rows = yield Ask(f"idempotency.take{how}", taking)
         if not rows:
             rows = yield Ask("idempotency.read", wanted.name)
             found: KeyState | Literal["free"] = decision(rows, wanted.fingerprint)
             if found != "free":
                 return found
-            rows = yield Ask("idempotency.take_over", taking)
+            if rows:
+                rows = yield Ask(f"idempotency.take_over{how}", taking)
+            if not rows and not wait:
+                return Pending(COME_AGAIN)
         if rows:
-            epoch, takeovers, rest = rows[0]
+            epoch, takeovers, rest = rows[0][:3]
             claim = KeyClaim(*wanted[:3], wanted.owner, epoch, takeovers > 0)
             if state is State.PENDING and rest < terms.lease // 2:
                 # It waited for another transaction, and its lease began before that.

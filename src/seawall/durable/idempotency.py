@@ -342,16 +342,19 @@ class Idempotency:
         operation: str,
         key: str,
         fingerprint: object,
+        wait: bool = True,
     ) -> Once:
         """Commit the key with the user's own rows: `async with idempotency.once(conn, ...)`.
 
         `conn` is the user's connection or session, with a transaction begun. Of two with one key
         the second waits until the first has ended, and then has its answer; or is itself the
-        first, if that was rolled back. Raises `KeyReused`, or `KeyInFlight` where the key was
-        reserved otherwise.
+        first, if that was rolled back. Without `wait` it raises `KeyInFlight` at once (PostgreSQL):
+        who waits holds a connection meanwhile. Raises `KeyReused`, or `KeyInFlight` where the key
+        was reserved otherwise.
         """
         wanted = self._wanted(scope, operation, key, fingerprint)
-        return Once(self.database.connection(conn), wanted, self.terms, self._count)
+        waits = check.flag("wait", wait)
+        return Once(self.database.connection(conn), wanted, self.terms, self._count, wait=waits)
 
     async def asingle(
         self,

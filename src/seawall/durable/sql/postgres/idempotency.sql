@@ -34,6 +34,55 @@ WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
     ))
 RETURNING epoch, takeovers, lease_until - {now};
 
+-- name: take_once
+-- The same for a transaction that stays open: it is marked by an advisory lock that ends with it, so
+-- that who does not want to wait for it can see that it is there. Repeats take no lock.
+WITH marked AS MATERIALIZED (
+    SELECT CASE
+        WHEN pg_try_advisory_xact_lock(CAST(:lock AS bigint)) THEN true
+        ELSE CAST(:wait AS boolean)
+    END AS may
+    WHERE NOT EXISTS (
+        SELECT 1 FROM {idempotency}
+        WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
+            AND key_hash = CAST(:key_hash AS bytea)
+    )
+)
+INSERT INTO {idempotency} (
+    scope, operation, key_hash, fingerprint, state, owner, epoch, takeovers, lease_until,
+    created_at, expires_at
+)
+SELECT
+    CAST(:scope AS text), CAST(:operation AS text), CAST(:key_hash AS bytea),
+    CAST(:fingerprint AS bytea), CAST(:state AS smallint), CAST(:owner AS text), {now}, 0,
+    {now} + CAST(:lease AS bigint), {now}, {now} + CAST(:ttl AS bigint)
+FROM marked
+WHERE may
+ON CONFLICT (scope, operation, key_hash) DO NOTHING
+RETURNING epoch, takeovers, lease_until - {now}, pg_try_advisory_xact_lock(CAST(:lock AS bigint));
+
+-- name: take_over_once
+UPDATE {idempotency} SET
+    fingerprint = CAST(:fingerprint AS bytea), state = CAST(:state AS smallint),
+    owner = CAST(:owner AS text), epoch = greatest(epoch + 1, {now}),
+    takeovers = CASE WHEN expires_at <= {now} THEN 0 ELSE takeovers + 1 END,
+    lease_until = {now} + CAST(:lease AS bigint),
+    form = NULL, status = NULL, headers = NULL, body = NULL, kept = NULL,
+    created_at = {now}, expires_at = {now} + CAST(:ttl AS bigint)
+WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
+    AND key_hash = CAST(:key_hash AS bytea)
+    AND CASE
+        WHEN NOT (expires_at <= {now} OR (
+            state = 0 AND lease_until <= {now} AND (
+                fingerprint = CAST(:fingerprint AS bytea)
+                OR length(fingerprint) = 0 OR length(CAST(:fingerprint AS bytea)) = 0
+            )
+        )) THEN false
+        WHEN pg_try_advisory_xact_lock(CAST(:lock AS bigint)) THEN true
+        ELSE CAST(:wait AS boolean)
+    END
+RETURNING epoch, takeovers, lease_until - {now}, pg_try_advisory_xact_lock(CAST(:lock AS bigint));
+
 -- name: read
 SELECT state, fingerprint, form, status, headers, body, kept, lease_until, expires_at, {now}
 FROM {idempotency}
