@@ -225,7 +225,7 @@ async def dispatched(app: Any, scope: dict[str, Any]) -> tuple[int, str]:
 def leaves(app: Any) -> list[str]:
     from seawall.web._dispatch import _leaves
 
-    return sorted({path or "/" for path, _ in _leaves(app, "", ())})
+    return sorted({path or "/" for path, _ in _leaves(app, "", ()) if path is not None})
 
 
 def differential(seeds: range) -> tuple[int, int]:
@@ -524,3 +524,44 @@ def test_an_app_that_is_mounted_in_itself_ends() -> None:
     dispatch = Dispatch(app)
     assert dispatch.template(http_scope("/a")) == "/a"
     assert dispatch.template(http_scope("/b")) == ""
+
+
+def test_an_edge_around_a_router_asks_it() -> None:
+    """Without an app around it, errors reach the edge, and the order of its routes counts."""
+
+    async def main() -> None:
+        router = Router([Route("/{name}", endpoint("/{name}")), Route("/a", endpoint("/a"))])
+        edge = Edge(router, name="router", routes={"/a": Bulkhead(1), "/{other}": Bulkhead(1)})
+        assert edge._routes is not None
+        gate = edge._routes.of(http_scope("/a"), edge._own.dispatch)
+        assert gate is edge._routes._gates["/{other}"]
+        assert (await ask(edge, "/a")).body == b"/{name}"
+        edge.close()
+
+    run_virtual(main())
+
+
+class ByHeader(Route):
+    """A route that is chosen by more than its path."""
+
+    def matches(self, scope: Any) -> Any:
+        found = (b"version", b"2") in scope["headers"]
+        return super().matches(scope) if found else (Match.NONE, {})
+
+
+def test_what_more_than_the_path_decides_is_asked_each_time() -> None:
+    """Of such a route no answer is kept; of a class that only derives from another it is."""
+
+    class Plain(Route): ...
+
+    newer = [("version", "2")]
+    dispatch = Dispatch(Router([ByHeader("/a", endpoint("")), Route("/{name}", endpoint(""))]))
+    for headers, path in ((newer, "/a"), ([], "/{name}"), (newer, "/a")):
+        assert dispatch.template(http_scope("/a", headers=headers)) == path
+    assert not dispatch._known
+    hosts = Dispatch(Router([Host("api.test", Router([Route("/a", endpoint(""))]))]))
+    assert hosts.template(http_scope("/a", headers=[("host", "api.test")])) == "/a"
+    assert hosts.template(http_scope("/a", headers=[("host", "x.test")])) is None
+    plain = Dispatch(Router([Plain("/a", endpoint(""))]))
+    assert plain.template(http_scope("/a")) == "/a"
+    assert len(plain._known) == 1

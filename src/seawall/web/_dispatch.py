@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, Final
 
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Host, Match, Mount, Route, Router, WebSocketRoute
+from starlette.routing import BaseRoute, Host, Match, Mount, Router
 
 from seawall.web._limit_routes import shape_of
 
@@ -29,6 +29,9 @@ _DEEPEST: Final = 50
 """Mounts inside mounts. An app that is mounted in itself ends here."""
 
 _MOST_MIDDLEWARES: Final = 100
+
+_FRAMEWORKS: Final = ("starlette.routing", "fastapi.routing")
+"""Where those `matches` are written of which it is known what they look at."""
 
 
 def behind(app: Any) -> Starlette | Router | None:
@@ -78,7 +81,7 @@ class Dispatch:
             self._routes = len(self._app.routes)
             self._known.clear()
             found = list(_leaves(self._app, "", ()))
-            self._shapes = frozenset(shape_of(path) for path, _ in found)
+            self._shapes = frozenset(shape_of(path) for path, _ in found if path is not None)
             self._by_path = all(plain for _, plain in found)
 
     def _ask(self, scope: Mapping[str, Any]) -> tuple[str | None, str | None, bool]:
@@ -151,8 +154,11 @@ def _template(
 
 def _leaves(
     app: Starlette | Router, prefix: str, around: tuple[Any, ...]
-) -> Iterator[tuple[str, bool]]:
-    """Return the templates of all routes of `app`, and whether path and method decide on each."""
+) -> Iterator[tuple[str | None, bool]]:
+    """Return the templates of all routes of `app`, and whether path and method decide on each.
+
+    A mount whose routes are known has none of its own.
+    """
     waiting: list[Any] = list(app.routes)
     while waiting:
         route: Any = waiting.pop()
@@ -162,14 +168,9 @@ def _leaves(
             continue
         path = prefix + str(getattr(route, "path", None) or "")
         inner = _mounted(route) if isinstance(route, (Mount, Host)) else None
-        if inner is None:
-            yield path, _is_plain(route)
-        elif any(inner is known for known in (app, *around)):
-            yield path, False
-        else:
+        yield path if inner is None else None, _is_plain(route)
+        if inner is not None and not any(inner is known for known in (app, *around)):
             yield from _leaves(inner, path, (app, *around))
-        if isinstance(route, Host):
-            yield path, False
 
 
 def _mounted(route: Any) -> Starlette | Router | None:
@@ -181,10 +182,9 @@ def _is_included(route: Any) -> bool:
     return hasattr(route, "_match") and hasattr(route, "effective_route_contexts")
 
 
-_PLAIN: Final = (Route.matches, WebSocketRoute.matches, Mount.matches)
-
-
 def _is_plain(route: Any) -> bool:
     """Tell whether a route looks at nothing but type, method and path of a request."""
-    kind = type(route)
-    return getattr(kind, "matches", None) in _PLAIN or kind.__module__ == "fastapi.routing"
+    kind = type(getattr(route, "original_route", route))  # of an included router's
+    matches = getattr(kind, "matches", None)
+    written_in = getattr(matches, "__module__", None)
+    return written_in in _FRAMEWORKS and not issubclass(kind, Host)

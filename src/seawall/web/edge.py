@@ -78,7 +78,7 @@ class Edge(Way):
         for `stall` seconds is ended. `trust` is that of `inbound`, unless given.
         """
         self.app = check.function("app", app)
-        if hasattr(app, "middleware_stack"):
+        if hasattr(app, "build_middleware_stack"):
             raise TypeError(
                 f"Edge({app!r}): a Starlette or FastAPI app answers its errors itself, before the"
                 " edge could; write protect(app), from seawall.web.fastapi"
