@@ -181,6 +181,27 @@ def test_a_webhook_goes_through_its_guard():
         guard.close()
 
 
+@pytest.mark.parametrize("headers", [{}, {"Retry-After": "5"}])
+def test_a_replayed_failure_of_a_receiver_opens_no_circuit(headers: dict[str, str]):
+    """It is the answer to an earlier delivery: the event is not delivered, the receiver is well."""
+
+    def receiver(_request: httpx.Request) -> httpx.Response:
+        return httpx.Response(503, headers={"Idempotent-Replayed": "true", **headers})
+
+    async def main() -> None:
+        breaker = Breaker(consecutive=1)
+        guard = Guard("replaying webhook", breaker)
+        async with httpx.AsyncClient(transport=httpx.MockTransport(receiver)) as client:
+            hook = Webhook("http://receiver/", client=client, secret=None, guard=guard)
+            for _ in range(3):
+                with pytest.raises(NotDelivered, match="503"):
+                    await hook(EVENT)
+        assert breaker.state == "closed"
+        guard.close()
+
+    asyncio.run(main())
+
+
 def test_an_event_that_is_not_wanted_opens_no_circuit():
     """However often a receiver answers 400 to one event, the next one is posted."""
 

@@ -22,6 +22,7 @@ from seawall._redaction import redacted
 from seawall.durable._outbox_events import OutboxEvent
 from seawall.errors import BadSignature, NotDelivered, Overloaded
 from seawall.guard import Guard
+from seawall.wire.idempotency import REPLAYED_HEADER, is_replayed
 from seawall.wire.retry_after import read_retry_after
 
 __all__ = [
@@ -185,7 +186,10 @@ class Webhook:
             "POST", self.url, content=event.payload, headers=headers, follow_redirects=False
         ) as response:
             status, told = int(response.status_code), response.headers.get("retry-after")
+            replayed = is_replayed(response.headers.get(REPLAYED_HEADER))
             await _read(response)
+        if replayed:  # what an earlier delivery got, from a receiver that is well now
+            return status
         pause = None if told is None else read_retry_after(told, time())
         if status in _WAIT and pause is not None:
             raise Overloaded(
