@@ -37,8 +37,9 @@ from seawall.clients.llm import Model, Models
 from seawall.testing import run_virtual
 from seawall.web import Trust, address_and_route, limit
 from seawall.web.fastapi import guarded, limited, protect
+from tests.shared.support import eventually
 from tests.support import let_pass, new_guard
-from tests.web.support import Answer, ask, http_scope
+from tests.web.support import Answer, ask, http_scope, serve
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
@@ -790,3 +791,35 @@ def test_an_app_can_be_made_again() -> None:
     """As factories do, in tests above all: each edge has a name of its own."""
     edges = [protect(FastAPI()) for _ in range(3)]
     assert [edge.guard.name for edge in edges] == ["edge", "edge 2", "edge 3"]
+
+
+@pytest.mark.alone
+def test_a_client_that_leaves_a_primed_stream_frees_its_place() -> None:
+    """Behind a real server: a stream without end is closed when its client has gone."""
+    app = FastAPI()
+    protect(app)
+    slots = Bulkhead(1)
+    guard = new_guard(slots)
+    closed: list[bool] = []
+
+    @guard
+    async def endless() -> AsyncIterator[str]:
+        try:
+            while True:
+                yield "x" * 1000
+                await let_pass(0.001)
+        finally:
+            closed.append(True)
+
+    @app.get("/")
+    async def stream() -> StreamingResponse:
+        return StreamingResponse(await primed(endless()))
+
+    with serve(app) as url:
+        with httpx.stream("GET", url) as answer:
+            body = answer.iter_raw()  # held: if it is dropped, the connection is closed
+            next(body)
+            assert (answer.status_code, slots.in_flight) == (200, 1)
+            assert httpx.get(url).json()["reason"] == "bulkhead_full"
+        eventually(lambda: slots.in_flight == 0)
+        assert closed == [True]
