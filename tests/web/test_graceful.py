@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from seawall.clock import SYSTEM
+from seawall.testing import run_virtual
 from seawall.web._lifecycle_signals import Signals
 from seawall.web.lifecycle import Lifecycle
 from tests.shared.support import eventually
@@ -291,10 +292,107 @@ def test_a_signal_that_the_loop_handles_is_left_to_the_server(
     assert "the delay of 5 s cannot hold" in caplog.text
 
 
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what the log says of delays."""
+    told = [record.getMessage() for record in caplog.records if record.name == "seawall"]
+    return [line for line in told if "the delay of 5 s cannot hold" in line]
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["no handler", "no main thread"])
+def test_a_delay_that_cannot_hold_is_told_at_the_start(
+    threaded: bool,  # noqa: FBT001 - a parameter of pytest's
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where nobody handles the signal here: workers of some servers are told by their parent."""
+
+    async def main() -> None:
+        server = Server(Lifecycle(delay=5.0), plain_app)
+        await server.startup()
+        await server.shutdown()
+
+    run = lambda: asyncio.run(main())  # noqa: E731
+    if threaded:
+        thread = Thread(target=run)
+        thread.start()
+        thread.join()
+    else:
+        run()
+    why = "main thread" if threaded else "no handler of SIGTERM"
+    assert [why in line for line in warnings_of(caplog)] == [True]
+
+
+def test_a_delay_under_a_server_without_lifespan_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody says when such a server starts or stops, as daphne's users know."""
+
+    async def main() -> None:
+        lifecycle = Lifecycle(delay=5.0)
+        for _ in range(3):
+            assert lifecycle.begin()
+            lifecycle.end()
+
+    asyncio.run(main())
+    assert ["lifespan" in line for line in warnings_of(caplog)] == [True]
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["taken", "left"])
+def test_a_signal_that_the_server_takes_after_the_start_is_told(
+    taken: bool,  # noqa: FBT001 - a parameter of pytest's
+    heard: list[int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Some install their handlers only when the app is up: then ours is not asked."""
+    assert heard == []
+
+    async def main() -> None:
+        server = Server(Lifecycle(delay=5.0), plain_app)
+        await server.startup()
+        ours = signal.getsignal(signal.SIGTERM)
+        if taken:
+            signal.signal(signal.SIGTERM, lambda *_: None)
+        await let_pass(1.1)
+        assert ["since the start" in line for line in warnings_of(caplog)] == [True] * taken
+        signal.signal(signal.SIGTERM, ours)
+        await server.shutdown()
+
+    run_virtual(main())
+
+
+def test_a_server_that_stops_without_the_signal_is_told_of(
+    heard: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A parent process may have heard it, and told its workers otherwise: too late for a delay."""
+    assert heard == []
+
+    async def main() -> None:
+        server = Server(Lifecycle(delay=5.0), plain_app)
+        await server.startup()
+        await server.shutdown()
+
+    run_virtual(main())
+    assert ["without a SIGTERM" in line for line in warnings_of(caplog)] == [True]
+
+
+def test_without_a_delay_nothing_is_told_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor by who looks after signals itself."""
+
+    async def main() -> None:
+        for settings in ({}, {"delay": 5.0, "signals": False}):
+            lifecycle = Lifecycle(**settings)  # type: ignore[arg-type]
+            server = Server(lifecycle, plain_app)
+            await server.startup()
+            await server.shutdown()
+            assert Lifecycle(**settings).begin()  # type: ignore[arg-type]
+
+    asyncio.run(main())
+    assert "cannot hold" not in caplog.text
+
+
 def test_the_signal_is_left_alone_where_nobody_handles_it():
     """Without a server's handler, or outside of the main thread, nothing is installed."""
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    installed: list[bool] = []
+    installed: list[str | None] = []
 
     async def main() -> None:
         installed.append(Signals().install(lambda _stop: None))
@@ -303,7 +401,7 @@ def test_the_signal_is_left_alone_where_nobody_handles_it():
     thread = Thread(target=lambda: asyncio.run(main()))
     thread.start()
     thread.join()
-    assert installed == [False, False]
+    assert ["no handler" in str(installed[0]), "main thread" in str(installed[1])] == [True, True]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -313,7 +411,7 @@ def test_what_somebody_else_installed_meanwhile_stays(heard: list[int]):
 
     async def main() -> None:
         signals = Signals()
-        assert signals.install(lambda _stop: None)
+        assert signals.install(lambda _stop: None) is None
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signals.restore()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN

@@ -29,8 +29,8 @@ class Signals:
         self._begin: Callable[[Stop], None] = lambda _stop: None
         self._came = False
 
-    def install(self, begin: Callable[[Stop], None]) -> bool:
-        """Call `begin(stop)` in this loop when the signal comes; False if that cannot be.
+    def install(self, begin: Callable[[Stop], None]) -> str | None:
+        """Call `begin(stop)` in this loop when the signal comes; else return why that cannot be.
 
         Outside of the main thread, or if nobody handles the signal, or the event loop does, it is
         left alone.
@@ -39,18 +39,28 @@ class Signals:
         from threading import current_thread, main_thread
 
         if current_thread() is not main_thread():
-            return False
+            return "its server does not run in the main thread, where signals arrive"
         previous = signal.getsignal(signal.SIGTERM)
         if not callable(previous):  # the default: the process ends, and nobody drains
-            return False
-        if heard_by_loop():
-            return False
+            return "its server has no handler of SIGTERM in this process"
+        if _heard_by_loop(previous):
+            return "its server handles SIGTERM by loop.add_signal_handler"
         self._loop = get_running_loop()
         self._previous = previous
         self._begin = begin
         self._came = False
         signal.signal(signal.SIGTERM, self._handle)
-        return True
+        return None
+
+    def holds(self) -> bool:
+        """Tell whether the signal still comes here first."""
+        import signal
+
+        return signal.getsignal(signal.SIGTERM) == self._handle
+
+    def stands_before_uvicorn(self) -> bool:
+        """Tell whether the handler behind this one is that of a uvicorn server."""
+        return _uvicorn_of(self._previous) is not None
 
     def restore(self) -> None:
         """Give the signal back to whoever had it, unless somebody else took it meanwhile."""
@@ -59,7 +69,7 @@ class Signals:
         if self._loop is None:
             return
         self._loop = None
-        if signal.getsignal(signal.SIGTERM) == self._handle:
+        if self.holds():
             signal.signal(signal.SIGTERM, self._previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -85,16 +95,13 @@ class Signals:
         return stop
 
 
-def heard_by_loop() -> bool:
-    """Tell whether the signal is heard by `loop.add_signal_handler`.
+def _heard_by_loop(handler: Any) -> bool:
+    """Tell whether `handler` is what `loop.add_signal_handler` installs.
 
-    Then what is installed is an empty function, and whoever stands before it stops nothing.
+    That is an empty function, and whoever stands before it stops nothing.
     """
-    import signal
-
-    handler = signal.getsignal(signal.SIGTERM)
     module = getattr(handler, "__module__", None) or ""
-    return callable(handler) and module.partition(".")[0] in {"asyncio", "uvloop"}
+    return module.partition(".")[0] in {"asyncio", "uvloop"}
 
 
 def _stop_uvicorn(handler: Any, seconds: float) -> bool:
@@ -103,11 +110,18 @@ def _stop_uvicorn(handler: Any, seconds: float) -> bool:
     Its handler would do the same, and raise the signal again at the very end: then the process
     would be killed by it where all went well. Uvicorn waits for ever, unless told how long.
     """
-    server: Any = getattr(handler, "__self__", None)
-    config: Any = getattr(server, "config", None)
-    if not hasattr(server, "should_exit") or not hasattr(config, "timeout_graceful_shutdown"):
+    server = _uvicorn_of(handler)
+    if server is None:
         return False
-    if config.timeout_graceful_shutdown is None:
-        config.timeout_graceful_shutdown = max(SHORTEST, seconds)
+    if server.config.timeout_graceful_shutdown is None:
+        server.config.timeout_graceful_shutdown = max(SHORTEST, seconds)
     server.should_exit = True
     return True
+
+
+def _uvicorn_of(handler: Any) -> Any:
+    """Return the uvicorn server whose handler this is; None if it is another's."""
+    server: Any = getattr(handler, "__self__", None)
+    config: Any = getattr(server, "config", None)
+    fits = hasattr(server, "should_exit") and hasattr(config, "timeout_graceful_shutdown")
+    return server if fits else None

@@ -7,7 +7,16 @@ and what was cut is told; nothing that the app needs is closed before that.
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop, Event, Future, Task, current_task, get_running_loop, shield
+from asyncio import (
+    AbstractEventLoop,
+    Event,
+    Future,
+    Task,
+    TimerHandle,
+    current_task,
+    get_running_loop,
+    shield,
+)
 from asyncio import timeout as time_limit
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -17,7 +26,7 @@ from seawall import registry
 from seawall.runtime.edge_events import LifecycleChanged
 from seawall.runtime.events import emit
 from seawall.web._lifecycle_lifespan import Lifespan
-from seawall.web._lifecycle_signals import Signals, Stop, heard_by_loop
+from seawall.web._lifecycle_signals import Signals, Stop
 from seawall.web._lifecycle_steps import OnFailure, Step, StepFunction, warm
 
 __all__ = ["Drained", "Lifecycle"]
@@ -28,6 +37,9 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 State: TypeAlias = Literal["starting", "ready", "draining", "stopped"]
+
+LOOK_AFTER: Final = 1.0
+"""Seconds after the start at which servers have installed their handlers of signals, too."""
 
 MOST_STEPS: Final = 100
 """More warm-up steps than any service has: whoever adds them does so again and again."""
@@ -59,7 +71,8 @@ class Lifecycle:
         """Drain for at most `drain_timeout` seconds, the first `delay` of which accept requests.
 
         With `signals`, SIGTERM begins the draining, and the server's own handler comes after
-        `delay`. That needs a server which handles the signal in the main thread, as uvicorn does.
+        `delay`. That needs a server which handles the signal in the main thread, as uvicorn does;
+        under another one a warning in the log says that the delay cannot hold.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"name={name!r}: write a name, such as 'orders'")
@@ -102,6 +115,7 @@ class Lifecycle:
         """When draining ends at the latest."""
         self._stops = False
         """Whether the server may be told to stop."""
+        self._look: TimerHandle | None = None
         self._told = Event()
         self._hurry = Event()
 
@@ -153,6 +167,8 @@ class Lifecycle:
         if self._refuses and self._was_elsewhere():
             self._begin_life()
         if not self._accepts and not self._refuses:
+            if self._signals is not None:
+                self._warn_of_delay("its server does not tell of its start (ASGI lifespan)")
             self._begin_to_accept()
             self._warm_up()
         elif self._warming is not None and self._state == "starting" and _is_gone(self._warming):
@@ -343,17 +359,34 @@ class Lifecycle:
         for step in self._steps:
             if step.on_failure == "fail":
                 await warm(step, self.name)
-        heard = self._signals is None or self._signals.install(self._on_signal)
-        if not heard and self.delay and heard_by_loop():
-            _warn(
-                "service %r: its server handles SIGTERM by loop.add_signal_handler, so the delay"
-                " of %g s cannot hold; call drain() before the signal comes",
-                self.name, self.delay,
-            )  # fmt: skip
+        if self._signals is not None:
+            why = self._signals.install(self._on_signal)
+            if why is not None:
+                self._warn_of_delay(why)
+            elif self.delay:
+                self._look = get_running_loop().call_later(LOOK_AFTER, self._look_at_signals)
         self._warm_up()
+
+    def _look_at_signals(self) -> None:
+        """Warn if the server took the signal after the start: some do so only then."""
+        if self._signals is not None and not self._signals.holds():
+            self._warn_of_delay("its server has taken over SIGTERM since the start")
+
+    def _warn_of_delay(self, why: str) -> None:
+        if self.delay:
+            _warn(
+                "service %r: %s, so the delay of %g s cannot hold; have drain() called before the"
+                " signal comes",
+                self.name, why, self.delay,
+            )  # fmt: skip
 
     async def _shut(self) -> None:
         """Drain; the server accepts no more, so there is nothing to delay for."""
+        signals = self._signals
+        unheard = self._drain is None and signals is not None and signals.holds()
+        if unheard and not signals.stands_before_uvicorn():  # type: ignore[union-attr]
+            # Under uvicorn that was Ctrl+C, which is not delayed.
+            self._warn_of_delay("its server stopped without a SIGTERM for this process")
         self._hurry.set()
         await self.drain()
 
@@ -362,6 +395,8 @@ class Lifecycle:
 
     def _end_life(self) -> None:
         self._alive = False
+        if self._look is not None:
+            self._look.cancel()
         if self._signals is not None:
             self._signals.restore()
         if self._warming is not None:
