@@ -171,7 +171,7 @@ class Call:
             return OK
         if not self.reached:
             return UNUSED
-        if getattr(error, "no_verdict", False):
+        if getattr(type(error), "no_verdict", False) is True:  # of its class: no user's code runs
             return CANCELLED
         if isinstance(error, Exception) or _out_of_time(error):
             return FAILED
