@@ -28,6 +28,8 @@ from seawall import (
     fallback_reason,
     static,
 )
+from seawall.clients.llm import Model, Models
+from seawall.runtime import generators
 from seawall.testing import ScriptedService, hang, run_virtual, slow, virtual_time
 
 
@@ -751,3 +753,88 @@ def test_a_stream_takes_its_turn_before_the_first_item():
         next(streams[0])
         with pytest.raises(RateLimited):
             next(streams[1])
+
+
+# --- Open when the event loop ends ---
+
+
+async def slowly(closed):
+    """Give items without end; closing takes a while."""
+    try:
+        while True:
+            yield 1
+    finally:
+        await asyncio.sleep(0)  # noqa: TID251 - no time passes
+        closed.append("closed")
+
+
+def _guarded(how, closed):
+    """Return an async generator with guards around it, in one way or another."""
+    guards = [Guard(f"vendor {number}", Bulkhead(9)) for number in range(3)]
+    if how == "one guard":
+        return guards, guards[0](slowly)(closed)
+    if how == "three guards":
+        return guards, guards[0](guards[1](guards[2](slowly)))(closed)
+    if how == "a fallback":
+        guards.append(Guard("vendor 3", Fallback(lambda: slowly(closed), on=ConnectionError)))
+
+        @guards[3]
+        async def failing():
+            raise ConnectionError
+            yield
+
+        return guards, failing()
+    raise AssertionError(how)
+
+
+@pytest.mark.parametrize("how", ["one guard", "three guards", "a fallback"])
+@pytest.mark.parametrize("seen", [False, True])
+def test_one_that_is_open_when_the_loop_ends_is_closed_once(how, seen, caplog, monkeypatch):
+    """The loop closes what it has seen begin, all at once; if it saw the source, it would clash."""
+    if seen:
+        monkeypatch.setattr(generators, "first_step", anext)
+    closed, left = [], []
+
+    async def main():
+        guards, items = _guarded(how, closed)
+        left.append(items)
+        assert await anext(items) == 1
+        return guards
+
+    for guard in asyncio.run(main()):
+        guard.close()
+    assert closed == ["closed"]
+    assert ("already running" in caplog.text) is seen
+
+
+def test_models_that_stream_when_the_loop_ends_are_closed_once(caplog):
+    """The chain of models closes the stream of the one that answers."""
+    closed, left = [], []
+
+    async def main():
+        models = Models(Model("first", lambda: slowly(closed)))
+        items = models.astream()
+        left.append(items)
+        assert await anext(items) == 1
+
+    asyncio.run(main())
+    assert closed == ["closed"]
+    assert caplog.text == ""
+
+
+def test_a_source_that_is_forgotten_is_closed_by_its_loop():
+    """Nobody holds the guarded generator any more: the loop closes it, and that the source."""
+    closed = []
+
+    async def main():
+        guards, items = _guarded("one guard", closed)
+        await anext(items)
+        del items
+        gc.collect()
+        for _ in range(10):
+            await asyncio.sleep(0)  # noqa: TID251 - no time passes
+        assert closed == ["closed"]
+        return guards
+
+    for guard in asyncio.run(main()):
+        guard.close()

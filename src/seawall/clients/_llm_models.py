@@ -162,7 +162,8 @@ class Models:
         for ask in turns:
             try:
                 items = ask(*args, **kwargs)
-                items = await aprime(await items if isawaitable(items) else items)
+                items = await items if isawaitable(items) else items
+                items = await aprime(items, owned=True)
             except Exception as error:  # noqa: BLE001 - raised at the end, if none answers
                 turns.failed(error)
             else:

@@ -8,8 +8,17 @@ back after it, since between two steps the caller's own code runs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import contextmanager
+from sys import get_asyncgen_hooks, set_asyncgen_hooks
 from typing import Any
 
 from seawall.context import attempt_var, reset
@@ -173,9 +182,24 @@ async def _afirst_of(items: Any) -> _Started:
     """Ask an async generator, or whatever a fallback gives, for its first item."""
     source = items if hasattr(items, "asend") else _from_any_iterable(items)
     try:
-        return _Started(source, await anext(source))
+        return _Started(source, await first_step(source))
     except StopAsyncIteration:
         return _Started(source, None, ended=True)
+
+
+def first_step(source: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
+    """Begin with an async generator that another one closes; return what awaits its first item.
+
+    An event loop that ends closes all async generators that it has seen begin, all at once: this
+    one and the one that closes it, which would find it "already running". So the loop does not see
+    it begin. It is closed by its owner, which the loop has seen.
+    """
+    seen = get_asyncgen_hooks().firstiter
+    set_asyncgen_hooks(firstiter=None)
+    try:
+        return source.__anext__()
+    finally:
+        set_asyncgen_hooks(firstiter=seen)
 
 
 async def _from_any_iterable(items: Any) -> AsyncGenerator[Any, Any]:

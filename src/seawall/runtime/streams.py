@@ -13,6 +13,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Generator,
 from inspect import isawaitable
 from typing import Any, Final, TypeVar, overload
 
+from seawall.runtime.generators import first_step
+
 T = TypeVar("T")
 
 _NO_MORE: Final = object()
@@ -45,10 +47,10 @@ def prime(source: Iterable[T]) -> Generator[T, None, None]:
     return stream  # type: ignore[no-any-return]
 
 
-async def aprime(source: AsyncIterable[T]) -> AsyncGenerator[T, None]:
-    """Do as `primed` for an async iterable."""
+async def aprime(source: AsyncIterable[T], *, owned: bool = False) -> AsyncGenerator[T, None]:
+    """Do as `primed` for an async iterable; `owned` if another async generator closes it."""
     stream: Any = _astream(source)
-    await anext(stream)
+    await (first_step(stream) if owned else anext(stream))
     return stream  # type: ignore[no-any-return]
 
 
@@ -74,7 +76,10 @@ async def _astream(source: Any) -> AsyncGenerator[Any, None]:
     rest = source
     try:
         rest = aiter(source)
-        first = await anext(rest, _NO_MORE)
+        try:
+            first = await first_step(rest)
+        except StopAsyncIteration:
+            first = _NO_MORE
         yield None  # Taken by `aprime`; see `_stream`.
         if first is not _NO_MORE:
             yield first
