@@ -52,7 +52,7 @@ class Dispatch:
         self._known: dict[tuple[Any, ...], tuple[str | None, str | None, bool]] = {}
         self._shapes: frozenset[str] = frozenset()
         self._routes = -1
-        self._by_path = False
+        self.by_path = False
         """Whether type, method and path of a request decide: then answers can be kept."""
 
     def template(self, scope: Mapping[str, Any]) -> str | None:
@@ -82,7 +82,7 @@ class Dispatch:
             self._known.clear()
             found = list(_leaves(self._app, "", ()))
             self._shapes = frozenset(shape_of(path) for path, _ in found if path is not None)
-            self._by_path = all(plain for _, plain in found)
+            self.by_path = all(plain for _, plain in found)
 
     def _ask(self, scope: Mapping[str, Any]) -> tuple[str | None, str | None, bool]:
         path, method = scope["path"], scope.get("method")  # a websocket has none
@@ -94,7 +94,7 @@ class Dispatch:
             pass
         found, refused = _dispatched(self._app, {**scope, "fastapi": {}}, "", 0)
         answer = found, found and shape_of(found), refused
-        if self._by_path and len(path) + len(method or "") <= _LONGEST:
+        if self.by_path and len(path) + len(method or "") <= _LONGEST:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[key] = answer

@@ -82,21 +82,37 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
     clock_now, clock, cutting, usual = way._now, way._clock, way._cutting, inbound.usual
     find_task, own = current_tasks.get, way._own
     gates = way._routes
-    paths: set[str] = set()
-    """Some that are known to be those of no probe and no route with a limit."""
+    paths: set[Any] = set()
+    """Some that are known to be those of no probe and no route with a limit.
+
+    With their methods, where the app's router is asked.
+    """
+    shapes: frozenset[str] | None = None
+    """The routes for which that is known."""
 
     def is_plain(path: str, scope: Scope) -> bool:
+        nonlocal shapes
         if path in probes:
             return False
+        key: Any = path
+        dispatch = own.dispatch
         if gates is not None:
-            if gates.of(scope, own.dispatch) is not None:
+            if dispatch is not None:
+                now = dispatch.shapes()
+                if now is not shapes:
+                    shapes = now
+                    paths.clear()
+                key = path, scope["method"]
+                if key in paths:
+                    return True
+            if gates.of(scope, dispatch) is not None:
                 return False
-            if own.dispatch is not None:  # the method counts, too: it keeps its own answers
+            if dispatch is not None and not dispatch.by_path:
                 return True
-        if len(path) <= _LONGEST_PATH:
+        if len(path) + len(scope["method"]) <= _LONGEST_PATH:
             if len(paths) >= _MOST_PATHS:  # callers make them up
                 paths.clear()
-            paths.add(path)
+            paths.add(key)
         return True
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912, PLR0915 - one frame
