@@ -45,6 +45,9 @@ PASSWORDS = st.tuples(NASTY, NASTY).map(secrets_between)
         ("https://vendor/a@hunter2 is away", "https://*** is away"),
         ("GET /a?token='hunter2' failed", "GET /a?... failed"),
         ("bob:hunter2@db:5432 refused", "***@db:5432 refused"),
+        ("bob:hunter2://@db:5432 refused", "*** refused"),
+        ("login failed for bob/hunter2@//db:1521/x", "login failed for ***"),
+        ("headers: Authorization=Bearer hunter2", "headers: Authorization=***"),
         ("bob@home:hunter2@db refused", "***@db refused"),
         ("http://bob:hunter2 and@db", "http://*** and@db"),
         ("401 with Authorization: Bearer hunter2 hunter2", "401 with Authorization: ***"),
@@ -98,6 +101,8 @@ FRAMES = st.sampled_from(
         "'https://vendor/path?key={}' timed out",
         "Max retries exceeded with url: /hook/{} (x)",
         "bob:{}@db:5432 refused",
+        "bob/{}@db refused",
+        "sent Authorization=Bearer {}",
         "Authorization: Bearer {}",
         "bad header Proxy-Authorization: {} sent",
         "x-api-key: {}",
@@ -134,7 +139,7 @@ def test_an_address_that_ends_at_a_quote_shows_it(monkeypatch: pytest.MonkeyPatc
     """The same check fails if a quote ends a URL, as in the text around it."""
     import re
 
-    monkeypatch.setattr(module, "_ADDRESS", re.compile(r"://[^\s'\"<>]*"))
+    monkeypatch.setattr(module, "_ADDRESS", re.compile(r"(\S*?)://([^\s'\"<>]*)"))
     assert falsified(hidden, CASES)
 
 

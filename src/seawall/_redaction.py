@@ -2,7 +2,8 @@
 
 Promises:
 - Of a URL only scheme, host and port are left. User, password, path and query may be secrets,
-  whatever characters they contain. The same holds for `user:password@host` and `?query`.
+  whatever characters they contain. The same holds for `user:password@host`, `user/password@host`
+  and `?query`.
 - Values named like secrets (`password=`, `"api_key":`, `token:`) are hidden, and so are the values
   of headers that carry credentials (`Authorization:`, `Cookie:`, `X-Api-Key:`), to the end of the
   line where a colon precedes them.
@@ -26,14 +27,14 @@ _HIDDEN: Final = "***"
 _CLOSING: Final = "'\"`<>()[]{},.;:"
 """Characters that end a sentence or a quotation rather than a URL."""
 
-_ADDRESS: Final = re.compile(r"://\S*")
+# These two match at the beginning of a word only, or a search would take quadratic time.
+_ADDRESS: Final = re.compile(r"(?<!\S)(\S*?)://(\S*)")
+_LOGIN: Final = re.compile(r"(?<!\S)[^\s:/]*[:/]\S*@\S*")
 _END_OF_HOST: Final = re.compile(r"[/?#\\'\"`<>(){},;]")
 _END_OF_LOGIN: Final = re.compile(r"[/?#]")
 _HOST: Final = re.compile(r"(?:\[[0-9a-zA-Z:.%]*\]|[^:\[\]]*)(?::[0-9]*)?")
 _PATH: Final = re.compile(r"(url: )/(\S*)")
 _QUERY: Final = re.compile(r"\?\S+")
-# It can match at the beginning of a word only, or the search would take quadratic time.
-_LOGIN: Final = re.compile(r"(?<!\S)[^\s:]*:\S*@\S*")
 
 # It begins with plain letters, and case is folded before: much faster to search than otherwise.
 _NAMED: Final = re.compile(
@@ -43,7 +44,8 @@ _NAMED: Final = re.compile(
     r"(?:(?P<colon>\\{0,3}[\"']?\s{0,3}:\s*|\\{0,3}[\"'],\s*)[^\s][^\n]*"
     # A quoted value ends at the last quote of the line, as it may contain quotes itself.
     r"|(?P<equals>\\{0,3}[\"']?\s{0,3}=\s{0,3})"
-    r"(?:b?\\{0,3}(?P<quote>[\"'])(?:[^\n]*(?P=quote)\S*|[^\n]*)|[(\[{][^\n]*|\S+(?:(?<=\\)\s\S*)*)"
+    r"(?:b?\\{0,3}(?P<quote>[\"'])(?:[^\n]*(?P=quote)\S*|[^\n]*)|[(\[{][^\n]*"
+    r"|(?:bearer|basic|digest|negotiate|token)\s[^\n]*|\S+(?:(?<=\\)\s\S*)*)"
     r"|(?P<bearer>(?<=bearer)\s{1,3})[^\s][^\n]*"
     r"|(?P<basic>(?<=basic)\s{1,3})[a-z0-9+/=]{8,}[^\n]*)"
 )
@@ -114,15 +116,18 @@ def _split_closing(run: str) -> tuple[str, str]:
 
 
 def _host_only(found: re.Match[str]) -> str:
-    address, closing = _split_closing(found[0][3:])
-    login, _, rest = address.rpartition("@")
+    scheme = found[1]
+    address, closing = _split_closing(found[2])
+    login, at, rest = address.rpartition("@")
+    if at and (":" in scheme or "/" in scheme):  # the `://` may be a part of a password
+        return f"{_HIDDEN}{closing}"
     host = _END_OF_HOST.split(rest, maxsplit=1)[0]
     # Before the `@` is a password that has a slash in it, or a host and a path: show neither. And
     # what does not look like a host may be a user and half of a password.
     if _END_OF_LOGIN.search(login) or _HOST.fullmatch(host) is None:
-        return f"://{_HIDDEN}{closing}"
+        return f"{scheme}://{_HIDDEN}{closing}"
     more = "/..." if len(host) < len(rest) else ""
-    return f"://{host}{more}{closing}"
+    return f"{scheme}://{host}{more}{closing}"
 
 
 def _login_hidden(found: re.Match[str]) -> str:
