@@ -625,6 +625,12 @@ SCARCITY = [
         "write|most|more",
     ),
     ("RateLimit(settle)", lambda x: RateLimit("1/s", settle=x), _FUNCTIONS, "function"),
+    (
+        "RateLimit(max_debt)",
+        lambda x: RateLimit("1/s", max_debt=x),
+        _optional(_AT_LEAST_ZERO),
+        "seconds",
+    ),
     ("RateLimit(max_wait)", lambda x: RateLimit("1/s", max_wait=x), _SECONDS, "seconds"),
     ("RateLimit(max_waiting)", lambda x: RateLimit("1/s", max_waiting=x), _COUNTS, "write"),
     ("RateLimit(max_keys)", lambda x: RateLimit("1/s", max_keys=x), _COUNTS, "write"),
@@ -703,6 +709,7 @@ SCARCITY = [
     ("Limit(key)", lambda x: Limit("1/s", key=x), _FUNCTIONS, "function"),
     ("Limit(cost)", lambda x: Limit("5/s", cost=x), [*_COUNTS, (6, ValueError)], "write|more"),
     ("Limit(settle)", lambda x: Limit("1/s", settle=x), _FUNCTIONS, "function"),
+    ("Limit(max_debt)", lambda x: Limit("1/s", max_debt=x), _optional(_AT_LEAST_ZERO), "seconds"),
     (
         "Limit(name)",
         lambda x: Limit("1/s", name=x),
@@ -1503,12 +1510,6 @@ SCARCITY = [
     (
         "RateLimit(cost) huge",
         lambda x: RateLimit("1/s", algorithm="leaky_bucket", cost=x),
-        [(HUGE, ValueError)],
-        "write",
-    ),
-    (
-        "Reservation.settle(actual) huge",
-        lambda x: RateLimit("9/s").reserve(cost=1).settle(x),
         [(HUGE, ValueError)],
         "write",
     ),

@@ -127,6 +127,7 @@ if TYPE_CHECKING:
         DeadLetterDropped,
         Event,
         FallbackUsed,
+        ImplausibleReport,
         JobDied,
         LeaseChanged,
         LevelChanged,
@@ -191,6 +192,7 @@ __all__ = [
     "Hedge",
     "HostEjected",
     "HostRestored",
+    "ImplausibleReport",
     "InFlightRatio",
     "IoPool",
     "JobCancelled",
@@ -373,9 +375,9 @@ _HOMES = {
     ),
     "runtime.events": (
         "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut DeadLetterDropped "
-        "Event FallbackUsed JobDied LeaseChanged LevelChanged LoopBlocked ResourceLeaked "
-        "RetryStopped SettingsChanged SettingsDiffer StoreModeChanged ThreadAbandoned "
-        "WorkerReplaced subscribe"
+        "Event FallbackUsed ImplausibleReport JobDied LeaseChanged LevelChanged LoopBlocked "
+        "ResourceLeaked RetryStopped SettingsChanged SettingsDiffer StoreModeChanged "
+        "ThreadAbandoned WorkerReplaced subscribe"
     ),
     "runtime.policy": "Policy",
     "runtime.result": "Result",

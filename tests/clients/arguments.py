@@ -318,6 +318,12 @@ CLIENTS: list[tuple[Any, ...]] = [
     ("clients.llm.TokenLimits(per_model)", lambda x: _tokens(per_model=x), _FLAGS, "True or False"),
     ("clients.llm.TokenLimits(refill)", lambda x: _tokens(refill=x), _CHOICES, "'steady'"),
     (
+        "clients.llm.TokenLimits(max_debt)",
+        lambda x: _tokens(max_debt=x),
+        [(-1.0, ValueError), (float("nan"), ValueError), ("2", TypeError)],
+        "seconds",
+    ),
+    (
         "clients.llm.TokenLimits(max_pushback)",
         lambda x: _tokens(max_pushback=x),
         _SECONDS,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall import Breaker, Guard, RateLimited
+from seawall import Breaker, Guard, ImplausibleReport, RateLimited, subscribe
 from seawall.clients import _llm_limits as module
 from seawall.clients.llm import TokenLimits, Usage
 from seawall.testing import run_virtual, virtual_time
@@ -346,7 +346,7 @@ def test_all_wait_after_a_429() -> None:
         assert limits.peek(prompt="x", max_tokens=1).retry_after == pytest.approx(20.0)
         clock.advance(20.0)
         assert limits.peek(prompt="x", max_tokens=1).retry_after == 0
-        limits.max_pushback = 1e9  # without a maximum, a vendor may stop us for as long as it likes
+        limits = TokenLimits(tokens="100/min", max_pushback=1e9)  # as long as the vendor likes
         limits.hear([(b"Retry-After", b"3600")], 429)
         assert limits.peek(prompt="x", max_tokens=1).retry_after == pytest.approx(3600.0)
 
@@ -435,6 +435,21 @@ def test_no_usage_that_a_vendor_tells_blocks_longer_than_a_period(used: Any) -> 
             limits.settle(taken, {"usage": {"input_tokens": used, "output_tokens": used}})
             assert limits.peek(prompt="x", max_tokens=1).retry_after <= 30.1
             clock.advance(31.0)
+
+
+def test_an_absurd_usage_closes_the_limits_for_one_period() -> None:
+    """A vendor that tells of a trillion tokens is not believed, and that is an event."""
+    heard: list[ImplausibleReport] = []
+    stop = subscribe(heard.append, ImplausibleReport)
+    with virtual_time() as clock:
+        limits = TokenLimits(tokens="6000/min", requests="60/min")
+        taken = limits.reserve(prompt="x", max_tokens=100)
+        limits.settle(taken, {"usage": {"input_tokens": 10, "output_tokens": 10**12}})
+        assert limits.peek(prompt="x", max_tokens=1).left == 0
+        clock.advance(60.0 + 1.0)
+        assert limits.peek(prompt="x", max_tokens=1).retry_after == 0
+    stop()
+    assert [(one.limit, one.reported) for one in heard] == [("tokens", 10**12 + 10)]
 
 
 def test_words_that_say_nothing_new_are_not_kept() -> None:

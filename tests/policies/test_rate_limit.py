@@ -343,9 +343,9 @@ def test_more_than_the_estimate_is_taken_afterwards() -> None:
     with virtual_time() as clock:
         limit = RateLimit("100/s", cost=lambda: 10, settle=lambda value: value)
         guard = new_guard(limit)
-        guard.call(lambda: 250)
-        assert limit.peek() == Quota("100/s", 0, 1.6, 2.5)
-        clock.advance(1.6)
+        guard.call(lambda: 150)
+        assert limit.peek() == Quota("100/s", 0, 0.6, 1.5)
+        clock.advance(0.6)
         assert guard.attempt(lambda: 10).ok
 
 

@@ -6,11 +6,21 @@ import gc
 import sys
 import threading
 import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from seawall import Bulkhead, BulkheadFull, Limit, RateLimit, RateLimited
+from seawall import (
+    Bulkhead,
+    BulkheadFull,
+    ImplausibleReport,
+    Limit,
+    RateLimit,
+    RateLimited,
+    subscribe,
+)
 from seawall.clock import VirtualClock
 from seawall.policies._rate_meters import Meter
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED
@@ -419,20 +429,87 @@ def test_a_pause_beyond_counting_is_an_error_and_takes_nothing() -> None:
             RateLimit("10/s", algorithm="leaky_bucket", cost=2**52)
 
 
+ABSURD = (10**12, 10**400)
+
+
+@contextmanager
+def reports() -> Iterator[list[ImplausibleReport]]:
+    """Collect what was reported and cannot be true."""
+    heard: list[ImplausibleReport] = []
+    stop = subscribe(heard.append, ImplausibleReport)
+    try:
+        yield heard
+    finally:
+        stop()
+
+
+@pytest.mark.parametrize("absurd", ABSURD)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_an_actual_cost_beyond_counting_leaves_the_estimate(algorithm: str, caplog: Any) -> None:
-    """The call succeeds, and it is logged; by hand it raises, and can be told again."""
+def test_an_absurd_actual_cost_closes_the_limit_for_one_period(algorithm: str, absurd: int) -> None:
+    """Not for years: the debt is bounded, however often it is said; and each time is told."""
+    with virtual_time() as clock, reports() as heard:
+        limit = RateLimit("100/s", algorithm=algorithm, cost=lambda: 20, settle=int)
+        guard = new_guard(limit)
+        under_way = [limit.reserve(cost=0) for _ in range(5)]
+        assert guard.call(lambda: absurd) == absurd
+        assert not guard.attempt(lambda: 20).ok
+        told = heard[0].fields()
+        assert (told["guard"], told["policy"], told["limit"]) == (guard.name, "rate_limit", "100/s")
+        assert told["what"] == "cost"
+        assert told["reported"] >= 10**12 > told["counted"]
+        for taken in under_way:  # the vendor goes on like this, of calls that were sent before
+            taken.settle(absurd)
+        assert len(heard) == 6
+        clock.advance(1.2)  # one period, and what one call of this cost takes
+        assert guard.attempt(lambda: 20).ok
+        clock.advance(1.2)
+        assert limit.peek().left >= 1
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 30.0])
+def test_how_long_a_debt_may_last_is_a_setting(seconds: float) -> None:
+    """It is what keeps the bucket closed beyond what it holds."""
     with virtual_time():
-        limit = RateLimit("100/s", algorithm=algorithm, cost=lambda: 80, settle=int)
-        assert new_guard(limit).call(lambda: 10**400) == 10**400
-        assert "the estimate of 80 stays" in caplog.text
+        limit = RateLimit("100/s", cost=lambda: 1, settle=int, max_debt=seconds)
+        new_guard(limit).call(lambda: 10**12)
+        assert limit.peek().retry_after == pytest.approx(seconds + 0.01)
+        assert "max_debt" in repr(limit)
+
+
+def test_what_can_be_true_is_counted_in_full_and_no_event() -> None:
+    """Up to the burst and what a period pays off, beyond the estimate."""
+    with virtual_time(), reports() as heard:
+        limit = RateLimit("100/s", cost=lambda: 20, settle=int)
+        new_guard(limit).call(lambda: 200)
+        assert limit.peek().reset_after == pytest.approx(2.0)
+        assert not heard
+
+
+def test_a_limit_outside_of_guards_tells_of_it_too() -> None:
+    """By its name."""
+    with virtual_time(), reports() as heard:
+        RateLimit(Limit("100/s", name="tokens")).reserve(cost=50).settle(10**12)
+        assert [one.guard for one in heard] == ["tokens"]
+
+
+def test_the_bound_of_a_debt_can_be_changed_at_run_time() -> None:
+    """As all numbers can."""
     with virtual_time():
-        limit = RateLimit("100/s", algorithm=algorithm)
-        taken = limit.reserve(cost=50)
-        with pytest.raises(ValueError, match="actual is too large: write"):
-            taken.settle(10**400)
-        taken.settle(0)
-        assert limit.peek().reset_after == 0
+        limit = RateLimit(Limit("100/s", cost=int, settle=int, name="tokens"))
+        new = Limit("100/s", cost=int, settle=int, max_debt=7.0, name="tokens")
+        limit.update(limits=[new])
+        new_guard(limit).call(lambda _: 10**12, 1)
+        assert limit.peek(1).retry_after == pytest.approx(7.01)
+
+
+@pytest.mark.parametrize(("said", "closed"), [(0.4, 0.4), (30.0, 30.0), (1e9, 60.0)])
+def test_a_vendors_word_is_cut_and_told_if_it_cannot_be_true(said: float, closed: float) -> None:
+    """After a minute the vendor is asked again; what is more than a day is an event."""
+    with virtual_time(), reports() as heard:
+        limit = RateLimit("100/s")
+        limit.lower(0, said)
+        assert limit.peek().retry_after == pytest.approx(closed)
+        assert [(one.what, one.reported) for one in heard] == [("reset_after", 1e9)] * (said == 1e9)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

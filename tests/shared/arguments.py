@@ -85,6 +85,12 @@ SHARED: list[tuple[Any, ...]] = [
     ("RedisStore(target)", RedisStore, _TARGETS, "redis://|65535"),
     ("RedisStore(name)", lambda x: RedisStore("redis://h", name=x), _NAMES, "write text"),
     ("RedisStore(prefix)", lambda x: RedisStore("redis://h", prefix=x), _NAMES, "write text"),
+    (
+        "RedisStore(expected_pods)",
+        lambda x: RedisStore("redis://h", expected_pods=x),
+        _COUNTS,
+        "write",
+    ),
     ("RedisStore(timeout)", lambda x: RedisStore("redis://h", timeout=x), _POSITIVE, "seconds"),
     ("RateLimit(shared)", lambda x: RateLimit("1/s", shared=x, name="x"), _STORES, "store|Store"),
     ("RateLimit(name)", lambda x: _limit(name=x), [*_NAMES, (None, TypeError)], "name="),

@@ -40,6 +40,8 @@ from tests.support import new_guard
 
 ALGORITHMS = ["token_bucket", "leaky_bucket", "fixed_window", "sliding_counter", "sliding_log"]
 USERS = st.sampled_from(["ann", "ann", "ann", "bob"])
+USED = st.integers(0, 6) | st.sampled_from([9, 40, 10**12])
+"""What a call has used: often more than it took, and sometimes more than can be true."""
 START = 1_000_000.0
 """Seconds on all clocks at the beginning."""
 
@@ -156,8 +158,10 @@ class Pure:
             later = max(now, self.latest)
             rule_, state = self.at(place, later)
             if actual > cost:
+                # What cannot be true is cut by the policy, wherever the limit is kept.
+                actual = min(actual, cost + self.rules[place[0]].overdraft)
                 self.cap(place).take(actual - cost)
-                self.states[place], _ = rule_.take(state, later, actual - cost)
+                self.states[place] = rule_.owe(state, later, actual - cost)
             elif actual < cost:
                 self.cap(place).give_back(cost - actual, at)
                 self._give_back(rule_, state, place, (cost, actual, mark, account), later)
@@ -224,15 +228,21 @@ class Machine(RuleBasedStateMachine):
         ),
         rates=st.sampled_from([("3/s", "5/2s"), ("4/300ms", "7/s"), ("2/s", "2/s")]),
         settles=st.tuples(st.booleans(), st.booleans()),
+        debt=st.sampled_from([None, 0.0, 0.4, 3.0]),
     )
     def begin(
-        self, algorithms: tuple[str, str], rates: tuple[str, str], settles: tuple[bool, bool]
+        self,
+        algorithms: tuple[str, str],
+        rates: tuple[str, str],
+        settles: tuple[bool, bool],
+        debt: float | None,
     ) -> None:
         Machine.serial += 1
         self.clock = PatientClock(START)
         self.frozen.set(int(START * 1e6))
         self.ahead = 0
         self.algorithms_, self.rates, self.settles = algorithms, rates, settles
+        self.debt = debt
         self.wait = 1.0
         limits = self.limits(rates)
         self.pure = Pure(limits)
@@ -253,6 +263,7 @@ class Machine(RuleBasedStateMachine):
                 key=user_of if n == 0 else None,
                 cost=cost_of,
                 settle=used_of if self.settles[n] else None,
+                max_debt=self.debt,
                 name=("user", "all")[n],
             )
             for n in (0, 1)
@@ -311,7 +322,7 @@ class Machine(RuleBasedStateMachine):
     @rule(
         user=USERS,
         cost=st.integers(0, 4),
-        used=st.integers(0, 6),
+        used=USED,
     )
     def call(self, user: str, cost: int, used: int) -> None:
         order = Order(user, cost, used)
@@ -351,7 +362,7 @@ class Machine(RuleBasedStateMachine):
         # Both limits have a cost function, so a reservation estimates both.
         return self.pure.take(user, [cost, cost], self.us, [True, True]), made
 
-    @rule(reservation=consumes(reservations), used=st.integers(0, 6))
+    @rule(reservation=consumes(reservations), used=USED)
     def settle(self, reservation: tuple[list[Any], list[Reservation]], used: int) -> None:
         taken, made = reservation
         self.pure.settle(taken, [used, used], self.us)
@@ -432,7 +443,8 @@ class Machine(RuleBasedStateMachine):
         for policy in (self.memory, self.shared):
             policy.lower(remaining, us / 1e6, Order(user, 1, 1), limit=limit)
         place = (0, user) if limit == "user" else (1, None)
-        self.pure.lower(place, self.us, remaining, self.us + us)
+        most = 60e6 if self.debt is None else self.debt * 1e6
+        self.pure.lower(place, self.us, remaining, self.us + min(us, most))
         self.flush()
 
     @rule(user=USERS, cost=st.integers(1, 4))
@@ -502,6 +514,21 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "sliding_counter",
         "state.begin, state.used, state.before = state.begin + limit.period, 0, state.used",
         "state.begin, state.used, state.before = state.begin + limit.period, 0, 0",
+    ),
+    "what was too much in the window before": (
+        "sliding_counter",
+        "state.begin, state.used, min(state.before, most)",
+        "state.begin, state.used, state.before",
+    ),
+    "a debt without bound": (
+        "token_bucket",
+        "state.owed = min(state.owed, max(owed, now + limit.tolerance + limit.debt))",
+        "state.owed = state.owed",
+    ),
+    "a debt that is forgotten": (
+        "leaky_bucket",
+        "state.owed = min(state.owed, max(owed, now + limit.tolerance + limit.debt))",
+        "state.owed = min(state.owed, now + limit.tolerance + limit.debt)",
     ),
     "what was paid meanwhile": (
         "token_bucket",

@@ -16,6 +16,7 @@ import redis
 from seawall import (
     Breaker,
     CircuitOpen,
+    ImplausibleReport,
     Limit,
     RateLimit,
     RateLimited,
@@ -652,3 +653,60 @@ def test_an_answer_that_makes_no_sense_is_none(
     monkeypatch.setattr(Link, "exchange", exchange)
     with pytest.raises(StoreUnavailable, match="makes no sense"):
         share.decide(limit._charges((), {}))
+
+
+# --- What cannot be true ---
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_absurd_cost_closes_a_shared_limit_for_one_period(
+    store: RedisStore, frozen: FrozenClock, clock: PatientClock, algorithm: str
+) -> None:
+    """For all pods, however many such numbers come; and each is an event of the pod that told."""
+    heard: list[ImplausibleReport] = []
+    stop = subscribe(heard.append, ImplausibleReport)
+    limit = RateLimit("100/s", algorithm=algorithm, shared=store, name=f"absurd-{algorithm}")  # type: ignore[arg-type]
+    guard = new_guard(limit, clock=clock)
+    under_way = [limit.reserve(cost=0) for _ in range(4)]
+    for taken in under_way:
+        taken.settle(10**12)
+    flush(store)
+    assert guard.attempt(lambda: "ok").reason == "rate_limited"
+    pass_by(frozen, clock, 1_010_000)  # one period, and what one call takes
+    assert guard.attempt(lambda: "ok").ok
+    stop()
+    assert [(one.guard, one.reported) for one in heard] == [(guard.name, 10**12)] * 4
+
+
+def test_a_debt_without_bound_would_close_it_for_years(
+    store: RedisStore, frozen: FrozenClock, clock: PatientClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With both safeguards away, in the policy and in the script."""
+    bound = "state.owed = min(state.owed, max(owed, now + limit.tolerance + limit.debt))"
+    mutate(monkeypatch, "rates", bound, "")
+    monkeypatch.setattr(RateLimit, "_plausible", lambda _policy, _charge, actual: actual)
+    limit = RateLimit("100/s", shared=store, name="years")
+    guard = new_guard(limit, clock=clock)
+    limit.reserve(cost=1).settle(10**12)
+    flush(store)
+    pass_by(frozen, clock, 30_000_000)
+    result = guard.attempt(lambda: "ok")
+    assert result.error.retry_after > 300 * 365 * 86_400  # type: ignore[union-attr]
+
+
+def test_leased_tokens_do_not_hide_an_absurd_cost(
+    store: RedisStore, frozen: FrozenClock, clock: PatientClock
+) -> None:
+    """What was used beyond the batch is taken from the shared limit, and bounded there."""
+    limit = RateLimit(
+        Limit("100/s", cost=lambda: 1, settle=lambda used: used, name="tokens"),
+        shared=store,
+        name="leased-absurd",
+        sharing="leased",
+        batch=2,
+    )
+    guard = new_guard(limit, clock=clock)
+    guard.call(lambda: 10**12)
+    flush(store)
+    pass_by(frozen, clock, 1_100_000)
+    assert guard.attempt(lambda: 1).ok

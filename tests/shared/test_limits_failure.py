@@ -290,10 +290,3 @@ def test_a_child_process_expects_as_many_pods_as_its_parent_knew(store: RedisSto
     pods(store, 4)
     store.pods._after_fork()
     assert (store.pods.count, store.pods.known, store.pods.without_store) == (1, False, 4)
-
-
-@pytest.mark.parametrize("bad", [0, -1, 1.5, "3", True])
-def test_a_number_of_pods_that_cannot_be_is_refused(bad: Any) -> None:
-    """It is a whole number of at least one."""
-    with pytest.raises((TypeError, ValueError), match="expected_pods"):
-        RedisStore("redis://127.0.0.1:1", expected_pods=bad)

@@ -93,6 +93,7 @@ class TokenLimits(RateLimit):
         per_model: bool = False,
         refill: Refill = "steady",
         max_pushback: float = 60.0,
+        max_debt: float | None = None,
         max_wait: float = 0.0,
         max_waiting: int = 1024,
         mode: Mode = "enforce",
@@ -126,6 +127,7 @@ class TokenLimits(RateLimit):
         self.cached = check.flag("cached", cached)
         self.refill = check.choice("refill", refill, ("steady", "at_once"))
         self.max_pushback = check.seconds("max_pushback", max_pushback, zero=True)
+        self.max_debt = max_debt
         self._told: dict[tuple[str, str], tuple[int, float]] = {}
         super().__init__(
             *(self._limit(kind, rate) for kind, rate in given.items() if rate is not None),
@@ -142,8 +144,14 @@ class TokenLimits(RateLimit):
     def _limit(self, kind: str, rate: str) -> Limit:
         key = _model if self.per_model else None
         if kind == "requests":
-            return Limit(rate, key=key, name=kind)
-        return Limit(rate, key=key, cost=_COSTS[kind], settle=_settled, name=kind)
+            limit = Limit(rate, key=key, max_debt=self.max_debt, name=kind)
+        else:
+            cost = _COSTS[kind]
+            limit = Limit(
+                rate, key=key, cost=cost, settle=_settled, max_debt=self.max_debt, name=kind
+            )
+        limit._longest = max(limit._longest, self.max_pushback)
+        return limit
 
     def __repr__(self) -> str:
         limits = ", ".join(f"{limit.name}={limit.text!r}" for limit in self.limits)
@@ -164,8 +172,7 @@ class TokenLimits(RateLimit):
         for charge in taken._end() or ():
             if charge.estimated:
                 actual = getattr(usage, _FIELDS[charge.meter.limit.name])
-                most = charge.meter.rule.most
-                settled.append((charge, charge.asked if actual is None else min(actual, most)))
+                settled.append((charge, charge.asked if actual is None else actual))
         self._settle(settled)
 
     def hear(

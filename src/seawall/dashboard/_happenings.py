@@ -208,6 +208,12 @@ def _differ(event: events.SettingsDiffer) -> Sentence:
     return "warn", f"pods do not agree on the settings of the {_word(event.policy)}"
 
 
+def _implausible(event: events.ImplausibleReport) -> Sentence:
+    limit, told = shown(event.limit, LONGEST_KEY), say.amount(event.reported)
+    what = f"the limit {limit} was told of a {_word(event.what)} of {told}"
+    return "warn", f"{what}, which cannot be true; {say.amount(event.counted)} counts"
+
+
 def _level(event: events.LevelChanged) -> Sentence:
     tone: Tone = "ok" if event.after == "full" else "warn"
     return tone, f"the level of service is {_word(event.after)}, it was {_word(event.before)}"
@@ -251,6 +257,7 @@ _SENTENCES: Final[dict[type[Event], Callable[[Any], Sentence]]] = {
     events.StoreModeChanged: _store_mode,
     events.SettingsChanged: _settings,
     events.SettingsDiffer: _differ,
+    events.ImplausibleReport: _implausible,
     events.LevelChanged: _level,
     events.LoopBlocked: _loop,
     events.LeaseChanged: _lease,

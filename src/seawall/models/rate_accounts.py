@@ -109,7 +109,7 @@ class SettledBucket(Bucket[Account]):
 
     def __init__(self, bucket: TokenBucket) -> None:
         """Follow the rule of `bucket`."""
-        super().__init__(bucket.rate, bucket.capacity + 1)
+        super().__init__(bucket.rate, bucket.capacity + 1, bucket.debt)
         self.bucket = bucket
         self.capacity: int = bucket.capacity
 
@@ -126,6 +126,12 @@ class SettledBucket(Bucket[Account]):
         state.note(max(0.0, state.owed_until - now))
         state.owed_until, mark = self.bucket.take(state.owed_until, now, cost)
         return state, mark
+
+    def owe(self, state: Account, now: float, cost: int) -> Account:
+        """Owe so much more, as long as the debt is bounded."""
+        state.note(max(0.0, state.owed_until - now))
+        state.owed_until = self.bucket.owe(state.owed_until, now, cost)
+        return state
 
     def give_back(self, state: Account, now: float, taken: int, used: int, mark: float) -> Account:
         """Owe less by what was surely not paid off since, of what was no estimate.

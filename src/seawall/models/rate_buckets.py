@@ -15,9 +15,13 @@ from seawall.models.rates import EXACT, Rate
 class Bucket(Rule[S]):
     """The part that all buckets share: what a cost is worth in time."""
 
-    def __init__(self, rate: Rate, most: int) -> None:
-        """Pay off at `rate`; amounts up to `most` must be exact."""
+    tolerance: float = 0.0
+    """How many microseconds may be owed while more is admitted."""
+
+    def __init__(self, rate: Rate, most: int, debt: float | None = None) -> None:
+        """Pay off at `rate`; amounts up to `most` must be exact. `debt` is one period if None."""
         super().__init__(rate)
+        self.debt = float(rate.period if debt is None else debt)
         common = gcd(rate.limit, rate.period)
         self._time, self._units = rate.period // common, rate.limit // common
         if most * self._time >= EXACT:
@@ -29,6 +33,16 @@ class Bucket(Rule[S]):
     def amount(self, cost: int) -> float:
         """Return how many microseconds it takes to pay for `cost`, rounded up."""
         return float(-(-cost * self._time // self._units))
+
+    @property
+    def overdraft(self) -> int:
+        """Return what can be paid off in the time that may be owed."""
+        return min(self.most, int(self.tolerance + self.debt) * self._units // self._time)
+
+    def _bounded(self, owed: float, now: float, cost: int) -> float:
+        """Return until when is owed what is owed until `owed`, and `cost`, but no longer debt."""
+        owed = max(owed, now)
+        return min(owed + self.amount(cost), max(owed, now + self.tolerance + self.debt))
 
     def unused(self, taken: int, used: int) -> float:
         """Return how many microseconds less it takes to pay for `used` than for `taken`."""
@@ -48,9 +62,9 @@ class TokenBucket(Bucket[float]):
     more than one in a microsecond, what a microsecond pays for.
     """
 
-    def __init__(self, rate: Rate, burst: int) -> None:
+    def __init__(self, rate: Rate, burst: int, debt: float | None = None) -> None:
         """Hold `burst`."""
-        super().__init__(rate, burst + 1)
+        super().__init__(rate, burst + 1, debt)
         self.capacity: int = burst
         one, all_ = self.amount(1), self.amount(burst)
         # Each is rounded up to a microsecond, and still as many fit as the burst is large, unless
@@ -71,6 +85,10 @@ class TokenBucket(Bucket[float]):
     def take(self, state: float, now: float, cost: int) -> tuple[float, float]:
         """Owe so much more."""
         return max(state, now) + self.amount(cost), now
+
+    def owe(self, state: float, now: float, cost: int) -> float:
+        """Owe so much more, as long as the debt is bounded."""
+        return self._bounded(state, now, cost)
 
     def give_back(self, state: float, now: float, taken: int, used: int, mark: float) -> float:
         """Owe less by what was surely not paid off since.
@@ -104,9 +122,9 @@ class LeakyBucket(Bucket[float]):
 
     capacity = None
 
-    def __init__(self, rate: Rate) -> None:
+    def __init__(self, rate: Rate, debt: float | None = None) -> None:
         """Space admissions by `rate.period / rate.limit`, rounded up."""
-        super().__init__(rate, 1)
+        super().__init__(rate, 1, debt)
 
     def fresh(self, now: float) -> float:
         """Be free."""
@@ -120,6 +138,10 @@ class LeakyBucket(Bucket[float]):
         """Begin the pause."""
         began = max(state, now)
         return began + self.amount(cost), began
+
+    def owe(self, state: float, now: float, cost: int) -> float:
+        """Pause for longer, as long as the debt is bounded."""
+        return self._bounded(state, now, cost)
 
     def give_back(self, state: float, now: float, taken: int, used: int, mark: float) -> float:
         """Shorten the pause, if nobody else has begun another since."""

@@ -35,6 +35,9 @@ class Rule(Generic[S]):
     most: int = EXACT - 1
     """The largest amount that is counted exactly."""
 
+    debt: float = 0.0
+    """For how many microseconds `owe` may keep the limit closed; windows forget by themselves."""
+
     def __init__(self, rate: Rate) -> None:
         """Admit `rate.limit` in each `rate.period`."""
         self.rate = rate
@@ -53,6 +56,18 @@ class Rule(Generic[S]):
     def take(self, state: S, now: float, cost: int) -> tuple[S, float]:
         """Count `cost` without asking; the mark that comes with the state is for `give_back`."""
         raise NotImplementedError
+
+    def owe(self, state: S, now: float, cost: int) -> S:
+        """Count `cost` that was used beyond an estimate, and so cannot be refused.
+
+        What has to be paid off is bounded by `debt`: whatever was reported, the limit opens again.
+        """
+        return self.take(state, now, cost)[0]
+
+    @property
+    def overdraft(self) -> int:
+        """The most that `owe` counts in full, at once, where nothing was taken before."""
+        return 2 * self.rate.limit
 
     def give_back(self, state: S, now: float, taken: int, used: int, mark: float) -> S:
         """Return the state as if `used`, not `taken`, had been taken at `mark`; never more lenient.

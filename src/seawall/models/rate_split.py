@@ -149,9 +149,9 @@ def divided(rule: Rule[Any], pods: int) -> Rule[Any]:
     """
     limit, period = rule.rate
     if isinstance(rule, TokenBucket):
-        return _TokenPart(Rate(limit, period * pods), max(1, rule.capacity // pods))
+        return _TokenPart(Rate(limit, period * pods), max(1, rule.capacity // pods), rule.debt)
     if isinstance(rule, LeakyBucket):
-        return LeakyBucket(Rate(limit, period * pods))
+        return LeakyBucket(Rate(limit, period * pods), rule.debt)
     part = Rate(max(1, limit // pods), period * max(1, -(-pods // limit)))
     if isinstance(rule, FixedWindow):
         return _FixedPart(part)

@@ -105,6 +105,7 @@ class SlidingCounter(Rule[Counts]):
         if cost > limit:
             return None
         begin, used, before = self._current(state, now)
+        before = min(before, limit)  # what was too much in one window is no matter of the next
         total = ahead + cost
         if used + total <= limit:
             elapsed = max(0.0, now - begin)
@@ -116,7 +117,7 @@ class SlidingCounter(Rule[Counts]):
         windows = -(-(min(used, limit) + total - limit) // limit)
         if windows == 1:
             here = max(0, min(ahead, limit - used))
-            last, full = total - here, used + here
+            last, full = total - here, min(limit, used + here)
         else:
             last, full = min(used, limit) + total - windows * limit, limit
         return begin + (windows + 1) * period - (limit - last) * period // full - now
@@ -139,6 +140,7 @@ class SlidingCounter(Rule[Counts]):
         """Return the room by the estimate."""
         limit, period = self.rate
         begin, used, before = self._current(state, now)
+        before = min(before, limit)
         elapsed = max(0.0, now - begin)
         return max(0, int((limit * period - before * (period - elapsed)) // period) - used)
 

@@ -255,7 +255,7 @@ class Meter:
             if self.limit.key is not None and not self._holds(place):
                 place = self.place(charge.key, now)
             rule, state = self.at(place, now)
-            state, _mark = rule.take(state, now, used - charge.cost)
+            state = rule.owe(state, now, used - charge.cost)
             if rule is self.rule:
                 self.write(place, state)
         elif used < charge.cost and charge.rule is self.rule and self._holds(place):
@@ -312,7 +312,7 @@ class Meter:
             self.states[place] = rule.adopt(state, old, now)
 
     def _numbers(self) -> tuple[Any, ...]:
-        return self.rule.rate, self.rule.capacity, self.limit.cost
+        return self.rule.rate, self.rule.capacity, self.rule.debt, self.limit.cost
 
     # Questions
 

@@ -45,15 +45,13 @@ class Reservation:
 
         A second time raises, and so it does where nothing was estimated.
         """
-        check.count("actual", actual, minimum=0)
+        actual = _actual("actual", actual)
         charges = self._end()
         if charges is None:
             raise RuntimeError("this reservation was settled or cancelled already")
         estimates = [charge for charge in charges if charge.estimated]
-        most = min((charge.meter.rule.most for charge in estimates), default=actual)
-        if actual > most or (charges and not estimates):
+        if charges and not estimates:
             self._held.append(charges)
-            check.count("actual", actual, minimum=0, maximum=most)
             raise RuntimeError(
                 "nothing was estimated here: write reserve(cost=...), or cancel() to give all back"
             )
@@ -78,8 +76,7 @@ class Reservation:
                 continue
             actual = charge.asked
             try:
-                most = charge.meter.rule.most
-                actual = check.count("settle(...)", settle(value), minimum=0, maximum=most)
+                actual = _actual("settle(...)", settle(value))
             except Exception:
                 import logging
 
@@ -93,3 +90,8 @@ class Reservation:
         """Leave the estimates as they are, for good."""
         charges = self._end() or ()
         self._policy._settle([(charge, charge.asked) for charge in charges if charge.is_open])
+
+
+def _actual(name: str, cost: int) -> int:
+    """Return `cost` if it is one, or raise; what is too large is cut later, and told."""
+    return check.count(name, min(cost, check.MOST) if type(cost) is int else cost, minimum=0)

@@ -10,7 +10,7 @@ from seawall import _checks as check
 from seawall.models.rate_buckets import LeakyBucket, TokenBucket
 from seawall.models.rate_rule import Rule
 from seawall.models.rate_windows import FixedWindow, SlidingCounter, SlidingLog
-from seawall.models.rates import Rate
+from seawall.models.rates import Rate, whole_microseconds
 
 Algorithm = Literal[
     "token_bucket", "leaky_bucket", "fixed_window", "sliding_counter", "sliding_log"
@@ -19,12 +19,14 @@ Key = Callable[..., Hashable]
 Cost = int | Callable[..., int]
 Settle = Callable[[Any], int]
 
-_WITHOUT_BURST: Final[dict[str, Callable[[Rate], Rule[Any]]]] = {
-    "leaky_bucket": LeakyBucket,
+_WINDOWS: Final[dict[str, Callable[[Rate], Rule[Any]]]] = {
     "fixed_window": FixedWindow,
     "sliding_counter": SlidingCounter,
     "sliding_log": SlidingLog,
 }
+
+BELIEVED: Final = 60.0
+"""Seconds for which a vendor's word holds, if it says so, however short a limit's own period is."""
 
 
 class Limit:
@@ -39,22 +41,31 @@ class Limit:
         key: Key | None = None,
         cost: Cost = 1,
         settle: Settle | None = None,
+        max_debt: float | None = None,
         name: str | None = None,
     ) -> None:
         """Admit `rate`, such as "60/s", "1000/min" or "10k/day"; a token bucket `burst` at once.
 
         `burst` is the rate's own number unless given. `key` and `cost` are functions of the call's
         arguments (or of none, such as `current_tenant`): each key has a limit of its own, and a
-        call takes `cost` of it. `settle` maps what the call returned to its actual cost. `name`
-        is what a refusal calls it; the rate itself unless given.
+        call takes `cost` of it. `settle` maps what the call returned to its actual cost. An actual
+        cost above the estimate keeps the limit closed for `max_debt` seconds at most, one period of
+        the rate unless given; so does what a vendor says is left, for a minute at least unless
+        given. `name` is what a refusal calls it; the rate itself unless given.
         """
         self.rate = Rate.parse(rate)
         self.text = rate.strip()
-        self.algorithm = check.choice("algorithm", algorithm, ("token_bucket", *_WITHOUT_BURST))
+        known = ("token_bucket", "leaky_bucket", *_WINDOWS)
+        self.algorithm = check.choice("algorithm", algorithm, known)
         if burst is not None and algorithm != "token_bucket":
             raise ValueError(f"burst={burst!r}: only a token bucket has one; {algorithm} does not")
         self.burst = None if burst is None else check.count("burst", burst)
         self.key = None if key is None else check.function("key", key)
+        if max_debt is not None:
+            max_debt = check.seconds("max_debt", max_debt, zero=True)
+        self.max_debt = max_debt
+        self._longest = max(BELIEVED, self.rate.period / 1e6) if max_debt is None else max_debt
+        """Seconds for which a vendor's word is believed."""
         rule = self._rule()
         self._most, self._capacity = rule.most, rule.capacity
         self.cost = cost if callable(cost) else check.count("cost", cost)
@@ -79,6 +90,7 @@ class Limit:
             "key": (self.key, None),
             "cost": (self.cost, 1),
             "settle": (self.settle, None),
+            "max_debt": (self.max_debt, None),
             "name": (self.name, self.text),
         }
         options = "".join(f", {name}={v!r}" for name, (v, usual) in given.items() if v != usual)
@@ -86,9 +98,12 @@ class Limit:
 
     def _rule(self) -> Rule[Any]:
         """Return the algorithm with these settings."""
+        debt = None if self.max_debt is None else whole_microseconds(self.max_debt)
         if self.algorithm == "token_bucket":
-            return TokenBucket(self.rate, self.burst or self.rate.limit)
-        return _WITHOUT_BURST[self.algorithm](self.rate)
+            return TokenBucket(self.rate, self.burst or self.rate.limit, debt)
+        if self.algorithm == "leaky_bucket":
+            return LeakyBucket(self.rate, debt)
+        return _WINDOWS[self.algorithm](self.rate)
 
     @property
     def _wants_arguments(self) -> bool:

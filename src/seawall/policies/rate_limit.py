@@ -27,6 +27,7 @@ from seawall.policies._rate_reservation import Quota, Reservation
 from seawall.policies._rate_settings import Algorithm, Cost, Key, Limit, Settle
 from seawall.policies._rate_shared import OnStoreFailure, Sharing, SharingKind
 from seawall.policies._rate_shared_gate import SharedRateGate
+from seawall.runtime.events import ImplausibleReport, emit
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import Host
 from seawall.runtime.limit_share import LimitStore
@@ -35,7 +36,7 @@ from seawall.runtime.policy import GatePolicy, Mode
 __all__ = ["Limit", "Quota", "RateLimit", "Reservation"]
 
 LONGEST: Final = 86_400.0
-"""Seconds for which a vendor's word is taken at most: whatever it says, a day later we ask it."""
+"""A vendor that says its limit is full again in more seconds than this is not plausible."""
 
 
 class RateLimit(GatePolicy):
@@ -52,6 +53,7 @@ class RateLimit(GatePolicy):
         key: Key | None = None,
         cost: Cost = 1,
         settle: Settle | None = None,
+        max_debt: float | None = None,
         max_wait: float = 0.0,
         max_waiting: int = 1024,
         max_keys: int = 100_000,
@@ -64,10 +66,10 @@ class RateLimit(GatePolicy):
     ) -> None:
         """Admit what all `limits` admit, each a rate such as "60/s" or a `Limit`.
 
-        `burst`, `algorithm`, `key`, `cost` and `settle` are those of the limits given as text; see
-        `Limit`. Calls wait up to `max_wait` seconds for their turn, at most `max_waiting` of them.
-        Up to `max_keys` keys have a state of their own for each limit; if more are in use, the
-        rest share.
+        `burst`, `algorithm`, `key`, `cost`, `settle` and `max_debt` are those of the limits given
+        as text; see `Limit`. Calls wait up to `max_wait` seconds for their turn, at most
+        `max_waiting` of them. Up to `max_keys` keys have a state of their own for each limit; if
+        more are in use, the rest share.
 
         With a store to be `shared`, all policies of that `name` on all pods count together:
         `sharing` "exact", "leased" in lots of `batch`, or "split". While the store is away a pod
@@ -80,6 +82,7 @@ class RateLimit(GatePolicy):
             "key": key,
             "cost": cost,
             "settle": settle,
+            "max_debt": max_debt,
         }
         self._given = limits
         self.limits = self._checked(limits)
@@ -96,7 +99,7 @@ class RateLimit(GatePolicy):
             raise TypeError("RateLimit(): give it a rate, such as RateLimit('60/s')")
         texts = [limit for limit in limits if not isinstance(limit, Limit)]
         options = self._options
-        usual = {"burst": None, "algorithm": "token_bucket", "key": None, "cost": 1, "settle": None}
+        usual = dict.fromkeys(options) | {"algorithm": "token_bucket", "cost": 1}
         if not texts and options != usual:
             raise TypeError("RateLimit(Limit(...), ...): say it inside Limit(...), for each limit")
         made = tuple(
@@ -260,12 +263,16 @@ class RateLimit(GatePolicy):
     ) -> tuple[int, Hashable, float]:
         """Lower what is counted in this process; return which limit, whose, and for how long."""
         check.count("remaining", remaining, minimum=0)
-        us = whole_microseconds(min(LONGEST, check.seconds("reset_after", reset_after, zero=True)))
+        check.seconds("reset_after", reset_after, zero=True)
         names = [limit.name for limit in self.limits]
         if name is None and len(names) > 1:
             raise TypeError(f"lower(): say which limit is meant, by limit={names[0]!r}")
         number = names.index(check.choice("limit", name or names[0], names))
-        key = self.limits[number]._key_of(args, kwargs)
+        limit = self.limits[number]
+        key = limit._key_of(args, kwargs)
+        if reset_after > max(LONGEST, limit._longest):
+            self._tell_implausible(limit, "reset_after", reset_after, limit._longest)
+        us = whole_microseconds(min(reset_after, limit._longest))
         now = whole_microseconds(self._now())
         with self._meters:
             self._meters.all[number].lower(key, now, remaining, now + us)
@@ -296,6 +303,7 @@ class RateLimit(GatePolicy):
         return charges
 
     def _settle(self, settled: Sequence[tuple[Charge, int]]) -> None:
+        settled = [(charge, self._plausible(charge, actual)) for charge, actual in settled]
         if settled and settled[0][0].receipt is not None and self._sharing is not None:
             self._sharing.settle(settled)
         elif settled:
@@ -306,6 +314,24 @@ class RateLimit(GatePolicy):
                     self._meters.settle(charge, charge.counted(actual), now)
 
             self._meters.do(settle)
+
+    def _plausible(self, charge: Charge, actual: int) -> int:
+        """Return the part of an actual cost that is counted.
+
+        More than the limit admits in a whole period, on top of its burst and of the estimate, is a
+        mistake of whoever counted it. All limits would be closed for as long as that takes.
+        """
+        most = charge.asked + charge.meter.rule.overdraft
+        if actual <= most:
+            return actual
+        self._tell_implausible(charge.meter.limit, "cost", actual, most)
+        return most
+
+    def _tell_implausible(self, limit: Limit, what: str, reported: float, counted: float) -> None:
+        fields = {"policy": self.kind, "limit": limit.name, "what": what}
+        guards = [bound.host.name for bound in self.bindings] or [self.name or limit.name]
+        for guard in guards:
+            emit(ImplausibleReport, guard, **fields, reported=reported, counted=counted)
 
     def _over(self, blocked: Blocked, now: float, why: str = "", who: str = "") -> RateLimited:
         limit = blocked.first.meter.limit

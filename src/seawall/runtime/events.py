@@ -247,6 +247,24 @@ class StoreModeChanged(Event):
         self.cause = cause
 
 
+class ImplausibleReport(Event):
+    """A cost or a vendor's word that cannot be true was reported to a limit, and was cut."""
+
+    __slots__ = ("counted", "limit", "policy", "reported", "what")
+    name = "implausible_report"
+
+    def __init__(
+        self, guard: str, *, policy: str, limit: str, what: str, reported: float, counted: float
+    ) -> None:
+        """Tell `what` was reported, "cost" or "reset_after", how much, and what of it counts."""
+        super().__init__(guard)
+        self.policy = policy
+        self.limit = limit
+        self.what = what
+        self.reported = reported
+        self.counted = counted
+
+
 class SettingsDiffer(Event):
     """Pods share a policy of the same name and do not agree on its settings."""
 

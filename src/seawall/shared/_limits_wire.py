@@ -224,6 +224,7 @@ def _numbers(rule: Rule[Any]) -> str:
         *((bucket._time, bucket._units) if bucket else (0, 0)),
         int(tolerance),
         -1 if rule.capacity is None else rule.capacity,
+        int(rule.debt),
     )
     return f'["{_code(rule)}",{",".join(map(str, numbers))}]'
 
@@ -238,6 +239,7 @@ def describe(rules: Sequence[Rule[Any]]) -> str:
     return "; ".join(
         f"{type(rule).__name__} {rule.rate.limit} in {rule.rate.period / 1e6:g} s"
         + (f", burst {rule.capacity}" if isinstance(rule, TokenBucket) else "")
+        + (f", debt {rule.debt / 1e6:g} s" if rule.debt not in {0, rule.rate.period} else "")
         for rule in rules
     )
 

@@ -7,7 +7,8 @@
 -- KEYS     the policy's clock, as "latest offset until": what time it was when it was last asked, how
 --          far that is ahead of the server's clock, and until when something needs it.
 --          Then states, by number; that of a sliding log is followed by its list. Reservations, by number.
--- ARGV[1]  the limits, as JSON: [[algorithm, limit, period, time, units, tolerance, capacity], ...]
+-- ARGV[1]  the limits, as JSON: [[algorithm, limit, period, time, units, tolerance, capacity,
+--          debt], ...]
 --          algorithm: t token bucket, l leaky bucket, f fixed window, c sliding counter, s sliding log;
 --          times in microseconds, `time` microseconds pay for `units`; capacity -1: any cost fits
 -- ARGV[2]  the questions, as JSON: [[what, ...], ...]; limits and keys by number, from 1
@@ -403,14 +404,15 @@ local sliding_counter = lazily(function()
     local most, period = limit.limit, limit.period
     if cost > most then return -1 end
     counter.current(limit, state)
-    local begin, used, before = state.begin, state.used, state.before
+    -- What was too much in one window is no matter of the next.
+    local begin, used, before = state.begin, state.used, min(state.before, most)
     if used + cost <= most then
       local elapsed = max(0, now - begin)
       if before * (period - elapsed) + (used + cost) * period <= most * period then return 0 end
       return begin + period - floor((most - used - cost) * period / before) - now
     end
     local windows = over(min(used, most) + cost - most, most)
-    local last, full = cost, used
+    local last, full = cost, min(used, most)
     if windows > 1 then last, full = min(used, most) + cost - windows * most, most end
     return begin + (windows + 1) * period - floor((most - last) * period / full) - now
   end
@@ -434,7 +436,8 @@ local sliding_counter = lazily(function()
     local most, period = limit.limit, limit.period
     counter.current(limit, state)
     local elapsed = max(0, now - state.begin)
-    return max(0, floor((most * period - state.before * (period - elapsed)) / period) - state.used)
+    local before = min(state.before, most)
+    return max(0, floor((most * period - before * (period - elapsed)) / period) - state.used)
   end
 
   function counter.rest(limit, state)
@@ -570,7 +573,7 @@ local limits = cjson.decode(ARGV[1])
 for number, given in ipairs(limits) do
   limits[number] = {
     rule = rules[given[1]](), limit = given[2], period = given[3], time = given[4],
-    units = given[5], tolerance = given[6], capacity = given[7],
+    units = given[5], tolerance = given[6], capacity = given[7], debt = given[8],
   }
 end
 
@@ -663,7 +666,11 @@ local function settle(change, mark, account, when, own)
   state.dirty = true
   local open = own and state.account and state.account.id == account
   if used > cost then
+    local owed = state.owed and max(state.owed, now)
     limit.rule.take(limit, state, used - cost, change[7])
+    if owed then  -- a bucket: the debt is bounded, whatever was reported
+      state.owed = min(state.owed, max(owed, now + limit.tolerance + limit.debt))
+    end
     if state.caps then caps_rules().take(state.caps, used - cost) end
   elseif used < cost then
     local unused = change[4] - change[6]
