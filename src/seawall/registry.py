@@ -72,6 +72,13 @@ def guards() -> list[Guard]:
         return sorted(_guards.values(), key=lambda guard: guard.name)
 
 
+def free_name(name: str) -> str:
+    """Return `name` if no live guard has it, else with a number: "edge 2", "edge 3"..."""
+    taken = {guard.name for guard in guards()}
+    names = (name, *(f"{name} {number}" for number in range(2, len(taken) + 3)))
+    return next(free for free in names if free not in taken)
+
+
 def get_guard(name: str) -> Guard:
     """Return the live guard called `name`; raises KeyError with the names there are."""
     with _lock:

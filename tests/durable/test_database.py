@@ -8,11 +8,14 @@ from threading import Event
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from sqlalchemy import create_engine
 
-from seawall.durable import Database, amigrate
+from seawall import get_guard, guards
+from seawall.durable import Database, Sqlite, amigrate
 from seawall.durable._connections import AskText
 from seawall.durable.database import in_thread
+from seawall.web.fastapi import protect
 from tests.durable.conftest import Opening
 
 
@@ -118,3 +121,33 @@ def test_what_fails_in_a_thread_is_told():
             await in_thread(fail)
 
     asyncio.run(main())
+
+
+def test_a_database_and_an_edge_may_have_the_same_name(tmp_path: Path):
+    """The service's name is what both are called by; each has a guard of its own."""
+    source, app = Sqlite(tmp_path / "test.db"), FastAPI()
+    database = Database(source, name="orders")
+    try:
+        protect(app, name="orders")
+        assert database.name == "orders"
+        assert {guard.name for guard in guards()} >= {"orders", "orders database"}
+        assert repr(database).startswith("<Database 'orders'")
+        with pytest.raises(ValueError, match="alive already"):
+            Database(source, name="orders")
+    finally:
+        database.close()
+        get_guard("orders").close()
+        source.close()
+
+
+def test_databases_without_a_name_have_one_each(tmp_path: Path):
+    """As edges have; and a name that is free again is used again."""
+    source = Sqlite(tmp_path / "test.db")
+    made = [Database(source) for _ in range(3)]
+    assert [one.guard.name for one in made] == ["database", "database 2", "database 3"]
+    made[1].close()
+    again = Database(source)
+    assert again.name == "database 2"
+    for one in (*made, again):
+        one.close()
+    source.close()

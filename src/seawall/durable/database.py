@@ -22,6 +22,7 @@ from contextlib import (
 from typing import Any, Final, NamedTuple, TypeVar
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import Clock
 from seawall.durable._connections import Connection, connection_of
 from seawall.durable._sql import Dialect, Names
@@ -93,14 +94,15 @@ class Database:
         schema: str | None = None,
         prefix: str = "seawall_",
         attempts: int = 5,
-        name: str = "database",
+        name: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Use `source`: an asyncpg or psycopg pool, a SQLAlchemy engine, or a `Sqlite`.
 
         The tables are in `schema` (the database's usual one, unless given), and their names begin
         with `prefix`. A transaction that lost against others is done `attempts` times at most.
-        `name` is that of the guard which does so.
+        That is done by a guard: with `name="orders"` it is called "orders database"; unless given,
+        "database", or "database 2" and so on where that is taken.
         """
         self.source = source
         self._kind, self.dialect = _source_of(source)
@@ -110,13 +112,18 @@ class Database:
             attempts=check.count("attempts", attempts),
             backoff=full_jitter(0.005, 0.25),
         )
-        self.guard = Guard(name, conflicts, clock=clock)
+        if name is not None and (not isinstance(name, str) or not name):
+            raise TypeError(f"name={name!r}: write a name, such as name='orders'")
+        # What else is named after the service, such as its edge, has a guard of that very name.
+        own = registry.free_name("database") if name is None else f"{name} database"
+        self.name = own if name is None else name
+        self.guard = Guard(own, conflicts, clock=clock)
         self.closed = False
         """Whether `close()` was called."""
         self._now: str | None = None
 
     def __repr__(self) -> str:
-        return f"<Database {self.guard.name!r}: {self._kind.name}, {self.names!r}>"
+        return f"<Database {self.name!r}: {self._kind.name}, {self.names!r}>"
 
     @property
     def is_async(self) -> bool:

@@ -45,7 +45,7 @@ class Inbox:
         self._counts: dict[str, Counter[str]] = {kind: Counter() for kind in _COUNTED}
         self._mutex = Mutex()
         survives_fork(self)
-        registry.enter(self, "inbox", database.guard.name)
+        registry.enter(self, "inbox", database.name)
 
     def __repr__(self) -> str:
         return f"<Inbox of {self.database!r}: ttl={self.ttl:g}>"

@@ -39,7 +39,7 @@ from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
-from seawall.registry import guards
+from seawall.registry import free_name
 from seawall.web._dispatch import Dispatch, behind
 from seawall.web._edge_answers import Answering
 from seawall.web._openapi import describing
@@ -106,9 +106,7 @@ def protect(
     if app.middleware_stack is not None:
         raise RuntimeError("protect(): the app has started already; call this where it is made")
     if name is None:
-        taken = {guard.name for guard in guards()}
-        names = ("edge", *(f"edge {number}" for number in range(2, len(taken) + 3)))
-        name = next(free for free in names if free not in taken)
+        name = free_name("edge")
     if isinstance(limits, RequestLimit):
         limits = [limits]
     if limits is not None and not isinstance(limits, RequestLimits):
