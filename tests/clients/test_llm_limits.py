@@ -425,7 +425,7 @@ def test_a_reset_in_a_year_holds_for_one_period(whole: Any, reset: str, refill: 
     blocks_for_a_period_at_most((said, 200, refill, 0.0))
 
 
-@pytest.mark.parametrize("used", [2**41, -5, 10**30, float("nan"), True])
+@pytest.mark.parametrize("used", [2**40, 2**41, -5, 10**30, float("nan"), True])
 def test_no_usage_that_a_vendor_tells_blocks_longer_than_a_period(used: Any) -> None:
     """A count beyond measure costs one period at most; what is no count is not believed."""
     with virtual_time() as clock:
