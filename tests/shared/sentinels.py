@@ -120,6 +120,20 @@ class Guarded:
         except redis.RedisError:
             return False
 
+    def prompt(self, within: float) -> bool:
+        """Whether a plain client that has just connected has its answer within so many seconds."""
+        primary = self.primary
+        if primary is None:
+            return False
+        try:
+            with redis.Redis(port=primary.port, socket_timeout=0.5) as client:
+                client.ping()
+                began = SYSTEM.now()
+                client.set("plain-client", "was-here", ex=60)
+                return SYSTEM.now() - began <= within
+        except redis.RedisError:
+            return False
+
     def fail_over(self) -> None:
         """Ask the Sentinels for another primary, though nothing is wrong with this one."""
         with redis.Redis(port=self.ports[0], socket_timeout=5) as client:
