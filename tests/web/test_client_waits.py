@@ -506,6 +506,33 @@ def test_a_stream_of_which_nothing_is_read_is_ended() -> None:
     run_virtual(main())
 
 
+def test_a_slow_reader_has_time_for_a_large_part() -> None:
+    """A server takes the next part when the last one is read: the larger it is the later."""
+
+    async def main() -> None:
+        async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            large = bytes(1_000_000)
+            await send({"type": "http.response.body", "body": large, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        edge = edge_of(app, Bulkhead(1))
+        for seconds, stalled in ((STALL + 99.0, 0), (STALL + 101.0, 1)):
+            sent: list[Any] = []
+
+            async def send(message: Any, seconds: float = seconds, sent: list[Any] = sent) -> None:
+                if len(sent) == 2:
+                    await let_pass(seconds)
+                sent.append(message)
+
+            await edge(http_scope(), None, send)  # type: ignore[arg-type]
+            assert edge.snapshot()["stalled"] == stalled
+            assert len(sent) == 3 - stalled
+        edge.close()
+
+    run_virtual(main())
+
+
 def test_a_stall_may_be_without_bound() -> None:
     """For who wants that."""
 

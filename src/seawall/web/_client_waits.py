@@ -10,7 +10,8 @@ some memory. It must not cost what others need. Promises:
   the turns of the loop and the rules of each gate, or refused: the app is cancelled and the client
   gets the refusal. (Frameworks answer 400 to errors of `receive`.) In mid-body, and once the
   response has started, nothing is refused: the request waits for its place.
-- A `send` that makes no progress for `stall` seconds ends the request.
+- A `send` that is blocked for `stall` seconds, and for those that a client of `SLOWEST` bytes a
+  second needs for what it has to read first, ends the request.
 - An app that sends while another of its tasks waits in `receive` only listens there for the end of
   the connection, and works meanwhile: it keeps its place.
 """
@@ -37,6 +38,10 @@ Middlewares that hand a message from task to task block for a few turns, and so 
 the client is still there: neither waits for the client. A client that wants to hold a place by this
 has to send something every few turns, and costs more as the sender of so many requests.
 """
+
+
+SLOWEST: Final = 10_000
+"""Bytes a second that the slowest client reads. Servers do not tell whether it reads at all."""
 
 
 class ClientWaits:
@@ -84,13 +89,18 @@ class ClientWaits:
             self._receiving -= 1
         return message
 
-    async def finish_send(self, steps: Any, awaited: Any) -> None:
-        """Finish a `send` of the server's that was blocked at its first step."""
+    async def finish_send(self, steps: Any, awaited: Any, unread: int) -> None:
+        """Finish a `send` of the server's that was blocked at its first step.
+
+        The client has to take up to `unread` bytes before.
+        """
         self._sending += 1
         grace = _Grace(self._leave)
         stall = self._own.stall
         loop = asyncio.get_running_loop()
-        timer = None if stall is None else loop.call_later(stall, self._end_stalled)
+        timer = None
+        if stall is not None:
+            timer = loop.call_later(stall + unread / SLOWEST, self._end_stalled)
         try:
             await _rest(steps, awaited)
         finally:

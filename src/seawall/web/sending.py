@@ -89,6 +89,7 @@ class Passage(Incoming):
         "began",  # when the edge began with it
         "cut",  # what cuts the app off, has done so, or still may: `was_cut` will tell
         "gates",  # what to leave at the end of the response, the last entered first, with tickets
+        "handed",  # the size of the last part of a body that was handed to the server
         "heard",  # whether the body of the request has ended
         "left",  # whether nothing is held any more
         "sifted",  # whether shedding has been asked already, and let it pass
@@ -115,7 +116,7 @@ class Passage(Incoming):
         self.source = source
         self.to = to
         self.answered_at = 0.0
-        self.status = 0
+        self.status = self.handed = 0
         self.left = self.sifted = self.heard = False
         self.waits: ClientWaits | None = None
         self.gates: tuple[tuple[Any, Any], ...] = ()
@@ -199,6 +200,7 @@ class Passage(Incoming):
         """Hand a message to the server; a plain function, as another coroutine would cost more."""
         kind = message["type"]
         waits = self.waits
+        unread = 0  # what the client may have to read before this is taken
         if kind == "http.response.body":
             more = message.get("more_body")
             if waits is not None and more and waits.is_away_from_work():
@@ -221,9 +223,11 @@ class Passage(Incoming):
                         stats.fold(now)
                 else:
                     self.leave(*self.verdict())
-            if only:  # nothing was written since the start, so it cannot block for long
+            if only:  # its places are left, and the start was not blocked
                 to = self.to
                 return to(message)
+            size = len(message.get("body", b""))
+            unread, self.handed = self.handed + size, size
         elif kind == "http.response.start":
             if waits is not None and waits.is_away_from_work():
                 return waits.send(message)
@@ -249,7 +253,7 @@ class Passage(Incoming):
         awaited = next(steps, _ENDED)
         if awaited is _ENDED:
             return _sent()
-        return self._with_waits().finish_send(steps, awaited)
+        return self._with_waits().finish_send(steps, awaited, unread)
 
     def more_headers(self) -> Headers:
         """Return what to add to the headers of the response."""
