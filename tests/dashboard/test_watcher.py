@@ -246,7 +246,6 @@ def test_samples_from_several_threads() -> None:
 
 @pytest.mark.alone
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_process_is_another_pod() -> None:
     """After a fork the watcher works, also if its lock was held, and is that of the child."""
     watcher = Watcher()

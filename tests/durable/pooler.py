@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -48,6 +49,16 @@ def program() -> Path:
     return unpacked
 
 
+def version(binary: Path, environment: dict[str, str]) -> tuple[int, ...]:
+    """Return the version of this pgbouncer, major and minor."""
+    ran = subprocess.run(  # noqa: S603 - our own server
+        [binary, "--version"], env=environment, capture_output=True, text=True, check=True
+    )
+    found = re.match(r"PgBouncer (\d+)\.(\d+)", ran.stdout)
+    assert found, ran.stdout
+    return tuple(map(int, found.groups()))
+
+
 class Pooler:
     """A pooler of its own in a temporary folder, before `postgres`."""
 
@@ -56,7 +67,11 @@ class Pooler:
         binary, arguments = program(), []
         self.folder = Path(tempfile.mkdtemp(prefix="seawall-pooler-"))
         self.port = free_port()
+        libraries = [str(path) for path in (UNPACKED / "usr" / "lib").glob("*-linux-*")]
+        environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(libraries)}
         own = {**SETTINGS, "listen_port": str(self.port), **settings}
+        if version(binary, environment) >= (1, 21):
+            own["max_prepared_statements"] = "0"  # as all versions before
         behind = f"host=127.0.0.1 port={postgres.port} dbname=postgres user=seawall"
         (self.folder / "ini").write_text(
             f"[databases]\npostgres = {behind}\n[pgbouncer]\n"
@@ -65,11 +80,10 @@ class Pooler:
         if os.geteuid() == 0:  # it refuses to be root, and becomes somebody without rights
             shutil.chown(self.folder, "nobody")
             arguments = ["-u", "nobody"]
-        libraries = [str(path) for path in (UNPACKED / "usr" / "lib").glob("*-linux-*")]
         self._process = subprocess.Popen(  # noqa: S603 - our own server
             [binary, "-q", *arguments, "ini"],
             cwd=self.folder,
-            env={**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(libraries)},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

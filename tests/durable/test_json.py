@@ -153,7 +153,6 @@ def test_documents_of_different_meaning_are_different(one: bytes, other: bytes):
         "{}".encode("utf-16"),
         b"{} {}",
         b"",
-        b"[" * 30_000 + b"]" * 30_000,
         b'"' + b"x" * MOST_COMPARED + b'"',
     ],
     ids=lambda data: data[:12],
@@ -161,6 +160,12 @@ def test_documents_of_different_meaning_are_different(one: bytes, other: bytes):
 def test_in_doubt_the_bytes_are_compared(doubtful: bytes):
     """What readers of JSON do not agree on has no canonical form."""
     assert canonical_document(doubtful) is None
+
+
+def test_deep_nesting_is_read_or_in_doubt():
+    """It depends on the Python how deep it reads; what it cannot read raises nothing."""
+    deep = b"[" * 30_000 + b"]" * 30_000
+    assert canonical_document(deep) in {None, deep}
 
 
 VALUES = st.recursive(

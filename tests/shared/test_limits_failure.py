@@ -200,7 +200,6 @@ def test_a_closed_store_is_away(store: RedisStore) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_process_counts_with_its_parent(store: RedisStore) -> None:
     """After a fork both ask the same limit, in threads and in loops."""
     limit = RateLimit("10/min", shared=store, name="family")

@@ -19,8 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from seawall.telemetry import METRICS
 
-promql = pytest.importorskip("promql_parser")
-
 LOOKBACK = 300.0
 EVERY = 15.0
 
@@ -53,7 +51,9 @@ FOLDS: dict[str, Callable[[list[float]], float]] = {
 }
 
 
-_parsed = lru_cache(promql.parse)
+@lru_cache
+def _parsed(expr: str) -> Any:
+    return pytest.importorskip("promql_parser").parse(expr)
 
 
 class Prometheus:
@@ -232,7 +232,7 @@ class Fault(AssertionError):
 
 def labels_of(expr: str) -> set[str]:
     """Return the labels of the answers; raises Fault if the question makes no sense."""
-    labels = _labels(promql.parse(expr))
+    labels = _labels(_parsed(expr))
     if labels is None:
         raise Fault("it asks for no series")
     return labels

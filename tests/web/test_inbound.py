@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -372,9 +373,9 @@ def test_a_request_has_nothing_of_the_one_before(together: bool):  # noqa: FBT00
 
 
 def test_without_a_clean_start_it_would(monkeypatch: pytest.MonkeyPatch):
-    """The server really does so, with pipelined requests and after large bodies."""
+    """The server really does so, with pipelined requests and, before 3.15, after large bodies."""
     monkeypatch.setattr(inbound_module, "_start_clean", list)
-    for together in (False, True):
+    for together in (True,) if sys.version_info >= (3, 15) else (False, True):
         # An app that is fast enough may have read a large body before the server pauses.
         seconds = (one_after_another(together)[1] for _ in range(5))
         assert any(second[:2] == ("acme", "SHEDDABLE") for second in seconds)
