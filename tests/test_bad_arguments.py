@@ -79,6 +79,7 @@ from seawall import (
     n_of_m,
     plus_minus,
     pool_size,
+    primed,
     quantile,
     ramp,
     signals,
@@ -1121,6 +1122,12 @@ SCARCITY = [
         "write",
     ),
     ("Channel.update(when_full)", lambda x: Channel(1).update(when_full=x), _CHOICES, "'reject'"),
+    (
+        "primed(source)",
+        primed,
+        [(5, TypeError), (None, TypeError), (primed, TypeError)],
+        "pass a stream",
+    ),
     # --- executors ---
     ("CpuPool(name)", CpuPool, _NAMES, "write a name"),
     ("CpuPool(workers)", lambda x: CpuPool("bad", workers=x), _optional(_COUNTS), "write"),

@@ -341,6 +341,7 @@ DURABLE: list[Row] = [
         "Idempotency.once",
         {"conn": CONNECTION, **_RECORD},
         conn=(_CONNECTIONS, "pass"),
+        wait=(_FLAGS, "True or False"),
         **_RECORD_BAD,
     ),
     *_method(
@@ -920,7 +921,7 @@ SHOWN_BY_DURABLE = frozenset(
         # what Seawall makes and hands out
         *_given_by_seawall("JobHandle", "claim"),
         *_given_by_seawall("Keyed", "name", "claim", "idempotency", "never"),
-        *_given_by_seawall("Once", "connection", "wanted", "terms", "count"),
+        *_given_by_seawall("Once", "connection", "wanted", "terms", "count", "wait"),
         *_given_by_seawall("QueuedJobs.handle", "queued"),
         *_given_by_seawall("Received", "verdict", "messages", "ack"),
         # a job that `Jobs` has handed out, and what `Jobs.asubmit` checks
