@@ -428,7 +428,7 @@ MOMENTS = {
     next(dying[0])
     del dying
     push = bulkhead.slots.queue.push
-    bulkhead.slots.queue.push = lambda *args: (gc.collect(), push(*args))[1]
+    bulkhead.slots.queue.push = lambda *args, **options: (gc.collect(), push(*args, **options))[1]
     assert guard.call(int) == 0
     assert bulkhead.in_flight == 0
     """,
