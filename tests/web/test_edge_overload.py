@@ -281,6 +281,28 @@ def test_250_requests_at_once_in_one_process_are_all_served() -> None:
     assert run_virtual(main()) == [200] * 250
 
 
+@pytest.mark.parametrize("pause", [0.05, 0.3, 1.0])
+def test_a_first_burst_that_waits_for_a_dependency_is_not_refused(pause: float) -> None:
+    """Nothing is known of the dependency yet, and the loop is idle: nothing speaks for refusing."""
+
+    async def main() -> list[int]:
+        app = FastAPI()
+
+        @app.get("/order")
+        async def order() -> str:
+            await asyncio.sleep(pause)  # noqa: TID251 - virtual time
+            return "order"
+
+        edge = protect(app)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://pod") as client:
+            answers = await asyncio.gather(*(client.get("/order") for _ in range(250)))
+        edge.close()
+        return [answer.status_code for answer in answers]
+
+    assert run_virtual(main()) == [200] * 250
+
+
 def test_a_forked_child_serves_its_first_burst_whole() -> None:
     """Its queue is a new one, and the gate looks at that one."""
     edges = []

@@ -74,10 +74,12 @@ class Turns(GatePolicy):
 
 
 def default_concurrency() -> AdaptiveLimit:
-    """Return the limit on requests at once that an app has unless told otherwise.
+    """Return the default limit on concurrent requests.
 
-    `Turns` is what protects the event loop. This one is for what the app waits for. It is learnt
-    from how long requests take, and routes that differ look like a queue: so it stays above 50.
-    A route that computes in threads (`def`) has its own, by `Edge(routes=...)`.
+    `Turns` protects the event loop; this limit protects what the app waits for. It is learnt from
+    how long requests take. It starts high, so that the first burst at an idle pod is not refused
+    before anything was measured, and falls when latency shows a queue. Routes that differ look
+    like a queue, so it stays above 50. A route that computes in threads (`def`) has its own limit,
+    by `Edge(routes=...)`.
     """
-    return AdaptiveLimit(vegas(initial=100, minimum=50, maximum=2000), max_wait=0.25)
+    return AdaptiveLimit(vegas(initial=500, minimum=50, maximum=2000), max_wait=0.25)
