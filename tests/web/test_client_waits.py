@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 
-from seawall import AdaptiveLimit, Bulkhead, Overloaded, aimd, codel
+from seawall import AdaptiveLimit, Bulkhead, BulkheadFull, Overloaded, aimd, codel
 from seawall.runtime.layers import UNUSED
 from seawall.runtime.slots import live_slots
 from seawall.testing import held_permits, run_virtual
@@ -214,6 +214,32 @@ def test_a_refusal_reaches_an_app_that_reads_in_a_task_of_its_own() -> None:
         await blocked()
         slow.says(more=False)
         assert (await slow.answer()).status == 503
+        assert (await other.answer()).status == 200
+        edge.close()
+
+    run_virtual(main())
+
+
+def test_a_task_that_outlives_a_refused_app_gets_the_refusal() -> None:
+    """It must not wait for ever for a body that nobody will hand to it."""
+    readers: list[asyncio.Task[Any]] = []
+
+    async def app(_scope: Any, receive: Any, _send: Any) -> None:
+        readers.append(asyncio.create_task(receive()))
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        edge = edge_of(app, Bulkhead(1))
+        slow = Client(edge)
+        await blocked()
+        edge.app = working(5.0)
+        other = Client(edge)
+        other.says(more=False)
+        await blocked()
+        slow.says(more=False)
+        assert (await slow.answer()).status == 503
+        await asyncio.wait(readers, timeout=1.0)
+        assert isinstance(readers[0].exception(), BulkheadFull)
         assert (await other.answer()).status == 200
         edge.close()
 

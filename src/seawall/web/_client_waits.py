@@ -165,12 +165,14 @@ class ClientWaits:
         refusal = self.refusal
         if refusal is None:
             return
+        app = passage.task
         try:
-            if not passage.cut_now():
-                raise refusal
+            if passage.cut_now() and app is not None:
+                # Until the cancellation comes. A task that outlives the app gets the refusal.
+                await asyncio.wait({app})
+            raise refusal
         finally:
             del refusal  # Break the cycle between the exception and this frame.
-        await asyncio.get_running_loop().create_future()  # until the cancellation comes
 
     async def _enter(self, begins: bool) -> None:  # noqa: FBT001 - as `come_back` was told
         passage, own = self._passage, self._own
