@@ -132,8 +132,10 @@ def _reserve(
             if not rows and not wait:
                 return Pending(COME_AGAIN)
         if rows:
-            epoch, takeovers, rest = rows[0][:3]
+            epoch, takeovers, rest, *marked = rows[0]
             claim = KeyClaim(*wanted[:3], wanted.owner, epoch, takeovers > 0)
+            if marked == [False]:
+                yield Ask("idempotency.mark", {"lock": taking["lock"]})
             if state is State.PENDING and rest < terms.lease // 2:
                 # It waited for another transaction, and its lease began before that.
                 yield from renew(claim, terms)

@@ -83,6 +83,21 @@ WHERE scope = CAST(:scope AS text) AND operation = CAST(:operation AS text)
     END
 RETURNING epoch, takeovers, lease_until - {now}, pg_try_advisory_xact_lock(CAST(:lock AS bigint));
 
+-- name: mark
+-- For a transaction that took the key but not the lock: one that was rolled back wakes those that
+-- wait for its row a moment before its lock is free. Up to 100 ms; the lock may be held by a caller
+-- that waits for this transaction, so it must not wait for it without a bound.
+WITH RECURSIVE attempt (number, locked) AS (
+    SELECT 1, pg_try_advisory_xact_lock(CAST(:lock AS bigint))
+    UNION ALL
+    SELECT number + 1, CASE
+        WHEN pg_sleep(0.005) IS NOT NULL THEN pg_try_advisory_xact_lock(CAST(:lock AS bigint))
+    END
+    FROM attempt
+    WHERE NOT locked AND number < 20
+)
+SELECT bool_or(locked) FROM attempt;
+
 -- name: read
 SELECT state, fingerprint, form, status, headers, body, kept, lease_until, expires_at, {now}
 FROM {idempotency}
