@@ -305,6 +305,7 @@ def test_children_of_a_busy_writer_can_all_write(tmp_path: Path):
     file = Sqlite(tmp_path / "test.db", busy_timeout=20.0)
     file.run(lambda c: c.execute("CREATE TABLE things (n integer UNIQUE)"))
     goes_on, written = True, []
+    of_children = [-1 - n for n in range(20)]
 
     def write() -> None:
         while goes_on:
@@ -313,13 +314,13 @@ def test_children_of_a_busy_writer_can_all_write(tmp_path: Path):
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        ends = [in_child(lambda n=n: file.run(lambda c: add(c, 10_000 + n))) for n in range(20)]
+        ends = [in_child(lambda n=n: file.run(lambda c: add(c, n))) for n in of_children]
     finally:
         goes_on = False
         thread.join()
     file.close()
     assert ends == [0] * 20
-    assert sorted(numbers(file)) == sorted(written + [10_000 + n for n in range(20)])
+    assert sorted(numbers(file)) == sorted(written + of_children)
 
 
 def test_what_a_child_commits_survives_the_end_of_its_parent(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -174,6 +175,8 @@ def _check_like_asyncio(program: Program) -> None:
 @settings(max_examples=400)
 def test_random_programs_run_as_under_asyncio_timeout(program: Program) -> None:
     """Nesting, cancellation at the same instant, swallowing, own errors: all as in asyncio."""
+    if sys.version_info < (3, 11, 3):  # asyncio's own count of cancellations was wrong before
+        program = program._replace(cancels=[])
     _check_like_asyncio(program)
 
 
