@@ -257,6 +257,16 @@ def test_an_overload_that_is_over_refuses_nobody_any_more() -> None:
     assert max(at for at, _, _ in pod.refused) < 2.5
 
 
+async def _burst(app: FastAPI, path: str) -> list[int]:
+    """Protect `app`, send it 250 requests at once, and return their statuses."""
+    edge = protect(app)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://pod") as client:
+        answers = await asyncio.gather(*(client.get(path) for _ in range(250)))
+    edge.close()
+    return [answer.status_code for answer in answers]
+
+
 def test_250_requests_at_once_in_one_process_are_all_served() -> None:
     """As a test of an app makes them: client and app share the loop, and nobody comes later."""
 
@@ -271,12 +281,7 @@ def test_250_requests_at_once_in_one_process_are_all_served() -> None:
             clock.advance(starting.pop() if starting else 0.001)
             return "hello"
 
-        edge = protect(app)
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://pod") as client:
-            answers = await asyncio.gather(*(client.get("/hello") for _ in range(250)))
-        edge.close()
-        return [answer.status_code for answer in answers]
+        return await _burst(app, "/hello")
 
     assert run_virtual(main()) == [200] * 250
 
@@ -293,12 +298,7 @@ def test_a_first_burst_that_waits_for_a_dependency_is_not_refused(pause: float) 
             await asyncio.sleep(pause)  # noqa: TID251 - virtual time
             return "order"
 
-        edge = protect(app)
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://pod") as client:
-            answers = await asyncio.gather(*(client.get("/order") for _ in range(250)))
-        edge.close()
-        return [answer.status_code for answer in answers]
+        return await _burst(app, "/order")
 
     assert run_virtual(main()) == [200] * 250
 
