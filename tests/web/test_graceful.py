@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -197,7 +198,9 @@ def test_a_stream_without_end_is_cut_at_the_deadline():
     assert code == 0
     assert printed[0] == "closed"
     assert json.loads(printed[1])["cut"] == 1
-    assert "1 requests were still in flight after 0.5 s of draining" in errors
+    found = re.search(r"1 requests were still in flight after (\S+) s of draining", errors)
+    assert found is not None
+    assert float(found[1]) >= 0.5
 
 
 # --- Between the system and the server's handler ---
