@@ -7,7 +7,9 @@ import pytest
 
 from seawall import (
     Breaker,
+    CpuPool,
     Guard,
+    IoPool,
     ThreadBulkhead,
     Timeout,
     check_threads,
@@ -81,6 +83,20 @@ def test_threads_are_added_up():
     assert check_threads(100_000) == before + 8
     kept.pop().close()
     assert check_threads(100_000) == before + 3
+
+
+def test_threads_of_executors_are_added_up_until_they_are_closed():
+    """check_threads() counts the threads of IoPool and CpuPool; a process has one too."""
+    before = check_threads(100_000)
+    reports = IoPool("registry reports", workers=5)
+    resize = CpuPool("registry resize", workers=2)
+    assert check_threads(100_000) == before + 7
+    with pytest.raises(ValueError, match=r"registry reports 5"):
+        check_threads(before + 6)
+    reports.close()
+    assert check_threads(100_000) == before + 2
+    resize.close()
+    assert check_threads(100_000) == before
 
 
 def test_too_many_threads_are_told_by_guard():

@@ -90,19 +90,20 @@ def get_guard(name: str) -> Guard:
 
 
 def check_threads(budget: int) -> int:
-    """Return how many threads the pools of all guards may use together; raise if over `budget`.
+    """Return how many threads all guards and executors may use together; raise if over `budget`.
 
-    A pool that several guards share counts once.
+    A pool that several guards share counts once. Each process of a `CpuPool` has a thread too.
     """
     from seawall.runtime.workers import WorkerPool
 
     check.count("budget", budget)
+    owners = [(guard.name, policy) for guard in guards() for policy in guard.policies]
+    owners += [(entry.name, thing) for thing, entry in entered()]
     pools: dict[int, tuple[str, WorkerPool]] = {}
-    for guard in guards():
-        for policy in guard.policies:
-            pool = getattr(policy, "pool", None)
-            if isinstance(pool, WorkerPool):
-                pools.setdefault(id(pool), (guard.name, pool))
+    for name, owner in owners:
+        pool = getattr(owner, "pool", None)
+        if isinstance(pool, WorkerPool) and not pool.stopped:
+            pools.setdefault(id(pool), (name, pool))
     total = sum(pool.size for _, pool in pools.values())
     if total > budget:
         parts = ", ".join(f"{name} {pool.size}" for name, pool in pools.values())

@@ -204,6 +204,11 @@ class WorkerPool:
         self._finalizer.atexit = False
 
     @property
+    def stopped(self) -> bool:
+        """Whether its threads end as they become idle: it is closed."""
+        return self._shared.stopping
+
+    @property
     def in_use(self) -> int:
         """How many threads work now, for somebody or abandoned."""
         return min(self._shared.taken, self.size)
