@@ -334,8 +334,8 @@ def matches(error: BaseException, types: tuple[type[Exception], ...]) -> bool:
     )
 
 
-def add_note(error: BaseException, note: str, mark: str) -> None:
-    """Add "seawall: " and `note`, in place of an older note of ours that holds `mark`.
+def add_note(error: BaseException, note: str, mark: str, *more: str) -> None:
+    """Add `note` and `more`, each after "seawall: ", in place of older ones that hold `mark`.
 
     An error object that is raised again and again must not collect notes without end; and one that
     takes no notes (a frozen one, say) is left as it is.
@@ -346,6 +346,6 @@ def add_note(error: BaseException, note: str, mark: str) -> None:
             for old in getattr(error, "__notes__", ())
             if not (old.startswith("seawall: ") and mark in old)
         ]
-        error.__notes__ = [*kept, f"seawall: {note}"]
+        error.__notes__ = [*kept, *(f"seawall: {text}" for text in (note, *more))]
     except Exception:  # noqa: BLE001, S110 - a note is not worth an error
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import weakref
 from collections.abc import Callable
 from itertools import count, pairwise
 from random import Random
@@ -501,8 +502,8 @@ def test_the_attempt_number_reaches_a_worker_thread() -> None:
     assert seen == [1, 2, 3]
 
 
-def test_the_last_error_itself_is_raised_with_a_note() -> None:
-    """Nothing is wrapped: the note says how many attempts there were, and how long they took."""
+def test_the_last_error_itself_is_raised_with_notes_that_name_the_earlier_ones() -> None:
+    """Nothing is wrapped: how many attempts there were, how long they took, and how each ended."""
     errors = [Broken("first"), Broken("second"), Broken("third")]
     with virtual_time() as clock:
         guard = _guard(Retry(on=Broken, backoff=[1.0]))
@@ -510,8 +511,91 @@ def test_the_last_error_itself_is_raised_with_a_note() -> None:
         with pytest.raises(Broken, match="third") as caught:
             guard.call(service.call)
     assert caught.value is errors[2]
-    assert caught.value.__notes__ == ["seawall: 3 attempts in 2.000 s"]
+    assert caught.value.__notes__ == [
+        "seawall: 3 attempts in 2.000 s",
+        "seawall: attempt 1: Broken: first",
+        "seawall: attempt 2: Broken: second",
+    ]
     assert not hasattr(errors[0], "__notes__")
+
+
+def test_notes_name_a_bounded_number_of_earlier_errors_in_bounded_length() -> None:
+    """The first one and the latest: what began it, and how it went on."""
+    errors = [Broken(f"{number} " + "x" * 1_000) for number in range(1, 41)]
+    policy = Retry(on=Broken, attempts=40, backoff=0)
+    _, _, raised = _outcome(policy, *map(fail, errors))
+    assert raised is errors[-1]
+    assert max(map(len, raised.__notes__)) < 250
+    made, first, left_out, *latest = raised.__notes__
+    assert made.startswith("seawall: 40 attempts in ")
+    assert first.startswith("seawall: attempt 1: Broken: 1 x")
+    assert left_out == "seawall: (attempts not named here: 33)"
+    assert [note.split(": ")[1] for note in latest] == [f"attempt {n}" for n in range(35, 40)]
+
+
+def test_notes_of_earlier_errors_hide_secrets() -> None:
+    """They go where logs go, so they are treated as other text of errors is."""
+    _, _, raised = _outcome(
+        Retry(on=Broken, attempts=2, backoff=0), fail(Broken("no https://user:pw@host/x?key=1"))
+    )
+    assert raised.__notes__[1] == "seawall: attempt 1: Broken: no https://host/..."
+
+
+def test_notes_tell_refusals_and_values_that_were_retried() -> None:
+    """A refusal is no attempt; and of a value only that it was not accepted."""
+    values = Retry(on=[Broken, lambda _error, value: value == "wait"], attempts=3, backoff=0)
+    _, _, raised = _outcome(values, answer("wait"), fail(Broken("b")), fail(Broken("c")))
+    assert raised.__notes__[1:] == [
+        "seawall: attempt 1: the value was not accepted",
+        "seawall: attempt 2: Broken: b",
+    ]
+    patient = _guard(Retry(on=[Broken, BulkheadFull], attempts=3, backoff=0), Bulkhead(1))
+    with patient.hold(), pytest.raises(BulkheadFull) as refused:
+        patient.call(lambda: None)
+    assert not hasattr(refused.value, "__notes__")  # nothing was attempted
+
+
+def test_the_error_that_is_raised_is_not_named_among_the_earlier_ones() -> None:
+    """If the next attempt was refused, the attempt before it is the one that is raised."""
+    guard = _guard(Retry(on=Broken, backoff=0), Breaker(consecutive=2, break_for=60))
+    service = ScriptedService(fail(Broken("first")), fail(Broken("second")))
+    with pytest.raises(Broken, match="second") as caught:
+        guard.call(service.call)
+    made, earlier = caught.value.__notes__
+    assert "2 attempts in" in made
+    assert "the next was refused" in made
+    assert earlier == "seawall: attempt 1: Broken: first"
+
+
+def test_an_error_that_passes_through_two_retries_is_noted_once() -> None:
+    """The outer retry's notes take the place of the inner one's."""
+    error = Broken("same")
+    inner = _guard(Retry(on=Broken, attempts=2, backoff=0))
+    outer = _guard(Retry(on=Broken, attempts=2, backoff=0))
+    with pytest.raises(Broken) as caught:
+        outer.call(inner.call, ScriptedService(fail(error)).call)
+    made, earlier = caught.value.__notes__
+    assert made.startswith("seawall: 2 attempts in ")
+    assert earlier == "seawall: attempt 1: Broken: same"
+
+
+def test_notes_keep_no_earlier_error_alive() -> None:
+    """They are text: but for the first error and the latest, what was retried is freed at once."""
+    alive: list[weakref.ref[Broken]] = []
+    counted: list[int] = []
+
+    def function() -> None:
+        counted.append(sum(known() is not None for known in alive))
+        error = Broken(f"number {len(alive)}")
+        alive.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error
+
+    with pytest.raises(Broken):
+        _guard(Retry(on=Broken, attempts=5, backoff=0)).call(function)
+    assert counted == [0, 1, 2, 2, 2]
 
 
 def test_one_attempt_needs_no_note() -> None:
@@ -522,13 +606,17 @@ def test_one_attempt_needs_no_note() -> None:
 
 
 def test_an_error_object_raised_again_and_again_collects_no_notes() -> None:
-    """There is one note of ours at a time, and the user's own stay."""
+    """Our notes are those of the latest call, and the user's own stay."""
     error = Broken()
     error.add_note("from the user")
     policy = Retry(on=Broken, attempts=2, backoff=0)
     for _ in range(5):
         _outcome(policy, fail(error))
-    assert error.__notes__ == ["from the user", "seawall: 2 attempts in 0.000 s"]
+    assert error.__notes__ == [
+        "from the user",
+        "seawall: 2 attempts in 0.000 s",
+        "seawall: attempt 1: Broken",
+    ]
 
 
 def test_an_error_object_raised_again_and_again_has_a_bounded_traceback() -> None:

@@ -3,7 +3,7 @@
 Promises: at most `attempts`; no wait and no attempt that the deadline cannot hold; no retry beyond
 the budget; cancellation, KeyboardInterrupt and SystemExit are never retried; a refusal (`Rejected`)
 only if `on=` names it; a call that is not idempotent only with an idempotency key. The last error
-itself is raised, with a note.
+itself is raised, with notes that name the earlier ones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from seawall import _checks as check
+from seawall._redaction import described
 from seawall.context import current_idempotency_key
 from seawall.errors import Rejected, add_note, reason_of
 from seawall.models.backoff import Backoff, as_backoff
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 
 RetryAfter = Callable[[Exception], float | None]
+
+MOST_EARLIER = 6
+"""Maximum number of earlier failures that a note names: the first, and the latest ones."""
 
 
 class Switch:
@@ -189,14 +193,39 @@ class _Memory:
     A try is not always an attempt: it may have been refused before the function was started.
     """
 
-    __slots__ = ("delays", "failure", "retrying", "tries")
+    __slots__ = ("delays", "earlier", "failure", "left_out", "made", "retrying", "tries")
 
     def __init__(self, delays: Iterator[float]) -> None:
         self.delays = delays
+        self.earlier: list[str] = []
+        """The failures that were retried, as text: the errors themselves are not kept alive."""
+        self.left_out = 0
+        self.made = ""
+        """Which of these lines is the latest attempt's; others were refused before an attempt."""
         self.failure: BaseException | None = None
         """What the latest attempt that was really made raised."""
         self.tries = 0
         self.retrying = False
+
+    def note(self, call: Call) -> None:
+        """Remember in words what is about to be retried."""
+        error = call.error
+        what = "the value was not accepted" if error is None else described(error)
+        if call.reached:
+            line = self.made = f"attempt {call.attempts}: {what}"
+        else:
+            line = f"before attempt {call.attempts + 1}: {what}"
+        self.earlier.append(line)
+        if len(self.earlier) > MOST_EARLIER:
+            del self.earlier[1]
+            self.left_out += 1
+
+    def notes(self, *, raised: bool) -> list[str]:
+        """Return a line for each failure remembered; `raised`: not for the latest attempt's."""
+        lines = [line for line in self.earlier if not (raised and line is self.made)]
+        if self.left_out:
+            lines.insert(1, f"(attempts not named here: {self.left_out})")
+        return lines
 
 
 class _RetryFlow(Flow):
@@ -263,7 +292,7 @@ class _RetryFlow(Flow):
                 self.leave(ticket, call.outcome(), None, now)
             failure = None if memory is None else memory.failure
             refused = "" if failure is None else self._prefer_real(call, failure)
-            self._give_note(call, now, refused)
+            self._give_notes(call, memory, now, refused)
         return todo
 
     def _prefer_real(self, call: Call, failure: BaseException) -> str:
@@ -297,6 +326,7 @@ class _RetryFlow(Flow):
             emit(RetryStopped, name, attempt=memory.tries, cause=cause, reason=reason)
             return None
         memory.retrying = True
+        memory.note(call)
         self._bound.retries += 1
         call.host.stats.retries += 1
         emit(CallRetried, name, attempt=memory.tries, delay=delay, reason=reason)
@@ -332,13 +362,14 @@ class _RetryFlow(Flow):
             return "budget", 0.0
         return None, delay
 
-    def _give_note(self, call: Call, now: float, refused: str) -> None:
+    def _give_notes(self, call: Call, memory: _Memory | None, now: float, refused: str) -> None:
         error = call.error
         if error is None or (call.attempts < 2 and not refused):  # noqa: PLR2004
             return
         plural = "" if call.attempts == 1 else "s"
         made = f"{call.attempts} attempt{plural} in {now - call.began:.3f} s"
-        add_note(error, f"{made}{refused}", " attempt")
+        earlier = [] if memory is None else memory.notes(raised=bool(refused))
+        add_note(error, f"{made}{refused}", " attempt", *earlier)
 
 
 def _tell_failed(call: Call, error: Exception) -> None:
