@@ -23,6 +23,7 @@ from seawall import (
     Fallback,
     Guard,
     RateLimit,
+    ReportedFailure,
     Retry,
     SystemClock,
     ThreadBulkhead,
@@ -690,6 +691,116 @@ def test_a_held_block_is_counted_once():
     with guard.hold():
         pass
     assert guard.snapshot()["succeeded"] == 1
+
+
+def test_a_block_that_says_it_failed_is_a_failure_for_the_breaker():
+    """What raises nothing, such as a status 503, counts as failed: an error, or a text for one."""
+    errors = []
+    breaker = Breaker(consecutive=2, is_failure=lambda error, _value: errors.append(error) or error)
+    guard = Guard("vendor", breaker)
+    with guard.hold() as call:
+        call.failed("status 503")
+    refused = ConnectionError()
+    with guard.hold() as call:
+        call.failed(refused)
+    assert breaker.state == "open"
+    snapshot = guard.snapshot()
+    assert (snapshot["succeeded"], snapshot["failed"]) == (0, 2)
+    assert isinstance(errors[0], ReportedFailure)
+    assert str(errors[0]) == "status 503"
+    assert errors[1] is refused
+
+
+def test_an_async_block_can_say_how_it_went():
+    """The handle is the same under `async with`."""
+
+    async def main():
+        breaker = Breaker(consecutive=1)
+        guard = Guard("vendor", breaker)
+        async with guard.hold() as call:
+            call.ignore()
+        before = breaker.state
+        async with guard.hold() as call:
+            call.failed("status 503")
+        return before, breaker.state
+
+    assert run_virtual(main()) == ("closed", "open")
+
+
+def _say_and_raise(guard, say, error):
+    with guard.hold() as call:
+        say(call)
+        raise error
+
+
+def test_a_block_that_is_ignored_gives_no_verdict():
+    """It neither fails nor succeeds, whether it raises or not, and a probe's permit goes back."""
+    with virtual_time() as clock:
+        breaker = Breaker(consecutive=1, break_for=5.0)
+        bulkhead = Bulkhead(1)
+        guard = Guard("vendor", breaker, bulkhead)
+        with pytest.raises(ValueError, match="not found"):
+            _say_and_raise(guard, lambda call: call.ignore(), ValueError("not found"))
+        assert breaker.state == "closed"
+        with pytest.raises(ConnectionError), guard.hold():
+            raise ConnectionError
+        clock.advance(5.0)
+        with guard.hold() as call:
+            call.ignore()
+        assert breaker.state == "half_open"
+        with guard.hold():
+            pass
+        assert breaker.state == "closed"
+        snapshot = guard.snapshot()
+        assert (snapshot["succeeded"], snapshot["failed"], snapshot["cancelled"]) == (1, 1, 2)
+        assert bulkhead.in_flight == 0
+
+
+def test_the_last_word_of_a_block_counts():
+    """A block may change its mind; what it said stands, whatever it raises."""
+    breaker = Breaker(consecutive=1)
+    guard = Guard("vendor", breaker)
+    with guard.hold() as call:
+        call.failed("status 503")
+        call.ignore()
+    assert breaker.state == "closed"
+    with pytest.raises(KeyboardInterrupt):
+        _say_and_raise(guard, lambda call: call.failed("status 503"), KeyboardInterrupt())
+    assert breaker.state == "open"
+
+
+def test_a_block_says_how_it_went_while_it_runs():
+    """A verdict outside of the block would be lost, so it raises; so does one that is no error."""
+    hold = Guard("vendor", Bulkhead(1)).hold()
+    with pytest.raises(RuntimeError, match="inside of it"):
+        hold.ignore()
+    with hold as call, pytest.raises(TypeError, match="pass an exception, or a text"):
+        call.failed(503)
+    with pytest.raises(RuntimeError, match="inside of it"):
+        call.failed("status 503")
+
+
+def test_a_hold_does_not_keep_the_error_that_it_was_told_alive():
+    """The error leads to the frame that has the handle: no cycle is left when the block ends."""
+
+    class Lost(Exception):
+        pass
+
+    def block(guard):
+        with guard.hold() as call:
+            try:
+                ScriptedService(fail(Lost)).call()
+            except Lost as error:
+                alive.add(error)
+                call.failed(error)
+
+    alive = WeakSet()
+    gc.disable()
+    try:
+        block(Guard("vendor", Breaker()))
+        assert not alive
+    finally:
+        gc.enable()
 
 
 def test_a_held_block_takes_the_time_of_the_block():

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         RecordedFailure,
         RecordGarbled,
         Rejected,
+        ReportedFailure,
         SeawallError,
         StoreUnavailable,
         TimedOut,
@@ -231,6 +232,7 @@ __all__ = [
     "RecordedFailure",
     "RedisStore",
     "Rejected",
+    "ReportedFailure",
     "RequestRatio",
     "Reservation",
     "ResourceLeaked",
@@ -329,8 +331,8 @@ _HOMES = {
         "ChannelFull CircuitOpen Contended DeadlineExceeded FifoFull FifoStateLost JobCancelled "
         "JobExpired JobFailed JobLost JobNotReady KeyInFlight KeyMissing "
         "KeyReused LaterFull LeaseLost NotDelivered Overloaded PoolExhausted QueueFull "
-        "RateLimited RecordGarbled RecordedFailure Rejected SeawallError StoreUnavailable "
-        "TimedOut UnknownJob WorkerDied"
+        "RateLimited RecordGarbled RecordedFailure Rejected ReportedFailure SeawallError "
+        "StoreUnavailable TimedOut UnknownJob WorkerDied"
     ),
     "executors": "CpuPool IoPool",
     "guard": "Guard",

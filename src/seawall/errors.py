@@ -15,6 +15,7 @@
     │   ├── JobNotReady         the job is not to be done here and now
     │   └── DeadlineExceeded    the deadline had passed before the work began
     ├── TimedOut            began, and ran out of time; also a TimeoutError
+    ├── ReportedFailure     a block said that it failed, in words; never raised
     ├── CacheMiss           nothing stored for that key; also a LookupError
     ├── ChannelClosed       nothing can be put in (or taken out) any more
     ├── Contended           others were faster, each time, as often as it was tried
@@ -171,6 +172,12 @@ class TimedOut(SeawallError, TimeoutError):
         super().__init__(message)
         self.guard = guard
         self.seconds = seconds
+
+
+class ReportedFailure(SeawallError):
+    """A block under `hold()` said that it failed, by `call.failed("...")`; it is never raised."""
+
+    reason = "reported_failure"
 
 
 class CacheMiss(SeawallError, LookupError):

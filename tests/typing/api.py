@@ -232,6 +232,11 @@ async def check_async_calls() -> None:
     await vendor.acall(_asize, 5)  # type: ignore[call-overload]
     await vendor.aattempt(_asize)  # type: ignore[call-overload]
     assert_type(await vendor.acall(_size, "a"), int)  # in a thread, by a ThreadBulkhead
+    with vendor.hold() as held:
+        held.failed("status 503")
+        held.failed(ConnectionError())
+        held.ignore()
+        held.failed(503)  # type: ignore[arg-type]
     async with vendor.hold():
         pass
     async with deadline(2.0) as given:

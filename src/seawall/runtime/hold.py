@@ -1,20 +1,66 @@
-"""The gates of a guard around a block of code that cannot be a function."""
+"""The gates of a guard around a block of code that cannot be a function.
+
+The block may say itself how it went (`Verdict`): a response with status 503 raises nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
+from seawall.errors import ReportedFailure
 from seawall.runtime.call import Call
 from seawall.runtime.interpreter import release
 from seawall.runtime.layers import Host, Layer
 from seawall.runtime.runners import run_async, run_sync
 
 
-class Hold:
-    """`with guard.hold():` or `async with guard.hold():`; one use each."""
+class Verdict:
+    """What a block of code says of itself; the last word counts, whatever the block raises."""
+
+    __slots__ = ("_open", "_said")
+
+    def __init__(self) -> None:
+        """Begin outside of the block, with nothing said."""
+        self._open = False
+        self._said: Exception | None = None
+
+    def failed(self, error: Exception | str) -> None:
+        """Count the block as failed with `error`, though it does not raise it.
+
+        A text stands for a `ReportedFailure`. A breaker's `is_failure` is asked as if the block had
+        raised it.
+        """
+        if not isinstance(error, Exception | str):
+            raise TypeError(f"failed({error!r}): pass an exception, or a text such as 'status 503'")
+        self._say(ReportedFailure(error) if isinstance(error, str) else error)
+
+    def ignore(self) -> None:
+        """Count the block neither as a success nor as a failure."""
+        self._say(_NoVerdict())
+
+    def _say(self, error: Exception) -> None:
+        if not self._open:
+            raise RuntimeError("say how a block went inside of it, before it ends")
+        self._said = error
+
+    def _end(self, error: BaseException | None) -> BaseException | None:
+        """End the block; return the error that it counts with, if any."""
+        said, self._said = self._said, None  # its traceback may lead to the frame that has this
+        self._open = False
+        return error if said is None else said
+
+
+class _NoVerdict(Exception):
+    """Stands for the error of a block that is to be ignored."""
+
+    no_verdict = True
+
+
+class Hold(Verdict):
+    """`with guard.hold() as call:` or `async with guard.hold() as call:`; one use each."""
 
     __slots__ = ("_call",)
 
@@ -26,6 +72,7 @@ class Hold:
         kwargs: dict[str, Any],
     ) -> None:
         """Enter `gates` at the beginning of the block and leave them at its end."""
+        super().__init__()
         self._call = Call(host, gates, _nothing, args, kwargs, host.clock.now())
         self._call.streaming = True
         self._call.timed = False
@@ -35,9 +82,11 @@ class Hold:
             raise RuntimeError("this hold() was used already: write guard.hold() for each block")
         return self._call
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         with _explained():
             run_sync(self._once())
+        self._open = True
+        return self
 
     def __exit__(
         self,
@@ -45,12 +94,14 @@ class Hold:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        release(self._call, error)
+        release(self._call, self._end(error))
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> Self:
         self._once().function = _nothing_async
         with _explained():
             await run_async(self._call)
+        self._open = True
+        return self
 
     async def __aexit__(
         self,
@@ -58,7 +109,7 @@ class Hold:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        release(self._call, error)
+        release(self._call, self._end(error))
 
 
 @contextmanager
