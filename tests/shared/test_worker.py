@@ -305,6 +305,42 @@ def test_who_is_told_to_come_again_at_once_does_not_spin() -> None:
     run_virtual(main())
 
 
+def test_workers_that_are_refused_together_do_not_ask_again_together() -> None:
+    """Refused for 5 s, a job is due a little later than that: not all at once, none too early."""
+    again: list[float] = []
+
+    class Refusing:
+        def __init__(self) -> None:
+            self._refused = False
+
+        def _plan_for(self, function: Any) -> tuple[None, Any]:
+            return None, function
+
+        async def acall(self, _function: Any, _claim: Claim) -> None:
+            if not self._refused:
+                self._refused = True
+                raise Rejected("not now", retry_after=5.0)
+            again.append(clock.now() - began)
+
+    async def handler(_claim: Claim) -> None: ...
+
+    for seed in range(40):
+        clock = VirtualClock()
+        began = clock.now()
+
+        async def main(rng: Random) -> None:
+            queue = LocalQueue()
+            queue.push(1)
+            guard: Any = Refusing()
+            done = len(again) + 1
+            worker = Worker(queue, handler, guard=guard, rng=rng)
+            await working(worker, lambda: len(again) >= done)
+
+        run_virtual(main(Random(seed)), clock=clock)
+    assert min(again) >= 5.0
+    assert max(again) - min(again) >= 0.8
+
+
 def test_a_rate_limited_worker_keeps_to_the_limit() -> None:
     """The pause is the one that the limit asks for."""
 

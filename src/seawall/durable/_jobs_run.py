@@ -24,7 +24,7 @@ from seawall.durable._trouble import Trouble
 from seawall.durable.jobs import Jobs
 from seawall.errors import JobCancelled, RecordGarbled, Rejected, matches
 from seawall.executors import IoPool
-from seawall.models.backoff import Backoff, as_backoff, full_jitter
+from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
 from seawall.runtime.functions import kind_of
 from seawall.runtime.runners import sleep_async
 
@@ -292,7 +292,8 @@ class JobDoing:
             schedule = self._backoff.delays(self._rng.random)
             # Of a schedule that grows without end, the hundredth pause is as good as the last.
             delay = next(islice(schedule, min(attempt, 100) - 1, None))
-            delay = check.seconds("backoff", max(delay, least or 0.0), zero=True)
+            floor = above_floor(least or 0.0, self._rng.random)
+            delay = check.seconds("backoff", max(delay, floor), zero=True)
         except Exception as trouble:  # noqa: BLE001 - the job must not be lost for that
             log.warning("jobs %r: backoff failed: %s", self.jobs.name, described(trouble))
             delay = PAUSE

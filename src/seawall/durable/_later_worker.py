@@ -28,7 +28,7 @@ from seawall.durable._uncut import uncut
 from seawall.errors import Rejected, matches
 from seawall.executors import IoPool
 from seawall.guard import Guard
-from seawall.models.backoff import Backoff, as_backoff, full_jitter
+from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
 from seawall.runtime.events import JobDied, emit
 from seawall.runtime.functions import kind_of
 from seawall.runtime.runners import sleep_async
@@ -363,8 +363,11 @@ class LaterWorker:
             return None
         words = described(error, LONGEST_ERROR)
         if isinstance(error, Rejected):
-            pause = self._pause(claim.attempts) if error.retry_after is None else error.retry_after
-            pause = min(max(pause, 0.0), LONGEST_PAUSE)
+            asked = error.retry_after
+            if asked is None:
+                pause = min(self._pause(claim.attempts), LONGEST_PAUSE)
+            else:
+                pause = above_floor(min(max(asked, 0.0), LONGEST_PAUSE), self._rng.random)
             self._resume_at = self._clock.now() + pause
             self._counts["refused"] += 1
             delay = int(pause * 1_000_000)

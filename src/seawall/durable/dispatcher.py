@@ -28,7 +28,7 @@ from seawall.durable._outbox_page import Page
 from seawall.durable._outbox_steps import Lane, claiming, renewing
 from seawall.durable._trouble import Trouble
 from seawall.durable.outbox import Outbox
-from seawall.models.backoff import Backoff, as_backoff, full_jitter
+from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
 from seawall.models.outbox import MOST_ATTEMPTS, Poison, Settings, next_pause
 from seawall.runtime.mutex import survives_fork
 
@@ -420,5 +420,6 @@ class Dispatcher:
         if refusals:
             counts["refused"] += len(refusals)
             waits = [refusal.retry_after or SHORTEST_PAUSE for refusal in refusals]
-            self._resume_at = self._clock.now() + min(max(waits), LONGEST_PAUSE)
+            floor = min(max(waits), LONGEST_PAUSE)
+            self._resume_at = self._clock.now() + above_floor(floor, self._rng.random)
         page.tell(self._trouble)

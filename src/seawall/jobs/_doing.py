@@ -19,7 +19,7 @@ from seawall.jobs._arguments import MOST_TEXT
 from seawall.jobs._queue import JobQueue
 from seawall.jobs._records import Claim
 from seawall.jobs._runs import Run
-from seawall.models.backoff import Backoff, full_jitter
+from seawall.models.backoff import Backoff, above_floor, full_jitter
 from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ class Doing:
         if self._refused(run, error):
             pause = getattr(error, "retry_after", None)
             pause = PAUSE if pause is None else pause
-            pause = min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE, self.queue.keep)
+            pause = min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE)
+            pause = min(above_floor(pause, self._rng.random), self.queue.keep)
             self._refusals += 1
             if self._refusals >= self.concurrency:  # nobody gets through, not just one key of many
                 self._resume_at = max(self._resume_at, self._clock.now() + pause)

@@ -10,7 +10,8 @@ With `e = min(cap, base * factor**n)`, n = 0 after the first failure, and U a un
 
     decorrelated_jitter(base, cap)     s = min(cap, U(base, 3*s)), s starts at base
 
-Full jitter is the default, because callers that failed together must not come back together.
+Full jitter is the default, because callers that failed together must not come back together. For
+the same reason nobody comes back at the very instant that a server named: see `above_floor`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ LONGEST = 365 * 86_400.0
 
 MOST_LISTED = 1_000
 """How many delays a list may hold; what goes on for longer is a function of the attempt."""
+
+FLOOR_SPREAD = 0.25
+"""The most that is added to a pause that a server asked for, as a share of it."""
 
 Rng: TypeAlias = Callable[[], float]
 """Gives a uniform number of [0, 1)."""
@@ -128,6 +132,15 @@ def constant(seconds: float, *, jitter: Jitter = "none") -> Backoff:
 def plus_minus(share: float) -> PlusMinus:
     """Jitter that moves a delay by up to this share of it, either way: 0.1 is 10 %."""
     return PlusMinus(check.ratio("share", share))
+
+
+def above_floor(floor: float, rng: Rng) -> float:
+    """Return a pause of at least `floor` seconds, and up to a quarter more.
+
+    The rule for every `retry_after`, of a server or of a guard's refusal: all who were refused
+    together are told the same, and must not come back in the same instant.
+    """
+    return floor * (1.0 + FLOOR_SPREAD * rng())
 
 
 def as_backoff(

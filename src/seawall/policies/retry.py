@@ -15,7 +15,7 @@ from seawall import _checks as check
 from seawall._redaction import described
 from seawall.context import current_idempotency_key
 from seawall.errors import Rejected, add_note, reason_of
-from seawall.models.backoff import Backoff, as_backoff
+from seawall.models.backoff import Backoff, above_floor, as_backoff
 from seawall.models.budget import SuccessDeposit
 from seawall.models.pressure import Pressure
 from seawall.policies._retry_on import On, read_on
@@ -90,8 +90,9 @@ class Retry(Policy):
 
         `backoff` is the pause before the next attempt: seconds (full jitter from there), a
         `Backoff`, delays, or a function of the attempt's number. `retry_after(error)` reads how
-        long the server asks to wait; by default the error's own `retry_after`. It is waited for,
-        up to `max_retry_after` seconds; a negative one means: do not retry.
+        long the server asks to wait; by default the error's own `retry_after`. The pause is that
+        long or longer, by chance up to a quarter. If the server asks for more than
+        `max_retry_after` seconds, or for a negative time, there is no retry.
         """
         super().__init__()
         self._types, self._predicates = read_on(on)
@@ -334,33 +335,47 @@ class _RetryFlow(Flow):
 
     def _decide(self, call: Call, memory: _Memory, now: float) -> tuple[str | None, float]:
         """Return what speaks against another attempt, or None and the pause before it."""
-        policy = self._policy
-        attempts = policy.attempts
-        if isinstance(attempts, AdaptiveAttempts):
-            attempts = attempts.allowed(call.host.pressure(*call.args, **call.kwargs))
-        if memory.tries >= attempts or switch.off:
-            return "attempts", 0.0
-        if not call.host.idempotent and not _is_safe(call.error):
-            return "not idempotent", 0.0
-        asked = _server_asks(policy.retry_after, call.error)
-        if asked is not None and not asked >= 0:  # negative or NaN
-            return "server said no", 0.0
+        cause = self._own_objection(call, memory)
+        if cause is not None:
+            return cause, 0.0
+        asked = _server_asks(self._policy.retry_after, call.error)
+        cause = self._server_objection(call, asked)
+        if cause is not None:
+            return cause, 0.0
         delay = next(memory.delays)
         if asked is not None:
-            delay = max(delay, min(asked, policy.max_retry_after))
+            delay = max(delay, above_floor(asked, call.host.rng.random))
         if switch.instant:
             delay = 0.0
-        until = call.until()
-        if until is not None:
-            # The typical call must still fit in after the pause.
-            typical = call.host.stats.quantile(0.5, now)
-            known = call.host.stats.latency.count >= ENOUGH_SAMPLES
-            if now + delay + (typical if known and typical is not None else 0.0) >= until:
-                return "deadline", 0.0
+        if _ends_too_late(call, now, delay):
+            return "deadline", 0.0
         budget = self._budget
         if budget is not None and not budget.try_retry(now):
             return "budget", 0.0
         return None, delay
+
+    def _own_objection(self, call: Call, memory: _Memory) -> str | None:
+        attempts = self._policy.attempts
+        if isinstance(attempts, AdaptiveAttempts):
+            attempts = attempts.allowed(call.host.pressure(*call.args, **call.kwargs))
+        if memory.tries >= attempts or switch.off:
+            return "attempts"
+        if not call.host.idempotent and not _is_safe(call.error):
+            return "not idempotent"
+        return None
+
+    def _server_objection(self, call: Call, asked: float | None) -> str | None:
+        if asked is None:
+            return None
+        if not asked >= 0:  # negative or NaN
+            return "server said no"
+        most = self._policy.max_retry_after
+        if asked <= most:
+            return None
+        if call.error is not None:
+            told = f"the server asks for {asked:g} s, max_retry_after is {most:g} s"
+            add_note(call.error, f"not retried: {told}", "not retried: ")
+        return "retry_after too long"
 
     def _give_notes(self, call: Call, memory: _Memory | None, now: float, refused: str) -> None:
         error = call.error
@@ -370,6 +385,16 @@ class _RetryFlow(Flow):
         made = f"{call.attempts} attempt{plural} in {now - call.began:.3f} s"
         earlier = [] if memory is None else memory.notes(raised=bool(refused))
         add_note(error, f"{made}{refused}", " attempt", *earlier)
+
+
+def _ends_too_late(call: Call, now: float, delay: float) -> bool:
+    """Tell whether a typical call no longer fits in after a pause of `delay` seconds."""
+    until = call.until()
+    if until is None:
+        return False
+    typical = call.host.stats.quantile(0.5, now)
+    known = call.host.stats.latency.count >= ENOUGH_SAMPLES
+    return now + delay + (typical if known and typical is not None else 0.0) >= until
 
 
 def _tell_failed(call: Call, error: Exception) -> None:
