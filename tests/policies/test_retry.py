@@ -6,6 +6,7 @@ import asyncio
 import math
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count, pairwise
 from random import Random
 from typing import Any
@@ -542,6 +543,90 @@ def test_the_attempt_number_reaches_a_worker_thread() -> None:
     assert seen == [1, 2, 3]
 
 
+# How calls are counted
+
+
+def _outcomes(guard: Guard) -> tuple[int, ...]:
+    retry = next(one for one in guard.snapshot()["policies"] if one["policy"] == "retry")
+    return tuple(retry["outcomes"].values())
+
+
+@pytest.mark.parametrize("kind", ["decorated", "attempt", "async"])
+@pytest.mark.parametrize("budget", [False, True])
+def test_calls_are_counted_in_four(kind: str, *, budget: bool) -> None:
+    """Succeeded or failed, without a retry or after one; cancelled and refused are neither."""
+
+    async def main() -> None:
+        rule = RetryBudget(SuccessDeposit(maximum=1_000)) if budget else None
+        accepted = lambda _error, value: value == "pending"  # noqa: E731
+        retry = Retry(on=[Broken, accepted], attempts=3, backoff=0, budget=rule)
+        guard = _guard(retry, Bulkhead(1))
+        scripts = [
+            *[[answer("first")]] * 5,
+            *[[fail(Broken), answer("second")]] * 4,
+            *[[answer("pending"), answer("third")]] * 2,
+            *[[fail(Bug)]] * 3,
+            *[[fail(Broken)]] * 2,
+            [answer("pending")],
+        ]
+        for steps in scripts:
+            service = ScriptedService(*steps)
+            if kind == "attempt":
+                guard.attempt(service.call)
+                continue
+            try:
+                await guard.acall(service.acall) if kind == "async" else guard(service.call)()
+            except (Broken, Bug):
+                pass
+        async with guard.hold():
+            assert isinstance(guard.attempt(lambda: None).error, BulkheadFull)
+        # The last script returned its value in the end, after two retries.
+        assert _outcomes(guard) == (5, 7, 3, 2)
+
+    run_virtual(main())
+
+
+def test_a_retry_that_is_refused_counts_as_failed_after_a_retry() -> None:
+    """The first attempt was made, and there was to be another."""
+    guard = _guard(Retry(on=Broken, backoff=0), Breaker(consecutive=1, break_for=60))
+    for _ in range(3):
+        guard.attempt(ScriptedService(fail(Broken)).call)
+    assert _outcomes(guard) == (0, 0, 0, 1)
+
+
+def test_calls_in_worker_threads_are_counted_in_four() -> None:
+    """Where a driver runs the function, its successes are still those of calls."""
+    guard = _guard(Retry(on=Broken, backoff=0), Timeout(60.0, sync="thread"))
+    for steps in [[answer(1)], [answer(1)], [fail(Broken), answer(2)], [fail(Bug)]]:
+        guard.attempt(ScriptedService(*steps).call)
+        with suppress(Bug):
+            guard.call(ScriptedService(*steps).call)
+    assert _outcomes(guard) == (4, 2, 2, 0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.sampled_from([Broken, Bug]), st.booleans()), max_size=30
+    )
+)
+def test_the_four_add_up_to_all_calls(calls: list[tuple[int, type[Exception], bool]]) -> None:
+    """Whatever happens, each call is exactly one of them."""
+    guard = _guard(Retry(on=Broken, attempts=3, backoff=0))
+    expected = [0, 0, 0, 0]
+    for failures, error, fast in calls:
+        service = ScriptedService(*[fail(error)] * failures, answer("ok"))
+        if fast:
+            with suppress(Broken, Bug):
+                guard.call(service.call)
+        else:
+            guard.attempt(service.call)
+        retried = error is Broken and failures > 0
+        succeeded = failures == 0 or (retried and failures < 3)
+        expected[2 * (not succeeded) + retried] += 1
+    guard.close()
+    assert list(_outcomes(guard)) == expected
+
+
 def test_the_last_error_itself_is_raised_with_notes_that_name_the_earlier_ones() -> None:
     """Nothing is wrapped: how many attempts there were, how long they took, and how each ended."""
     errors = [Broken("first"), Broken("second"), Broken("third")]
@@ -701,6 +786,12 @@ def test_the_snapshot_counts_retries_and_reasons() -> None:
         "policy": "retry",
         "attempts": 9,
         "retries": 1,
+        "outcomes": {
+            "succeeded": 0,
+            "succeeded_after_retry": 0,
+            "failed": 0,
+            "failed_after_retry": 1,
+        },
         "stopped": {"budget": 1},
         "budget": {"tokens": 2.0, "maximum": 4.0},
     }

@@ -21,7 +21,7 @@ from seawall.models.pressure import Pressure
 from seawall.policies._retry_on import On, read_on
 from seawall.policies.budget import RetryBudget
 from seawall.runtime.events import CallRetried, RetryStopped, emit
-from seawall.runtime.layers import OK, Flow, Host, Kind, Next, Outcome
+from seawall.runtime.layers import FAILED, OK, UNUSED, Flow, Host, Kind, Next, Outcome
 from seawall.runtime.policy import Bound, Policy
 from seawall.runtime.stats import ENOUGH_SAMPLES
 
@@ -171,6 +171,12 @@ class RetryBound(Bound):
         super().__init__(policy, host)
         self.retries = 0
         self.stopped: dict[str, int] = {}
+        self.values_retried = 0
+        self.succeeded_after_retry = 0
+        self.failed = 0
+        """Calls that failed without a retry."""
+        self.failed_after_retry = 0
+        self._succeeded = 0
         self._layer = _RetryFlow(self)
 
     def layer(self, kind: Kind) -> _RetryFlow:
@@ -178,14 +184,42 @@ class RetryBound(Bound):
         return self._layer
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return how often it retried, why it stopped, and the budget."""
+        """Return how often it retried, how calls ended, why it stopped, and the budget."""
         budget = self.policy.budget
         return {
             "attempts": self.policy.most_attempts,
             "retries": self.retries,
+            "outcomes": self.outcomes(now),
             "stopped": dict(self.stopped),
             **({} if budget is None else {"budget": budget.snapshot()}),
         }
+
+    def outcomes(self, now: float) -> dict[str, int]:
+        """Return how many calls succeeded and failed, each without a retry and after one.
+
+        A first attempt that succeeds never gets here, so that it costs nothing: such calls are
+        what is left of the guard's successes.
+        """
+        stats = self.host.stats
+        others = self.succeeded_after_retry + self.values_retried + stats.succeeded_blocks
+        stats.fold(now)
+        # A success is counted a moment before it is known to follow a retry: never count back.
+        self._succeeded = max(self._succeeded, stats.succeeded - others)
+        return {
+            "succeeded": self._succeeded,
+            "succeeded_after_retry": self.succeeded_after_retry,
+            "failed": self.failed,
+            "failed_after_retry": self.failed_after_retry,
+        }
+
+    def count(self, outcome: Outcome, memory: _Memory | None) -> None:
+        """Count how a call ended, but for a success at the first attempt."""
+        if memory is None or not memory.earlier:
+            self.failed += outcome is FAILED
+        elif outcome is OK:
+            self.succeeded_after_retry += 1
+        elif outcome is FAILED or (outcome is UNUSED and memory.failure is not None):
+            self.failed_after_retry += 1
 
 
 class _Memory:
@@ -289,8 +323,10 @@ class _RetryFlow(Flow):
                 _tell_failed(call, error)
         if todo is None:
             call.memory.pop(self, None)
+            outcome = call.outcome()
+            self._bound.count(outcome, memory)
             if self.leave is not None:
-                self.leave(ticket, call.outcome(), None, now)
+                self.leave(ticket, outcome, None, now)
             failure = None if memory is None else memory.failure
             refused = "" if failure is None else self._prefer_real(call, failure)
             self._give_notes(call, memory, now, refused)
@@ -328,6 +364,7 @@ class _RetryFlow(Flow):
             return None
         memory.retrying = True
         memory.note(call)
+        self._bound.values_retried += call.error is None
         self._bound.retries += 1
         call.host.stats.retries += 1
         emit(CallRetried, name, attempt=memory.tries, delay=delay, reason=reason)

@@ -193,6 +193,7 @@ def release(call: Call, error: BaseException | None) -> None:
     counted, call.timed = call.timed, True
     if held and (not counted or isinstance(error, Exception)):
         _count(call)
+        call.host.stats.succeeded_blocks += call.outcome() is OK
     now = call.host.clock.now()
     for layer, ticket in held:
         call.leave(layer, ticket, now)

@@ -34,6 +34,8 @@ class Stats:
         self.due = now + FOLD_EVERY
         self.latency = LatencyWindow()
         self.succeeded = 0
+        self.succeeded_blocks = 0
+        """How many of these were `hold` blocks, which no flow stands around."""
         self.failed = 0
         self.rejected = 0
         self.cancelled = 0

@@ -90,6 +90,12 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _counter("retries", "guard", "Attempts beyond the first", "guard: retries"),
     _counter(
+        "retry_calls",
+        "guard outcome",
+        "Calls by how they ended: succeeded, succeeded_after_retry, failed, failed_after_retry",
+        "retry: outcomes",
+    ),
+    _counter(
         "retries_stopped",
         "guard cause",
         "Calls that were not retried further, by cause; `budget`: it was spent",

@@ -170,6 +170,7 @@ _GUARDS: Final = (
         (_share(_ask.rate("retries", "guard"), _CALLS, "{{guard}}"),),
         "percentunit",
     ),
+    _speed("Calls, with and without a retry", "retry_calls", "guard outcome"),
     _speed("Not retried further, by cause", "retries_stopped", "guard cause"),
     Panel(
         "Retry budget spent",

@@ -111,6 +111,8 @@ def _guard(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
 
 
 def _retry(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    for outcome, number in seen.get("outcomes", {}).items():
+        yield "retry_calls_total", (name, outcome), number
     for cause, number in seen.get("stopped", {}).items():
         yield "retries_stopped_total", (name, cause), number
     if "budget" in seen:
