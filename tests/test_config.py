@@ -237,7 +237,7 @@ def test_nothing_is_left_when_a_name_is_taken():
         ({"policy": "fallback"}, ValueError, "at least one level"),
         ({"policy": "fallback", "levels": [{"static": 1}], "on": ["No"]}, ValueError, "names="),
         ({"policy": "cache", "ttl": 1, "key": "unknown"}, ValueError, "names={'unknown': ...}"),
-        ({"policy": "breaker", "is_failure": 5}, ValueError, "hand the function over"),
+        ({"policy": "breaker", "is_failure": 5}, TypeError, "write the name of an exception"),
         (
             {"policy": "retry", "on": "OSError", "backoff": {"kind": "x"}},
             ValueError,

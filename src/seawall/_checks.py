@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import isfinite, isnan
-from typing import Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+FunctionKind = Literal["sync", "async", "generator", "async generator"]
+
+GENERATOR: Final = 0x20
+COROUTINE: Final = 0x80
+ITERABLE_COROUTINE: Final = 0x100
+ASYNC_GENERATOR: Final = 0x200
+"""Flags of code objects, as in `inspect`, which takes long to import."""
 
 MOST: Final = 2**53
 """Up to here all whole numbers are floats too, also in other languages."""
@@ -71,10 +81,55 @@ def choice(name: str, value: T, options: Iterable[T]) -> T:
 
 
 def function(name: str, value: Callable[..., T] | None) -> Callable[..., T]:
-    """Return `value` if it can be called, or raise."""
+    """Return `value` if it can be called, or raise. What it returns may have to be awaited."""
     if not callable(value):
         raise TypeError(f"{name}={value!r}: pass a function, not its result")
     return value
+
+
+def plain_function(name: str, value: F, advice: str = "nothing here would await it") -> F:
+    """Return `value` if calling it gives the result itself, or raise.
+
+    A coroutine or a generator would be taken for the result: as a key it is always another one, as
+    an answer to a question it is always yes.
+    """
+    function(name, value)
+    kind = function_kind(value)
+    if kind != "sync":
+        what = f"is {kind}" if kind == "async" else f"is of the kind {kind!r}"
+        raise TypeError(f"{name}={value!r} {what}: pass a plain function; {advice}")
+    return value
+
+
+def function_kind(function: Callable[..., Any]) -> FunctionKind:
+    """Tell how a callable runs; a class makes an object, as a plain function does."""
+    if isinstance(function, type):
+        return "sync"
+    inner: Any = function
+    while isinstance(inner, partial):
+        inner = inner.func
+    inner = getattr(inner, "__func__", inner)
+    if not hasattr(inner, "__code__"):
+        inner = type(inner).__call__
+    flags = getattr(getattr(inner, "__code__", None), "co_flags", None)
+    if flags is None:
+        return _ask_inspect(function)
+    if flags & ASYNC_GENERATOR:
+        return "async generator"
+    if flags & (COROUTINE | ITERABLE_COROUTINE):
+        return "async"
+    return "generator" if flags & GENERATOR else "sync"
+
+
+def _ask_inspect(function: Callable[..., Any]) -> FunctionKind:
+    """Tell of a function that was not compiled from Python."""
+    import inspect
+
+    if inspect.isasyncgenfunction(function):
+        return "async generator"
+    if inspect.iscoroutinefunction(function):
+        return "async"
+    return "generator" if inspect.isgeneratorfunction(function) else "sync"
 
 
 def error_types(name: str, value: object) -> tuple[type[Exception], ...]:

@@ -92,8 +92,6 @@ _LISTS: Final = {"fallback": "levels", "rate_limit": "limits", "shed": "rules"}
 _LISTED: Final = (*_LISTS.values(), "fallback")
 _FUNCTIONS: Final = (
     "dispose",
-    "is_drop",
-    "is_failure",
     "key",
     "load",
     "of",
@@ -204,8 +202,8 @@ def _arguments(table: Table, names: Names) -> dict[str, Any]:
 
 
 def _argument(key: str, value: Any, names: Names) -> Any:
-    if key == "on":
-        return tuple(_exception(item, names) for item in _listed(key, value))
+    if key in ("is_drop", "is_failure", "on"):
+        return _error_rule(key, value, names)
     if key in _FUNCTIONS or (key == "cost" and isinstance(value, str)):
         return _given(key, value, names)
     if key in _LISTED:
@@ -226,8 +224,9 @@ def _listed(key: str, value: Any) -> list[Any]:
     if isinstance(value, str | Mapping):
         return [value]
     if not isinstance(value, list):
-        what = {"on": "the name of an exception", "limits": "a rate", "rules": "a rule"}
-        wanted = what.get(key, "the name of a function")
+        what = {"limits": "a rate", "rules": "a rule"}
+        what |= dict.fromkeys(("fallback", "levels"), "the name of a function")
+        wanted = what.get(key, "the name of an exception")
         raise TypeError(f"{key}={value!r}: write {wanted}, or a list of such")
     return value
 
@@ -259,18 +258,25 @@ def _build(key: str, value: Table) -> Any:
     return builders[kind](**arguments)
 
 
-def _exception(name: Any, names: Names) -> Any:
+def _exception(name: Any, names: Names, key: str = "on") -> Any:
     if not isinstance(name, str):
-        raise TypeError(f"on={name!r}: write the name of an exception, or a list of such names")
+        raise TypeError(f"{key}={name!r}: write the name of an exception, or a list of such names")
     if name in names:
         return names[name]
     known = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(known, type) and issubclass(known, Exception):
         return known
     raise ValueError(
-        f"on={name!r}: no such exception of Python's or Seawall's; hand it over as"
+        f"{key}={name!r}: no such exception of Python's or Seawall's; hand it over as"
         f" names={{{str(name)!r}: ...}}"
     )
+
+
+def _error_rule(key: str, value: Any, names: Names) -> Any:
+    """Return the function handed over under that name, or the types of errors named."""
+    if isinstance(value, str) and value in names:
+        return names[value]
+    return tuple(_exception(item, names, key) for item in _listed(key, value))
 
 
 def _given(key: str, name: Any, names: Names) -> Any:

@@ -43,6 +43,16 @@ itself raises passes through as it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from seawall import _checks as check
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ErrorKinds = type[Exception] | tuple[type[Exception], ...]
+"""One type of errors, or several."""
+
 
 class SeawallError(Exception):
     """The root of all errors that Seawall raises."""
@@ -339,6 +349,34 @@ def matches(error: BaseException, types: tuple[type[Exception], ...]) -> bool:
     return isinstance(error, BaseExceptionGroup) and all(
         matches(leaf, types) for leaf in error.exceptions
     )
+
+
+class ErrorTypes:
+    """A predicate `(error, value)` that is true for errors of certain types."""
+
+    __slots__ = ("types",)
+
+    def __init__(self, types: tuple[type[Exception], ...]) -> None:
+        """Match `types`, and groups of nothing else."""
+        self.types = types
+
+    def __call__(self, error: BaseException | None, value: object = None) -> bool:
+        """Tell whether a call that ended so raised one of the types."""
+        return error is not None and matches(error, self.types)
+
+    def __repr__(self) -> str:
+        names = [kind.__name__ for kind in self.types]
+        return names[0] if len(names) == 1 else f"({', '.join(names)})"
+
+
+def error_predicate(name: str, rule: ErrorKinds | F) -> F | ErrorTypes:
+    """Return the argument `name`, a plain function or types of errors, as a predicate; or raise."""
+    if isinstance(rule, (type, tuple)):
+        types = check.error_types(name, rule)
+        if not types:
+            raise ValueError(f"{name}={rule!r}: write at least one type, such as {name}=OSError")
+        return ErrorTypes(types)
+    return check.plain_function(name, rule)
 
 
 def add_note(error: BaseException, note: str, mark: str, *more: str) -> None:

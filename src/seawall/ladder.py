@@ -218,6 +218,7 @@ def _trouble(thing: Any) -> Signal:
             f"depends_on={{{thing!r}: ...}}: pass a breaker, a guard that has one, or a function"
             " that returns True while there is trouble"
         )
+    check.plain_function("depends_on", thing)
     return Signal(getattr(thing, "__name__", "trouble"), lambda: bool(thing()), every=0.0)
 
 

@@ -106,7 +106,9 @@ class Step:
     ) -> None:
         """Take `delay`, then raise `error` or return `value`; for ever, if `times` is None."""
         self.value = value
-        self.error = error
+        self.error = (
+            error if isinstance(error, Exception | None) else check.plain_function("error", error)
+        )
         self.delay = check.seconds("delay", delay, zero=True, infinite=True)
         self.times = None if times is None else check.count("times", times)
 

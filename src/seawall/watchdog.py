@@ -112,7 +112,7 @@ class LoopWatchdog:
 
         The watchdog's thread does this by itself. `frame_of(thread_id)` tells where a thread is.
         """
-        reader = _frame_of if frame_of is None else check.function("frame_of", frame_of)
+        reader = _frame_of if frame_of is None else check.plain_function("frame_of", frame_of)
         return self._check(reader, paused=False)
 
     def snapshot(self) -> dict[str, float]:

@@ -17,7 +17,6 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import ChannelClosed, ChannelFull, Rejected, TimedOut
 from seawall.models.channel import Buffer, check_capacity, take
 from seawall.runtime.events import CallRejected, SettingsChanged, emit
-from seawall.runtime.functions import kind_of
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import Wait
 from seawall.runtime.mutex import Mutex, survives_fork
@@ -53,7 +52,7 @@ class Channel(Generic[T]):
         check.flag("demand", demand)
         self.when_full: WhenFull = check.choice("when_full", when_full, WHEN_FULL)
         self.name = name
-        self._on_drop = None if on_drop is None else _plain("on_drop", on_drop)
+        self._on_drop = None if on_drop is None else check.plain_function("on_drop", on_drop)
         self._clock = current_clock() if clock is None else check_clock(clock)
         self._now = self._clock.now
         self._dropped = self._rejected = 0
@@ -316,11 +315,3 @@ class Channel(Generic[T]):
         self._buffer.closed, self._buffer.attention = old.closed, True
         self._buffer.serve()
         self._dropped = self._rejected = 0
-
-
-def _plain(name: str, function: Callable[[T], object]) -> Callable[[T], object]:
-    """Return `function` if it is one that nobody has to await, or raise."""
-    check.function(name, function)
-    if not isinstance(function, type) and kind_of(function) != "sync":
-        raise TypeError(f"{name}={function!r}: pass a plain function; nobody would await this one")
-    return function

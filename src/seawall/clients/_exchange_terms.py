@@ -99,7 +99,9 @@ class Terms:
         self.library = library
         self.retry_at = check.choice("retry_at", retry_at, ("everywhere", "edge"))
         self.generate_keys = check.flag("generate_keys", generate_keys)
-        self.repeatable = None if repeatable is None else check.function("repeatable", repeatable)
+        self.repeatable = (
+            None if repeatable is None else check.plain_function("repeatable", repeatable)
+        )
         if isinstance(statuses, str) or not isinstance(statuses, Collection):
             raise TypeError(f"statuses={statuses!r}: write a set of them, such as {{502, 503}}")
         self.statuses = frozenset(

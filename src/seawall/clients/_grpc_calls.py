@@ -279,7 +279,7 @@ def _read_idempotent(idempotent: Idempotent) -> Callable[[str], bool]:
     if isinstance(idempotent, bool):
         return lambda _method: idempotent
     if callable(idempotent):
-        return idempotent
+        return check.plain_function("idempotent", idempotent)
     advice = 'write True, a set of full names such as {"/shop.Orders/Get"}, or a function of one'
     if isinstance(idempotent, str) or not isinstance(idempotent, Collection):
         raise TypeError(f"idempotent={idempotent!r}: {advice}")

@@ -122,7 +122,7 @@ class TokenLimits(RateLimit):
         if not any(given.values()):
             raise TypeError("TokenLimits(): give it a rate, such as TokenLimits(tokens='200k/min')")
         self.per_model = check.flag("per_model", per_model)
-        self.count = None if count is None else check.function("count", count)
+        self.count = None if count is None else check.plain_function("count", count)
         self.output = check.count("output", output, minimum=0)
         self.cached = check.flag("cached", cached)
         self.refill = check.choice("refill", refill, ("steady", "at_once"))

@@ -18,7 +18,14 @@ from seawall import registry
 from seawall.clients._llm_ends import CLIENT, SERVER, TIMEOUT, TOO_MANY, status_of
 from seawall.clock import current_clock
 from seawall.context import current_deadline
-from seawall.errors import DeadlineExceeded, Rejected, add_note, reason_of
+from seawall.errors import (
+    DeadlineExceeded,
+    ErrorKinds,
+    Rejected,
+    add_note,
+    error_predicate,
+    reason_of,
+)
 from seawall.guard import Guard
 from seawall.runtime.events import FallbackUsed, emit
 from seawall.runtime.result import Result
@@ -77,11 +84,11 @@ class Models:
         self,
         *candidates: Model,
         name: str = "models",
-        passing: Callable[[Exception], bool] = passing,
+        passing: Callable[[Exception], bool] | ErrorKinds = passing,
     ) -> None:
         """Prefer the first of `candidates`; `passing(error)` says when to try the next.
 
-        `name` is what events call it.
+        Types of errors may stand in its place. `name` is what events call it.
         """
         if not candidates:
             raise TypeError("Models(): give it a Model, such as Models(Model('large', ask_large))")
@@ -95,7 +102,7 @@ class Models:
             raise TypeError(f"name={name!r}: write text, such as name='chat'")
         self.name = name
         self.candidates = candidates
-        self._passing = check.function("passing", passing)
+        self._passing = error_predicate("passing", passing)
         self._served = [0] * len(candidates)
         self._failed = 0
         registry.enter(self, "models", name)

@@ -21,6 +21,7 @@ from seawall.clients._upstream_picks import Classifier, Pick, failed_by_itself
 from seawall.clients._upstream_set import NO_EJECTION, HostSet
 from seawall.clients._upstream_transport import UpstreamTransport
 from seawall.clock import Clock, check_clock, current_clock
+from seawall.errors import ErrorKinds, error_predicate
 from seawall.models.outliers import Outliers
 from seawall.policies.breaker import Breaker
 from seawall.runtime.mutex import survives_fork
@@ -44,7 +45,7 @@ class Upstreams:
         outliers: Outliers | None = DEFAULT_OUTLIERS,
         health: HealthCheck | None = None,
         breaker: Breaker | Callable[[str], Breaker] | None = None,
-        is_failure: Classifier | None = None,
+        is_failure: Classifier | ErrorKinds | None = None,
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
@@ -53,8 +54,8 @@ class Upstreams:
         Latency that is not confirmed by answers halves each `half_life` seconds. `outliers` says
         who is ejected (None: nobody), `health` how hosts are asked how they are (None: not).
         `breaker(url)` makes the breaker of one host; or pass a keyed one, whose key is a function
-        of the URL. `is_failure(error, response)` tells what is a host's own failure: by default
-        errors, and the statuses 408 and from 500 on but 501 and 505.
+        of the URL. `is_failure(error, response)`, or types of errors, tells what is a host's own
+        failure: by default errors, and the statuses 408 and from 500 on but 501 and 505.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"Upstreams({name!r}): the first argument is a name, such as 'vendor'")
@@ -65,11 +66,11 @@ class Upstreams:
         if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
             raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
         if breaker is not None and not isinstance(breaker, Breaker):
-            check.function("breaker", breaker)
+            check.plain_function("breaker", breaker)
         listed = check_hosts(hosts)
         self.name = name
         self._is_failure = (
-            failed_by_itself if is_failure is None else check.function("is_failure", is_failure)
+            failed_by_itself if is_failure is None else error_predicate("is_failure", is_failure)
         )
         self._own_rng = rng is None
         self._set = HostSet(

@@ -120,9 +120,7 @@ def _begin(
     rng: Random | None,
 ) -> tuple[tuple[type[Exception], ...], Clock, Steps]:
     """Check all, and return which errors mean that others were faster, the clock, and the steps."""
-    check.function("change", change)
-    if not isinstance(change, type) and kind_of(change) != "sync":
-        raise TypeError(f"change={change!r}: pass a plain function; what takes time is for read()")
+    check.plain_function("change", change, "what takes time is for read()")
     update = Update(
         check.function("read", read),
         change,

@@ -60,7 +60,7 @@ class Watcher:
         self.every = check.seconds("every", every)
         self._given = None if pod is None else shown(pod, LONGEST_NAME)
         self._host = shown(socket.gethostname(), LONGEST_NAME)
-        self._wall = time.time if wall is None else check.function("wall", wall)  # noqa: TID251 - the default of a parameter
+        self._wall = time.time if wall is None else check.plain_function("wall", wall)  # noqa: TID251 - the default of a parameter
         self._clock = current_clock() if clock is None else check_clock(clock)
         self._keep = keep
         self._version = _version()

@@ -101,8 +101,8 @@ def idempotent_function(
     kept = check.error_types("keep", keep)
     if codec is not None and not (hasattr(codec, "dumps") and hasattr(codec, "loads")):
         raise TypeError(f"codec={codec!r}: pass something with dumps (to bytes) and loads")
-    if fingerprint not in {"arguments", None}:
-        check.function("fingerprint", fingerprint)  # type: ignore[arg-type]
+    if fingerprint is not None and fingerprint != "arguments":
+        check.plain_function("fingerprint", fingerprint)
 
     def decorate(function: F) -> F:
         how = kind_of(function)
@@ -117,7 +117,7 @@ def idempotent_function(
             if isinstance(given, str) and given not in shape.parameters:
                 raise ValueError(f"{name}={given!r}: the function has {[*shape.parameters]}")
             if given is not None and not isinstance(given, str):
-                check.function(name, given)
+                check.plain_function(name, given)
         own = operation if operation is not None else _name_of(function)
         check_name("operation", own)
         inside = _is_in_class(function)

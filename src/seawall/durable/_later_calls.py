@@ -90,7 +90,7 @@ class Later:
         self.max_waiting = check.count("max_waiting", max_waiting, maximum=1_000_000)
         self.max_size = check.count("max_size", max_size)
         self.keep_dead = check.seconds("keep_dead", keep_dead, zero=True)
-        self._key = None if key is None else check.function("key", key)
+        self._key = None if key is None else check.plain_function("key", key)
         self._counts = dict.fromkeys(("stored", "again", "refused"), 0)
         registry.enter(self, "later", self.name, ask="acounts")
 

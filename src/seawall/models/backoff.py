@@ -157,7 +157,7 @@ def as_backoff(
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return full_jitter(_delay("backoff", value))
     if callable(value):
-        return Backoff("as_backoff", _calculated, value)
+        return Backoff("as_backoff", _calculated, check.plain_function("backoff", value))
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray)):
         return Backoff("as_backoff", _listed, _materialised(value))
     raise TypeError(

@@ -120,7 +120,7 @@ class Stripes(Generic[T]):
 
     def __init__(self, n: int, make: Callable[[], T]) -> None:
         """Have `n` parts, each made by `make()` now."""
-        check.function("make", make)
+        check.plain_function("make", make)
         self._parts = tuple(make() for _ in range(check.count("n", n)))
 
     def __getitem__(self, key: Hashable) -> T:

@@ -93,7 +93,7 @@ class _ByPlace(Rule):
     __slots__ = ("key", "takes_arguments")
 
     def __init__(self, key: Callable[..., object] | None) -> None:
-        self.key = None if key is None else check.function("key", key)
+        self.key = None if key is None else check.plain_function("key", key)
         self.takes_arguments = key is not None
 
     def decider(self, sources: Sources) -> Callable[[float, float], bool]:

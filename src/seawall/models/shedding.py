@@ -128,7 +128,7 @@ class ByTier(Rule):
             raise TypeError(f"by_tier({bars!r}): write the bar of each tier, as {{'free': 0.7}}")
         self.bars: dict[str | None, float] = {name: _bar(name, bar) for name, bar in bars.items()}
         self.others = _bar("others", others)
-        self.tier = None if tier is None else check.function("tier", tier)
+        self.tier = None if tier is None else check.plain_function("tier", tier)
         self.takes_arguments = tier is not None
 
     def __repr__(self) -> str:
@@ -153,7 +153,7 @@ class ByCost(Rule):
     takes_arguments = True
 
     def __init__(self, cost: Callable[..., float], most: float, least: float, start: float) -> None:
-        self.cost = check.function("cost", cost)
+        self.cost = check.plain_function("cost", cost)
         self.most = check.at_least("most", most, 0.0)
         self.least = check.at_least("least", least, 0.0)
         if not 0 < self.least < self.most:
@@ -225,7 +225,8 @@ def _length_of(of: Any) -> Callable[[], float]:
             f"of={of!r}: pass what has a queue (a Bulkhead, Pool, Channel, executor...), or a"
             " function that returns a length"
         )
-    return check.function("of", of)
+    read: Callable[[], float] = check.plain_function("of", of)
+    return read
 
 
 class ByDeadline(Rule):

@@ -60,7 +60,7 @@ class Limit:
         if burst is not None and algorithm != "token_bucket":
             raise ValueError(f"burst={burst!r}: only a token bucket has one; {algorithm} does not")
         self.burst = None if burst is None else check.count("burst", burst)
-        self.key = None if key is None else check.function("key", key)
+        self.key = None if key is None else check.plain_function("key", key)
         if max_debt is not None:
             max_debt = check.seconds("max_debt", max_debt, zero=True)
         self.max_debt = max_debt
@@ -68,10 +68,12 @@ class Limit:
         """Seconds for which a vendor's word is believed."""
         rule = self._rule()
         self._most, self._capacity = rule.most, rule.capacity
-        self.cost = cost if callable(cost) else check.count("cost", cost)
+        self.cost = (
+            check.plain_function("cost", cost) if callable(cost) else check.count("cost", cost)
+        )
         self._ask_key = None if key is None else _asked(key)
         self._ask_cost = _asked(cost) if callable(cost) else lambda *_, **__: cost
-        self.settle = None if settle is None else check.function("settle", settle)
+        self.settle = None if settle is None else check.plain_function("settle", settle)
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"name={name!r}: write text, such as name='user'")
         self.name = name or self.text

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from seawall import _checks as check
+
 Predicate = Callable[[Exception | None, Any], bool]
 """`on(error, value)`: whether a call that raised `error`, or returned `value`, is worth another."""
 On = type[Exception] | Predicate | Iterable["type[Exception] | Predicate"]
@@ -29,7 +31,7 @@ def read_on(on: Any) -> tuple[tuple[type[Exception], ...], tuple[Predicate, ...]
                 )
             types.append(item)
         elif callable(item):
-            predicates.append(item)
+            predicates.append(check.plain_function("on", item))
         else:
             raise TypeError(f"on={item!r}: {advice}")
     return tuple(types), tuple(predicates)

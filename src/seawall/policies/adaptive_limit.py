@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, ClassVar
 
 from seawall import _checks as check
+from seawall.errors import ErrorKinds, error_predicate
 from seawall.models.adaptive import vegas
 from seawall.models.codel import QueueShed
 from seawall.models.concurrency import ConcurrencyLimit
@@ -45,7 +46,7 @@ class AdaptiveLimit(SlotPolicy):
         partitions: Mapping[str, float] | None = None,
         partition: Callable[..., Hashable] | None = None,
         shed: QueueShed | None = None,
-        is_drop: DropRule | None = None,
+        is_drop: DropRule | ErrorKinds | None = None,
         mode: Mode = "enforce",
     ) -> None:
         """Let in as many as `limit` says: `vegas()` unless given, `aimd(...)` or `gradient2()`.
@@ -58,20 +59,20 @@ class AdaptiveLimit(SlotPolicy):
         `{"live": 0.6, "batch": 0.2}`; what is left is for all. A call's class is
         `partition(*args, **kwargs)`, or its tier (see `tier`).
 
-        `is_drop(error, value)` tells which calls the dependency dropped because it had too much to
-        do; calls that ran out of time always count as dropped.
+        `is_drop(error, value)`, or types of errors, tells which calls the dependency dropped
+        because it had too much to do; calls that ran out of time always count as dropped.
         """
         self.model = _check_limit(limit).fresh()
         self.windows = Windows(check.seconds("window", window))
         super().__init__(self.model.limit, max_wait, max_waiting, order, shed, mode)
         self.partitions: Partitions | None = None
-        self.partition = None if partition is None else check.function("partition", partition)
+        self.partition = None if partition is None else check.plain_function("partition", partition)
         if partitions is not None:
             self.partitions = places = Partitions(partitions, self.model.limit)
             self.slots.fits = lambda waiter: places.admits(waiter.kind)
         elif partition is not None:
             raise TypeError('partition=...: write partitions={"live": 0.6, "batch": 0.2} too')
-        self.is_drop = None if is_drop is None else check.function("is_drop", is_drop)
+        self.is_drop = None if is_drop is None else error_predicate("is_drop", is_drop)
         self._crowded = False
         """Whether somebody found all slots taken in this window."""
         survives_fork(self)

@@ -16,6 +16,7 @@ from weakref import ref
 
 from seawall import _checks as check
 from seawall.clock import current_clock
+from seawall.errors import ErrorKinds, error_predicate
 from seawall.models.breaker import BreakerModel, State
 from seawall.models.breaker_settings import BreakerSettings
 from seawall.models.probes import Probes
@@ -53,7 +54,7 @@ class Breaker(GatePolicy):
         break_for: float | Callable[[int], float] = BREAK_FOR,
         probes: Probes | None = None,
         probe_timeout: float = 60.0,
-        is_failure: Classifier | None = None,
+        is_failure: Classifier | ErrorKinds | None = None,
         key: Callable[..., Hashable] | None = None,
         max_keys: int = 1024,
         mode: Mode = "enforce",
@@ -70,9 +71,9 @@ class Breaker(GatePolicy):
         `break_for` seconds (or a function of consecutive opens, such as `growing(5.0)`), lets
         `probes` through (`single()`, `n_of_m(2, 3)`, `ramp(step=10.0)`), and closes if they pass.
 
-        `is_failure(error, value)` decides what is a failure; by default any Exception is. With
-        `key`, a function of the call's arguments, each key has a breaker of its own, at most
-        `max_keys` of them.
+        `is_failure(error, value)` decides what is a failure, or types of errors are; by default
+        any Exception is. With `key`, a function of the call's arguments, each key has a breaker of
+        its own, at most `max_keys` of them.
 
         With `shared`, a store, and a `name`, the breaker is one for all pods that give that name:
         ratios are taken over the calls of all, `consecutive` is about each pod's own. With a
@@ -93,8 +94,8 @@ class Breaker(GatePolicy):
             probes=probes,
             probe_timeout=probe_timeout,
         )
-        self.is_failure = None if is_failure is None else check.function("is_failure", is_failure)
-        self.key = None if key is None else check.function("key", key)
+        self.is_failure = None if is_failure is None else error_predicate("is_failure", is_failure)
+        self.key = None if key is None else check.plain_function("key", key)
         self.max_keys = check.count("max_keys", max_keys)
         self._mutex = Mutex()
         survives_fork(self)
@@ -284,7 +285,7 @@ class _NeverRaising:
     """A user's `break_for`: should it fail in the middle of an outage, the default is taken."""
 
     def __init__(self, function: Callable[[int], float]) -> None:
-        self._function = function
+        self._function = check.plain_function("break_for", function)
         check.seconds("break_for(1)", function(1))
 
     def __call__(self, opens: int) -> float:

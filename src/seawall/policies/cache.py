@@ -41,7 +41,7 @@ class Cache(Policy):
         self.ttl = check.seconds("ttl", ttl)
         self.stale_if_error = check.seconds("stale_if_error", stale_if_error, zero=True)
         self.max_entries = check.count("max_entries", max_entries)
-        self.key = None if key is None else check.function("key", key)
+        self.key = None if key is None else check.plain_function("key", key)
         self._function: object = None
         self._answers = Answers(self)
         self._clock: Clock | None = None

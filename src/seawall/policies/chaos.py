@@ -14,7 +14,6 @@ from seawall import _checks as check
 from seawall.policies._chaos_strikes import NOTHING, Strike, disturb_async, disturb_sync
 from seawall.runtime.call import Call
 from seawall.runtime.events import SettingsChanged, emit
-from seawall.runtime.functions import kind_of
 from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.policy import Bound, Policy
@@ -62,9 +61,7 @@ class Chaos(Policy):
         self.error = error
         self.result = result
         self.hang = check.flag("hang", hang)
-        self.when = None if when is None else check.function("when", when)
-        if _is_async(when):
-            raise TypeError(f"when={when!r}: pass a plain function, not an async one")
+        self.when = None if when is None else check.plain_function("when", when)
         self.seed = check.count("seed", seed, minimum=0)
         self.enabled = check.flag("enabled", enabled)
         self._lasting = enabled
@@ -301,13 +298,9 @@ def _read_latency(latency: Any) -> tuple[float, float]:
 def _makes_errors(error: Any) -> bool:
     if isinstance(error, type):
         return issubclass(error, Exception)
-    return callable(error) and not isinstance(error, BaseException) and not _is_async(error)
-
-
-def _is_async(function: Any) -> bool:
-    if function is None or isinstance(function, type):
+    if not callable(error) or isinstance(error, BaseException):
         return False
-    return kind_of(function) in ("async", "async generator")
+    return check.function_kind(error) == "sync"
 
 
 def _name(error: Any) -> str:

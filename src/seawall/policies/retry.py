@@ -106,7 +106,7 @@ class Retry(Policy):
             )
         self.budget = budget
         reader = _own_retry_after if retry_after is None else retry_after
-        self.retry_after = check.function("retry_after", reader)
+        self.retry_after = check.plain_function("retry_after", reader)
         self.max_retry_after = check.seconds("max_retry_after", max_retry_after, zero=True)
 
     def __repr__(self) -> str:

@@ -113,7 +113,7 @@ def _check(rules: object, load: Load | None) -> tuple[tuple[ShedRule, ...], Load
                 " of the limit is in use, such as seawall.signals.occupancy(bulkhead)"
             )
     if load is not None:
-        check.function("load", load)
+        check.plain_function("load", load)
     return tuple(rules), load
 
 

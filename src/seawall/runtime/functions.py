@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, NoReturn
 
-FunctionKind = Literal["sync", "async", "generator", "async generator"]
+from seawall._checks import (
+    ASYNC_GENERATOR,
+    COROUTINE,
+    GENERATOR,
+    FunctionKind,
+    function_kind,
+)
 
-_GENERATOR, _COROUTINE, _ITERABLE_COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x100, 0x200
-NO_CALL: Final = _GENERATOR | _ASYNC_GENERATOR
+NO_CALL: Final = GENERATOR | ASYNC_GENERATOR
 """The flags of code that cannot be called under a guard."""
-NO_PLAIN_CALL: Final = NO_CALL | _COROUTINE
+NO_PLAIN_CALL: Final = NO_CALL | COROUTINE
 """The same where nobody awaits it."""
 
 
@@ -24,20 +28,7 @@ def kind_of(function: Callable[..., Any]) -> FunctionKind:
         raise TypeError(f"{function!r} is a class: guard a function or a method of it")
     if not callable(function):
         raise TypeError(f"{function!r} cannot be called: guard the function, not its result")
-    inner: Any = function
-    while isinstance(inner, partial):
-        inner = inner.func
-    inner = getattr(inner, "__func__", inner)
-    if not hasattr(inner, "__code__"):
-        inner = type(inner).__call__
-    flags = getattr(getattr(inner, "__code__", None), "co_flags", None)
-    if flags is None:
-        return _ask_inspect(function)
-    if flags & _ASYNC_GENERATOR:
-        return "async generator"
-    if flags & (_COROUTINE | _ITERABLE_COROUTINE):
-        return "async"
-    return "generator" if flags & _GENERATOR else "sync"
+    return function_kind(function)
 
 
 class WrongCall(BaseException):
@@ -55,21 +46,10 @@ def refuse(function: Callable[..., Any]) -> NoReturn:
     )
 
 
-def _ask_inspect(function: Callable[..., Any]) -> FunctionKind:
-    """Tell of a function that was not compiled from Python."""
-    import inspect
-
-    if inspect.isasyncgenfunction(function):
-        return "async generator"
-    if inspect.iscoroutinefunction(function):
-        return "async"
-    return "generator" if inspect.isgeneratorfunction(function) else "sync"
-
-
 def is_async(function: Any) -> bool:
     """Tell at a glance whether `function` is an `async def`; False if that takes a closer look."""
     code = getattr(function, "__code__", None)
-    return code is not None and bool(code.co_flags & _COROUTINE)
+    return code is not None and bool(code.co_flags & COROUTINE)
 
 
 def awaiting(function: Callable[..., Any]) -> Callable[..., Any]:

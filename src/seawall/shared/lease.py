@@ -24,7 +24,6 @@ from seawall.context import give_up_at
 from seawall.errors import DeadlineExceeded, LeaseLost, StoreUnavailable, TimedOut
 from seawall.models.backoff import full_jitter
 from seawall.models.lease import Busy, Granted
-from seawall.runtime.functions import kind_of
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.shared._lease_holding import Holding, Terms
 from seawall.shared._lease_waiting import About, Bell, Pause, Question, Steps, arun, run
@@ -84,7 +83,7 @@ class Lease:
         if every > self.ttl / 2:
             raise ValueError(f"renew_every={every!r}: write at most half of ttl={self.ttl!r}")
         self.renew_every = every
-        self._on_lost = None if on_lost is None else _plain(on_lost)
+        self._on_lost = None if on_lost is None else check.plain_function("on_lost", on_lost)
         self._clock = current_clock() if clock is None else check_clock(clock)
         self._rng = rng
         self._random = _chance(rng)
@@ -367,13 +366,6 @@ class Lease:
         self._asking = self._unheard = False
         if holding is not None:
             holding.abandon()
-
-
-def _plain(function: Callable[[Lease], object]) -> Callable[[Lease], object]:
-    check.function("on_lost", function)
-    if not isinstance(function, type) and kind_of(function) != "sync":
-        raise TypeError(f"on_lost={function!r}: pass a plain function; nobody would await this one")
-    return function
 
 
 def _chance(rng: Random | None) -> Callable[[], float]:

@@ -32,7 +32,7 @@ def process_cpu(
     if read is None:
         read = process.cpu_seconds if isinstance(clock, SystemClock) else float
     usable = process.usable_cores() if cores is None else check.at_least("cores", cores, 0.01)
-    rate = _rate(check.function("read", read), clock, usable)
+    rate = _rate(check.plain_function("read", read), clock, usable)
     limit = check.ratio("limit", limit)
     return Signal("process_cpu", rate, limit=limit, every=RATE_EVERY, clock=clock)
 
@@ -54,7 +54,7 @@ def process_memory(
         raise ValueError(
             "process_memory(): this system does not tell how much there is: write total="
         )
-    used = check.function("read", process.memory_bytes if read is None else read)
+    used = check.plain_function("read", process.memory_bytes if read is None else read)
     share = check.ratio("limit", limit)
     return Signal("process_memory", lambda: used() / most, limit=share, clock=clock)
 

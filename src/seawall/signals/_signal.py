@@ -52,7 +52,7 @@ class Signal:
         self.clock: Clock = current_clock() if clock is None else check_clock(clock)
         self.failures = 0
         self.measured = 0.0
-        self._read = check.function("read", read)
+        self._read = check.plain_function("read", read)
         self._now = self.clock.now
         self._value = 0.0
         self._due = float("-inf")
@@ -114,7 +114,7 @@ def as_signal(load: Load) -> Signal:
     """Return `load` if it is a Signal, else one that reads it whenever it is asked."""
     if isinstance(load, Signal):
         return load
-    read = check.function("load", load)
+    read = check.plain_function("load", load)
     return Signal(getattr(read, "__name__", "load"), read, every=0.0)
 
 

@@ -79,7 +79,9 @@ class Health:
             raise TypeError(f"version={version!r}: write text, such as '1.4.2'")
         if lifecycle is not None and not isinstance(lifecycle, Lifecycle):
             raise TypeError(f"lifecycle={lifecycle!r}: write Lifecycle(), that of the edge")
-        if not callable(details):
+        if callable(details):
+            check.plain_function("details", details)
+        else:
             check.choice("details", details, ("never", "deep", "always"))
         self.name = name
         self.version = None if version is None else legible(version)
@@ -89,7 +91,7 @@ class Health:
         self._details = details
         self._told_of_details = False
         self._clock = current_clock() if clock is None else check_clock(clock)
-        self._wall = _wall if wall is None else check.function("wall", wall)
+        self._wall = _wall if wall is None else check.plain_function("wall", wall)
         self._watches: dict[str, Watch] = {}
         self._states: dict[Level, State] = {}
         registry.enter(self, "health", name)

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from seawall import _checks as check
 from seawall.context import tenant_var
-from seawall.runtime.functions import kind_of
 from seawall.web._limit_routes import Routes
 
 if TYPE_CHECKING:
@@ -147,13 +146,10 @@ def _written(found: object) -> str:
 
 def plain_function(name: str, function: F) -> F:
     """Return `function` if it can be asked on the way in, where nobody waits; or raise."""
-    check.function(name, function)
-    if not isinstance(function, type) and kind_of(function) != "sync":
-        raise TypeError(
-            f"{name}={function!r}: pass a plain function; find out what has to be awaited before"
-            " the edge, and read it from the request's scope here"
-        )
-    return function
+    advice = (
+        "find out what has to be awaited before the edge, and read it from the request's scope here"
+    )
+    return check.plain_function(name, function, advice)
 
 
 def digest(secret: str) -> str:
