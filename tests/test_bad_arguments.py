@@ -549,6 +549,7 @@ _REFUSALS = [*_ERRORS[:-2], ((), ValueError), ((OSError, "x"), TypeError)]
 _REFUSALS += [((OSError, KeyboardInterrupt), TypeError)]
 _RULES = [(5, TypeError), (None, TypeError), ("x", TypeError), (by_criticality, TypeError)]
 _RULES += [(codel(), TypeError), ([by_criticality()], TypeError)]
+_KEPT = [(3, TypeError), ("critical", TypeError), (Criticality.SHEDDABLE, ValueError)]
 _SHEDS = [(5, TypeError), ("codel", TypeError), (codel, TypeError)]
 _PARTITIONS = [
     (5, TypeError),
@@ -733,6 +734,12 @@ SCARCITY = [
         ],
         "write load=",
     ),
+    (
+        "Shed(load) without meaning",
+        lambda x: Shed(x, load=lambda: 0.5),
+        [(by_fraction(0.1), TypeError), (by_deadline(), TypeError), (by_latency(1.0), TypeError)],
+        "leave load= out",
+    ),
     ("Shed(mode)", lambda x: Shed(by_fraction(0.1), mode=x), _CHOICES, "'shadow'"),
     (
         "Shed.update(rules)",
@@ -749,6 +756,12 @@ SCARCITY = [
     ("Shed.update(load)", lambda x: Shed(by_fraction(0.1)).update(load=x), _FUNCTIONS, "function"),
     ("Shed.update(mode)", lambda x: Shed(by_fraction(0.1)).update(mode=x), _CHOICES, "'shadow'"),
     ("by_criticality(start)", by_criticality, _STARTS, "write"),
+    ("by_criticality(keep)", lambda x: by_criticality(keep=x), _KEPT, "Critical|above SHEDDABLE"),
+    ("by_tier(keep)", lambda x: by_tier(keep=x), _KEPT, "Critical|above SHEDDABLE"),
+    ("by_cost(keep)", lambda x: by_cost(len, most=9, keep=x), _KEPT, "Critical|above SHEDDABLE"),
+    ("by_chance(keep)", lambda x: by_chance(keep=x), _KEPT, "Critical|above SHEDDABLE"),
+    ("by_fraction(keep)", lambda x: by_fraction(0.1, keep=x), _KEPT, "Critical|above SHEDDABLE"),
+    ("by_latency(keep)", lambda x: by_latency(1.0, keep=x), _KEPT, "Critical|above SHEDDABLE"),
     ("by_tier(bars)", by_tier, _TIERS, "'free': 0.7|a load such as 0.7"),
     ("by_tier(others)", lambda x: by_tier(others=x), _BARS, "a load such as"),
     ("by_tier(tier)", lambda x: by_tier(tier=x), _FUNCTIONS, "function"),
@@ -776,6 +789,12 @@ SCARCITY = [
     ("by_deadline(reserve)", lambda x: by_deadline(reserve=x), _FINITE, "seconds"),
     ("by_deadline(quantile)", lambda x: by_deadline(quantile=x), _SHARES, "share"),
     ("by_fraction(share)", by_fraction, _RATIOS, "share"),
+    (
+        "by_fraction(start)",
+        lambda x: by_fraction(0.1, start=x),
+        [(value, error) for value, error in _STARTS if value is not None],
+        "write",
+    ),
     ("by_fraction(key)", lambda x: by_fraction(0.1, key=x), _FUNCTIONS, "function"),
     ("by_latency(sla)", by_latency, _POSITIVE, "seconds"),
     ("by_latency(quantile)", lambda x: by_latency(1.0, quantile=x), _SHARES, "share"),

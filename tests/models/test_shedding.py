@@ -114,7 +114,7 @@ def test_no_lower_class_is_admitted_while_a_higher_one_is_shed(case: Any) -> Non
     [
         (shedding, "class_bar", lambda start, _rank: start),
         (shedding, "class_bar", lambda start, rank: class_bar(start, CLASSES - 1 - rank)),
-        (shares, "class_degree", lambda start, _rank, load: (load - start) / (1 - start)),
+        (LeastCriticalFirst, "sheds", lambda _self, share, _rank, place, _now: place < share),
     ],
     ids=["one bar for all", "bars upside down", "one probability for all"],
 )
@@ -140,15 +140,43 @@ def test_more_load_never_admits_more(case: Any, more: float) -> None:
 
 
 @given(INSTANTS)
-def test_nobody_goes_below_the_start_and_everybody_beyond_the_limit(case: Any) -> None:
-    """Up to `start` all are admitted, above 1 none is, by every rule that looks at classes."""
+def test_nobody_goes_below_the_start_and_all_but_the_kept_beyond_the_limit(case: Any) -> None:
+    """Up to `start` all are admitted, above 1 CRITICAL_PLUS alone, by every rule with classes."""
     (name, start, _, rank, _, uniform, _), cost, _ = case
     rule = BY_CLASS[name](start)
     call = [cost] if rule.takes_arguments else []
     world = {"rank": rank, "uniform": lambda: uniform}
     assert not sheds(rule, *call, load=start, **world)
-    assert sheds(rule, *call, load=1.001, **world)
+    assert sheds(rule, *call, load=1.001, **world) is (rank < Criticality.CRITICAL_PLUS)
     assert not sheds(rule, *call, load=nan, **world)
+
+
+KEEPING: dict[str, Callable[..., ShedRule]] = {
+    "criticality": by_criticality,
+    "tier": by_tier,
+    "cost": lambda **keep: by_cost(lambda *_: 10**9, most=100.0, **keep),
+    "chance": by_chance,
+    "chance by key": lambda **keep: by_chance(key=lambda *_: "ann", **keep),
+    "fraction": lambda **keep: by_fraction(1.0, start=0.5, **keep),
+    "latency": lambda **keep: by_latency(0.1, **keep),
+}
+
+
+@given(st.sampled_from(sorted(KEEPING)), RANKS, st.floats(1.001, 100.0))
+def test_critical_plus_is_never_shed_by_load(name: str, rank: int, load: float) -> None:
+    """However high the load is, by every rule that looks at it; all others go."""
+    world = {"load": load, "rank": rank, "uniform": lambda: 0.0, "response": 1.0, "tier": "free"}
+    call = [1] if KEEPING[name]().takes_arguments else []
+    assert sheds(KEEPING[name](), *call, **world) is (rank < Criticality.CRITICAL_PLUS)
+
+
+@given(st.sampled_from(sorted(KEEPING)), RANKS, st.sampled_from([1, 2, 3, None]))
+def test_the_class_that_is_kept_can_be_lowered(name: str, rank: int, keep: int | None) -> None:
+    """`keep=CRITICAL` keeps both critical classes, None nobody."""
+    rule = KEEPING[name](keep=None if keep is None else Criticality(keep))
+    world = {"load": 9.0, "rank": rank, "uniform": lambda: 0.0, "response": 1.0, "tier": "free"}
+    call = [1] if rule.takes_arguments else []
+    assert sheds(rule, *call, **world) is (rank < (CLASSES if keep is None else keep))
 
 
 def test_the_bar_rises_in_quarters_of_what_is_left() -> None:
@@ -195,7 +223,7 @@ def test_the_tier_can_come_from_the_arguments() -> None:
 @given(LOADS, LOADS, RANKS)
 def test_the_cost_allowed_shrinks_with_load(one: float, other: float, rank: int) -> None:
     """From any to `most`, then to `least`, then to none."""
-    rule = shedding.ByCost(lambda cost: cost, 1000.0, 1.0, 0.8)
+    rule = shedding.ByCost(lambda cost: cost, 1000.0, 1.0, 0.8, None)
     low, high = sorted((one, other))
     assert rule.allowed(high, rank) <= rule.allowed(low, rank)
     assert rule.allowed(low, rank) in (inf, -inf) or 1.0 <= rule.allowed(low, rank) <= 1000.0
@@ -214,13 +242,44 @@ def test_the_expensive_go_first() -> None:
 # Chance and shares
 
 
-@given(st.integers(0, 2**32), st.sampled_from([0.05, 0.3, 0.5, 0.8]), RANKS)
-def test_a_class_goes_with_a_probability_that_grows(seed: int, degree: float, rank: int) -> None:
-    """As large a share of its calls as its quarter is crossed."""
-    rng = Random(seed)
-    load = class_bar(0.2, rank) + degree * 0.2
-    decide = by_chance(0.2).start(World(load=load, rank=rank, uniform=rng.random).sources())
-    assert sum(decide(0.0) for _ in range(2000)) / 2000 == pytest.approx(degree, abs=0.06)
+def _share_by_chance(mix: list[int], load: float, seed: int = 1, start: float = 0.2) -> list[float]:
+    """Return which share of each class goes by chance, once the classes are known."""
+    world = World(load=0.0, uniform=Random(seed).random)
+    decide = by_chance(start).start(world.sources())
+    rng, gone = Random(seed + 1), [[0, 0] for _ in range(CLASSES)]
+    for number in range(6000):
+        world.rank = rng.choices(range(CLASSES), mix)[0]
+        world.load = load if number >= 2000 else 0.0
+        goes = decide(float(number))
+        if number >= 2000:
+            gone[world.rank][0] += goes
+            gone[world.rank][1] += 1
+    return [goes / max(1, came) for goes, came in gone]
+
+
+@pytest.mark.parametrize("load", [0.2, 0.3, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_one_class_is_shed_over_the_whole_range(rank: int, load: float) -> None:
+    """By chance it rises from none at the start to all at a load of 1."""
+    mix = [int(own == rank) for own in range(CLASSES)]
+    assert _share_by_chance(mix, load)[rank] == pytest.approx((load - 0.2) / 0.8, abs=0.03)
+
+
+def test_of_two_classes_each_has_its_half_of_the_range() -> None:
+    """However rare one of them is; whoever is kept has no part in it."""
+    mix = [90, 0, 5, 5]
+    assert _share_by_chance(mix, 0.4) == pytest.approx([0.5, 0, 0, 0], abs=0.05)
+    assert _share_by_chance(mix, 0.7) == pytest.approx([1.0, 0, 0.25, 0], abs=0.12)
+    assert _share_by_chance(mix, 2.0) == [1.0, 0, 1.0, 0]
+
+
+@pytest.mark.parametrize(("load", "share"), [(0.0, 0.0), (0.8, 0.0), (0.81, 0.3), (5.0, 0.3)])
+def test_a_fraction_goes_only_above_the_load_it_was_given(load: float, share: float) -> None:
+    """With `start`, nobody goes up to it, and the share above it, not more."""
+    world = World(load=load, uniform=Random(1).random)
+    decide = by_fraction(0.3, start=0.8).start(world.sources())
+    gone = [decide(float(number)) for number in range(3000)][100:]
+    assert sum(gone) / len(gone) == pytest.approx(share, abs=0.03)
 
 
 MIXES = st.tuples(
@@ -343,7 +402,7 @@ def test_a_key_is_in_or_out_as_a_whole() -> None:
 def test_without_a_key_of_its_own_a_call_is_shed_by_chance() -> None:
     """A key of None stands for nobody in particular."""
     rule = by_chance(0.0, key=lambda _user: None)
-    decide = rule.start(World(load=0.625, rank=2, uniform=Random(1).random).sources())
+    decide = rule.start(World(load=5 / 6, rank=2, uniform=Random(1).random).sources())
     assert 400 < sum(decide(0.0, "x") for _ in range(1000)) < 600
 
 
@@ -376,7 +435,7 @@ def test_a_key_of_another_type_is_refused() -> None:
 @given(st.floats(0.0, 100.0) | st.none())
 def test_as_much_goes_as_latency_is_over(latency: float | None) -> None:
     """Nobody within the SLA, and never everybody: the others tell when it is over."""
-    share = shares.ByLatency(0.5, 0.95, None).share(latency)
+    share = shares.ByLatency(0.5, 0.95, None, None).share(latency)
     assert 0 <= share <= 0.9
     assert (share > 0) == (latency is not None and latency > 0.5)
 
@@ -463,6 +522,7 @@ def test_rules_can_be_read() -> None:
         by_cost(len, most=10),
         by_chance(),
         by_fraction(0.1),
+        by_fraction(0.1, start=0.5),
         by_latency(0.5),
         by_queue(9, of=list),
         by_deadline(),
@@ -473,6 +533,7 @@ def test_rules_can_be_read() -> None:
         "by_cost(..., most=10, least=1, start=0.8)",
         "by_chance(start=0.8)",
         "by_fraction(0.1)",
+        "by_fraction(0.1, start=0.5)",
         "by_latency(0.5, quantile=0.95)",
         "by_queue(9)",
         "by_deadline(reserve=0, quantile=0.5)",

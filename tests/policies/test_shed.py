@@ -118,7 +118,27 @@ def test_the_most_critical_go_last() -> None:
         for rank in Criticality:
             with criticality(rank):
                 admitted[load.level] += [int(rank)] * _admits(guard)
-    assert list(admitted.values()) == [[0, 1, 2, 3], [1, 2, 3], [2, 3], [3], []]
+    assert list(admitted.values()) == [[0, 1, 2, 3], [1, 2, 3], [2, 3], [3], [3]]
+
+
+def test_critical_plus_is_served_while_a_batch_takes_all_the_rest() -> None:
+    """At a load of 1, from a thread of low priority, the most critical are still let in."""
+    guard = new_guard(Shed(by_criticality(), load=Load(1.0)))
+    lowest = new_guard(Shed(by_criticality(keep=None), load=Load(1.0)))
+    with criticality(Criticality.CRITICAL_PLUS):
+        assert _admits(guard)
+        assert not _admits(lowest)
+    assert not _admits(guard)
+
+
+def test_a_load_that_no_rule_reads_is_refused() -> None:
+    """A fraction without `start` goes by no load: whoever gives one expects something else."""
+    with pytest.raises(TypeError, match=r"by_fraction\(0.1, start=0.8\)"):
+        Shed(by_fraction(0.5), load=Load())
+    guard = new_guard(Shed(by_fraction(1.0, start=0.8), load=(load := Load(0.8))))
+    assert _admits(guard)
+    load.level = 0.9
+    assert not _admits(guard)
 
 
 def test_a_refusal_computes_no_quantile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +185,8 @@ def test_costs_and_keys_come_from_the_arguments() -> None:
             load=(load := Load(0.8)),
         )
     )
+    for number in range(300):  # until the classes are known
+        guard.attempt(lambda *_, **__: None, 1, user=f"learn-{number}")
 
     @guard
     def query(rows: int, *, user: str = "") -> tuple[int, str]:

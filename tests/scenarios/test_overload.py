@@ -58,7 +58,7 @@ def _door_by_criticality() -> list[Any]:
 
 def _door_by_chance() -> list[Any]:
     slots = Bulkhead(20, max_wait=2.0, max_waiting=80)
-    return [Shed(by_chance(), load=occupancy(slots)), slots]
+    return [Shed(by_chance(0.4), load=occupancy(slots)), slots]
 
 
 def _queue_by_codel() -> list[Any]:

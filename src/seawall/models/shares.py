@@ -11,6 +11,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from seawall import _checks as check
+from seawall.context import Criticality
 from seawall.models.shedding import (
     CLASSES,
     START,
@@ -18,8 +19,8 @@ from seawall.models.shedding import (
     ShedRule,
     Sheds,
     Sources,
+    check_keep,
     check_start,
-    class_degree,
 )
 
 MOST: Final = 0.9
@@ -29,25 +30,29 @@ MOST: Final = 0.9
 class LeastCriticalFirst:
     """Which calls to shed so that a share of all goes, and the least critical first.
 
-    Classes are laid side by side on a line from 0 to 1, each as wide as its share of recent calls.
-    A call is somewhere on the stretch of its class, by chance or by its key; the share to shed is
-    counted from the left.
+    Classes are laid side by side on a line from 0 to 1, each as wide as its share of recent calls,
+    or `evenly`: all that were seen lately equally wide. A call is somewhere on the stretch of its
+    class, by chance or by its key; the share to shed is counted from the left.
     """
 
-    __slots__ = ("_counted", "_counts", "_enough", "_left", "_seen", "_width")
+    __slots__ = ("_counted", "_counts", "_enough", "_evenly", "_left", "_seen", "_width")
 
     FIRST: Final = 16
     LONGEST: Final = 256
     """The stretches are measured again after so many calls, at first and later."""
 
-    def __init__(self) -> None:
-        """Know nothing of the calls yet: the classes are taken to be equally wide."""
-        self._counts = [0.0] * CLASSES
+    def __init__(self, classes: int = CLASSES, *, evenly: bool = False) -> None:
+        """Know nothing of the calls yet: the classes are taken to be equally wide.
+
+        `classes`: how many of them may be shed, the least critical ones.
+        """
+        self._evenly = evenly
+        self._counts = [0.0] * classes
         self._counted = 0
-        self._enough = self.FIRST
+        self._enough = self.LONGEST if evenly else self.FIRST
         self._seen = -inf
-        self._left = [rank / CLASSES for rank in range(CLASSES)]
-        self._width = [1 / CLASSES] * CLASSES
+        self._left = [rank / classes for rank in range(classes)]
+        self._width = [1 / classes] * classes
 
     def sheds(self, share: float, rank: int, place: float, now: float) -> bool:
         """Tell whether a call of `rank` goes, being at `place` (0 to 1) among its equals."""
@@ -61,11 +66,11 @@ class LeastCriticalFirst:
         return share > self._left[rank] + place * self._width[rank]
 
     def _measure(self) -> None:
-        counts = self._counts[:]
-        total = sum(counts)
-        width = [count / total for count in counts]
-        self._left = [sum(counts[:rank]) / total for rank in range(CLASSES)]
-        self._width = width
+        counts = self._counts
+        weights = [float(count >= 1) for count in counts] if self._evenly else counts
+        total = sum(weights)
+        self._width = [weight / total for weight in weights]
+        self._left = [sum(weights[:rank]) / total for rank in range(len(weights))]
         self._counts = [count / 2 for count in counts]
         self._counted = 0
         self._enough = min(2 * self._enough, self.LONGEST)
@@ -87,79 +92,111 @@ def place_of(key: object) -> float:
     return ((mixed >> 16) ^ mixed) / 2**32
 
 
-class _ByPlace(Rule):
-    """A rule that needs to know where a call stands among its equals: by chance, or by key."""
+class _ByShare(Rule):
+    """A rule that sheds a share of the calls, the least critical first: by chance, or by key."""
 
-    __slots__ = ("key", "takes_arguments")
+    __slots__ = ("kept", "key", "takes_arguments")
+    evenly = False
 
-    def __init__(self, key: Callable[..., object] | None) -> None:
+    def __init__(self, key: Callable[..., object] | None, keep: Criticality | None) -> None:
         self.key = None if key is None else check.plain_function("key", key)
         self.takes_arguments = key is not None
+        self.kept = check_keep(keep)
 
-    def decider(self, sources: Sources) -> Callable[[float, float], bool]:
-        """Return `sheds(now, place)`."""
+    def shares(self, sources: Sources) -> Callable[[float], float]:
+        """Return `share(now)`: which share of the calls that may be shed goes now."""
         raise NotImplementedError
 
     def start(self, sources: Sources) -> Sheds:
         """Return what decides for the calls of one guard."""
-        decides, uniform, key = self.decider(sources), sources.uniform, self.key
+        share, uniform, key = self.shares(sources), sources.uniform, self.key
+        rank, kept = sources.rank, self.kept
+        sheds = LeastCriticalFirst(kept, evenly=self.evenly).sheds
+
+        def by_chance(now: float) -> bool:
+            level = rank()
+            return level < kept and sheds(share(now), level, uniform(), now)
+
         if key is None:
-            return lambda now: decides(now, uniform())
+            return by_chance
 
-        def sheds(now: float, *args: Any, **kwargs: Any) -> bool:
+        def by_key(now: float, *args: Any, **kwargs: Any) -> bool:
             name = key(*args, **kwargs)
-            return decides(now, uniform() if name is None else place_of(name))
+            if name is None:
+                return by_chance(now)
+            level = rank()
+            return level < kept and sheds(share(now), level, place_of(name), now)
 
-        return sheds
+        return by_key
 
 
-class ByChance(_ByPlace):
+class ByChance(_ByShare):
     """See `by_chance`."""
 
     __slots__ = ("start_at",)
     name = "chance"
     needs_load = True
+    evenly = True  # else many calls of a low class would leave no load between it and the next
 
-    def __init__(self, start: float, key: Callable[..., object] | None) -> None:
-        super().__init__(key)
+    def __init__(
+        self, start: float, key: Callable[..., object] | None, keep: Criticality | None
+    ) -> None:
+        super().__init__(key, keep)
         self.start_at = check_start(start)
 
     def __repr__(self) -> str:
         return f"by_chance(start={self.start_at:g})"
 
-    def decider(self, sources: Sources) -> Callable[[float, float], bool]:
-        """Return `sheds(now, place)`."""
-        load, rank, start = sources.load, sources.rank, self.start_at
-        return lambda _now, place: place < class_degree(start, rank(), load())
+    def shares(self, sources: Sources) -> Callable[[float], float]:
+        """Return `share(now)`: it grows from 0 at `start` to 1 at the limit."""
+        load, start = sources.load, self.start_at
+        return lambda _now: (load() - start) / (1 - start)
 
 
-class ByFraction(_ByPlace):
+class ByFraction(_ByShare):
     """See `by_fraction`."""
 
-    __slots__ = ("share",)
+    __slots__ = ("needs_load", "share", "start_at")
     name = "fraction"
 
-    def __init__(self, share: float, key: Callable[..., object] | None) -> None:
-        super().__init__(key)
+    def __init__(
+        self,
+        share: float,
+        start: float | None,
+        key: Callable[..., object] | None,
+        keep: Criticality | None,
+    ) -> None:
+        super().__init__(key, keep)
         self.share = check.ratio("share", share, zero=True)
+        self.start_at = None if start is None else check_start(start)
+        self.needs_load = start is not None
 
     def __repr__(self) -> str:
-        return f"by_fraction({self.share:g})"
+        above = "" if self.start_at is None else f", start={self.start_at:g}"
+        return f"by_fraction({self.share:g}{above})"
 
-    def decider(self, sources: Sources) -> Callable[[float, float], bool]:
-        """Return `sheds(now, place)`."""
-        share, rank, sheds = self.share, sources.rank, LeastCriticalFirst().sheds
-        return lambda now, place: sheds(share, rank(), place, now)
+    def shares(self, sources: Sources) -> Callable[[float], float]:
+        """Return `share(now)`: nothing up to the load it starts at."""
+        load, share, start = sources.load, self.share, self.start_at
+        if start is None:
+            return lambda _now: share
+        return lambda _now: share if load() > start else 0.0
 
 
-class ByLatency(_ByPlace):
+class ByLatency(_ByShare):
     """See `by_latency`."""
 
     __slots__ = ("quantile", "sla")
     name = "latency"
 
-    def __init__(self, sla: float, quantile: float, key: Callable[..., object] | None) -> None:
-        super().__init__(key)
+    def __init__(
+        self,
+        sla: float,
+        quantile: float,
+        key: Callable[..., object] | None,
+        keep: Criticality | None,
+    ) -> None:
+        super().__init__(key, keep)
         self.sla = check.seconds("sla", sla)
         self.quantile = check.ratio("quantile", quantile)
 
@@ -170,38 +207,55 @@ class ByLatency(_ByPlace):
         """Return the share of calls to shed: as much as it is over, never all."""
         return 0.0 if latency is None else max(0.0, min(MOST, latency / self.sla - 1))
 
-    def decider(self, sources: Sources) -> Callable[[float, float], bool]:
-        """Return `sheds(now, place)`."""
+    def shares(self, sources: Sources) -> Callable[[float], float]:
+        """Return `share(now)`, by what calls took lately."""
         latency, share = sources.response_time(self.quantile), self.share
-        rank, sheds = sources.rank, LeastCriticalFirst().sheds
-        return lambda now, place: sheds(share(latency(now)), rank(), place, now)
+        return lambda now: share(latency(now))
 
 
-def by_chance(start: float = START, *, key: Callable[..., object] | None = None) -> ShedRule:
+def by_chance(
+    start: float = START,
+    *,
+    key: Callable[..., object] | None = None,
+    keep: Criticality | None = Criticality.CRITICAL_PLUS,
+) -> ShedRule:
     """Shed by chance, the more probably the higher the load is, and the least critical first.
 
-    The probability of each class grows from 0 to 1 over a quarter of the way from `start` to a
-    load of 1, and then that of the next one. With `key`, a function of the call's arguments, the
+    The range from `start` to a load of 1 is divided among the classes that were seen lately: one
+    class alone is shed with a probability that grows over the whole of it, of two the lower one
+    over the first half. For the first 256 calls all that may be shed are taken to be there.
+    Calls of `keep` and above are never shed. With `key`, a function of the call's arguments, the
     key takes the place of chance: a user, say, is in or out as a whole, in every process.
     """
-    return ByChance(start, key)
+    return ByChance(start, key, keep)
 
 
-def by_fraction(share: float, *, key: Callable[..., object] | None = None) -> ShedRule:
-    """Shed `share` of all calls whatever the load, the least critical first; `key` as elsewhere.
+def by_fraction(
+    share: float,
+    *,
+    start: float | None = None,
+    key: Callable[..., object] | None = None,
+    keep: Criticality | None = Criticality.CRITICAL_PLUS,
+) -> ShedRule:
+    """Shed `share` of the calls, the least critical first; `key` and `keep` as in `by_chance`.
 
-    Which classes there are it learns from the calls: of the first 16 it takes all four for equally
-    frequent, and a `share` up to a quarter for SHEDDABLE alone.
+    With `start`, only while the load is above it; without, whatever the load. Which classes there
+    are it learns from the calls: for the first 16 it takes those that may be shed for equally
+    frequent, and a `share` up to a third for SHEDDABLE alone.
     """
-    return ByFraction(share, key)
+    return ByFraction(share, start, key, keep)
 
 
 def by_latency(
-    sla: float, *, quantile: float = 0.95, key: Callable[..., object] | None = None
+    sla: float,
+    *,
+    quantile: float = 0.95,
+    key: Callable[..., object] | None = None,
+    keep: Criticality | None = Criticality.CRITICAL_PLUS,
 ) -> ShedRule:
     """Shed while the 95th percentile of response time is above `sla` seconds.
 
-    As large a share of all calls as it is above, at most nine tenths, the least critical first;
-    `key` as elsewhere.
+    As large a share of the calls as it is above, at most nine tenths, the least critical first;
+    `key` and `keep` as in `by_chance`.
     """
-    return ByLatency(sla, quantile, key)
+    return ByLatency(sla, quantile, key, keep)

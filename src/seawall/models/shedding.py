@@ -4,7 +4,8 @@ A rule is settings; `start(sources)` returns `sheds(now, *args, **kwargs)`, whic
 call by what `sources` tell at that moment. Load is a number: 0 is idle, 1 is at the limit.
 
 By every rule that looks at criticality, a class is touched only when all of the class below it is
-shed: at one instant no call is shed while a less critical one is admitted.
+shed: at one instant no call is shed while a less critical one is admitted. Calls of `keep` and
+above are never shed by load.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from math import inf, isnan
 from typing import Any, Final, NamedTuple, Protocol
 
 from seawall import _checks as check
+from seawall.context import Criticality
 
 CLASSES: Final = 4
 """How many criticalities there are, ranked from 0."""
@@ -89,6 +91,19 @@ def class_degree(start: float, rank: int, load: float) -> float:
     return (load - class_bar(start, rank)) / ((1 - start) / CLASSES)
 
 
+def check_keep(keep: Criticality | None) -> int:
+    """Return the rank from which on no call is shed, or raise."""
+    if keep is None:
+        return CLASSES
+    if not isinstance(keep, Criticality):
+        raise TypeError(
+            f"keep={keep!r}: write a Criticality, such as Criticality.CRITICAL, or None"
+        )
+    if keep is Criticality.SHEDDABLE:
+        raise ValueError(f"keep={keep!r}: then nobody is shed; write a class above SHEDDABLE")
+    return int(keep)
+
+
 class ByCriticality(Rule):
     """See `by_criticality`."""
 
@@ -96,9 +111,10 @@ class ByCriticality(Rule):
     name = "criticality"
     needs_load = True
 
-    def __init__(self, start: float) -> None:
+    def __init__(self, start: float, keep: Criticality | None) -> None:
         self.start_at = check_start(start)
-        self.bars = tuple(class_bar(start, rank) for rank in range(CLASSES))
+        kept = check_keep(keep)
+        self.bars = tuple(class_bar(start, rank) if rank < kept else inf for rank in range(CLASSES))
 
     def __repr__(self) -> str:
         return f"by_criticality(start={self.start_at:g})"
@@ -114,7 +130,7 @@ class ByCriticality(Rule):
 class ByTier(Rule):
     """See `by_tier`."""
 
-    __slots__ = ("bars", "others", "takes_arguments", "tier")
+    __slots__ = ("bars", "kept", "others", "takes_arguments", "tier")
     name = "tier"
     needs_load = True
 
@@ -123,6 +139,7 @@ class ByTier(Rule):
         bars: Mapping[str, float],
         others: float,
         tier: Callable[..., str | None] | None,
+        keep: Criticality | None,
     ) -> None:
         if not isinstance(bars, Mapping) or not all(isinstance(name, str) for name in bars):
             raise TypeError(f"by_tier({bars!r}): write the bar of each tier, as {{'free': 0.7}}")
@@ -130,6 +147,7 @@ class ByTier(Rule):
         self.others = _bar("others", others)
         self.tier = None if tier is None else check.plain_function("tier", tier)
         self.takes_arguments = tier is not None
+        self.kept = check_keep(keep)
 
     def __repr__(self) -> str:
         return f"by_tier({self.bars!r}, others={self.others:g})"
@@ -137,22 +155,34 @@ class ByTier(Rule):
     def start(self, sources: Sources) -> Sheds:
         """Return what decides for the calls of one guard."""
         load, bars, others = sources.load, self.bars, self.others
+        rank, kept = sources.rank, self.kept
         tier = self.tier
-        if tier is not None:
-            return lambda _now, *args, **kwargs: load() > bars.get(tier(*args, **kwargs), others)
-        current = sources.tier
-        return lambda _now: load() > bars.get(current(), others)
+        if tier is None:
+            current = sources.tier
+            return lambda _now: load() > bars.get(current(), others) and rank() < kept
+
+        def sheds(_now: float, *args: Any, **kwargs: Any) -> bool:
+            return load() > bars.get(tier(*args, **kwargs), others) and rank() < kept
+
+        return sheds
 
 
 class ByCost(Rule):
     """See `by_cost`."""
 
-    __slots__ = ("cost", "least", "most", "start_at")
+    __slots__ = ("cost", "kept", "least", "most", "start_at")
     name = "cost"
     needs_load = True
     takes_arguments = True
 
-    def __init__(self, cost: Callable[..., float], most: float, least: float, start: float) -> None:
+    def __init__(
+        self,
+        cost: Callable[..., float],
+        most: float,
+        least: float,
+        start: float,
+        keep: Criticality | None,
+    ) -> None:
         self.cost = check.plain_function("cost", cost)
         self.most = check.at_least("most", most, 0.0)
         self.least = check.at_least("least", least, 0.0)
@@ -161,6 +191,7 @@ class ByCost(Rule):
                 f"least={least!r}, most={most!r}: write costs above 0, the larger one as most"
             )
         self.start_at = check_start(start)
+        self.kept = check_keep(keep)
 
     def __repr__(self) -> str:
         return f"by_cost(..., most={self.most:g}, least={self.least:g}, start={self.start_at:g})"
@@ -168,7 +199,7 @@ class ByCost(Rule):
     def allowed(self, load: float, rank: int) -> float:
         """Return the cost that a call of `rank` may have: inf for any, -inf for none."""
         degree = class_degree(self.start_at, rank, load)
-        if not degree > 0:
+        if not degree > 0 or rank >= self.kept:
             return inf
         if degree >= 1:
             return -inf
@@ -272,13 +303,16 @@ def _bar(name: str, bar: float) -> float:
         raise ValueError(f"{name}: too large; {advice}") from None
 
 
-def by_criticality(start: float = START) -> ShedRule:
+def by_criticality(
+    start: float = START, *, keep: Criticality | None = Criticality.CRITICAL_PLUS
+) -> ShedRule:
     """Shed the least critical above a load of `start`, the next class a quarter later, and so on.
 
-    A quarter of what is left to 1: 0.8, 0.85, 0.9 and 0.95 by default, so that CRITICAL_PLUS goes
-    last.
+    A quarter of what is left to 1: by default 0.8 for SHEDDABLE, 0.85 for SHEDDABLE_PLUS and 0.9
+    for CRITICAL. Calls of `keep` and above are never shed; with `keep=None` CRITICAL_PLUS goes
+    above 0.95.
     """
-    return ByCriticality(start)
+    return ByCriticality(start, keep)
 
 
 def by_tier(
@@ -286,25 +320,32 @@ def by_tier(
     *,
     others: float = OTHER_TIERS,
     tier: Callable[..., str | None] | None = None,
+    keep: Criticality | None = Criticality.CRITICAL_PLUS,
 ) -> ShedRule:
     """Shed calls of each tier above its own load; those of a tier not named above `others`.
 
     `inf` is for a tier that is never shed. By default "free" goes above 0.7 and all but "premium"
     above 0.9. `tier`, a function of the call's arguments, tells the tier; without it the context
-    does (`with tier("free"):`).
+    does (`with tier("free"):`). Calls of `keep` and above are never shed, whatever their tier.
     """
-    return ByTier(bars, others, tier)
+    return ByTier(bars, others, tier, keep)
 
 
 def by_cost(
-    cost: Callable[..., float], *, most: float, least: float = 1.0, start: float = START
+    cost: Callable[..., float],
+    *,
+    most: float,
+    least: float = 1.0,
+    start: float = START,
+    keep: Criticality | None = Criticality.CRITICAL_PLUS,
 ) -> ShedRule:
     """Shed the expensive calls first: what a call may cost shrinks as load grows.
 
     `cost` is a function of the call's arguments. In each class, least critical first, the cost
-    allowed shrinks from `most` to `least` over a quarter of the way from `start` to 1.
+    allowed shrinks from `most` to `least` over a quarter of the way from `start` to 1. Calls of
+    `keep` and above may cost anything.
     """
-    return ByCost(cost, most, least, start)
+    return ByCost(cost, most, least, start, keep)
 
 
 def by_queue(length: int, *, of: Any) -> ShedRule:

@@ -1,7 +1,8 @@
 """Refuse what cannot be served well, the least important first, before any work is done for it.
 
 Promises: a call that is shed was never begun and costs next to nothing; at one instant no call is
-shed while a less critical one is admitted; a load signal that fails sheds nobody. The rules are in
+shed while a less critical one is admitted; CRITICAL_PLUS is never shed by load, unless a rule says
+so (`keep=`); a load signal that fails sheds nobody. The rules are in
 `seawall.models.shedding`, those for queues (a bulkhead's `shed=`) in `seawall.models.codel`.
 """
 
@@ -35,7 +36,8 @@ class Shed(GatePolicy):
         """Shed by `rules`, in this order: `by_criticality()`, `by_tier()`, `by_deadline()`...
 
         `load` is a function without arguments that returns how much of what there is is in use:
-        0 is idle, 1 is at the limit. Rules by criticality, tier, cost and chance need it.
+        0 is idle, 1 is at the limit. Rules by criticality, tier, cost and chance need it, and
+        `by_fraction(..., start=)`; where no rule reads it, it is refused.
         """
         super().__init__(mode)
         self.rules, self.load = _check(rules, load)
@@ -114,6 +116,11 @@ def _check(rules: object, load: Load | None) -> tuple[tuple[ShedRule, ...], Load
             )
     if load is not None:
         check.plain_function("load", load)
+        if not any(rule.needs_load for rule in rules):
+            raise TypeError(
+                f"Shed({rules[0]!r}, load=...): no rule here reads a load; leave load= out, or"
+                " write one that does, such as by_criticality() or by_fraction(0.1, start=0.8)"
+            )
     return tuple(rules), load
 
 
