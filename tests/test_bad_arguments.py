@@ -549,7 +549,8 @@ _REFUSALS = [*_ERRORS[:-2], ((), ValueError), ((OSError, "x"), TypeError)]
 _REFUSALS += [((OSError, KeyboardInterrupt), TypeError)]
 _RULES = [(5, TypeError), (None, TypeError), ("x", TypeError), (by_criticality, TypeError)]
 _RULES += [(codel(), TypeError), ([by_criticality()], TypeError)]
-_KEPT = [(3, TypeError), ("critical", TypeError), (Criticality.SHEDDABLE, ValueError)]
+_KEPT = [(True, TypeError), ("critical", TypeError), (Criticality.SHEDDABLE, ValueError)]
+_KEPT += [(4, ValueError), (-1, ValueError)]
 _SHEDS = [(5, TypeError), ("codel", TypeError), (codel, TypeError)]
 _PARTITIONS = [
     (5, TypeError),
@@ -756,12 +757,12 @@ SCARCITY = [
     ("Shed.update(load)", lambda x: Shed(by_fraction(0.1)).update(load=x), _FUNCTIONS, "function"),
     ("Shed.update(mode)", lambda x: Shed(by_fraction(0.1)).update(mode=x), _CHOICES, "'shadow'"),
     ("by_criticality(start)", by_criticality, _STARTS, "write"),
-    ("by_criticality(keep)", lambda x: by_criticality(keep=x), _KEPT, "Critical|above SHEDDABLE"),
-    ("by_tier(keep)", lambda x: by_tier(keep=x), _KEPT, "Critical|above SHEDDABLE"),
-    ("by_cost(keep)", lambda x: by_cost(len, most=9, keep=x), _KEPT, "Critical|above SHEDDABLE"),
-    ("by_chance(keep)", lambda x: by_chance(keep=x), _KEPT, "Critical|above SHEDDABLE"),
-    ("by_fraction(keep)", lambda x: by_fraction(0.1, keep=x), _KEPT, "Critical|above SHEDDABLE"),
-    ("by_latency(keep)", lambda x: by_latency(1.0, keep=x), _KEPT, "Critical|above SHEDDABLE"),
+    ("by_criticality(keep)", lambda x: by_criticality(keep=x), _KEPT, "write a Criticality"),
+    ("by_tier(keep)", lambda x: by_tier(keep=x), _KEPT, "write a Criticality"),
+    ("by_cost(keep)", lambda x: by_cost(len, most=9, keep=x), _KEPT, "write a Criticality"),
+    ("by_chance(keep)", lambda x: by_chance(keep=x), _KEPT, "write a Criticality"),
+    ("by_fraction(keep)", lambda x: by_fraction(0.1, keep=x), _KEPT, "write a Criticality"),
+    ("by_latency(keep)", lambda x: by_latency(1.0, keep=x), _KEPT, "write a Criticality"),
     ("by_tier(bars)", by_tier, _TIERS, "'free': 0.7|a load such as 0.7"),
     ("by_tier(others)", lambda x: by_tier(others=x), _BARS, "a load such as"),
     ("by_tier(tier)", lambda x: by_tier(tier=x), _FUNCTIONS, "function"),

@@ -77,6 +77,7 @@ UNIFORM = st.floats(0.0, 1.0, exclude_max=True)
 def test_there_are_as_many_classes_as_criticalities() -> None:
     """The rules count classes, and know nothing else of them."""
     assert [int(rank) for rank in Criticality] == list(range(CLASSES))
+    assert shedding.CRITICAL_PLUS == Criticality.CRITICAL_PLUS
 
 
 # No lower class is admitted while a higher one is shed

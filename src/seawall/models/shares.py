@@ -11,9 +11,9 @@ from typing import Any, Final
 from zlib import crc32
 
 from seawall import _checks as check
-from seawall.context import Criticality
 from seawall.models.shedding import (
     CLASSES,
+    CRITICAL_PLUS,
     START,
     Rule,
     ShedRule,
@@ -98,7 +98,7 @@ class _ByShare(Rule):
     __slots__ = ("kept", "key", "takes_arguments")
     evenly = False
 
-    def __init__(self, key: Callable[..., object] | None, keep: Criticality | None) -> None:
+    def __init__(self, key: Callable[..., object] | None, keep: int | None) -> None:
         self.key = None if key is None else check.plain_function("key", key)
         self.takes_arguments = key is not None
         self.kept = check_keep(keep)
@@ -138,9 +138,7 @@ class ByChance(_ByShare):
     needs_load = True
     evenly = True  # else many calls of a low class would leave no load between it and the next
 
-    def __init__(
-        self, start: float, key: Callable[..., object] | None, keep: Criticality | None
-    ) -> None:
+    def __init__(self, start: float, key: Callable[..., object] | None, keep: int | None) -> None:
         super().__init__(key, keep)
         self.start_at = check_start(start)
 
@@ -164,7 +162,7 @@ class ByFraction(_ByShare):
         share: float,
         start: float | None,
         key: Callable[..., object] | None,
-        keep: Criticality | None,
+        keep: int | None,
     ) -> None:
         super().__init__(key, keep)
         self.share = check.ratio("share", share, zero=True)
@@ -194,7 +192,7 @@ class ByLatency(_ByShare):
         sla: float,
         quantile: float,
         key: Callable[..., object] | None,
-        keep: Criticality | None,
+        keep: int | None,
     ) -> None:
         super().__init__(key, keep)
         self.sla = check.seconds("sla", sla)
@@ -217,7 +215,7 @@ def by_chance(
     start: float = START,
     *,
     key: Callable[..., object] | None = None,
-    keep: Criticality | None = Criticality.CRITICAL_PLUS,
+    keep: int | None = CRITICAL_PLUS,
 ) -> ShedRule:
     """Shed by chance, the more probably the higher the load is, and the least critical first.
 
@@ -235,7 +233,7 @@ def by_fraction(
     *,
     start: float | None = None,
     key: Callable[..., object] | None = None,
-    keep: Criticality | None = Criticality.CRITICAL_PLUS,
+    keep: int | None = CRITICAL_PLUS,
 ) -> ShedRule:
     """Shed `share` of the calls, the least critical first; `key` and `keep` as in `by_chance`.
 
@@ -251,7 +249,7 @@ def by_latency(
     *,
     quantile: float = 0.95,
     key: Callable[..., object] | None = None,
-    keep: Criticality | None = Criticality.CRITICAL_PLUS,
+    keep: int | None = CRITICAL_PLUS,
 ) -> ShedRule:
     """Shed while the 95th percentile of response time is above `sla` seconds.
 

@@ -16,10 +16,12 @@ from math import inf, isnan
 from typing import Any, Final, NamedTuple, Protocol
 
 from seawall import _checks as check
-from seawall.context import Criticality
 
 CLASSES: Final = 4
 """How many criticalities there are, ranked from 0."""
+
+CRITICAL_PLUS: Final = 3
+"""The highest of them. A model knows criticalities by their ranks."""
 
 START: Final = 0.8
 """The load at which shedding begins."""
@@ -91,16 +93,16 @@ def class_degree(start: float, rank: int, load: float) -> float:
     return (load - class_bar(start, rank)) / ((1 - start) / CLASSES)
 
 
-def check_keep(keep: Criticality | None) -> int:
+def check_keep(keep: int | None) -> int:
     """Return the rank from which on no call is shed, or raise."""
     if keep is None:
         return CLASSES
-    if not isinstance(keep, Criticality):
+    if isinstance(keep, bool) or not isinstance(keep, int):
         raise TypeError(
             f"keep={keep!r}: write a Criticality, such as Criticality.CRITICAL, or None"
         )
-    if keep is Criticality.SHEDDABLE:
-        raise ValueError(f"keep={keep!r}: then nobody is shed; write a class above SHEDDABLE")
+    if not 0 < keep < CLASSES:
+        raise ValueError(f"keep={keep!r}: write a Criticality above SHEDDABLE, or nobody is shed")
     return int(keep)
 
 
@@ -111,7 +113,7 @@ class ByCriticality(Rule):
     name = "criticality"
     needs_load = True
 
-    def __init__(self, start: float, keep: Criticality | None) -> None:
+    def __init__(self, start: float, keep: int | None) -> None:
         self.start_at = check_start(start)
         kept = check_keep(keep)
         self.bars = tuple(class_bar(start, rank) if rank < kept else inf for rank in range(CLASSES))
@@ -139,7 +141,7 @@ class ByTier(Rule):
         bars: Mapping[str, float],
         others: float,
         tier: Callable[..., str | None] | None,
-        keep: Criticality | None,
+        keep: int | None,
     ) -> None:
         if not isinstance(bars, Mapping) or not all(isinstance(name, str) for name in bars):
             raise TypeError(f"by_tier({bars!r}): write the bar of each tier, as {{'free': 0.7}}")
@@ -181,7 +183,7 @@ class ByCost(Rule):
         most: float,
         least: float,
         start: float,
-        keep: Criticality | None,
+        keep: int | None,
     ) -> None:
         self.cost = check.plain_function("cost", cost)
         self.most = check.at_least("most", most, 0.0)
@@ -303,9 +305,7 @@ def _bar(name: str, bar: float) -> float:
         raise ValueError(f"{name}: too large; {advice}") from None
 
 
-def by_criticality(
-    start: float = START, *, keep: Criticality | None = Criticality.CRITICAL_PLUS
-) -> ShedRule:
+def by_criticality(start: float = START, *, keep: int | None = CRITICAL_PLUS) -> ShedRule:
     """Shed the least critical above a load of `start`, the next class a quarter later, and so on.
 
     A quarter of what is left to 1: by default 0.8 for SHEDDABLE, 0.85 for SHEDDABLE_PLUS and 0.9
@@ -320,7 +320,7 @@ def by_tier(
     *,
     others: float = OTHER_TIERS,
     tier: Callable[..., str | None] | None = None,
-    keep: Criticality | None = Criticality.CRITICAL_PLUS,
+    keep: int | None = CRITICAL_PLUS,
 ) -> ShedRule:
     """Shed calls of each tier above its own load; those of a tier not named above `others`.
 
@@ -337,7 +337,7 @@ def by_cost(
     most: float,
     least: float = 1.0,
     start: float = START,
-    keep: Criticality | None = Criticality.CRITICAL_PLUS,
+    keep: int | None = CRITICAL_PLUS,
 ) -> ShedRule:
     """Shed the expensive calls first: what a call may cost shrinks as load grows.
 
