@@ -50,7 +50,7 @@ def check_request_ratio(budget, history):
             requests.append(bucket)
             continue
         allowed = budget.ratio * sum(bucket - at < BUCKETS for at in requests)
-        allowed += budget.floor * budget.window
+        allowed = max(allowed, budget.floor * budget.window)
         after = sum(bucket - at < BUCKETS for at in retries) + 1
         assert budget.try_retry(now) == (after <= allowed)
         if after <= allowed:
@@ -170,18 +170,21 @@ def test_retries_are_a_share_of_requests(ratio, window, floor, history):
 
 
 def test_the_floor_is_allowed_without_requests():
-    """Ten a second over ten seconds, whatever the traffic."""
+    """One in ten seconds by default, whatever the traffic; more if it is asked for."""
     budget = RequestRatio()
-    assert sum(budget.try_retry(1.0) for _ in range(500)) == 100
-    assert budget.snapshot() == {"requests": 0, "retries": 100, "allowed": 100}
+    assert sum(budget.try_retry(1.0) for _ in range(500)) == 1
+    assert budget.snapshot() == {"requests": 0, "retries": 1, "allowed": 1}
+    larger = RequestRatio(floor=10.0)
+    assert sum(larger.try_retry(1.0) for _ in range(500)) == 100
 
 
-def test_the_ratio_adds_to_the_floor():
-    """A fifth of the requests may be retried on top."""
-    budget = RequestRatio(floor=0)
-    for _ in range(50):
+@pytest.mark.parametrize("requests", [10, 50, 200, 1_000, 10_000])
+def test_a_ratio_of_a_tenth_is_a_tenth(requests):
+    """The floor adds nothing to it, however few requests there are."""
+    budget = RequestRatio(0.1)
+    for _ in range(requests):
         budget.started(3.0)
-    assert [budget.try_retry(3.0) for _ in range(11)] == [True] * 10 + [False]
+    assert sum(budget.try_retry(3.0) for _ in range(requests)) == requests // 10
 
 
 def test_integer_microseconds_serve_as_well():
@@ -361,7 +364,7 @@ def test_reprs_show_the_settings():
     """A budget reads as the call that makes it."""
     assert [repr(make()) for make in BUDGETS] == [
         "SuccessDeposit(maximum=10, ratio=0.1)",
-        "RequestRatio(ratio=0.2, window=10, floor=10)",
+        "RequestRatio(ratio=0.2, window=10, floor=0.1)",
         "InFlightRatio(ratio=0.2, floor=3)",
     ]
 

@@ -321,7 +321,7 @@ class Ledger:
             width = rule.window / BUCKETS
             first = self.log[-1][0] // width - (BUCKETS - 1)
             recent = [what for at, what in self.log if at // width >= first]
-            allowed = rule.ratio * recent.count("start") + rule.floor * rule.window
+            allowed = max(rule.ratio * recent.count("start"), rule.floor * rule.window)
             self.compare(recent.count("retry"), allowed)
         else:
             allowed = max(rule.floor, rule.ratio * len(self.active))

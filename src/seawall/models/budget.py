@@ -104,15 +104,16 @@ class SuccessDeposit(Budget):
 
 
 class RequestRatio(Budget):
-    """In the window, retries <= `ratio` * requests + `floor` * `window`, whenever one is made.
+    """In the window, retries <= max(`ratio` * requests, `floor` * `window`), whenever one is made.
 
-    `floor` is retries for each unit of time. The window is counted in ten buckets: the current,
-    unfinished one and the nine before it.
+    `floor` is retries for each unit of time, for callers with hardly any requests: where
+    `ratio` * requests is more, it adds nothing. The window is counted in ten buckets: the
+    current, unfinished one and the nine before it.
     """
 
     __slots__ = ("_bucket", "_requests", "_retries", "floor", "ratio", "window")
 
-    def __init__(self, ratio: float = 0.2, window: float = 10.0, floor: float = 10.0) -> None:
+    def __init__(self, ratio: float = 0.2, window: float = 10.0, floor: float = 0.1) -> None:
         """Start with an empty window."""
         self.ratio = check.ratio("ratio", ratio, zero=True)
         self.window = check.seconds("window", window)
@@ -148,7 +149,7 @@ class RequestRatio(Budget):
         return f"RequestRatio({settings})"
 
     def _allowed(self) -> float:
-        return self.ratio * sum(self._requests) + self.floor * self.window
+        return max(self.ratio * sum(self._requests), self.floor * self.window)
 
     def _advance(self, now: float) -> None:
         bucket = now // (self.window / BUCKETS)
