@@ -16,9 +16,9 @@ from seawall import (
     CallRejected,
     CallRetried,
     CallTimedOut,
+    Degraded,
     Event,
     Fallback,
-    FallbackUsed,
     Guard,
     Retry,
     RetryBudget,
@@ -195,11 +195,20 @@ def test_call_timed_out(events):
     assert _only(events, CallTimedOut) == [{"guard": "vendor", "seconds": 2.0}]
 
 
-def test_fallback_used(events):
+def test_degraded(events):
     """The level that answered is told, and why it was needed."""
     guard = Guard("vendor", Fallback(_BROKEN, static("later")))
-    guard.call(ScriptedService(fail(LookupError)).call)
-    assert _only(events, FallbackUsed) == [{"guard": "vendor", "level": 2, "reason": "LookupError"}]
+    error = LookupError("no such user; password=hunter2")
+    guard.call(ScriptedService(fail(error)).call)
+    (told,) = _only(events, Degraded)
+    assert told == {
+        "guard": "vendor",
+        "source": "static",
+        "level": 2,
+        "reason": "LookupError",
+        "message": "no such user; password=***",
+        "age": None,
+    }
 
 
 def test_a_stale_answer_is_told(events):
@@ -210,9 +219,9 @@ def test_a_stale_answer_is_told(events):
         guard.call(call)
         clock.advance(2.0)
         assert guard.call(call) == "old"
-    assert _only(events, FallbackUsed) == [
-        {"guard": "vendor", "level": 1, "reason": "ConnectionError"}
-    ]
+    (told,) = _only(events, Degraded)
+    assert (told["source"], told["level"], told["age"]) == ("cache: stale", 1, 2.0)
+    assert (told["reason"], told["message"]) == ("ConnectionError", "")
 
 
 def test_thread_abandoned(events):

@@ -14,7 +14,7 @@ import pytest
 from seawall import (
     CallRejected,
     DeadlineExceeded,
-    FallbackUsed,
+    Degraded,
     PoolExhausted,
     ResourceLeaked,
     SettingsChanged,
@@ -267,7 +267,7 @@ def test_fail_refuses_at_once():
 
 def test_degrade_lends_a_substitute_for_one_use():
     """It comes on top of the pool's size, and is closed and never pooled."""
-    heard, stop = listen(FallbackUsed)
+    heard, stop = listen(Degraded)
     pool = pool_of(when_exhausted="degrade", degraded=Wire)
     with pool.borrow() as own:
         with pool.borrow() as substitute:

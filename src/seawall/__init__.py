@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from seawall.pools import Pool
     from seawall.pools._borrowed import Borrowed
     from seawall.registry import check_threads, get_guard, guards, snapshot
+    from seawall.runtime.degradation import degradations
     from seawall.runtime.durable_events import EventDied, FifoGap, OutboxBlocked
     from seawall.runtime.edge_events import (
         HealthChanged,
@@ -126,8 +127,8 @@ if TYPE_CHECKING:
         CallRetried,
         CallTimedOut,
         DeadLetterDropped,
+        Degraded,
         Event,
-        FallbackUsed,
         ImplausibleReport,
         JobDied,
         LeaseChanged,
@@ -181,10 +182,10 @@ __all__ = [
     "DeadLetterDropped",
     "Deadline",
     "DeadlineExceeded",
+    "Degraded",
     "Event",
     "EventDied",
     "Fallback",
-    "FallbackUsed",
     "FifoFull",
     "FifoGap",
     "FifoStateLost",
@@ -288,6 +289,7 @@ __all__ = [
     "current_tier",
     "deadline",
     "decorrelated_jitter",
+    "degradations",
     "exponential",
     "fallback_reason",
     "full_jitter",
@@ -371,13 +373,14 @@ _HOMES = {
     "pools": "Pool",
     "pools._borrowed": "Borrowed",
     "registry": "check_threads get_guard guards snapshot",
+    "runtime.degradation": "degradations",
     "runtime.durable_events": "EventDied FifoGap OutboxBlocked",
     "runtime.edge_events": (
         "HealthChanged HostEjected HostRestored LifecycleChanged SoftLimitExceeded"
     ),
     "runtime.events": (
         "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut DeadLetterDropped "
-        "Event FallbackUsed ImplausibleReport JobDied LeaseChanged LevelChanged LoopBlocked "
+        "Degraded Event ImplausibleReport JobDied LeaseChanged LevelChanged LoopBlocked "
         "ResourceLeaked RetryStopped SettingsChanged SettingsDiffer StoreModeChanged "
         "ThreadAbandoned WorkerReplaced subscribe"
     ),

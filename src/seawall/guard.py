@@ -375,11 +375,19 @@ class _Attempt:
     def result(self) -> Result[Any]:
         trace, error = self._trace, self._error
         self._error = None  # its traceback leads to the caller's frame, and from there to this
+        less, trace.degradation = trace.degradation, None  # as that of its error does
+        if error is not None:
+            less = None
+        cause = None if less is None else less.error
+        known = cause if error is None else error
         return Result(
             value=self.value,
             error=error,
-            level=trace.level,
-            reason=trace.reason if error is None else reason_of(error),
+            level=0 if less is None else less.level,
+            reason=None if known is None else reason_of(known),
             attempts=trace.attempts,
             elapsed=self._guard.clock.now() - self._began,
+            source=None if less is None else less.source,
+            cause=cause,
+            age=None if less is None else less.age,
         )

@@ -17,6 +17,7 @@ from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import Overloaded
 from seawall.models.ladder import THRESHOLDS, Cause, LadderModel, LadderSettings, ServiceLevel
+from seawall.runtime.degradation import Degradation
 from seawall.runtime.events import LevelChanged, SettingsChanged, emit
 from seawall.runtime.layers import Host, Inline
 from seawall.runtime.mutex import Mutex, survives_fork
@@ -90,8 +91,17 @@ class Ladder:
         return self._standing
 
     def allows(self, level: LevelName) -> bool:
-        """Tell whether answers of that level may be given: the ladder stands there, or better."""
-        return self.level <= ServiceLevel.of(level)
+        """Tell whether answers of that level may be given: the ladder stands there, or better.
+
+        If not, less is given: `degradations()` collects that.
+        """
+        wanted = ServiceLevel.of(level)
+        if self.level <= wanted:
+            return True
+        source = f"ladder: {self._standing.label}"
+        error = Overloaded(_refusal(self, wanted), guard=self.name, policy="ladder")
+        Degradation(source, int(self._standing), error).collect(self.name)
+        return False
 
     def rung(self, level: LevelName, function: Callable[..., T]) -> Callable[..., T]:
         """Return `function` as a level of a `Fallback` that answers only where `level` is allowed.
@@ -228,14 +238,14 @@ class _Rung:
     def __init__(self, ladder: Ladder, level: ServiceLevel, function: Callable[..., Any]) -> None:
         self._ladder = ladder
         self._level = level
-        self._function = function
+        self._function = self.__wrapped__ = function
         self.__qualname__ = getattr(function, "__qualname__", repr(function))
         for name in ("__code__", "__self__"):
             if hasattr(function, name):
                 setattr(self, name, getattr(function, name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._ladder.allows(self._level):
+        if self._ladder.level > self._level:
             message = _refusal(self._ladder, self._level)
             raise Overloaded(message, guard=self._ladder.name, policy="ladder")
         return self._function(*args, **kwargs)
@@ -294,7 +304,7 @@ class _LadderBound(GateBound):
     def enter(self, now: float, /) -> None:
         """Let the call through, or refuse it."""
         ladder, level = self.policy.ladder, self.policy.level
-        if not ladder.allows(level):
+        if ladder.level > level:
             self.refuse(Overloaded(f"guard {self.host.name!r}: {_refusal(ladder, level)}"))
 
     def snapshot(self, now: float) -> dict[str, Any]:

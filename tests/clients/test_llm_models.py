@@ -35,7 +35,7 @@ from seawall.clients.llm import (
     passing,
     retryable,
 )
-from seawall.runtime.events import FallbackUsed
+from seawall.runtime.events import Degraded
 from seawall.testing import run_virtual, virtual_time
 from tests.clients.support_llm import Vendor, breaks, refuses, streams_error
 from tests.support import falsified, let_pass, new_guard
@@ -133,8 +133,8 @@ def test_who_served_is_told() -> None:
     models = Models(
         Model("large", answers(StatusError(529))), Model("small", answers("hi")), name="c"
     )
-    seen: list[FallbackUsed] = []
-    stop = subscribe(seen.append, FallbackUsed)
+    seen: list[Degraded] = []
+    stop = subscribe(seen.append, Degraded)
     try:
         result = models.attempt("?")
     finally:

@@ -255,7 +255,7 @@ def test_what_happens_now_is_told() -> None:
             full.attempt(int)
     told = {one["id"]: one["what"] for one in pair.later()["troubles"]}
     assert told == {
-        "degraded:vendor": "20 calls in 1 s got less: a fallback or an old answer",
+        "degraded:vendor": "20 calls in 1 s got less: 20 a fallback",
         "errors:vendor": "100 % of recent attempts failed",
         "rate_limit:vendor:2": "The rate limit refuses 50 % of calls, 10/s",
         "bulkhead:full:0": "The bulkhead refuses 75 % of calls, 3/s",

@@ -141,7 +141,7 @@ def test_a_watcher_listens_until_it_is_closed_or_forgotten() -> None:
         events.CallRetried,
         events.RetryStopped,
         events.CallTimedOut,
-        events.FallbackUsed,
+        events.Degraded,
         events.CallHedged,
         events.ThreadAbandoned,
     }

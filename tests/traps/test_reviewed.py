@@ -24,8 +24,8 @@ from seawall import (
     Cache,
     CircuitOpen,
     DeadlineExceeded,
+    Degraded,
     Fallback,
-    FallbackUsed,
     Guard,
     Rejected,
     Retry,
@@ -420,7 +420,7 @@ def test_a_listener_may_ask_for_the_key_that_is_landing():
                 seen.append("asks")
                 seen.append(guarded())
 
-        stop = subscribe(ask_once, FallbackUsed)
+        stop = subscribe(ask_once, Degraded)
         assert guarded() == "old"
         stop()
         assert seen == ["asks", "old"]

@@ -132,6 +132,12 @@ def _policies(make: Callable[..., Any], name: str) -> list[tuple[Any, ...]]:
             _COUNTS,
             "write",
         ),
+        (
+            f"{name}(report_degraded)",
+            lambda x: make(report_degraded=x),
+            [(5, TypeError), (None, TypeError), ("", TypeError), ("a b", TypeError)],
+            "write True",
+        ),
         (f"{name}(stall)", lambda x: make(stall=x), _POSITIVE, "seconds"),
         (f"{name}(routes)", lambda x: make(routes=x), [(5, TypeError), *_ROUTES], "write|such as"),
         (f"{name}(trust)", lambda x: make(trust=x), _TRUSTS, "Trust"),

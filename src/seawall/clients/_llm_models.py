@@ -27,7 +27,7 @@ from seawall.errors import (
     reason_of,
 )
 from seawall.guard import Guard
-from seawall.runtime.events import FallbackUsed, emit
+from seawall.runtime.degradation import Degradation
 from seawall.runtime.result import Result
 from seawall.runtime.streams import aprime, prime
 
@@ -235,7 +235,8 @@ class _Turns:
         models = self._models
         models._served[self._level] += 1
         if self._first is not None:
-            emit(FallbackUsed, models.name, level=self._level, reason=reason_of(self._first))
+            name = models.candidates[self._level].name
+            Degradation(name, self._level, self._first).report(models.name)
             self._last = None
 
     def result(self) -> Result[Any]:
@@ -245,6 +246,7 @@ class _Turns:
             self._models._failed += 1
             if self._last is not error:
                 add_note(error, f"the other models failed too: {self._last!r}", "the other models")
+        less = error is None and self._level > 0
         return Result(
             value=self.value,
             error=error,
@@ -252,4 +254,6 @@ class _Turns:
             reason=None if self._first is None else reason_of(self._first),
             attempts=self._level + 1,
             elapsed=self._clock.now() - self._began,
+            source=self._models.names[self._level] if less else None,
+            cause=self._first if less else None,
         )

@@ -72,8 +72,12 @@ def guard_rule(_kind: str, name: str, seen: Seen, moves: Moves) -> Iterator[Foun
         yield Found(f"errors:{name}", tone, name, what, "Look at what it calls")
     degraded = moves.lately(("guard", name, "degraded"))
     if degraded:
+        moves.rate(("guard", name, "stale"), seen.get("stale"))
+        stale = moves.lately(("guard", name, "stale"))
         what = f"{say.several(degraded, 'call')} in {say.seconds(moves.span)} got less:"
-        what += " a fallback or an old answer"
+        what += f" {say.amount(stale)} an old answer," if stale else ""
+        what += f" {say.amount(degraded - stale)} a fallback" if degraded > stale else ""
+        what = what.rstrip(",")
         yield Found(f"degraded:{name}", "warn", name, what, "Look at what it calls")
     abandoned = number(seen.get("abandoned"))
     if abandoned > limits.ABANDONED_THREADS:

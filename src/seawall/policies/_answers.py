@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 from seawall.context import deadline_var, reset
-from seawall.errors import DeadlineExceeded, reason_of
+from seawall.errors import DeadlineExceeded
 from seawall.runtime.call import Trace, current_trace, trace_var
-from seawall.runtime.events import FallbackUsed, emit
+from seawall.runtime.degradation import STALE, Degradation
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Host
@@ -21,12 +21,13 @@ AGAIN: Final = object()
 
 
 class Entry:
-    """A real answer and how long it may be used."""
+    """A real answer, since when it is known, and how long it may be used."""
 
-    __slots__ = ("fresh_until", "stale_until", "value")
+    __slots__ = ("fresh_until", "since", "stale_until", "value")
 
-    def __init__(self, value: Any, fresh_until: float, stale_until: float) -> None:
+    def __init__(self, value: Any, since: float, fresh_until: float, stale_until: float) -> None:
         self.value = value
+        self.since = since
         self.fresh_until = fresh_until
         self.stale_until = stale_until
 
@@ -60,7 +61,7 @@ class Answers:
     def entry(self, value: Any, now: float) -> Entry:
         """Return a new entry, fresh from now on."""
         fresh_until = now + self._settings.ttl
-        return Entry(value, fresh_until, fresh_until + self._settings.stale_if_error)
+        return Entry(value, now, fresh_until, fresh_until + self._settings.stale_if_error)
 
     def clear(self) -> None:
         """Forget all answers; calls under way go on, and are not kept."""
@@ -133,7 +134,7 @@ class Answers:
 class Flight:
     """One call that several may wait for, and what came of it."""
 
-    __slots__ = ("error", "level", "reason", "stale", "traceback", "value", "wakers")
+    __slots__ = ("degradation", "error", "stale", "traceback", "value", "wakers")
 
     def __init__(self, stale: Entry | None) -> None:
         self.stale = stale
@@ -141,8 +142,7 @@ class Flight:
         self.value: Any = AGAIN
         self.error: Exception | None = None
         self.traceback: TracebackType | None = None
-        self.level = 0
-        self.reason: str | None = None
+        self.degradation: Degradation | None = None
 
 
 class Lead:
@@ -181,21 +181,22 @@ class Lead:
         now = self._host.clock.now()
         entry = None
         if error is None:
-            flight.level, flight.reason = self._trace.level, self._trace.reason
-            if not flight.level:
+            flight.degradation = self._trace.degradation
+            if flight.degradation is None:
                 entry = self._answers.entry(flight.value, now)
         elif isinstance(error, Exception):
             flight.error, flight.traceback = error, traceback
             if flight.stale is not None and now < flight.stale.stale_until:
                 flight.error = flight.traceback = None
                 flight.value = self.answer = flight.stale.value
-                flight.level, flight.reason = 1, reason_of(error)
+                flight.degradation = Degradation(STALE, 1, error, now - flight.stale.since)
             elif _own_deadline_passed():
                 # Others may have more time: one of them tries again.
                 flight.error = flight.traceback = None
         self._answers.land(self._key, flight, entry)
-        if error is not None and flight.level:
-            _served_less(self._host, flight)
+        if error is not None and flight.degradation is not None:
+            _served_less(self._host, flight.degradation)
+        self._trace.degradation = None  # its error leads to the frames that have this
         return error is not None and flight.error is None and flight.value is not AGAIN
 
     def _tell_outside(self) -> None:
@@ -203,7 +204,7 @@ class Lead:
         outside = current_trace(self._host.name)
         if outside is not None:
             outside.attempts += self._trace.attempts
-            outside.level, outside.reason = self._trace.level, self._trace.reason
+            outside.degradation = self._trace.degradation
 
 
 class Follower:
@@ -235,8 +236,8 @@ class Follower:
         if flight.error is not None:
             # From the leader's traceback each time, so that it does not grow with the followers.
             raise flight.error.with_traceback(flight.traceback)
-        if flight.level:
-            _served_less(self._host, flight)
+        if flight.degradation is not None:
+            _served_less(self._host, flight.degradation)
         return flight.value
 
     def abandon(self) -> None:
@@ -248,10 +249,12 @@ def _own_deadline_passed() -> bool:
     return held is not None and held[1].now() >= held[0]
 
 
-def _served_less(host: Host, flight: Flight) -> None:
+def _served_less(host: Host, degradation: Degradation) -> None:
     """Tell that a call was answered by something less than the real thing."""
     trace = current_trace(host.name)
     if trace is not None:
-        trace.level, trace.reason = flight.level, flight.reason
+        trace.degradation = degradation
     host.stats.degraded += 1
-    emit(FallbackUsed, host.name, level=flight.level, reason=flight.reason)
+    if degradation.age is not None:
+        host.stats.stale += 1
+    degradation.report(host.name)

@@ -14,6 +14,7 @@ from seawall import _checks as check
 from seawall.clock import Clock, current_clock
 from seawall.errors import CacheMiss
 from seawall.policies._answers import AGAIN, Answers, Entry, Follower, Lead
+from seawall.runtime.call import need_var
 from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.policy import Bound, Policy
 from seawall.runtime.runners import wait_async, wait_sync
@@ -61,6 +62,9 @@ class Cache(Policy):
         now = (self._clock or current_clock()).now()
         if entry is None or now >= entry.stale_until:
             raise CacheMiss("nothing kept for these arguments")
+        need = need_var.get()
+        if need is not None:
+            need.age = now - entry.since
         return entry.value
 
     def clear(self) -> None:

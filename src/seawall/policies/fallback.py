@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from seawall.errors import CacheMiss, add_note, matches, reason_of
-from seawall.runtime.call import reason_var
-from seawall.runtime.events import FallbackUsed, emit
+from seawall.errors import CacheMiss, add_note, matches
+from seawall.policies.cache import Cache
+from seawall.runtime.call import Need, need_var
+from seawall.runtime.degradation import STALE, Degradation, source_name, unwrapped
 from seawall.runtime.layers import Flow, Host, Kind, Next
 from seawall.runtime.policy import Bound, Policy
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 def fallback_reason() -> BaseException | None:
     """Return, inside a fallback, the error that made it necessary; None elsewhere."""
-    return reason_var.get()
+    need = need_var.get()
+    return None if need is None else need.error
 
 
 class Static:
@@ -85,7 +87,9 @@ class Fallback(Policy):
         self.on = types
 
     def __repr__(self) -> str:
-        return f"Fallback({', '.join(self.names)})"
+        shown = zip(self.levels, self.names, strict=True)
+        names = (repr(level) if isinstance(level, Static) else name for level, name in shown)
+        return f"Fallback({', '.join(names)})"
 
     @property
     def catches_everything(self) -> bool:
@@ -113,13 +117,13 @@ class _FallbackBound(Bound):
         return {"levels": dict(zip(self.policy.names, self.used, strict=True))}
 
 
-class _Memory:
+class _Memory(Need):
     """What is remembered of one call: why a fallback is needed, and which level is next."""
 
-    __slots__ = ("error", "level")
+    __slots__ = ("level",)
 
     def __init__(self, error: Exception) -> None:
-        self.error = error
+        super().__init__(error)
         self.level = 0
 
 
@@ -141,7 +145,8 @@ class _FallbackFlow(Flow):
         if isinstance(error, Exception) and memory.level < len(self._policy.levels):
             level = self._policy.levels[memory.level]
             memory.level += 1
-            return Next(instead=level, reason=memory.error)
+            memory.age = None
+            return Next(instead=level, need=memory)
         del call.memory[self]
         if error is None:
             self._answered(call, memory)
@@ -150,11 +155,14 @@ class _FallbackFlow(Flow):
         return None
 
     def _answered(self, call: Call, memory: _Memory) -> None:
-        call.level = memory.level
-        call.reason = reason_of(memory.error)
+        source = self._policy.names[memory.level - 1]
+        less = Degradation(source, memory.level, memory.error, memory.age)
+        call.degradation = less
         call.host.stats.degraded += 1
+        if less.age is not None:
+            call.host.stats.stale += 1
         self._bound.used[memory.level - 1] += 1
-        emit(FallbackUsed, call.host.name, level=memory.level, reason=call.reason)
+        less.report(call.host.name)
 
     def _give_up(self, call: Call, memory: _Memory) -> None:
         """Raise what the real call raised; the last level's own trouble is in its notes."""
@@ -165,11 +173,19 @@ class _FallbackFlow(Flow):
 
 def _names(levels: tuple[Level, ...]) -> tuple[str, ...]:
     """Return what to call the levels: their own names, numbered where two are alike."""
-    plain = [getattr(level, "__qualname__", repr(level)) for level in levels]
+    plain = [_source(level) for level in levels]
     return tuple(
         f"{name} ({position})" if plain.count(name) > 1 else name
         for position, name in enumerate(plain, 1)
     )
+
+
+def _source(level: Any) -> str:
+    """Return what to call the answers of a level: never a value that is in it."""
+    level = unwrapped(level)
+    if isinstance(level, Static):
+        return "static"
+    return STALE if getattr(level, "__func__", None) is Cache.stale else source_name(level)
 
 
 def _with_arguments(level: Level) -> Level:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from seawall.clock import Clock
 from seawall.context import deadline_var
-from seawall.errors import PoolExhausted, Rejected, matches
+from seawall.errors import Rejected, matches
 from seawall.models.pooling import PoolSettings, lifetime
 from seawall.pools._closing import Closing
 from seawall.pools._refusals import Refusals
@@ -21,7 +21,7 @@ from seawall.pools._resources import Resource
 from seawall.pools._steps import NOTHING, Request, Work
 from seawall.pools._upkeep import Upkeep
 from seawall.pools._waiting import ClosingWaiter, PoolWaiter, waited
-from seawall.runtime.events import FallbackUsed, emit
+from seawall.runtime.degradation import Degradation, source_name
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -149,7 +149,8 @@ class Lending(Refusals):
             self.refuse(self.full("all are in use"))
         if policy == "degrade" and self._degraded is not None:
             self.upkeep.counts["degraded"] += 1
-            emit(FallbackUsed, self.name, level=1, reason=PoolExhausted.reason)
+            full = self.full("all are in use")
+            Degradation(source_name(self._degraded), 1, full).report(self.name)
             resource = self._stock.substitute()
             yield from self._made(resource, "degraded", self._degraded, loop)
             return resource

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from threading import RLock
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from seawall.context import deadline_var
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Host, Layer, Outcome
+
+if TYPE_CHECKING:
+    from seawall.runtime.degradation import Degradation
 
 STREAMED: Final = object()
 """Stands for the value where there is none to look at: a generator, a `hold` block."""
@@ -17,20 +20,31 @@ STREAMED: Final = object()
 class Trace:
     """What `attempt()` tells in its Result beyond the value, gathered while the call runs."""
 
-    __slots__ = ("attempts", "guard", "level", "reason")
+    __slots__ = ("attempts", "degradation", "guard")
 
     def __init__(self, guard: str) -> None:
         """Gather for calls of that guard only: guards further in have traces of their own."""
         self.guard = guard
         self.attempts = 0
-        self.level = 0
-        self.reason: str | None = None
+        self.degradation: Degradation | None = None
 
 
 trace_var: Final[ContextVar[Trace | None]] = ContextVar("seawall_trace", default=None)
 
-reason_var: Final[ContextVar[BaseException | None]] = ContextVar("seawall_reason", default=None)
-"""Why a substitute is running instead of the real call."""
+
+class Need:
+    """Why a substitute runs instead of the real call, and what it tells of its own answer."""
+
+    __slots__ = ("age", "error")
+
+    def __init__(self, error: Exception) -> None:
+        """Be needed because of `error`."""
+        self.error = error
+        self.age: float | None = None
+        """How old the substitute's answer is, if it is one that was kept."""
+
+
+need_var: Final[ContextVar[Need | None]] = ContextVar("seawall_need", default=None)
 
 
 def current_trace(guard: str) -> Trace | None:
@@ -107,17 +121,16 @@ class Call:
         "attempts",
         "began",
         "counts",
+        "degradation",
         "error",
         "function",
         "held",
         "host",
         "kwargs",
         "layers",
-        "level",
         "memory",
         "own_abandoned",
         "reached",
-        "reason",
         "streaming",
         "tickets",
         "timed",
@@ -149,8 +162,8 @@ class Call:
         self.reached = False
         """Whether the function was started since the layer where the call is now was entered."""
         self.attempts = 0
-        self.level = 0
-        self.reason: str | None = None
+        self.degradation: Degradation | None = None
+        """What it was answered with, if that is less than the real answer."""
         self.streaming = False
         """Whether gates stay entered after success (a generator, `hold`): then they are `held`."""
         self.adapt: Callable[[Any], Any] | None = None
@@ -215,9 +228,9 @@ class Call:
         if trace is not None:
             if self.counts and not given_up(self.host.name):
                 trace.attempts += self.attempts
-            if self.level:
-                trace.level = self.level
-                trace.reason = self.reason
+            if self.degradation is not None:
+                trace.degradation = self.degradation
+        self.degradation = None  # its error leads to the frames that have this call
 
 
 job_var: Final[ContextVar[Abandonable | None]] = ContextVar("seawall_job", default=None)

@@ -121,17 +121,34 @@ class CallTimedOut(Event):
         self.seconds = seconds
 
 
-class FallbackUsed(Event):
-    """A call was answered by a lower level."""
+class Degraded(Event):
+    """A call was answered by something less than the real answer."""
 
-    __slots__ = ("level", "reason")
-    name = "fallback_used"
+    __slots__ = ("age", "level", "message", "reason", "source")
+    name = "degraded"
 
-    def __init__(self, guard: str, *, level: int, reason: str) -> None:
-        """Tell which level (1 is the first) answered, and why it was needed."""
+    def __init__(
+        self,
+        guard: str,
+        *,
+        source: str,
+        level: int,
+        reason: str,
+        message: str = "",
+        age: float | None = None,
+    ) -> None:
+        """Tell where the answer came from, at which level (1 is the first), and why.
+
+        `source` is the name of a fallback's function, "static" or "cache: stale". `reason` is that
+        of the error which made it necessary, as `CallRetried` has it, and `message` the first line
+        of its text, redacted. `age` is that of a stale answer, in seconds.
+        """
         super().__init__(guard)
+        self.source = source
         self.level = level
         self.reason = reason
+        self.message = message
+        self.age = age
 
 
 class ThreadAbandoned(Event):
@@ -370,7 +387,15 @@ def emit(kind: type[Event], guard: str, **fields: Any) -> None:
     listeners = [listener for listener, types in _listeners if issubclass(kind, types)]
     if not listeners:
         return
-    event = kind(guard, **fields)
+    _hand(kind(guard, **fields), listeners)
+
+
+def deliver(event: Event) -> None:
+    """Tell all who subscribed of an event that was built anyway."""
+    _hand(event, [listener for listener, types in _listeners if isinstance(event, types)])
+
+
+def _hand(event: Event, listeners: list[Listener]) -> None:
     for listener in listeners:
         try:
             listener(event)

@@ -22,7 +22,7 @@ from sys import get_asyncgen_hooks, set_asyncgen_hooks
 from typing import Any
 
 from seawall.context import attempt_var, reset
-from seawall.runtime.call import Call, reason_var
+from seawall.runtime.call import Call, need_var
 from seawall.runtime.interpreter import release
 from seawall.runtime.layers import Host, Layer
 from seawall.runtime.runners import run_async, run_sync
@@ -31,7 +31,7 @@ from seawall.runtime.runners import run_async, run_sync
 class _Started:
     """A source that was asked for its first item, and is asked for more."""
 
-    __slots__ = ("_attempt", "_reason", "ended", "item", "source")
+    __slots__ = ("_attempt", "_need", "ended", "item", "source")
 
     def __init__(self, source: Any, item: Any, *, ended: bool = False) -> None:
         self.source = source
@@ -39,17 +39,17 @@ class _Started:
         """The latest item; the generator's return value once it has ended."""
         self.ended = ended
         self._attempt = attempt_var.get()
-        self._reason = reason_var.get()
+        self._need = need_var.get()
 
     @contextmanager
     def _context(self) -> Iterator[None]:
         """Set what the source saw at its first item, for one more step."""
         attempt = attempt_var.set(self._attempt)
-        reason = reason_var.set(self._reason)
+        need = need_var.set(self._need)
         try:
             yield
         finally:
-            reset(reason_var, reason)
+            reset(need_var, need)
             reset(attempt_var, attempt)
 
     def step(self, how: Callable[[Any], Any], argument: Any) -> None:

@@ -18,10 +18,11 @@ from seawall.runtime.call import (
     STREAMED,
     Abandoned,
     Call,
+    Need,
     current_trace,
     given_up,
     job_var,
-    reason_var,
+    need_var,
     trace_var,
     was_withdrawn,
 )
@@ -70,7 +71,7 @@ def interpret(
                     _stand_by(call.host)
                     yield todo.delay
                 if todo is not None and todo.instead is not None:
-                    yield from _instead(call, todo.instead, todo.reason)
+                    yield from _instead(call, todo.instead, todo.need)
                 else:
                     if call.attempts:
                         later = attempt_var.set(call.attempts + 1)
@@ -88,10 +89,10 @@ def interpret(
 
 
 def _instead(
-    call: Call, substitute: Callable[..., Any], reason: BaseException | None
+    call: Call, substitute: Callable[..., Any], need: Need | None
 ) -> Generator[Request, Any, None]:
     """Run a substitute, which can learn why."""
-    token = reason_var.set(reason)
+    token = need_var.set(need)
     traced = trace_var.set(None)
     try:
         call.value = yield Run(substitute, substitute=True)
@@ -99,7 +100,7 @@ def _instead(
     except BaseException as error:  # noqa: BLE001 - not raised here: StopIteration could not be
         call.value, call.error = None, error
     reset(trace_var, traced)
-    reset(reason_var, token)
+    reset(need_var, token)
 
 
 def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
@@ -107,11 +108,10 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
     clock = call.host.clock
     tickets = call.tickets
     call.reached = False
-    call.level = 0
-    call.reason = None
+    call.degradation = None
     trace = current_trace(call.host.name)
     if trace is not None:
-        trace.level, trace.reason = 0, None
+        trace.degradation = None
     call.own_abandoned = len(call.abandoned)
     now = clock.now()
     if waiter is None:

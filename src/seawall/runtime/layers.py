@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from seawall.clock import Clock
     from seawall.models.pressure import Pressure
-    from seawall.runtime.call import Call
+    from seawall.runtime.call import Call, Need
     from seawall.runtime.stats import Stats
 
 Kind = Literal["sync", "async"]
@@ -154,19 +154,19 @@ class Driver:
 class Next:
     """What a flow wants to happen next: after `delay`, either all inside it again, or `instead`."""
 
-    __slots__ = ("delay", "instead", "reason")
+    __slots__ = ("delay", "instead", "need")
 
     def __init__(
         self,
         *,
         delay: float = 0.0,
         instead: Callable[..., Any] | None = None,
-        reason: BaseException | None = None,
+        need: Need | None = None,
     ) -> None:
         """Ask for another run of what is inside, or for `instead(*args, **kwargs)` and say why."""
         self.delay = delay
         self.instead = instead
-        self.reason = reason
+        self.need = need
 
 
 class Waiter(Protocol):

@@ -10,7 +10,17 @@ T = TypeVar("T")
 class Result(Generic[T]):
     """What `guard.attempt(...)` returns: the value, or the error, and how it came about."""
 
-    __slots__ = ("attempts", "elapsed", "error", "level", "reason", "value")
+    __slots__ = (
+        "age",
+        "attempts",
+        "cause",
+        "elapsed",
+        "error",
+        "level",
+        "reason",
+        "source",
+        "value",
+    )
 
     def __init__(
         self,
@@ -21,6 +31,9 @@ class Result(Generic[T]):
         reason: str | None,
         attempts: int,
         elapsed: float,
+        source: str | None = None,
+        cause: Exception | None = None,
+        age: float | None = None,
     ) -> None:
         """Hold what is known when the call is over."""
         self.value = value
@@ -31,6 +44,15 @@ class Result(Generic[T]):
         """0 for the real answer, 1 for the first fallback, and so on."""
         self.reason = reason
         """Why it is degraded or failed, as a stable word such as "circuit_open"; None if real."""
+        self.source = source
+        """Where a degraded answer comes from, such as "cache: stale"; None if real or failed."""
+        self.cause = cause
+        """The error that made a degraded answer necessary; None if real or failed.
+
+        Its traceback keeps the frames it went through alive for as long as this result.
+        """
+        self.age = age
+        """Seconds since a stale answer was fetched; None if it is none."""
         self.attempts = attempts
         """How often the function was started."""
         self.elapsed = elapsed
@@ -55,5 +77,6 @@ class Result(Generic[T]):
 
     def __repr__(self) -> str:
         what = f"value={self.value!r}" if self.error is None else f"error={self.error!r}"
-        level = f", level={self.level}, reason={self.reason!r}" if self.reason else ""
+        source = f", source={self.source!r}" if self.source else ""
+        level = f"{source}, level={self.level}, reason={self.reason!r}" if self.reason else ""
         return f"<Result {what}{level}, attempts={self.attempts}, elapsed={self.elapsed:.3f}>"

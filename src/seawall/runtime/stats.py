@@ -42,6 +42,8 @@ class Stats:
         self.timed_out = 0
         self.retries = 0
         self.degraded = 0
+        """Calls that were answered by less; `stale` of them by an old answer."""
+        self.stale = 0
         self.abandoned = 0
         """Worker threads whose caller gave up and which still run."""
         self._lock = Lock()
@@ -117,6 +119,7 @@ class Stats:
             "timed_out": self.timed_out,
             "retries": self.retries,
             "degraded": self.degraded,
+            "stale": self.stale,
             "abandoned": self.abandoned,
             "error_rate": self.error_rate(now),
             "p50": p50,

@@ -65,6 +65,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _counter("timeouts", "guard", "Attempts that ran out of time", "guard: timed_out"),
     _counter("degraded", "guard", "Calls that were answered by less", "guard: degraded"),
+    _counter("stale", "guard", "Of these, by an old answer of a cache", "guard: stale"),
     _gauge(
         "error_ratio",
         "guard",

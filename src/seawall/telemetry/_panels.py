@@ -162,7 +162,10 @@ _GUARDS: Final = (
         bad=threshold.ERROR_RATIO,
     ),
     _speed("Timeouts", "timeouts", "guard"),
-    _speed("Answered by less", "degraded", "guard"),
+    Panel(
+        "Answered by less",
+        (_rate("degraded", "guard"), _rate("stale", "guard", legend="{{guard}}: stale")),
+    ),
     _speed("Refused, by policy", "rejected", "guard policy"),
     _speed("Would be refused (shadow mode)", "would_reject", "guard policy"),
     Panel(

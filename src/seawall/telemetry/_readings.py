@@ -93,6 +93,7 @@ def _guard(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
         seen,
         timed_out="timeouts_total",
         degraded="degraded_total",
+        stale="stale_total",
         retries="retries_total",
         error_rate="error_ratio",
         abandoned="abandoned_threads",

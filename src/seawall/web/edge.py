@@ -36,6 +36,7 @@ from seawall.web._edge_way import GOING_AWAY, AddressShare, App, Scope, Way
 from seawall.web._limit_routes import dispatch_of
 from seawall.web._upstream_log import UpstreamLog
 from seawall.web.admission import Turns
+from seawall.web.degradation_report import DegradationReport, header_name
 from seawall.web.health import Health
 from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
@@ -65,6 +66,7 @@ class Edge(Way):
         health: Health | None = None,
         lifecycle: Lifecycle | None = None,
         trust: Trust | None = None,
+        report_degraded: bool | str = False,
         clock: Clock | None = None,
     ) -> None:
         """Stand around `app`; `name` is that of the guard which `shed`, `turns`... belong to.
@@ -75,9 +77,12 @@ class Edge(Way):
         `websockets` bounds how many are open at once: their handshakes pass all the rest as
         requests do, and hold it no longer than that. `websockets_per_address` bounds how many of
         them one address has open. A response of which the client takes nothing
-        for `stall` seconds is ended. `trust` is that of `inbound`, unless given.
+        for `stall` seconds is ended. `trust` is that of `inbound`, unless given. With
+        `report_degraded` a response names the lesser answers in it, by source and level, in the
+        header `Seawall-Degraded`, or one of the name that is given.
         """
-        self.app = check.function("app", app)
+        self._degraded_header = header_name(report_degraded)
+        self.app = self._reporting(check.function("app", app))
         if hasattr(app, "build_middleware_stack"):
             raise TypeError(
                 f"Edge({app!r}): a Starlette or FastAPI app answers its errors itself, before the"
@@ -142,6 +147,11 @@ class Edge(Way):
 
     def __repr__(self) -> str:
         return f"<Edge {self.guard.name!r}>"
+
+    def _reporting(self, app: App) -> App:
+        """Return `app`, with the report of degraded answers around it if there is to be one."""
+        header = self._degraded_header
+        return app if header is None else DegradationReport(app, header)
 
     def snapshot(self) -> dict[str, Any]:
         """Return what there is to see of the edge: its guard's counts, and those of its parts."""

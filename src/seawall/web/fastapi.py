@@ -88,6 +88,7 @@ def protect(
     stall: float | None = 30.0,
     health: Health | None = DEFAULT,
     lifecycle: Lifecycle | None = DEFAULT,
+    report_degraded: bool | str = False,
 ) -> Edge:
     """Put the edge around `app` and return it; call this once, before the app has started.
 
@@ -96,6 +97,7 @@ def protect(
     `/health/ready` and `/health/deep`, draining at the end, problem+json for every error of
     Seawall's, nobody trusted, no rate limits. Each part can be given, and left out by None.
     `classify(incoming)` gives a request its criticality, its tier (as text) or both (`Rank`).
+    `report_degraded=True` names degraded answers, by source and level, in a response header.
     `name` is that of its guard: "edge", or "edge 2" and so on where that is taken already.
     Middlewares that are added later stand around the edge: CORS belongs there.
     """
@@ -129,6 +131,7 @@ def protect(
         stall=stall,
         health=Health(name=name, lifecycle=life) if health is DEFAULT else health,
         lifecycle=life,
+        report_degraded=report_degraded,
     )
     edge._own.dispatch = Dispatch(app)
     app.add_middleware(_around, edge=edge, owner=app)
@@ -219,7 +222,7 @@ def _verdict(error: BaseException) -> BaseException | None:
 
 def _around(app: Any, *, edge: Edge, owner: Starlette) -> Edge:
     """Put `edge` around what its owner has become, when its middlewares are put together."""
-    edge.app = app
+    edge.app = edge._reporting(app)
     go_past_errors(edge, owner)
     for inner in _mounted_in(owner.routes):
         known = {getattr(middleware, "cls", None) for middleware in inner.user_middleware}

@@ -1,0 +1,151 @@
+"""Answers that are less than the real one: how they are told of, and who collects them.
+
+Promises: a lesser answer names its source, its level and its cause to whoever listens or collects;
+with nobody there nothing is built. Neither an event nor a collector keeps the error itself alive,
+whose traceback leads to the frames of the caller: only its kind, and the redacted line of what it
+says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar, Token
+from itertools import count
+from typing import Any, Final, Self, overload
+
+from seawall._redaction import said_by
+from seawall.context import reset
+from seawall.errors import reason_of
+from seawall.runtime.events import Degraded, deliver, listening
+
+MOST_COLLECTED: Final = 100
+"""Degraded answers that one collector keeps; of more it tells the number."""
+
+STALE: Final = "cache: stale"
+"""The source of an old answer of a cache."""
+
+
+class Degradation:
+    """What a call was answered with instead of the real answer."""
+
+    __slots__ = ("age", "error", "level", "source")
+
+    def __init__(self, source: str, level: int, error: Exception, age: float | None = None) -> None:
+        """Come from `source`, because of `error`; `age` is that of a stale answer, in seconds."""
+        self.source = source
+        self.level = level
+        self.error = error
+        self.age = age
+
+    def report(self, guard: str) -> None:
+        """Tell subscribers and collectors."""
+        event = self.collect(guard)
+        if event is not None or listening():
+            deliver(event or self._event(guard))
+
+    def collect(self, guard: str) -> Degraded | None:
+        """Tell collectors only; return what they were told, if there are any."""
+        collector = _collector_var.get()
+        if collector is None:
+            return None
+        event = self._event(guard)
+        collector.add(event)
+        return event
+
+    def _event(self, guard: str) -> Degraded:
+        return Degraded(
+            guard,
+            source=self.source,
+            level=self.level,
+            reason=reason_of(self.error),
+            message=said_by(self.error),
+            age=self.age,
+        )
+
+
+def source_name(function: Any) -> str:
+    """Return what to call the answers of `function`: its name, and no value that is in it."""
+    function = getattr(unwrapped(function), "func", function)  # of a partial
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return str(name).rpartition("<locals>.")[2]
+
+
+def unwrapped(function: Any) -> Any:
+    """Return the function that decorators stand around."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+class Degradations(Sequence[Degraded]):
+    """The degraded answers of a block, in the order in which they were given."""
+
+    __slots__ = ("_events", "_numbers", "_open", "_outer", "_seen", "_token")
+
+    def __init__(self) -> None:
+        """Collect nothing yet."""
+        self._events: list[Degraded] = []
+        self._numbers = count(1)
+        self._seen = 0
+        self._open = False
+        self._outer: Degradations | None = None
+        self._token: Token[Degradations | None] | None = None
+
+    def __enter__(self) -> Self:
+        if self._token is not None:
+            raise RuntimeError("these were collected already: write degradations() for each block")
+        self._outer = _collector_var.get()
+        self._token = _collector_var.set(self)
+        self._open = True
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        # A task that goes on with a copy of this context must not fill it for ever.
+        self._open = False
+        if self._token is not None:
+            reset(_collector_var, self._token)
+
+    @property
+    def left_out(self) -> int:
+        """How many there were beyond those that are kept."""
+        return self._seen - len(self._events)
+
+    def add(self, event: Degraded) -> None:
+        """Take in one degraded answer, and hand it to the blocks around this one."""
+        if self._open:
+            self._seen = number = next(self._numbers)  # atomic, so no lock is needed
+            if number <= MOST_COLLECTED:
+                self._events.append(event)
+        if self._outer is not None:
+            self._outer.add(event)
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def __iter__(self) -> Iterator[Degraded]:
+        return iter(self._events)
+
+    @overload
+    def __getitem__(self, index: int) -> Degraded: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Degraded]: ...
+    def __getitem__(self, index: int | slice) -> Degraded | list[Degraded]:
+        return self._events[index]
+
+    def __repr__(self) -> str:
+        more = f", {self.left_out} left out" if self.left_out else ""
+        return f"<Degradations {self._events!r}{more}>"
+
+
+_collector_var: Final[ContextVar[Degradations | None]] = ContextVar(
+    "seawall_degradations", default=None
+)
+
+
+def degradations() -> Degradations:
+    """Collect every degraded answer that is given inside a `with` block, until it ends.
+
+    So `with degradations() as seen:`. Those of nested guards, child tasks and worker threads of
+    ours are among them. At most 100 are kept; `seen.left_out` counts the others.
+    """
+    return Degradations()
