@@ -14,7 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from seawall import guards
+from seawall.testing import empty_registry
 
 SEED = int(os.environ.get("SEAWALL_SEED", "20261115"))
 PROFILE = os.environ.get("SEAWALL_PROFILE", "default")
@@ -104,10 +104,9 @@ def pytest_terminal_summary(
 
 @pytest.fixture(autouse=True)
 def _free_names() -> Iterator[None]:
-    """Free the names of all guards at the end, also of those that a failed test keeps alive."""
-    yield
-    for guard in guards():
-        guard.close()
+    """Begin without guards, and close at the end those that the test has made."""
+    with empty_registry():
+        yield
 
 
 @pytest.fixture

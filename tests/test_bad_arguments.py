@@ -347,6 +347,12 @@ TABLE = [
         [("no", TypeError), (None, TypeError)],
         "True or False",
     ),
+    (
+        "Guard replace",
+        lambda x: _guard(replace=x),
+        [("yes", TypeError), (None, TypeError)],
+        "True or False",
+    ),
     ("Guard clock", lambda x: _guard(clock=x), [(5, TypeError), (SystemClock, TypeError)], "clock"),
     ("Guard rng", lambda x: _guard(rng=x), [(5, TypeError), (Random, TypeError)], "Random"),
     (
@@ -378,6 +384,7 @@ TABLE = [
         "static",
     ),
     ("standard sync", lambda x: _standard(sync=x), _CHOICES, "'cooperative', 'thread'"),
+    ("get_guard make", lambda x: get_guard("bad", x), _FUNCTIONS, "function"),
     ("get_guard", get_guard, [("nobody", KeyError), (5, KeyError)], "there are"),
     ("check_threads", check_threads, _COUNTS, "write"),
     ("subscribe", subscribe, [(5, TypeError), (None, TypeError)], "takes one event"),

@@ -24,6 +24,7 @@ from seawall import (
     Throttle,
     by_fraction,
     by_queue,
+    get_guard,
     guard_from_table,
     subscribe,
 )
@@ -100,6 +101,7 @@ BY_HAND: dict[str, Callable[[Any], Any]] = {
     "clients.grpc.aio_interceptors(idempotent)": lambda x: aio_interceptors(
         Guard.standard(free_name("bad"), on=OSError, timeout=1.0), idempotent=x
     ),
+    "get_guard(make)": lambda x: get_guard("bad", x),
     "subscribe(listener)": subscribe,
     "testing.Step(error)": lambda x: Step(error=x),
     "testing.fail(error)": fail,

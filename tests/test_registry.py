@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import gc
 import threading
+from typing import Any
+from weakref import ref
 
 import pytest
 
 from seawall import (
     Breaker,
+    CircuitOpen,
     CpuPool,
     Guard,
     IoPool,
@@ -15,13 +18,11 @@ from seawall import (
     check_threads,
     get_guard,
     guards,
+    guards_from_toml,
+    registry,
 )
-
-
-@pytest.fixture(autouse=True)
-def _no_garbage():
-    """Let no guard of another test, dead but not collected, be listed here."""
-    gc.collect()
+from seawall.testing import empty_registry
+from seawall.web import Edge
 
 
 def _mine():
@@ -37,11 +38,164 @@ def test_live_guards_are_listed_by_name():
     assert _mine() == [a]
 
 
-def test_a_dead_guard_is_not_listed():
-    """The registry keeps no guard alive."""
-    Guard("registry a", Timeout(1.0), Breaker())
+def _call_by_a_guard_of_its_own(error: Exception) -> None:
+    """Make a guard where none should be made, as many do at first."""
+    guard = get_guard("registry a", lambda: Guard("registry a", Breaker(consecutive=3)))
+    guard.call(_raise, error)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_a_guard_made_inside_a_function_keeps_its_breakers_memory():
+    """It lives until it is closed, not until the collector comes: so its breaker opens."""
+    for _ in range(3):
+        with pytest.raises(ConnectionError):
+            _call_by_a_guard_of_its_own(ConnectionError())
+        gc.collect()
+    with pytest.raises(CircuitOpen):
+        _call_by_a_guard_of_its_own(ConnectionError())
+
+
+def test_a_guard_lives_until_it_is_closed():
+    """Nobody has to hold it; once closed it is garbage."""
+    alive = ref(Guard("registry a", Timeout(1.0), Breaker()))
     gc.collect()
-    assert _mine() == []
+    assert [guard.name for guard in _mine()] == ["registry a"]
+    get_guard("registry a").close()
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_guard_around_one_policy_lives_as_long_as_its_function():
+    """A policy as a decorator has a guard that is not registered."""
+
+    @Breaker(consecutive=1)
+    def function() -> None:
+        raise ConnectionError
+
+    assert guards() == []
+    with pytest.raises(ConnectionError):
+        function()
+    gc.collect()
+    with pytest.raises(CircuitOpen):
+        function()
+    alive = ref(function.__seawall__[0])
+    del function
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_guard_that_is_part_of_an_edge_lives_as_long_as_that():
+    """Apps that are made anew in each test leave nothing behind, and free their names."""
+    for _ in range(2):
+        edge = Edge(_app, name="registry edge")
+        assert [guard.name for guard in _mine()] == ["registry edge"]
+        del edge
+
+
+async def _app(*_: Any) -> None:
+    """Serve nothing."""
+
+
+def test_a_guard_is_made_once_however_many_threads_ask():
+    """get_guard(name, make) calls make once, and all get the same guard."""
+    start = threading.Barrier(8)
+    made: list[Guard] = []
+    got: list[Guard] = []
+
+    def make() -> Guard:
+        made.append(Guard("registry a", Timeout(1.0)))
+        return made[-1]
+
+    def ask() -> None:
+        start.wait()
+        got.append(get_guard("registry a", make))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(made) == 1
+    assert got == made * 8
+
+
+def test_what_is_made_must_have_the_name():
+    """A guard of another name would be made again at each call."""
+    with pytest.raises(ValueError, match=r"Guard\('registry a', Timeout"):
+        get_guard("registry a", lambda: Guard("registry b", Timeout(1.0)))
+
+
+def test_making_a_guard_may_need_another():
+    """make() may ask for guards itself."""
+
+    def make() -> Guard:
+        get_guard("registry b", lambda: Guard("registry b", Timeout(1.0)))
+        return Guard("registry a", Timeout(1.0))
+
+    assert get_guard("registry a", make).name == "registry a"
+    assert len(_mine()) == 2
+
+
+def test_a_guard_replaces_another_of_its_name():
+    """The old one is closed, its functions go on; the name finds the new one."""
+    old = Guard("registry a", Timeout(1.0, sync="cooperative"))
+    function = old(lambda: "old")
+    new = Guard("registry a", Timeout(2.0), replace=True)
+    assert old.closed
+    assert _mine() == [new]
+    assert function() == "old"
+    old.close()
+    assert _mine() == [new]
+
+
+def test_a_guard_that_cannot_be_made_replaces_nothing():
+    """A mistake in a notebook leaves the guard that works."""
+    old = Guard("registry a", Timeout(1.0))
+    with pytest.raises(TypeError):
+        Guard("registry a", 5, replace=True)  # type: ignore[arg-type]
+    assert _mine() == [old]
+    assert not old.closed
+
+
+def test_settings_are_reloaded_whole_or_not_at_all():
+    """guards_from_toml(replace=True) replaces all its guards; if one fails, none."""
+    good = '[guards."registry a".standard]\non = "OSError"\ntimeout = 1\n'
+    old = guards_from_toml(good)["registry a"]
+    with pytest.raises(TypeError):
+        guards_from_toml(good + '[guards."registry b".standard]\non = "OSError"\n', replace=True)
+    assert _mine() == [old]
+    new = guards_from_toml(good, replace=True)["registry a"]
+    assert _mine() == [new]
+    assert old.closed
+
+
+def test_many_guards_are_told_once_with_the_place(monkeypatch, caplog):
+    """Whoever makes a guard for each call is told where, and what to write instead."""
+    monkeypatch.setattr(registry, "MANY", 5)
+    monkeypatch.setattr(registry, "counts", registry.Counts())
+    for number in range(9):
+        Guard(f"registry {number}", Timeout(1.0))
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "5 guards are alive, 5 of them made at " in told
+    assert "test_registry.py:" in told
+    assert "get_guard(name, make)" in told
+    assert registry.counts.made == 9
+    guards()[0].close()
+    assert registry.counts.closed == 1
+
+
+def test_an_emptied_registry_is_filled_again():
+    """Inside the block all names are free; afterwards what was there is there, unless closed."""
+    kept, shut = Guard("registry a", Timeout(1.0)), Guard("registry b", Timeout(1.0))
+    with empty_registry():
+        assert guards() == []
+        inside = Guard("registry a", Timeout(1.0))
+        shut.close()
+    assert inside.closed
+    assert _mine() == [kept]
 
 
 def test_a_guard_is_found_by_name():

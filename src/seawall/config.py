@@ -25,7 +25,7 @@ import builtins
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from seawall import errors
+from seawall import errors, registry
 from seawall.guard import Guard
 from seawall.models.adaptive import aimd, gradient2, vegas
 from seawall.models.backoff import (
@@ -136,34 +136,45 @@ _BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
 }
 
 
-def guards_from_toml(text: str, *, names: Names | None = None) -> dict[str, Guard]:
-    """Make all guards of a TOML text, by name; none is left behind if one cannot be made."""
+def guards_from_toml(
+    text: str, *, names: Names | None = None, replace: bool = False
+) -> dict[str, Guard]:
+    """Make all guards of a TOML text, by name; none is left behind if one cannot be made.
+
+    With `replace=True` live guards of these names are closed: all of them, or none if one fails.
+    """
     import tomllib
 
     tables = tomllib.loads(text).get("guards", {})
     if not isinstance(tables, dict) or not tables:
         raise ValueError("no guards: write tables such as [guards.vendor.standard]")
     made: dict[str, Guard] = {}
+    before = [guard for guard in registry.guards() if guard.name in tables]
     try:
         for name, table in tables.items():
-            made[name] = guard_from_table(name, table, names=names)
+            made[name] = guard_from_table(name, table, names=names, replace=replace)
     except BaseException:
         for guard in made.values():
             guard.close()
+        for guard in before:
+            if guard.closed:
+                registry.restore(guard)
         raise
     return made
 
 
-def guard_from_table(name: str, table: Table, *, names: Names | None = None) -> Guard:
-    """Make the guard that `table` describes."""
+def guard_from_table(
+    name: str, table: Table, *, names: Names | None = None, replace: bool = False
+) -> Guard:
+    """Make the guard that `table` describes; with `replace=True` in place of one of that name."""
     try:
-        return _guard(name, table, names or {})
+        return _guard(name, table, names or {}, replace=replace)
     except Exception as error:
         error.add_note(f"in the settings of guard {name!r}")
         raise
 
 
-def _guard(name: str, table: Table, names: Names) -> Guard:
+def _guard(name: str, table: Table, names: Names, *, replace: bool) -> Guard:
     if not isinstance(table, Mapping):
         raise TypeError(f"[guards.{name}] must be a table, not {table!r}")
     unknown = set(table) - {"idempotent", "policies", "standard"}
@@ -171,15 +182,15 @@ def _guard(name: str, table: Table, names: Names) -> Guard:
         raise ValueError(f"unknown {sorted(unknown)}: there are policies, standard, idempotent")
     if ("policies" in table) == ("standard" in table):
         raise ValueError("write either 'standard' or a list of 'policies'")
-    idempotent = table.get("idempotent", True)
+    given = {"idempotent": table.get("idempotent", True), "replace": replace}
     if "standard" in table:
         if not isinstance(table["standard"], Mapping):
             raise TypeError(f"standard must be a table: [guards.{name}.standard]")
-        return Guard.standard(name, idempotent=idempotent, **_arguments(table["standard"], names))
+        return Guard.standard(name, **given, **_arguments(table["standard"], names))
     if not isinstance(table["policies"], list):
         raise TypeError(f"policies must be a list of tables: [[guards.{name}.policies]]")
     policies = [_policy(entry, names) for entry in table["policies"]]
-    return Guard(name, *policies, idempotent=idempotent)
+    return Guard(name, *policies, **given)
 
 
 def _policy(entry: Table, names: Names) -> Policy:

@@ -41,6 +41,7 @@ from seawall.runtime.stats import Stats
 
 if TYPE_CHECKING:
     from random import Random
+    from types import FrameType
 
     from seawall.runtime.store import Store
 
@@ -62,24 +63,29 @@ class Guard:
         name: str,
         *policies: Policy,
         idempotent: bool = True,
+        replace: bool = False,
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
-        """Stack `policies`; `name` is unique among live guards.
+        """Stack `policies`; `name` is unique among live guards. It lives until it is closed.
 
         `idempotent=False` says that repeating a call repeats its effect: then it is retried only
-        with an idempotency key. `clock` and `rng` make time and chance a matter of tests.
+        with an idempotency key. With `replace=True` a guard that has the name already is closed
+        (in a notebook, an app factory, a reload). `clock` and `rng` make time and chance a matter
+        of tests.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"Guard({name!r}): the first argument is a name, such as 'vendor'")
         rules.check_stack(policies)
         check.flag("idempotent", idempotent)
+        check.flag("replace", replace)
         if clock is not None:
             check_clock(clock)
         if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
             raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
-        with registry.reserved(name):
+        with registry.reserved(name, replace=replace):
             self._set_up(name, policies, idempotent=idempotent, clock=clock, rng=rng)
+            self.made_at = _caller()
             registry.add(self)
 
     def _set_up(
@@ -92,6 +98,10 @@ class Guard:
         rng: Random | None = None,
     ) -> None:
         self.name = name
+        self.made_at = ""
+        """The line that made it; see the registry's log record on too many guards."""
+        self.closed = False
+        """Whether `close()` was called."""
         self.policies = policies
         self.idempotent = idempotent
         self.clock: Clock = clock or current_clock()
@@ -134,6 +144,7 @@ class Guard:
         shared: Store | None = None,
         sync: Sync | None = None,
         idempotent: bool = True,
+        replace: bool = False,
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> Guard:
@@ -175,7 +186,7 @@ class Guard:
         elif check.seconds("max_wait", max_wait, zero=True):
             raise ValueError("max_wait is how long to wait for one of `limit` slots: write limit=")
         stack.append(attempt)
-        return cls(name, *stack, idempotent=idempotent, clock=clock, rng=rng)
+        return cls(name, *stack, idempotent=idempotent, replace=replace, clock=clock, rng=rng)
 
     @classmethod
     def alone(cls, policy: Policy, function: F) -> F:
@@ -337,7 +348,9 @@ class Guard:
 
     def close(self) -> None:
         """Free the name for another guard; calls under way and decorated functions go on."""
-        registry.remove(self)
+        if not self.closed:
+            self.closed = True
+            registry.remove(self)
 
 
 class _Marked(Guard):
@@ -347,6 +360,16 @@ class _Marked(Guard):
         vars(self).update(vars(guard))
         self.idempotent = idempotent
         self._plan = Plan(self, guard.bounds)
+
+
+def _caller() -> str:
+    """Return the line outside of Seawall that this is done for."""
+    import sys
+
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the one way to a line
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("seawall."):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class _Attempt:

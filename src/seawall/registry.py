@@ -1,15 +1,18 @@
 """What lives in this process, so that it can be listed, watched and checked together.
 
-Guards are known by name, which is unique. Everything else that has something to show (queues,
-pools, workers, stores...) is entered when it is made, with its kind and a name. Nothing is kept
-alive by it, and nothing is done here while calls are made.
+Guards are known by name, which is unique. A guard is kept alive until it is closed: one that is
+made inside a function must not lose what its breaker knows when the function returns. A guard that
+is part of something else (an edge, a database) lives as long as that. Everything else that has
+something to show (queues, pools, workers, stores...) is entered when it is made, with its kind and
+a name, and is not kept alive. Nothing is done here while calls are made.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from math import isfinite
@@ -33,43 +36,135 @@ DEEPEST: Final = 12
 
 _PLAIN: Final = frozenset({type(None), bool, int, str})
 
+MANY: Final = 1000
+"""Live guards at which a log record asks whether a guard is made for each call."""
+
 _lock = RLock()
-_guards: Final[WeakValueDictionary[str, Guard]] = WeakValueDictionary()
+_making = RLock()
+_guards: dict[str, Guard] = {}
+_parts: WeakValueDictionary[str, Guard] = WeakValueDictionary()
+"""Guards that live as long as what they are part of."""
 _entries: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
 
 
+class Counts:
+    """How many guards were made and closed in this process; see `explain`."""
+
+    __slots__ = ("asked", "closed", "made")
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.made = 0
+        self.closed = 0
+        self.asked = False
+        """Whether the log record at `MANY` live guards was written."""
+
+
+counts: Final = Counts()
+
+
 @contextmanager
-def reserved(name: str) -> Iterator[None]:
-    """Keep `name` for the guard made in the block; raises if another live guard has it."""
-    if name in _guards:
+def reserved(name: str, *, replace: bool = False) -> Iterator[None]:
+    """Keep `name` for the guard made in the block; raises if another live guard has it.
+
+    With `replace` the other one gives its name up at the end of the block.
+    """
+    if name in _parts and not replace:
         # It may be only waiting for the garbage collector, whose finalisers may want the lock.
         gc.collect()
     with _lock:
-        known = _guards.get(name)
-        if known is not None:
+        known = _known(name)
+        if known is not None and not replace:
             raise ValueError(
                 f"a guard named {name!r} is alive already: {known!r}. Use that one"
-                f" (get_guard({name!r})), close() it, or choose another name"
+                f" (get_guard({name!r})), write replace=True to put this one in its place, close()"
+                " it, or choose another name"
             )
         yield
+        if known is not None:
+            known.close()
 
 
 def add(guard: Guard) -> None:
     """Enter `guard` under its name, which is reserved."""
+    _parts.pop(guard.name, None)
     _guards[guard.name] = guard
+    counts.made += 1
+    if len(_guards) >= MANY and not counts.asked:
+        counts.asked = True
+        _ask_why_so_many()
 
 
 def remove(guard: Guard) -> None:
     """Free the name of `guard`."""
     with _lock:
+        counts.closed += 1
+        _forget(guard)
+
+
+def restore(guard: Guard) -> None:
+    """Enter a closed guard again, as what was to replace it could not be made."""
+    with _lock:
+        guard.closed = False
+        _guards.setdefault(guard.name, guard)
+
+
+def release(guard: Guard) -> Guard:
+    """Return `guard`, which from now on lives only as long as what it is part of."""
+    with _lock:
         if _guards.get(guard.name) is guard:
             del _guards[guard.name]
+            _parts[guard.name] = guard
+    return guard
+
+
+def _forget(guard: Guard) -> None:
+    for known in (_guards, _parts):
+        if known.get(guard.name) is guard:
+            del known[guard.name]
+
+
+def _known(name: str) -> Guard | None:
+    return _guards.get(name) or _parts.get(name)
+
+
+def _ask_why_so_many() -> None:
+    from logging import getLogger
+
+    ((place, most),) = Counter(guard.made_at for guard in _guards.values()).most_common(1)
+    getLogger("seawall").warning(
+        "%d guards are alive, %d of them made at %s: is one made for each call? A guard lives until"
+        " it is closed. Make it once, outside of the function, or by get_guard(name, make); for one"
+        " guard for each key, use Guard.family(...)",
+        len(_guards),
+        most,
+        place,
+    )
 
 
 def guards() -> list[Guard]:
     """Return the live guards, by name."""
     with _lock:
-        return sorted(_guards.values(), key=lambda guard: guard.name)
+        return sorted((*_guards.values(), *_parts.values()), key=lambda guard: guard.name)
+
+
+@contextmanager
+def emptied() -> Iterator[None]:
+    """Begin the block without any guard; at its end its guards are closed, and others are back."""
+    global _guards, _parts
+    with _lock:
+        before = _guards, _parts
+        _guards, _parts = {}, WeakValueDictionary()
+    try:
+        yield
+    finally:
+        for guard in guards():
+            guard.close()
+        with _lock:
+            _guards, _parts = before
+            for guard in guards():
+                if guard.closed:  # in the block
+                    _forget(guard)
 
 
 def free_name(name: str) -> str:
@@ -79,13 +174,27 @@ def free_name(name: str) -> str:
     return next(free for free in names if free not in taken)
 
 
-def get_guard(name: str) -> Guard:
-    """Return the live guard called `name`; raises KeyError with the names there are."""
-    with _lock:
-        guard = _guards.get(name)
+def get_guard(name: str, make: Callable[[], Guard] | None = None) -> Guard:
+    """Return the live guard called `name`, or what `make()` makes: once, whoever else asks.
+
+    Without `make`, raises KeyError with the names there are.
+    """
+    guard = _known(name)
+    if guard is not None:
+        return guard
+    if make is None:
+        known = ", ".join(guard.name for guard in guards()) or "none"
+        raise KeyError(f"no live guard is named {name!r}; there are: {known}")
+    check.plain_function("make", make)
+    with _making:
+        guard = _known(name)
         if guard is None:
-            known = ", ".join(sorted(_guards)) or "none"
-            raise KeyError(f"no live guard is named {name!r}; there are: {known}")
+            guard = make()
+            if _known(name) is not guard:
+                raise ValueError(
+                    f"get_guard({name!r}, make): make() returned {guard!r}; let it return a new"
+                    f" guard of that name, as in lambda: Guard({name!r}, Timeout(2.0))"
+                )
         return guard
 
 
@@ -218,8 +327,9 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 def _after_fork() -> None:
     # The lock may be held by a thread that is gone, and the entries be in the middle of a listing.
-    global _lock, _entries  # noqa: PLW0603
-    _lock = RLock()
+    global _lock, _making, _parts, _entries  # noqa: PLW0603
+    _lock, _making = RLock(), RLock()
+    _parts = WeakValueDictionary(_parts)
     _entries = WeakKeyDictionary(_entries)
 
 

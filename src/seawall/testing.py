@@ -19,6 +19,7 @@ from threading import Lock
 from typing import Any, Literal, TypeVar
 
 from seawall import _checks as check
+from seawall import registry
 from seawall.clock import (
     VirtualClock,
     check_clock,
@@ -35,6 +36,7 @@ __all__ = [
     "ScriptedService",
     "Step",
     "answer",
+    "empty_registry",
     "fail",
     "hang",
     "held_permits",
@@ -77,6 +79,17 @@ def run_virtual(
 
     with virtual_time(clock) as current:
         return run(main, clock=current, seed=seed, patience=patience)
+
+
+@contextmanager
+def empty_registry() -> Iterator[None]:
+    """Let the block begin without any guard, so that all names are free in it.
+
+    At its end the guards made inside are closed, and those from before are found by name again.
+    Functions that they guard work all the time.
+    """
+    with registry.emptied():
+        yield
 
 
 @contextmanager

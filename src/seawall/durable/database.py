@@ -117,7 +117,7 @@ class Database:
         # What else is named after the service, such as its edge, has a guard of that very name.
         own = registry.free_name("database") if name is None else f"{name} database"
         self.name = own if name is None else name
-        self.guard = Guard(own, conflicts, clock=clock)
+        self.guard = registry.release(Guard(own, conflicts, clock=clock))
         self.closed = False
         """Whether `close()` was called."""
         self._now: str | None = None

@@ -18,6 +18,7 @@ from time import time  # noqa: TID251 - receivers compare it with a clock of the
 from typing import Any, Final
 
 from seawall import _checks as check
+from seawall import registry
 from seawall._redaction import redacted
 from seawall.durable._outbox_events import OutboxEvent
 from seawall.errors import BadSignature, NotDelivered, Overloaded
@@ -163,7 +164,9 @@ class Webhook:
         self._secret = None if secret is None else _secret(secret)
         where = f"webhook {url.partition('?')[0]}"
         self._own_guard = guard is None
-        self.guard = guard or Guard.standard(where, on=Exception, timeout=10.0, attempts=1)
+        self.guard = guard or registry.release(
+            Guard.standard(where, on=Exception, timeout=10.0, attempts=1)
+        )
 
     def __repr__(self) -> str:
         return f"<Webhook {redacted(self.url)!r}>"

@@ -9,6 +9,7 @@ from seawall.clock import Clock
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
+from seawall.registry import release
 from seawall.runtime.policy import GateBound
 from seawall.web._limit_routes import Routes
 
@@ -25,7 +26,8 @@ class RouteGates:
         """Belong to the edge called `name`."""
         self._routes = Routes(routes)
         self._guards = {
-            path: Guard(f"{name} {path}", limit, clock=clock) for path, limit in routes.items()
+            path: release(Guard(f"{name} {path}", limit, clock=clock))
+            for path, limit in routes.items()
         }
         self._gates: dict[str, Any] = {
             path: guard.bounds[0] for path, guard in self._guards.items()

@@ -111,7 +111,7 @@ class Edge(Way):
         for path, limit in (routes or {}).items():
             _checked(f"routes[{path!r}]", limit, (AdaptiveLimit, Bulkhead))
         # A guard has at least one policy, and this one does nothing.
-        self.guard = Guard(name, *(given or [Turns(mode="off")]), clock=clock)
+        self.guard = registry.release(Guard(name, *(given or [Turns(mode="off")]), clock=clock))
         bounds: dict[int, Any] = {id(bound.policy): bound for bound in self.guard.bounds}
         self._shed = bounds.get(id(shed))
         self._turns = bounds.get(id(turns))
