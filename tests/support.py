@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,6 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from seawall import Guard, registry
+from seawall.context import Attempt, attempt_var, attempts_from, end_attempt
 from seawall.runtime import events
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -30,6 +32,22 @@ def quarters(most: int, least: int = 0) -> st.SearchStrategy[float]:
 def new_guard(*policies: Any, **options: Any) -> Guard:
     """Make a guard whose name no other test has."""
     return Guard(f"guard-{next(_serial)}", *policies, **options)
+
+
+def received_attempt() -> int:
+    """Return which attempt of its caller's the request that is served is; 0 if nobody said."""
+    around = attempts_from(attempt_var.get())
+    return max((one.number for one in around if one.guard is None), default=0)
+
+
+@contextmanager
+def receiving(number: int) -> Iterator[None]:
+    """Serve a request that came as that attempt of its caller's; 0: as none."""
+    token = attempt_var.set(Attempt(number, None, None) if number else None)
+    try:
+        yield
+    finally:
+        end_attempt(token)
 
 
 def without_addresses(value: object) -> str:

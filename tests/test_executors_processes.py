@@ -31,7 +31,7 @@ from seawall import (
     tenant,
     tier,
 )
-from seawall.context import attempt_var
+from seawall.context import Attempt, attempt_var
 from seawall.executors import _processes
 from seawall.testing import run_virtual, virtual_time
 from tests import support_processes as there
@@ -149,7 +149,7 @@ def test_the_callers_context_goes_along(pool):
     """Seawall's own values and the listed variables do; the next item sees none of them."""
     there.HIDDEN.set("mine")
     token = there.REQUEST.set("r-1")
-    number = attempt_var.set(2)
+    number = attempt_var.set(Attempt(2, "outer", None))
     with (
         virtual_time() as clock,
         deadline(3600.0),

@@ -5,7 +5,7 @@ Each lives in a context variable, so every task and every thread sees its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar, Token
 from enum import IntEnum
 from types import TracebackType
@@ -32,9 +32,35 @@ deadline_var: Final[ContextVar[tuple[float, Clock] | None]] = ContextVar(
 )
 """The instant and the clock it is on. A pair, not a Deadline: it is made on the hot path."""
 
-attempt_var: Final[ContextVar[int]] = ContextVar("seawall_attempt", default=1)
-received_attempt_var: Final[ContextVar[int]] = ContextVar("seawall_received_attempt", default=0)
-"""Which attempt of its caller's the request that is being served is; 0 if nobody said."""
+
+class Attempt:
+    """An attempt that is going on: of a guard's call, or of the caller whose request is served.
+
+    Tasks and threads inherit it with their context. It is switched off at the end of the call, so
+    whatever a call left running in the background is not taken for a part of it any more.
+    """
+
+    __slots__ = ("guard", "number", "outer", "over")
+
+    def __init__(self, number: int, guard: str | None, outer: Attempt | None) -> None:
+        """Make attempt `number` of `guard`, or of this service's caller (None), inside `outer`."""
+        self.number = number
+        self.guard = guard
+        self.outer = outer
+        self.over = False
+
+    @property
+    def reason(self) -> str:
+        """Why nothing inside it retries, in words."""
+        if self.guard is not None:
+            return f"guard {self.guard!r} around it is retrying"
+        if self.number > 1:
+            return "the request that it is made for is a retry itself"
+        return "the caller retries"
+
+
+attempt_var: Final[ContextVar[Attempt | None]] = ContextVar("seawall_attempt", default=None)
+"""The innermost attempt that the code runs in; a guard's first attempts are not noted."""
 
 criticality_var: Final[ContextVar[Criticality]] = ContextVar(
     "seawall_criticality", default=Criticality.CRITICAL
@@ -243,7 +269,41 @@ def current_criticality() -> Criticality:
 
 def current_attempt() -> int:
     """Return the number of the attempt that is running, 1 for the first."""
-    return attempt_var.get()
+    own = (one.number for one in attempts_from(attempt_var.get()) if one.guard is not None)
+    return next(own, 1)
+
+
+def attempts_from(innermost: Attempt | None) -> Iterator[Attempt]:
+    """Yield the attempts from `innermost` outwards that are still going on."""
+    held = innermost
+    while held is not None:
+        if not held.over:
+            yield held
+        held = held.outer
+
+
+def retried_above(innermost: Attempt | None, *, edge: bool = False) -> Attempt | None:
+    """Return the attempt around a call because of which the call is not retried, or None.
+
+    The rule that keeps retries from multiplying, within a process and between services: whatever
+    runs inside an attempt above the first is not retried. With `edge` a first attempt of this
+    service's caller is enough: the caller is known to retry.
+    """
+    for one in attempts_from(innermost):
+        if one.number > 1 or (edge and one.guard is None):
+            return one
+    return None
+
+
+def end_attempt(token: Token[Any]) -> None:
+    """Switch off the attempt that was set with `token`, and take it out of the context."""
+    held = attempt_var.get()
+    try:
+        attempt_var.reset(token)
+    except ValueError:
+        return  # see `reset`; what is held here belongs to somebody else
+    if held is not None:
+        held.over = True
 
 
 def idempotency_key(key: str) -> _Scope[str | None]:

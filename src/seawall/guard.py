@@ -336,6 +336,7 @@ class Guard:
         lines = [f"guard {self.name!r}, outermost first:"]
         lines += [f"{'  ' * depth}{policy!r}" for depth, policy in enumerate(self.policies, 1)]
         found = rules.dangers(self.name, self.policies, idempotent=self.idempotent)
+        found += rules.nested_retries(self, registry.guards())
         if found:
             lines += ["take care:", *(f"  - {danger}" for danger in found)]
             lines.append(f"recommended order: {rules.RECOMMENDED}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from seawall.errors import TimedOut
 from seawall.policies.breaker import Breaker
@@ -12,6 +12,9 @@ from seawall.policies.fallback import Fallback
 from seawall.policies.retry import Retry
 from seawall.policies.timeout import AdaptiveSeconds, Timeout
 from seawall.runtime.policy import Policy
+
+if TYPE_CHECKING:
+    from seawall.guard import Guard
 
 RECOMMENDED = (
     "Fallback > Cache > Shed > total Timeout > Retry > Hedge > Breaker > Throttle > RateLimit"
@@ -72,6 +75,31 @@ def dangers(name: str, policies: Sequence[Policy], *, idempotent: bool) -> list[
     found.extend(_shared(name, policies))
     found.extend(_alone(policies, idempotent=idempotent))
     return found
+
+
+def nested_retries(guard: Guard, others: Iterable[Guard]) -> Iterator[str]:
+    """Say which guards were seen to retry around this one, or inside it."""
+    around = sorted(_retrying_around(guard))
+    inside = sorted(other.name for other in others if guard.name in _retrying_around(other))
+    if around:
+        yield (
+            f"around it {_named(around)} too: it does not retry while an outer guard does;"
+            " retry at one level, directly above what fails"
+        )
+    if inside:
+        yield (
+            f"inside it {_named(inside)} too, though not while this guard does; retry at one level,"
+            " directly above what fails"
+        )
+
+
+def _retrying_around(guard: Guard) -> set[str]:
+    return {name for bound in guard.bounds for name in getattr(bound, "retried_by", ())}
+
+
+def _named(guards: Sequence[str]) -> str:
+    names = ", ".join(map(repr, guards))
+    return f"guards {names} retry" if len(guards) > 1 else f"guard {names} retries"
 
 
 def _alone(policies: Sequence[Policy], *, idempotent: bool) -> Iterator[str]:
@@ -178,8 +206,11 @@ def _around_retry(outer: Policy, retry: Retry) -> Iterator[str]:
             " and retries go on after it opens; put it inside Retry"
         )
     if isinstance(outer, Retry):
-        product = outer.most_attempts * retry.most_attempts
-        yield f"Retry inside Retry multiplies: up to {product} attempts for one call"
+        most = outer.most_attempts + retry.most_attempts - 1
+        yield (
+            f"Retry inside Retry: up to {most} attempts for one call, as the inner one stops when"
+            " the outer one begins; one Retry is enough"
+        )
 
 
 def _around_hedge(outer: Policy) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from random import Random
 from typing import Any
 
@@ -49,11 +49,10 @@ from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
 from seawall.clients.httpx2 import AsyncGuardedTransport as AsyncGuardedTransport2
 from seawall.clients.httpx2 import GuardedTransport as GuardedTransport2
 from seawall.clients.requests import GuardedAdapter
-from seawall.context import received_attempt_var
 from seawall.testing import virtual_time
 from seawall.wire.deadlines import least_timeout
 from tests.clients.support import CARRIERS, LARGE, Carrier, Server, Step
-from tests.support import falsified, new_guard
+from tests.support import falsified, new_guard, receiving
 
 OK = Step()
 BUSY = Step(503)
@@ -299,13 +298,8 @@ def test_a_retry_is_not_retried_again(carrier: Carrier):
     ):
         for step in (BUSY, Step(error="ConnectError")):
             server = Server(step)
-            token = received_attempt_var.set(received)
-            try:
+            with suppress(carrier.error), receiving(received):
                 carrier.request(guard_of(), server, settings={"retry_at": retry_at})
-            except carrier.error:
-                pass
-            finally:
-                received_attempt_var.reset(token)
             assert len(server.seen) == sent
             told = [int(seen.headers["seawall-attempt"]) for seen in server.seen]
             assert told == [max(received, n + 1) for n in range(sent)]
@@ -859,8 +853,7 @@ def rules_hold(case: Any) -> None:
     with ExitStack() as stack:
         if key is not None:
             stack.enter_context(idempotency_key(key))
-        token = received_attempt_var.set(received)
-        stack.callback(received_attempt_var.reset, token)
+        stack.enter_context(receiving(received))
         stack.enter_context(deadline(5.0, clock=guard.clock))
         body = iter([b"one ", b"two"]) if streamed else whole
         again: Exception | None = None

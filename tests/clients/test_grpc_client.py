@@ -38,7 +38,6 @@ from seawall import (
 from seawall.clients import _grpc_calls, _grpc_errors, _grpc_held
 from seawall.clients import grpc as guarded
 from seawall.clients.grpc import GuardedInterceptor, Rpc, aio_interceptors, retry_on, retryable
-from seawall.context import received_attempt_var
 from seawall.errors import SeawallError
 from seawall.wire.grpc import NEVER, pushback_of, read_pushback, write_pushback
 from tests.clients.support_grpc import (
@@ -53,7 +52,7 @@ from tests.clients.support_grpc import (
     one_loop,
     serving,
 )
-from tests.support import falsified, let_pass, new_guard
+from tests.support import falsified, let_pass, new_guard, receiving
 
 pytestmark = pytest.mark.alone
 
@@ -234,10 +233,8 @@ def test_a_key_makes_it_repeatable(edge: Sync) -> None:
 def test_a_request_that_is_a_retry_is_not_retried(edge: Sync) -> None:
     """Calls for a request that came as a second attempt are made once, and say so."""
     script = Script(Code.UNAVAILABLE)
-    token = received_attempt_var.set(2)
-    with idempotency_key("a key does not help here"):
+    with receiving(2), idempotency_key("a key does not help here"):
         (error,) = edge.run(script, retrying(), UU, idempotent=True)
-    received_attempt_var.reset(token)
     assert error.code() is Code.UNAVAILABLE
     assert [seen["seawall-attempt"] for seen in script.seen] == ["2"]
     assert "idempotency-key" in script.seen[0]
@@ -246,9 +243,8 @@ def test_a_request_that_is_a_retry_is_not_retried(edge: Sync) -> None:
 def test_retries_at_the_edge_only(edge: Sync) -> None:
     """With retry_at="edge" a request that came with any attempt is not retried."""
     script = Script(Code.UNAVAILABLE)
-    token = received_attempt_var.set(1)
-    edge.run(script, retrying(), UU, idempotent=True, retry_at="edge")
-    received_attempt_var.reset(token)
+    with receiving(1):
+        edge.run(script, retrying(), UU, idempotent=True, retry_at="edge")
     assert len(script.seen) == 1
 
 

@@ -170,8 +170,8 @@ def test_retried_refusals_count_as_attempts(inner: str):
     assert len(retried) == 2
 
 
-def test_retry_inside_retry_multiplies_as_explained():
-    """Trap: two retries in one stack share one count, and the outer one never acts."""
+def test_retry_inside_retry_adds_up_as_explained():
+    """Trap: two retries in one stack multiply, or share one count and the outer never acts."""
     with virtual_time():
         guard = Guard(
             "nested",
@@ -181,8 +181,8 @@ def test_retry_inside_retry_multiplies_as_explained():
         service = ScriptedService(fail(KeyError))
         with pytest.raises(KeyError):
             guard.call(service.call)
-    assert "up to 6 attempts" in guard.explain()
-    assert service.calls == 6
+    assert "up to 4 attempts" in guard.explain()
+    assert service.calls == 4
 
 
 def no_level() -> None:

@@ -27,7 +27,6 @@ from seawall import (
     current_tenant,
 )
 from seawall.clients.grpc import GuardedInterceptor, retryable
-from seawall.context import received_attempt_var
 from seawall.errors import (
     KeyInFlight,
     KeyMissing,
@@ -50,7 +49,7 @@ from tests.clients.support_grpc import (
     one_loop,
     serving,
 )
-from tests.support import falsified, let_pass, new_guard
+from tests.support import falsified, let_pass, new_guard, received_attempt
 
 pytestmark = pytest.mark.alone
 
@@ -80,7 +79,7 @@ class Service:
                 "left": None if deadline is None else deadline.remaining(),
                 "criticality": current_criticality(),
                 "tenant": current_tenant(),
-                "attempt": received_attempt_var.get(),
+                "attempt": received_attempt(),
             }
         )
         if self.do is not None:
@@ -270,7 +269,7 @@ def _ignored(said: dict[str, str]) -> None:
         "left": None,
         "criticality": Criticality.CRITICAL,
         "tenant": None,
-        "attempt": 0,
+        "attempt": 2,
     }
 
 

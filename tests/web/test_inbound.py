@@ -25,11 +25,12 @@ from seawall import (
     deadline,
 )
 from seawall.context import (
+    Attempt,
     attempt_var,
+    attempts_from,
     criticality_var,
     deadline_var,
     idempotency_key_var,
-    received_attempt_var,
     tenant_var,
     tier_var,
 )
@@ -40,7 +41,7 @@ from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 from seawall.wire.criticality import write_baggage
 from seawall.wire.deadlines import write_timeout
-from tests.support import falsified
+from tests.support import falsified, received_attempt
 from tests.web.support import http_scope, serve
 
 CALLER = ("10.0.0.1", 1)
@@ -69,7 +70,7 @@ def received(
     def read() -> Any:
         inbound.read(incoming, clock)
         limit = current_deadline()
-        rest = (current_criticality(), current_tenant(), received_attempt_var.get())
+        rest = (current_criticality(), current_tenant(), received_attempt())
         return None if limit is None else limit.at - 100.0, rest, incoming
 
     return copy_context().run(read)
@@ -85,11 +86,12 @@ def test_a_caller_is_heard():
 
 @pytest.mark.parametrize("trust", [TRUST, Trust(), None])
 def test_a_stranger_is_not(trust: Trust | None):
-    """Whoever is not believed gets the server's own time, and nothing else."""
+    """Whoever is not believed gets the server's own time; only its attempt counts."""
     inbound = Inbound(trust=trust)
     seconds, rest, incoming = received(inbound, EVERYTHING, STRANGER)
-    assert (seconds, rest) == (30.0, NOTHING)
-    assert incoming.scope["headers"] == [(b"idempotency-key", b"k"), (b"baggage", b"a=1,b=2")]
+    assert (seconds, rest) == (30.0, (*NOTHING[:2], 2))
+    kept = [(b"seawall-attempt", b"2"), (b"idempotency-key", b"k"), (b"baggage", b"a=1,b=2")]
+    assert incoming.scope["headers"] == kept
     assert incoming.headers == incoming.scope["headers"]
     assert inbound.snapshot() == {"expired": 0, "dropped": 1, "unclassified": 0}
 
@@ -208,11 +210,11 @@ def test_expired_work_is_not_begun(value: str):
     """No time left is refused at once, with nothing set and the refusal counted."""
     inbound = Inbound(trust=TRUST)
     headers = [*EVERYTHING[3:], ("x-envoy-expected-rq-timeout-ms", value)]
-    before = current_criticality(), current_tenant(), received_attempt_var.get()
+    before = current_criticality(), current_tenant(), received_attempt()
     incoming = Incoming(http_scope(headers=headers, client=CALLER), TRUST)
     with pytest.raises(DeadlineExceeded):
         inbound.read(incoming, VirtualClock())
-    assert (current_criticality(), current_tenant(), received_attempt_var.get()) == before
+    assert (current_criticality(), current_tenant(), received_attempt()) == before
     assert current_deadline() is None
     assert inbound.snapshot() == {"expired": 1, "dropped": 0, "unclassified": 0}
 
@@ -253,8 +255,7 @@ VARIABLES: dict[ContextVar[Any], Any] = {
     tenant_var: st.none() | st.just("acme"),
     tier_var: st.none() | st.just("free"),
     idempotency_key_var: st.none() | st.just("order-5"),
-    received_attempt_var: st.integers(0, 3),
-    attempt_var: st.integers(1, 3),
+    attempt_var: st.integers(1, 3).map(lambda number: Attempt(number, "another", None)),
 }
 LEFT = st.fixed_dictionaries({}, optional=VARIABLES)
 CASES = st.tuples(LEFT, st.sampled_from([None, 30.0]), st.sampled_from([[], EVERYTHING]))
@@ -270,7 +271,9 @@ def starts_clean(case: tuple[dict[ContextVar[Any], Any], float | None, list]) ->
         incoming = Incoming(http_scope(headers=headers, client=CALLER), TRUST)
         before = dict(copy_context().items())
         tokens = inbound.read(incoming, clock)
-        values = [var.get() for var in VARIABLES]
+        around = attempts_from(attempt_var.get())
+        values = [var.get() for var in VARIABLES if var is not attempt_var]
+        values.append([(one.number, one.guard) for one in around])
         inbound.undo(tokens)
         assert dict(copy_context().items()) == before
         return values

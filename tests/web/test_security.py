@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import Criticality, DeadlineExceeded, VirtualClock, current_deadline, current_tenant
-from seawall.context import criticality_var, received_attempt_var
+from seawall.context import criticality_var
 from seawall.web import inbound as inbound_module
 from seawall.web import trust as trust_module
 from seawall.web.inbound import Inbound
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
 from seawall.wire.retry_after import read_milliseconds, read_retry_after
-from tests.support import falsified
+from tests.support import falsified, received_attempt
 from tests.web.support import ask, http_scope
 from tests.wire.support import HOSTILE, grows
 
@@ -47,7 +47,7 @@ def context_after(inbound: Inbound, headers: Headers, peer: str | None = CALLER)
         inbound.read(incoming, VirtualClock())
         limit = current_deadline()
         left = None if limit is None else limit.at
-        return left, criticality_var.get(), current_tenant(), received_attempt_var.get()
+        return left, criticality_var.get(), current_tenant(), received_attempt()
 
     return copy_context().run(read)
 
@@ -141,21 +141,28 @@ SAID = st.lists(
 
 
 def strangers_set_nothing(headers: Headers) -> None:
-    """Give a stranger the server's time and nothing else, and leave nothing to be passed on."""
+    """Give a stranger the server's time and nothing else, and leave nothing to be passed on.
+
+    But for the attempt, which only makes the server do less.
+    """
     scope = scope_of(headers, STRANGER)
     incoming = Incoming(scope, TRUST)
     inbound = Inbound(trust=TRUST)
     try:
-        assert context_after(inbound, headers, STRANGER) == (30.0, Criticality.CRITICAL, None, 0)
+        *rest, attempt = context_after(inbound, headers, STRANGER)
+        assert rest == [30.0, Criticality.CRITICAL, None]
+        said = {int(value) for name, value in headers if name == b"seawall-attempt"}
+        assert attempt == (said.pop() if len(said) == 1 else 0)
         copy_context().run(inbound.read, incoming, VirtualClock())
     except DeadlineExceeded:
         raise AssertionError("a stranger had its request refused by a header") from None
-    assert [pair for pair in scope["headers"] if pair[0] != b"accept"] == []
+    harmless = (b"accept", b"seawall-attempt" if attempt else b"")
+    assert [pair for pair in scope["headers"] if pair[0] not in harmless] == []
 
 
 @given(SAID)
 def test_2_dropped_at_an_untrusted_edge(headers: Headers):
-    """Nothing that a stranger sends reaches the context or the app."""
+    """Nothing that a stranger sends reaches the context or the app, but for its attempt."""
     strangers_set_nothing(headers)
 
 

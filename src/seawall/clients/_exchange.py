@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from seawall.clients._exchange_errors import a_moment, as_library_error
 from seawall.clients._exchange_headers import headers_for
 from seawall.clients._exchange_terms import BadStatus, Terms, retryable
-from seawall.context import attempt_var, deadline_var, idempotency_key_var, reset
+from seawall.context import current_attempt, deadline_var, idempotency_key_var, reset
 from seawall.errors import DeadlineExceeded, Rejected, SeawallError, TimedOut, add_note
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER
 
@@ -79,6 +79,7 @@ class Exchange:
         "_new_key",
         "_over",
         "_reading",
+        "_retried_above",
         "_sent",
         "_task",
         "_terms",
@@ -94,6 +95,7 @@ class Exchange:
         self._carrier = carrier
         self._task = task
         self._key, self._new_key = terms.key_of(request)
+        self._retried_above = terms.retried_above() is not None
         self._bar = terms.why_once(request, self._key)
         self.host = terms.guard if self._bar is None else terms.once
         self._answers: list[tuple[int, Any]] = []
@@ -181,7 +183,7 @@ class Exchange:
         key = self._key if self._new_key else None
         given = library.headers(self.request)
         headers = headers_for(self._terms.propagate, given, key, time.left)
-        number = attempt_var.get()
+        number = current_attempt()
         while (loser := self._earlier_answer(number)) is not None:
             # Its connection may be the only one there is.
             yield from self._discard(loser)
@@ -277,7 +279,7 @@ class Exchange:
         ours = isinstance(error, SeawallError)
         if not isinstance(error, Rejected) and not library.nothing_sent(error):
             self._sent = True
-        elif self._terms.retried_above() is None:
+        elif not self._retried_above:
             error.nothing_sent = True  # type: ignore[attr-defined]
         held = deadline_var.get()
         out_of_time = held is not None and held[1].now() >= held[0]

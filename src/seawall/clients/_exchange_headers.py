@@ -13,8 +13,8 @@ from typing import Final
 from seawall.context import (
     Criticality,
     attempt_var,
+    attempts_from,
     criticality_var,
-    received_attempt_var,
     tenant_var,
 )
 from seawall.wire.attempts import ATTEMPT_HEADER, read_attempt, write_attempt
@@ -63,8 +63,8 @@ def headers_for(
     if "attempt" in propagate:
         said = given.get(_ATTEMPT)
         own = 0 if said is None else read_attempt(said) or 0
-        attempt = max(own, received_attempt_var.get(), attempt_var.get())
-        headers[_ATTEMPT] = write_attempt(attempt)
+        around = (one.number for one in attempts_from(attempt_var.get()))
+        headers[_ATTEMPT] = write_attempt(max(own, *around, 1))
     if left is not None and "deadline" in propagate:
         least = None if TIMEOUT_HEADERS.isdisjoint(given) else least_timeout(given.items())
         if least is None or left < least:

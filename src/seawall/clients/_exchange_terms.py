@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from seawall import _checks as check
 from seawall.clients._exchange_errors import Library
 from seawall.clients._exchange_headers import PROPAGATED, read_propagate
-from seawall.context import idempotency_key_var, received_attempt_var
+from seawall.context import attempt_var, idempotency_key_var, retried_above
 from seawall.errors import Rejected
 from seawall.guard import Guard, _Marked
 from seawall.runtime.layers import Kind, Layer
@@ -130,11 +130,9 @@ class Terms:
         return None
 
     def retried_above(self) -> str | None:
-        """Return who retries in place of this service, if somebody does."""
-        received = received_attempt_var.get()
-        if received > 1:
-            return "the request that it is made for is a retry itself"
-        return "the caller retries" if received and self.retry_at == "edge" else None
+        """Return who retries in place of this client, if somebody does."""
+        above = retried_above(attempt_var.get(), edge=self.retry_at == "edge")
+        return None if above is None else above.reason
 
     def _harmless(self, request: Any) -> bool:
         return self.repeatable is not None and bool(self.repeatable(request))

@@ -16,9 +16,16 @@ import grpc
 
 from seawall import _checks as check
 from seawall.clients._exchange_headers import headers_for, read_propagate
-from seawall.clients._grpc_errors import FAILED_CODES, as_rpc_error, retries_above
+from seawall.clients._grpc_errors import FAILED_CODES, as_rpc_error
 from seawall.clock import Clock
-from seawall.context import deadline, deadline_var, idempotency_key_var, reset
+from seawall.context import (
+    attempt_var,
+    deadline,
+    deadline_var,
+    idempotency_key_var,
+    reset,
+    retried_above,
+)
 from seawall.errors import DeadlineExceeded, SeawallError
 from seawall.guard import Guard, _Marked
 from seawall.policies.timeout import TimeoutBound
@@ -148,7 +155,8 @@ class Terms:
         safe = self._idempotent(rpc.method) or rpc.key is not None or own is not None
         rpc.streams = stream
         rpc.resendable = not stream or isinstance(request, Sequence)
-        rpc.repeatable = safe and rpc.resendable and not retries_above(self._retry_at)
+        above = retried_above(attempt_var.get(), edge=self._retry_at == "edge")
+        rpc.repeatable = safe and rpc.resendable and above is None
         if self.kind == "async":
             from asyncio import current_task
 

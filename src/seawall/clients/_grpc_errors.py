@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Final, NamedTuple, Never, Self
 import grpc
 from grpc.aio import AioRpcError
 
-from seawall.context import received_attempt_var
 from seawall.errors import SeawallError, TimedOut
 from seawall.wire.grpc import FAILURES, pushback_of, status_name
 
@@ -178,9 +177,3 @@ def retry_on(*codes: grpc.StatusCode) -> Predicate:
 
 retryable: Final = retry_on(grpc.StatusCode.UNAVAILABLE, LATE)
 """The usual predicate: the server could not be reached, or an attempt ran out of its own time."""
-
-
-def retries_above(retry_at: str) -> bool:
-    """Tell whether the request that is being served will be, or is, retried by its caller."""
-    received = received_attempt_var.get()
-    return received > 1 or (retry_at == "edge" and received > 0)

@@ -16,7 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall.context import (
+    Attempt,
     attempt_var,
+    attempts_from,
     criticality,
     current_criticality,
     current_idempotency_key,
@@ -125,7 +127,7 @@ def pack(item: Item, luggage: Luggage) -> Any:
     from multiprocessing.reduction import ForkingPickler
 
     carried = {
-        "attempt": attempt_var.get(),
+        "attempts": [(one.number, one.guard) for one in attempts_from(attempt_var.get())],
         "criticality": current_criticality(),
         "deadline": time_left(),  # an instant means nothing in another process
         "idempotency_key": current_idempotency_key(),
@@ -242,7 +244,8 @@ def _call(
 
     for module, name, value in variables:
         getattr(import_module(module), name).set(value)
-    attempt_var.set(carried["attempt"])
+    for number, guard in reversed(carried["attempts"]):
+        attempt_var.set(Attempt(number, guard, attempt_var.get()))
     with ExitStack() as scopes:
         scopes.enter_context(criticality(carried["criticality"]))
         if carried["deadline"] is not None:

@@ -1,7 +1,8 @@
 """Try again what failed for a passing reason.
 
 Promises: at most `attempts`; no wait and no attempt that the deadline cannot hold; no retry beyond
-the budget; cancellation, KeyboardInterrupt and SystemExit are never retried; a refusal (`Rejected`)
+the budget; none for a call that is part of a retry already, of an outer guard or of this service's
+caller; cancellation, KeyboardInterrupt and SystemExit are never retried; a refusal (`Rejected`)
 only if `on=` names it; a call that is not idempotent only with an idempotency key. The last error
 itself is raised, with notes that name the earlier ones.
 """
@@ -9,11 +10,11 @@ itself is raised, with notes that name the earlier ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from seawall import _checks as check
 from seawall._redaction import described
-from seawall.context import current_idempotency_key
+from seawall.context import Attempt, current_idempotency_key, retried_above
 from seawall.errors import Rejected, add_note, reason_of
 from seawall.models.backoff import Backoff, above_floor, as_backoff
 from seawall.models.budget import SuccessDeposit
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 
 RetryAfter = Callable[[Exception], float | None]
+
+MOST_OUTER_GUARDS: Final = 8
+"""How many names of guards that retry around this one are remembered."""
 
 MOST_EARLIER = 6
 """Maximum number of earlier failures that a note names: the first, and the latest ones."""
@@ -177,11 +181,18 @@ class RetryBound(Bound):
         """Calls that failed without a retry."""
         self.failed_after_retry = 0
         self._succeeded = 0
+        self.retried_by: set[str] = set()
+        """Guards around it that were seen to retry too; for `explain()`."""
         self._layer = _RetryFlow(self)
 
     def layer(self, kind: Kind) -> _RetryFlow:
         """Return the flow: one for sync and async."""
         return self._layer
+
+    def note_retried_by(self, above: Attempt) -> None:
+        """Remember the guard around this one that was seen to retry; a few are enough."""
+        if above.guard is not None and len(self.retried_by) < MOST_OUTER_GUARDS:
+            self.retried_by.add(above.guard)
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return how often it retried, how calls ended, why it stopped, and the budget."""
@@ -397,6 +408,15 @@ class _RetryFlow(Flow):
             attempts = attempts.allowed(call.host.pressure(*call.args, **call.kwargs))
         if memory.tries >= attempts or switch.off:
             return "attempts"
+        above = retried_above(call.outer_attempt)
+        if above is not None:
+            self._bound.note_retried_by(above)
+            if call.error is not None:
+                add_note(call.error, f"not retried: {above.reason}", "not retried: ")
+            return "retried above"
+        # A second Retry of the same guard, further out, that is retrying.
+        if any(other is not self and isinstance(other, _RetryFlow) for other in call.memory):
+            return "retried above"
         if not call.host.idempotent and not _is_safe(call.error):
             return "not idempotent"
         return None

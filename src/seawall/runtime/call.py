@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from seawall.context import deadline_var
+from seawall.context import Attempt, deadline_var
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Host, Layer, Outcome
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ class Call:
         "abandoned",
         "adapt",
         "args",
+        "attempt",
         "attempt_began",
         "attempts",
         "began",
@@ -129,6 +130,7 @@ class Call:
         "kwargs",
         "layers",
         "memory",
+        "outer_attempt",
         "own_abandoned",
         "reached",
         "streaming",
@@ -164,6 +166,10 @@ class Call:
         self.attempts = 0
         self.degradation: Degradation | None = None
         """What it was answered with, if that is less than the real answer."""
+        self.attempt: Attempt | None = None
+        """The attempt that is going on, from the second on: what runs inside it sees it."""
+        self.outer_attempt: Attempt | None = None
+        """The innermost attempt that the call itself runs in."""
         self.streaming = False
         """Whether gates stay entered after success (a generator, `hold`): then they are `held`."""
         self.adapt: Callable[[Any], Any] | None = None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from contextvars import Token
 from typing import Any
 
-from seawall.context import attempt_var, deadline_var, reset
+from seawall.context import Attempt, attempt_var, deadline_var, reset
 from seawall.errors import DeadlineExceeded, Rejected, TimedOut
 from seawall.runtime.call import (
     STREAMED,
@@ -58,7 +58,8 @@ def interpret(
     already on the way up (`upwards`) with its value or error.
     """
     todo: Next | None = None
-    token: Token[int] | None = None
+    token: Token[Attempt | None] | None = None
+    call.outer_attempt = attempt_var.get()
     try:
         if upwards:
             if call.reached:
@@ -74,8 +75,7 @@ def interpret(
                     yield from _instead(call, todo.instead, todo.need)
                 else:
                     if call.attempts:
-                        later = attempt_var.set(call.attempts + 1)
-                        token = token or later
+                        token = _number_attempt(call, token)
                     yield from _down(call, waiter)
             except BaseException as error:  # noqa: BLE001 - handed on upwards, never swallowed
                 call.value = None
@@ -85,13 +85,27 @@ def interpret(
     finally:
         if token is not None:
             reset(attempt_var, token)
+        if call.attempt is not None and not call.streaming:
+            call.attempt.over = True
         call.tell()
+
+
+def _number_attempt(call: Call, token: Token[Attempt | None] | None) -> Token[Attempt | None]:
+    """Let what runs inside see which attempt it is; return what undoes it."""
+    if call.attempt is None:
+        call.attempt = Attempt(call.attempts, call.host.name, call.outer_attempt)
+    call.attempt.number = call.attempts + 1
+    return token or attempt_var.set(call.attempt)
 
 
 def _instead(
     call: Call, substitute: Callable[..., Any], need: Need | None
 ) -> Generator[Request, Any, None]:
-    """Run a substitute, which can learn why."""
+    """Run a substitute, which can learn why.
+
+    It is not one of this call's attempts: guards inside it may retry.
+    """
+    attempt = attempt_var.set(call.outer_attempt)
     token = need_var.set(need)
     traced = trace_var.set(None)
     try:
@@ -101,6 +115,7 @@ def _instead(
         call.value, call.error = None, error
     reset(trace_var, traced)
     reset(need_var, token)
+    reset(attempt_var, attempt)
 
 
 def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
@@ -187,6 +202,8 @@ def release(call: Call, error: BaseException | None) -> None:
     What was counted at the first item is not counted again, unless it failed after all.
     """
     held, call.held = call.held, []
+    if call.attempt is not None:
+        call.attempt.over = True
     call.error = error
     call.value = STREAMED
     call.reached = True

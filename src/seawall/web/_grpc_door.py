@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import grpc
 
 from seawall.clock import Clock, current_clock
-from seawall.context import Criticality, deadline_var, reset
+from seawall.context import Criticality, deadline_var
 from seawall.errors import SeawallError
 from seawall.guard import Guard
 from seawall.runtime.hold import Hold
@@ -107,7 +107,7 @@ class Door:
             with _left(leave, context):
                 yield
         finally:
-            _undo(tokens)
+            Inbound.undo(tokens)
 
     @asynccontextmanager
     async def aadmitted(self, method: str, context: Any, *, stream: bool) -> AsyncIterator[None]:
@@ -119,7 +119,7 @@ class Door:
             with _left(_once(hold), context):
                 yield
         finally:
-            _undo(tokens)
+            Inbound.undo(tokens)
 
     def _begin(self, method: str, context: Any, *, stream: bool) -> tuple[Tokens, Hold | None]:
         incoming = _incoming(method, context, self.trust)
@@ -132,7 +132,7 @@ class Door:
             inbound = self._stream if stream else self._unary
             tokens += inbound.read(incoming, self._clock)
         except BaseException:
-            _undo(tokens)
+            Inbound.undo(tokens)
             raise
         if self.guard is None or method.startswith(HEALTH):
             return tokens, None
@@ -181,11 +181,6 @@ def _verdict(error: BaseException | None, context: Any) -> BaseException | None:
     # An abort raises, so what its status says counts; where none was set the error does.
     answered = isinstance(error, Exception) and name != "OK" and name not in FAILURES
     return None if answered else error
-
-
-def _undo(tokens: Tokens) -> None:
-    for token in reversed(tokens):
-        reset(token.var, token)
 
 
 def _incoming(method: str, context: Any, trust: Trust) -> Incoming:

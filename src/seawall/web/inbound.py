@@ -1,8 +1,10 @@
 """What a request brings along, into the context of its handler: deadline, criticality, and so on.
 
-Who is not believed (see `Trust`) sets nothing, and what it sent is taken out of the request, so
-that nothing further in can pass it on. Who is believed can ask for less, not for more: a shorter
-time than the server's own, a lower criticality than the server's highest.
+The number of the attempt counts whoever sends it: above 1 it makes this service retry less, and can
+do nothing else. The rest counts from callers that are believed (see `Trust`). From others it is
+taken out of the request, so that nothing further in can pass it on. Who is believed can ask for
+less, not for more: a shorter time than the server's own, a lower criticality than the server's
+highest.
 
 The first service of a chain ranks its requests itself: `classify(incoming)` gives each a
 criticality, a tier or both, before anything else looks at it. What a believed caller says can only
@@ -23,12 +25,13 @@ from typing import Any, Final, NamedTuple
 from seawall import _checks as check
 from seawall.clock import Clock
 from seawall.context import (
+    Attempt,
     Criticality,
     attempt_var,
     criticality_var,
     deadline_var,
+    end_attempt,
     idempotency_key_var,
-    received_attempt_var,
     reset,
     tenant_var,
     tier_var,
@@ -60,8 +63,7 @@ _UNSET: Final[dict[ContextVar[Any], Any]] = {
     tenant_var: None,
     tier_var: None,
     idempotency_key_var: None,
-    received_attempt_var: 0,
-    attempt_var: 1,
+    attempt_var: None,
 }
 CLEAN: Final = frozenset(_UNSET)
 """The variables of which a context has none, unless an earlier request left them."""
@@ -85,12 +87,11 @@ LOG_EVERY: Final = 1.0
 
 
 class _Said(NamedTuple):
-    """What a request says and may say; None: nothing."""
+    """What a believed caller says; None: nothing."""
 
     seconds: float | None
     level: Criticality | None = None
     tenant: str | None = None
-    attempt: int | None = None
 
 
 class Inbound:
@@ -169,13 +170,15 @@ class Inbound:
         No time left raises `DeadlineExceeded`, and sets nothing.
         """
         scope = incoming.scope
-        seconds, level, tenant, attempt = self._unsaid
+        seconds, level, tenant = self._unsaid
+        attempt: int | None = None
         if not KNOWN.isdisjoint(incoming.named):
+            found = [pair for pair in incoming.headers if pair[0] in KNOWN]
+            attempt = _attempt_in(found)
             if self.trust.believes(incoming.peer, incoming.headers):
-                found = [pair for pair in incoming.headers if pair[0] in KNOWN]
-                seconds, level, tenant, attempt = self._heard(found)
+                seconds, level, tenant = self._heard(found)
             else:
-                self._drop(incoming)
+                self._drop(incoming, KNOWN if attempt is None else KNOWN - {_ATTEMPT})
         if seconds is not None and seconds <= 0:
             self._refuse()
         # Inside another edge the context is the request's own. So it is in a gRPC server, where
@@ -190,15 +193,19 @@ class Inbound:
         if tenant is not None:
             tokens.append(tenant_var.set(tenant))
         if attempt is not None:
-            tokens.append(received_attempt_var.set(attempt))
+            tokens.append(attempt_var.set(Attempt(attempt, None, attempt_var.get())))
         if level is not None or self._ranks:
             self._set_rank(tokens, incoming, level, clock)
         return tokens
 
-    def undo(self, tokens: Tokens) -> None:
-        """Leave the context as it was before `read`."""
+    @staticmethod
+    def undo(tokens: Tokens) -> None:
+        """Leave the context as it was before `read`; the attempt is over for its tasks, too."""
         for token in reversed(tokens):
-            reset(token.var, token)
+            if token.var is attempt_var:
+                end_attempt(token)
+            else:
+                reset(token.var, token)
 
     def _heard(self, found: list[tuple[bytes, bytes]]) -> _Said:
         """Return what a believed caller says in these headers, within the server's bounds."""
@@ -208,13 +215,8 @@ class Inbound:
             seconds = said
         baggage = read_baggage(b",".join(v for name, v in found if name == _BAGGAGE))
         wanted = read_criticality(baggage)
-        attempts = {value for name, value in found if name == _ATTEMPT}
-        return _Said(
-            seconds,
-            None if wanted is None else min(wanted, self._most),
-            read_tenant(baggage),
-            read_attempt(attempts.pop()) if len(attempts) == 1 else None,
-        )
+        level = None if wanted is None else min(wanted, self._most)
+        return _Said(seconds, level, read_tenant(baggage))
 
     def _set_rank(
         self, tokens: Tokens, incoming: Incoming, said: Criticality | None, clock: Clock
@@ -272,8 +274,8 @@ class Inbound:
         self._expired += 1
         raise DeadlineExceeded("the caller's time was over before the request was looked at")
 
-    def _drop(self, incoming: Incoming) -> None:
-        """Take out of the request what its sender may not say.
+    def _drop(self, incoming: Incoming, names: frozenset[bytes]) -> None:
+        """Take the headers with these `names` out of the request: its sender may not say that.
 
         Other baggage stays, unless it is longer than anybody has to take.
         """
@@ -285,7 +287,7 @@ class Inbound:
             given = b",".join(lines)
             kept = baggage_without_ours(given.decode("latin-1")).encode("latin-1")
             touched = kept != given
-        rest = [pair for pair in headers if pair[0] not in KNOWN]
+        rest = [pair for pair in headers if pair[0] not in names]
         if not touched and len(rest) + len(lines) == len(headers):
             return  # nothing was said that may not be
         if kept:
@@ -312,6 +314,12 @@ def _rank_of(found: object) -> Rank:
         f"classify returned {found!r}: return a Criticality, a tier as text, Rank(criticality,"
         " tier), or None"
     )
+
+
+def _attempt_in(found: list[tuple[bytes, bytes]]) -> int | None:
+    """Return the attempt that these headers name; None if they name none, or several."""
+    attempts = {value for name, value in found if name == _ATTEMPT}
+    return read_attempt(attempts.pop()) if len(attempts) == 1 else None
 
 
 def _start_clean() -> Tokens:
