@@ -699,7 +699,8 @@ def test_an_error_that_passes_through_two_retries_is_noted_once() -> None:
     outer = _guard(Retry(on=Broken, attempts=2, backoff=0))
     with pytest.raises(Broken) as caught:
         outer.call(inner.call, ScriptedService(fail(error)).call)
-    made, earlier = caught.value.__notes__
+    why, made, earlier = caught.value.__notes__
+    assert why.startswith("seawall: not retried: ")
     assert made.startswith("seawall: 2 attempts in ")
     assert earlier == "seawall: attempt 1: Broken: same"
 

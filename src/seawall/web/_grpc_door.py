@@ -107,7 +107,7 @@ class Door:
             with _left(leave, context):
                 yield
         finally:
-            Inbound.undo(tokens)
+            self._unary.undo(tokens)
 
     @asynccontextmanager
     async def aadmitted(self, method: str, context: Any, *, stream: bool) -> AsyncIterator[None]:
@@ -119,7 +119,7 @@ class Door:
             with _left(_once(hold), context):
                 yield
         finally:
-            Inbound.undo(tokens)
+            self._unary.undo(tokens)
 
     def _begin(self, method: str, context: Any, *, stream: bool) -> tuple[Tokens, Hold | None]:
         incoming = _incoming(method, context, self.trust)
@@ -132,7 +132,7 @@ class Door:
             inbound = self._stream if stream else self._unary
             tokens += inbound.read(incoming, self._clock)
         except BaseException:
-            Inbound.undo(tokens)
+            self._unary.undo(tokens)
             raise
         if self.guard is None or method.startswith(HEALTH):
             return tokens, None

@@ -198,8 +198,7 @@ class Inbound:
             self._set_rank(tokens, incoming, level, clock)
         return tokens
 
-    @staticmethod
-    def undo(tokens: Tokens) -> None:
+    def undo(self, tokens: Tokens) -> None:
         """Leave the context as it was before `read`; the attempt is over for its tasks, too."""
         for token in reversed(tokens):
             if token.var is attempt_var:
