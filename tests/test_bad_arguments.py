@@ -261,6 +261,7 @@ TABLE = [
     ("Breaker probes", lambda x: Breaker(probes=x), [(3, TypeError), ("x", TypeError)], "single()"),
     ("Breaker probe time", lambda x: Breaker(probe_timeout=x), _POSITIVE, "seconds"),
     ("Breaker classifier", lambda x: Breaker(is_failure=x), _FUNCTIONS, "function"),
+    ("Breaker counts", lambda x: Breaker(counts=x), _CHOICES, "'calls', 'attempts'"),
     ("Breaker key", lambda x: Breaker(key=x), _FUNCTIONS, "function"),
     ("Breaker keys", lambda x: Breaker(max_keys=x), _COUNTS, "write"),
     ("Breaker mode", lambda x: Breaker(mode=x), _CHOICES, "'enforce', 'shadow', 'off'"),

@@ -157,7 +157,7 @@ class World:
                 self._watch(bound)
 
     def _watch(self, bound: Any) -> None:
-        enter, leave = bound.enter, bound.leave
+        enter, leave, attempted = bound.enter, bound.leave, bound.attempted
         if leave is None:
             return
         counted = isinstance(bound.policy, (Breaker, Shed, Throttle))  # nobody waits for these
@@ -167,16 +167,24 @@ class World:
             self.entered += counted
             return ticket
 
-        def watched_leave(ticket: Any, outcome: Any, detail: Any, now: float) -> None:
+        def note(outcome: Any, detail: Any) -> None:
             self.entered -= counted
             by_subject = asyncio._get_running_loop() and asyncio.current_task() is self.subject
             # A timeout of ours that expired first is a verdict, whoever cancels after it.
             verdict = outcome is OK or (outcome is FAILED and not is_expiry(detail))
             if self.stopped and by_subject and verdict:
                 self.told_after.append((bound.policy.kind, outcome))
+
+        def watched_leave(ticket: Any, outcome: Any, detail: Any, now: float) -> None:
+            note(outcome, detail)
             leave(ticket, outcome, detail, now)
 
+        def watched_attempt(ticket: Any, outcome: Any, detail: Any, now: float) -> Any:
+            note(outcome, detail)
+            return attempted(ticket, outcome, detail, now)
+
         bound.enter, bound.leave, bound.inline = watched_enter, watched_leave, None
+        bound.attempted = None if attempted is None else watched_attempt
 
     def of(self, kind: type) -> list[Any]:
         return [policy for policy in self.guard.policies if isinstance(policy, kind)]

@@ -80,7 +80,7 @@ def test_the_recommended_order_has_no_dangers():
         ),
         (
             lambda: (Breaker(), _retry(), Timeout(2.0)),
-            "Breaker stands around Retry: it sees one failure for 3 attempts",
+            "Breaker stands around Retry: after it opens, calls go on for up to 3 attempts",
         ),
         (
             lambda: (_retry(), Timeout(2.0), _retry(2)),

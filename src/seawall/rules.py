@@ -202,8 +202,8 @@ def _around_retry(outer: Policy, retry: Retry) -> Iterator[str]:
         )
     if isinstance(outer, Breaker):
         yield (
-            f"Breaker stands around Retry: it sees one failure for {retry.most_attempts} attempts,"
-            " and retries go on after it opens; put it inside Retry"
+            f"Breaker stands around Retry: after it opens, calls go on for up to"
+            f" {retry.most_attempts} attempts; put it inside Retry"
         )
     if isinstance(outer, Retry):
         most = outer.most_attempts + retry.most_attempts - 1

@@ -475,7 +475,8 @@ def test_adaptive_attempts_make_no_retry_while_the_breaker_is_open() -> None:
     """The failure that opened the breaker is the last attempt."""
     with virtual_time():
         policy = Retry(on=Broken, attempts=adaptive_attempts(5), backoff=[1.0])
-        guard = _guard(policy, Breaker(failure_ratio=0.5, window=30, min_calls=1, break_for=15))
+        breaker = Breaker(failure_ratio=0.5, min_calls=1, break_for=15, counts="attempts")
+        guard = _guard(policy, breaker)
         service = ScriptedService(fail(Broken))
         with pytest.raises(Broken):
             guard.call(service.call)
@@ -682,7 +683,7 @@ def test_notes_tell_refusals_and_values_that_were_retried() -> None:
 
 def test_the_error_that_is_raised_is_not_named_among_the_earlier_ones() -> None:
     """If the next attempt was refused, the attempt before it is the one that is raised."""
-    guard = _guard(Retry(on=Broken, backoff=0), Breaker(consecutive=2, break_for=60))
+    guard = _guard(Retry(on=Broken, backoff=0), Breaker(consecutive=2, counts="attempts"))
     service = ScriptedService(fail(Broken("first")), fail(Broken("second")))
     with pytest.raises(Broken, match="second") as caught:
         guard.call(service.call)

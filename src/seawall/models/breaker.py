@@ -180,6 +180,12 @@ class BreakerModel:
             if ticket.generation == self.generation:
                 self._take(verdict, now, ticket)
 
+    def continue_call(self, ticket: Tracked, earlier: Tracked) -> None:
+        """Take `ticket` for another attempt of the call of `earlier`: it is slow only once."""
+        if earlier.counted_in is not None and earlier.generation == ticket.generation:
+            ticket.counted_in, ticket.place = earlier.counted_in, earlier.place
+            self._running.pop(ticket, None)
+
     def isolate(self, now: float) -> None:
         """Refuse every call until `close`."""
         if self.state is not State.ISOLATED:

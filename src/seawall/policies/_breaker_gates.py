@@ -12,10 +12,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall.errors import CircuitOpen, reason_of
 from seawall.models.breaker import BreakerModel, Refusal, Ticket
-from seawall.models.probes import Verdict
+from seawall.models.probes import Probe, Verdict
+from seawall.models.windows import Tracked
 from seawall.runtime.call import STREAMED
 from seawall.runtime.gil import LOCK_FREE
-from seawall.runtime.layers import FAILED, OK, Host, Inline, Kind, Layer, Outcome, Wait, Waiter
+from seawall.runtime.layers import (
+    FAILED,
+    OK,
+    Host,
+    Inline,
+    Kind,
+    Layer,
+    Outcome,
+    PendingVerdict,
+    Wait,
+    Waiter,
+)
 from seawall.runtime.policy import GateBound
 
 if TYPE_CHECKING:
@@ -41,6 +53,8 @@ class BreakerGate(GateBound):
     def __init__(self, policy: Breaker, host: Host) -> None:
         super().__init__(policy, host)
         self._model = policy.model
+        if policy.counts == "attempts":
+            self.attempted = None  # type: ignore[assignment]
         if policy.key is None and (not LOCK_FREE or policy.is_failure is not None):
             self.leave = self._leave_slow  # type: ignore[method-assign]
         elif policy.key is None:
@@ -81,6 +95,12 @@ class BreakerGate(GateBound):
             model.success(now)
         else:
             self.tell(model, None, ticket, outcome, detail, now)
+
+    def attempted(
+        self, ticket: Any, outcome: Outcome, detail: Any, now: float
+    ) -> PendingVerdict | None:
+        """Take in how an attempt ended that a retry may repeat; return what it says of the call."""
+        return self.attempt_ended(self._model, None, ticket, outcome, detail, now)
 
     def _leave_slow(self, ticket: object, outcome: Outcome, detail: Any, now: float) -> None:
         self.tell(self._model, None, ticket, outcome, detail, now)
@@ -126,10 +146,45 @@ class BreakerGate(GateBound):
         if ticket is _UNCOUNTED:
             return
         verdict = self._verdict(outcome, detail)
+        self.settle(model, key, ticket, verdict, (outcome, detail), now)
+
+    def settle(
+        self,
+        model: BreakerModel,
+        key: Hashable,
+        ticket: Ticket,
+        verdict: Verdict,
+        ended: tuple[Outcome, Any],
+        now: float,
+    ) -> None:
+        """Let the model count a verdict, and tell of what that changed."""
         self.policy._mutex.do(lambda: model.settle(ticket, verdict, now))
         if model.changes:
-            reason = _reason(outcome, detail) if verdict is Verdict.FAILURE else ""
+            reason = _reason(*ended) if verdict is Verdict.FAILURE else ""
             self.policy._report(model, key, reason=reason, at=now)
+
+    def attempt_ended(
+        self,
+        model: BreakerModel,
+        key: Hashable,
+        ticket: Any,
+        outcome: Outcome,
+        detail: Any,
+        now: float,
+    ) -> PendingVerdict | None:
+        """Return the verdict of an attempt, to be counted if no other attempt of its call follows.
+
+        A probe's verdict is counted at once: others wait for its permit.
+        """
+        if ticket is _UNCOUNTED or isinstance(ticket, Probe):
+            self.tell(model, key, ticket, outcome, detail, now)
+            return None
+        verdict = self._verdict(outcome, detail)
+        if isinstance(ticket, Tracked):  # it ran until now, whatever it will count as
+            self.settle(model, key, ticket, Verdict.NONE, (outcome, detail), now)
+        if verdict is Verdict.NONE:
+            return None
+        return _Pending(self, model, key, ticket, verdict, (outcome, detail))
 
     def _verdict(self, outcome: Outcome, detail: Any) -> Verdict:
         if outcome is not OK and outcome is not FAILED:
@@ -140,7 +195,10 @@ class BreakerGate(GateBound):
             error = detail if isinstance(detail, Exception) and failed else None
             if error is not None or not failed:
                 try:
-                    failed = bool(classify(error, None if failed else detail))
+                    answer = classify(error, None if failed else detail)
+                    if answer is None:
+                        return Verdict.NONE
+                    failed = bool(answer)
                 except Exception:
                     import logging
 
@@ -186,6 +244,13 @@ class KeyedBreakerGate(BreakerGate):
         model, key, own = ticket
         self.tell(model, key, own, outcome, detail, now)
 
+    def attempted(
+        self, ticket: Any, outcome: Outcome, detail: Any, now: float
+    ) -> PendingVerdict | None:
+        """Take in how an attempt ended that a retry may repeat; return what it says of the call."""
+        model, key, own = ticket
+        return self.attempt_ended(model, key, own, outcome, detail, now)
+
     def snapshot(self, now: float) -> dict[str, Any]:
         models = self.policy.models()
         with self.policy._mutex:
@@ -205,6 +270,39 @@ def _reason(outcome: Outcome, detail: Any) -> str:
     return "value" if outcome is OK else ""
 
 
+class _Pending:
+    """The verdict of the latest attempt of a call that may make another."""
+
+    __slots__ = ("_ended", "_gate", "_key", "_model", "_ticket", "_verdict")
+
+    def __init__(
+        self,
+        gate: BreakerGate,
+        model: BreakerModel,
+        key: Hashable,
+        ticket: Ticket,
+        verdict: Verdict,
+        ended: tuple[Outcome, Any],
+    ) -> None:
+        self._gate = gate
+        self._model = model
+        self._key = key
+        self._ticket = ticket
+        self._verdict = verdict
+        self._ended = ended
+
+    def count(self, now: float) -> None:
+        """Count it as the verdict of the call."""
+        self._gate.settle(self._model, self._key, self._ticket, self._verdict, self._ended, now)
+
+    def continued_by(self, ticket: Any) -> None:
+        """Let the next attempt not be counted as slow once more."""
+        own = ticket[2] if self._gate.takes_arguments else ticket
+        earlier = self._ticket
+        if isinstance(own, Tracked) and isinstance(earlier, Tracked):
+            self._gate.policy._mutex.do(lambda: self._model.continue_call(own, earlier))
+
+
 class _InLoop(Layer):
     """The same gate, for calls that wait in an event loop."""
 
@@ -213,6 +311,7 @@ class _InLoop(Layer):
         self.inline = gate.inline
         self.enter = partial(gate.enter_as, "async")
         self.leave = gate.leave
+        self.attempted = gate.attempted
 
 
 class _Asked:

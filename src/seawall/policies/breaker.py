@@ -2,7 +2,8 @@
 
 Promises: what a call admitted before a change of state says afterwards counts for nothing; a
 cancelled or further-in refused call is no verdict and gives a probe's permit back; half-open, no
-more probes run than configured; no lock is held while the call runs. With `shared` all that holds
+more probes run than configured; a call counts once, however many attempts it makes; no lock is held
+while the call runs. With `shared` all that holds
 for all pods together, and a closed or open breaker costs no more than a local one. The rules are in
 `seawall.models.breaker`.
 """
@@ -27,8 +28,13 @@ from seawall.runtime.layers import Host
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
 
-Classifier = Callable[[Exception | None, Any], bool]
-"""`is_failure(error, value)`: whether a call that raised `error`, or returned `value`, failed."""
+Classifier = Callable[[Exception | None, Any], bool | None]
+"""`is_failure(error, value)`: whether a call that raised `error`, or returned `value`, failed.
+
+None is no verdict: the call counts neither as failed nor as succeeded.
+"""
+
+Counts = Literal["calls", "attempts"]
 
 OnStoreFailure = Literal["local", "open", "closed"]
 
@@ -55,6 +61,7 @@ class Breaker(GatePolicy):
         probes: Probes | None = None,
         probe_timeout: float = 60.0,
         is_failure: Classifier | ErrorKinds | None = None,
+        counts: Counts = "calls",
         key: Callable[..., Hashable] | None = None,
         max_keys: int = 1024,
         mode: Mode = "enforce",
@@ -72,8 +79,10 @@ class Breaker(GatePolicy):
         `probes` through (`single()`, `n_of_m(2, 3)`, `ramp(step=10.0)`), and closes if they pass.
 
         `is_failure(error, value)` decides what is a failure, or types of errors are; by default
-        any Exception is. With `key`, a function of the call's arguments, each key has a breaker of
-        its own, at most `max_keys` of them.
+        any Exception is. If it answers None, the call says nothing, and a probe's permit goes back.
+        A call that is retried by the same guard counts once, by its last attempt; with
+        `counts="attempts"` each attempt counts. With `key`, a function of the call's arguments,
+        each key has a breaker of its own, at most `max_keys` of them.
 
         With `shared`, a store, and a `name`, the breaker is one for all pods that give that name:
         ratios are taken over the calls of all, `consecutive` is about each pod's own. With a
@@ -95,6 +104,7 @@ class Breaker(GatePolicy):
             probe_timeout=probe_timeout,
         )
         self.is_failure = None if is_failure is None else error_predicate("is_failure", is_failure)
+        self.counts: Counts = check.choice("counts", counts, ("calls", "attempts"))
         self.key = None if key is None else check.plain_function("key", key)
         self.max_keys = check.count("max_keys", max_keys)
         self._mutex = Mutex()
@@ -112,6 +122,8 @@ class Breaker(GatePolicy):
         given = {
             name: value for name, value in self.settings._asdict().items() if value is not None
         }
+        if self.counts != "calls":
+            given["counts"] = self.counts
         if self.shared is not None:
             given |= {"shared": self.shared, "name": self.name}
         return f"Breaker({', '.join(f'{name}={value!r}' for name, value in given.items())})"

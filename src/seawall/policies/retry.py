@@ -277,6 +277,8 @@ class _Memory:
 class _RetryFlow(Flow):
     """Decides after each attempt whether there is another."""
 
+    repeats = True
+
     def __init__(self, bound: RetryBound) -> None:
         self._bound = bound
         self._policy = policy = bound.policy

@@ -8,7 +8,16 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from seawall.context import Attempt, deadline_var
-from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Host, Layer, Outcome
+from seawall.runtime.layers import (
+    CANCELLED,
+    FAILED,
+    OK,
+    UNUSED,
+    Host,
+    Layer,
+    Outcome,
+    PendingVerdict,
+)
 
 if TYPE_CHECKING:
     from seawall.runtime.degradation import Degradation
@@ -132,6 +141,7 @@ class Call:
         "memory",
         "outer_attempt",
         "own_abandoned",
+        "pending",
         "reached",
         "streaming",
         "tickets",
@@ -182,6 +192,8 @@ class Call:
         self.abandoned: list[Abandoned] = []
         """Work of all attempts that ran on; this attempt's begins at `own_abandoned`."""
         self.own_abandoned = 0
+        self.pending: dict[Layer, PendingVerdict] = {}
+        """The latest verdict for each gate that counts calls: counted when no attempt follows."""
 
     def outcome(self) -> Outcome:
         """Say how the call ended, as seen by a gate just outside of where it is now."""
@@ -209,10 +221,41 @@ class Call:
         else:
             leave(ticket, outcome, detail, now)
 
-    def crossed_flow(self) -> None:
+    def leave_attempt(self, layer: Layer, ticket: Any, now: float) -> None:
+        """Leave a layer; what a gate that counts calls has to say waits if a retry may follow."""
+        if layer.attempted is None or not self._is_repeated(len(self.tickets) - 1):
+            self.leave(layer, ticket, now)
+            return
+        outcome = self.outcome()
+        detail = self.value if outcome is OK else self.error
+        verdict = layer.attempted(ticket, outcome, detail, now)
+        if verdict is not None:
+            self.pending[layer] = verdict
+
+    def hold_layer(self, layer: Layer, ticket: Any) -> None:
+        """Leave a layer later: what the stream says at its end is the verdict of the call."""
+        self.held.append((layer, ticket))
+        self.pending.pop(layer, None)
+
+    def continue_verdicts(self) -> None:
+        """Let verdicts that wait know of the attempt that begins now."""
+        for layer, ticket in zip(self.layers, self.tickets, strict=True):
+            verdict = self.pending.get(layer)
+            if verdict is not None:
+                verdict.continued_by(ticket)
+
+    def crossed_flow(self, flow: Layer, now: float) -> None:
         """Note that the call is now outside of a flow: what its inside did counts as one."""
         self.reached = self.attempts > 0
         self.own_abandoned = 0
+        if self.pending and flow.repeats and not self._is_repeated(len(self.tickets)):
+            pending, self.pending = self.pending, {}
+            for verdict in pending.values():
+                verdict.count(now)
+
+    def _is_repeated(self, depth: int) -> bool:
+        """Tell whether one of the outermost `depth` layers may repeat what is inside it."""
+        return any(layer.repeats for layer in self.layers[:depth])
 
     def until(self) -> float | None:
         """Return the instant by which all of this must be over, on the guard's clock, or None."""

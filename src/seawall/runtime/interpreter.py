@@ -150,6 +150,8 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
         now = clock.now()
         _refuse_unwanted(call.host)
         refuse_expired(call.host)
+    if call.pending:
+        call.continue_verdicts()
     call.attempt_began = now
     call.reached = True
     call.attempts += 1
@@ -183,16 +185,16 @@ def _up(call: Call) -> Next | None:
             if isinstance(layer, Flow):
                 todo = layer.settle(call, ticket)
             elif call.streaming and call.error is None:
-                call.held.append((layer, ticket))
+                call.hold_layer(layer, ticket)
             else:
-                call.leave(layer, ticket, now)
+                call.leave_attempt(layer, ticket, now)
         except BaseException as error:  # noqa: BLE001 - whatever fails here, the rest is left too
             call.value, call.error = None, error
         if todo is not None:
             return todo
         call.tickets.pop()
         if isinstance(layer, Flow):
-            call.crossed_flow()
+            call.crossed_flow(layer, now)
     return None
 
 

@@ -93,6 +93,16 @@ class Layer:
     `detail` is the value, or the error. It never raises.
     """
 
+    attempted: Callable[[Any, Outcome, Any, float], PendingVerdict | None] | None = None
+    """`attempted(ticket, outcome, detail, now)`: for a gate that counts calls, not attempts.
+
+    Called instead of `leave` where a flow further out may repeat the attempt. What it returns is
+    counted when the call is over, unless a later attempt of the same call returns another verdict.
+    """
+
+    repeats = False
+    """Whether it is a flow that may go down again with the same call."""
+
     inline: Inline | None = None
     """What to write into the success path instead of calls of `enter` and `leave`."""
 
@@ -167,6 +177,16 @@ class Next:
         self.delay = delay
         self.instead = instead
         self.need = need
+
+
+class PendingVerdict(Protocol):
+    """What the latest attempt of a call says of the dependency, while the call goes on."""
+
+    def count(self, now: float) -> None:
+        """Count it: no other attempt has said anything since."""
+
+    def continued_by(self, ticket: Any) -> None:
+        """Take note of the ticket of the next attempt of the same call."""
 
 
 class Waiter(Protocol):

@@ -10,6 +10,7 @@ from seawall.runtime.layers import Driver, Host, Kind, Layer
 from seawall.runtime.parameters import ANY, Parameters
 from seawall.runtime.policy import Bound
 from seawall.runtime.threads import ThreadDriver
+from seawall.runtime.verdicts import CollectedGate, VerdictCollector
 
 Function = Callable[..., Any]
 
@@ -72,7 +73,9 @@ class Plan:
         assert driver is not None  # noqa: S101 - for the type checker
         inner_kind = driver.inner_kind(kind)
         in_thread = segment.in_thread or inner_kind != kind or isinstance(driver, ThreadDriver)
-        inner = self._segment(segment.end + 1, inner_kind, in_thread=in_thread)
+        inner = self._segment(
+            segment.end + 1, inner_kind, in_thread=in_thread, repeated=segment.repeated
+        )
         inside = self._around(inner, function, inner_kind, interpreted=interpreted)
         return driver.wrap_for(self._host, inside, kind, function)
 
@@ -84,7 +87,9 @@ class Plan:
                 raise TypeError(f"guard {self._host.name!r}: {bound.policy!r} cannot {purpose}")
         return [layer for _, layer in layers if isinstance(layer, Layer)]
 
-    def _segment(self, start: int, kind: Kind, *, in_thread: bool) -> _Segment:
+    def _segment(
+        self, start: int, kind: Kind, *, in_thread: bool, repeated: bool = False
+    ) -> _Segment:
         known = self._segments.get((start, kind, in_thread))
         if known is not None:
             return known
@@ -97,12 +102,24 @@ class Plan:
                 driver = layer
                 driver.outside = layers
                 break
+            if layer.attempted is not None and repeated:
+                layer = CollectedGate(layer, self._host)
             layers.append(layer)
             end += 1
+        if driver is not None and not repeated:
+            self._collect_verdicts(layers, end)
+        repeated = repeated or any(layer.repeats for layer in layers)
         path = FastPath(self._host, layers, kind, counts=driver is None, in_thread=in_thread)
-        segment = _Segment(path, driver, end, in_thread)
+        segment = _Segment(path, driver, end, in_thread, repeated)
         self._segments[start, kind, in_thread] = segment
         return segment
+
+    def _collect_verdicts(self, layers: list[Layer], end: int) -> None:
+        """Stand around a retry whose attempts pass the driver at `end` and then count calls."""
+        first = next((n for n, layer in enumerate(layers) if layer.repeats), None)
+        inside = self._bounds[end + 1 :]
+        if first is not None and any(getattr(one, "attempted", None) for one in inside):
+            layers.insert(first, VerdictCollector(self._host))
 
 
 class _Segment(NamedTuple):
@@ -112,3 +129,5 @@ class _Segment(NamedTuple):
     driver: Driver | None
     end: int
     in_thread: bool
+    repeated: bool
+    """Whether a flow in it, or further out, may repeat what is inside."""

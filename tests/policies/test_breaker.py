@@ -1,0 +1,441 @@
+"""What a breaker counts: calls, not attempts; and what counts for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seawall import (
+    Breaker,
+    CircuitOpen,
+    Fallback,
+    Hedge,
+    RateLimit,
+    Retry,
+    ThreadBulkhead,
+    Timeout,
+    n_of_m,
+    static,
+)
+from seawall.policies._breaker_gates import BreakerGate
+from seawall.testing import ScriptedService, answer, fail, run_virtual, slow, virtual_time
+from tests.support import falsified, let_pass, new_guard
+
+ATTEMPTS = 3
+
+
+class Bad(Exception):
+    """What a bad key leads to."""
+
+
+def _retry(attempts: int = ATTEMPTS) -> Retry:
+    return Retry(on=(Bad, TimeoutError), attempts=attempts, backoff=[0.1] * 10)
+
+
+def _counted(guard: Any) -> tuple[int, int]:
+    """Return how many calls the breaker has counted, and how many of them as failed."""
+    seen = next(one for one in guard.snapshot()["policies"] if one["policy"] == "breaker")
+    return seen["calls"], seen["failures"]
+
+
+def _lookup(key: int) -> int:
+    if key < 0:
+        raise Bad
+    return key
+
+
+# Calls, not attempts
+
+
+def test_one_poisoned_call_does_not_open_the_breaker_for_everybody():
+    """Five attempts of one call are one failure, not five in a row."""
+    with virtual_time():
+        breaker = Breaker(consecutive=5)
+        guard = new_guard(_retry(5), breaker)
+        guard.attempt(_lookup, -1)
+        assert breaker.state == "closed"
+        assert guard.snapshot()["policies"][1]["consecutive_failures"] == 1
+
+
+def test_five_poisoned_calls_in_a_row_do_open_it():
+    """What is counted once is still counted: a breaker that counts calls opens by calls."""
+    with virtual_time():
+        breaker = Breaker(consecutive=5)
+        guard = new_guard(_retry(), breaker)
+        for _ in range(5):
+            guard.attempt(_lookup, -1)
+        assert breaker.state == "open"
+
+
+def test_bad_keys_count_by_their_share_of_the_calls():
+    """30 % of bad keys are 30 % failures, though they make 56 % of the attempts."""
+    with virtual_time():
+        breaker = Breaker(failure_ratio=0.5, window=1000, min_calls=20)
+        guard = new_guard(_retry(), breaker)
+        served = [guard.attempt(_lookup, -1 if n % 10 < 3 else n).ok for n in range(200)]
+        assert _counted(guard) == (200, 60)
+    assert sum(served) == 140
+    assert breaker.state == "closed"
+
+
+def test_by_attempts_the_same_bad_keys_open_it():
+    """With counts="attempts" each attempt counts, as it did not have to."""
+    with virtual_time():
+        breaker = Breaker(failure_ratio=0.5, window=1000, min_calls=20, counts="attempts")
+        guard = new_guard(_retry(), breaker)
+        served = [guard.attempt(_lookup, -1 if n % 10 < 3 else n).ok for n in range(200)]
+    assert breaker.state == "open"
+    assert sum(served) < 50
+    assert "counts='attempts'" in repr(breaker)
+
+
+def test_a_call_that_succeeds_in_the_end_is_a_success():
+    """A failure that a retry made good says nothing against the dependency."""
+    with virtual_time():
+        breaker = Breaker(consecutive=1)
+        guard = new_guard(_retry(), breaker)
+        assert guard.call(ScriptedService(fail(Bad, times=2), answer("late")).call) == "late"
+    assert breaker.state == "closed"
+
+
+def test_each_attempt_still_asks_the_breaker():
+    """A retry stops the moment the breaker is open, whoever opened it."""
+    with virtual_time():
+        breaker = Breaker(consecutive=1)
+        guard = new_guard(_retry(), breaker)
+        tried = []
+
+        def work() -> None:
+            tried.append(1)
+            breaker.isolate()
+            raise Bad
+
+        with pytest.raises(Bad) as caught:
+            guard.call(work)
+    assert len(tried) == 1
+    assert "the next was refused" in caught.value.__notes__[0]
+
+
+def test_a_call_that_is_cancelled_while_it_waits_to_retry_has_failed():
+    """Else callers who give up during the pauses would hide an outage from the breaker."""
+    breaker = Breaker(consecutive=1)
+
+    async def main() -> None:
+        guard = new_guard(Retry(on=Bad, backoff=[60.0] * 3), breaker)
+        task = asyncio.ensure_future(guard.acall(_fails))
+        await let_pass(1.0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run_virtual(main())
+    assert breaker.state == "open"
+
+
+def test_a_call_that_runs_out_of_time_while_it_waits_to_retry_has_failed():
+    """The same, where a total timeout gives up."""
+    breaker = Breaker(consecutive=1)
+
+    async def main() -> None:
+        guard = new_guard(Timeout(1.0), Retry(on=Bad, backoff=[0.9] * 3), breaker)
+        with pytest.raises((TimeoutError, Bad)):
+            await guard.acall(_fails)
+
+    run_virtual(main())
+    assert breaker.state == "open"
+
+
+def test_a_retry_that_is_refused_further_in_leaves_the_verdict_of_the_attempt_before_it():
+    """A refusal is no verdict, but the attempt that was made is one."""
+    with virtual_time():
+        breaker = Breaker(failure_ratio=1.0, window=100, min_calls=2)
+        guard = new_guard(_retry(), breaker, RateLimit("1/min", burst=1))
+        guard.attempt(_lookup, -1)
+        assert _counted(guard) == (1, 1)
+
+
+def test_a_fallback_outside_of_the_retry_answers_after_the_verdict():
+    """The verdict is counted when the retry gives up, not when the call has its lesser answer."""
+    with virtual_time():
+        breaker = Breaker(consecutive=1)
+        states = []
+
+        def lesser(_key: int) -> str:
+            states.append(breaker.state)
+            return "lesser"
+
+        guard = new_guard(Fallback(lesser, static("least")), _retry(), breaker)
+        assert guard.call(_lookup, -1) == "lesser"
+    assert states == ["open"]
+
+
+def test_a_call_with_two_retries_around_the_breaker_counts_once():
+    """The outermost retry says when the call is over."""
+    with virtual_time():
+        breaker = Breaker(failure_ratio=1.0, window=100, min_calls=3)
+        guard = new_guard(_retry(), _retry(), breaker)
+        guard.attempt(_lookup, -1)
+        assert _counted(guard) == (1, 1)
+
+
+def test_a_stream_that_was_retried_counts_once():
+    """The attempt that gave the first item is the call's verdict, at the end of the stream."""
+    with virtual_time():
+        breaker = Breaker(failure_ratio=1.0, window=100, min_calls=3)
+        guard = new_guard(_retry(), breaker)
+        failures = iter([True, False])
+
+        @guard
+        def items() -> Iterator[int]:
+            if next(failures):
+                raise Bad
+            yield 1
+            yield 2
+
+        assert list(items()) == [1, 2]
+        assert _counted(guard) == (1, 0)
+
+
+def test_keys_count_their_own_calls_once():
+    """A keyed breaker counts the calls of each key."""
+    with virtual_time():
+        breaker = Breaker(failure_ratio=1.0, window=100, min_calls=3, key=abs)
+        guard = new_guard(_retry(), breaker)
+        for key in (-1, -1, 2):
+            guard.attempt(_lookup, key)
+        keys = guard.snapshot()["policies"][1]["keys"]
+    assert {key: (one["calls"], one["failures"]) for key, one in keys.items()} == {
+        "1": (2, 2),
+        "2": (1, 0),
+    }
+
+
+def test_a_call_is_slow_once():
+    """Three attempts that are slow are one slow call, counted while the first still runs."""
+    with virtual_time() as clock:
+        breaker = Breaker(slow_after=1.0, slow_ratio=1.0, window=1000, min_calls=5)
+        guard = new_guard(_retry(), breaker)
+        service = ScriptedService(slow(2.0, times=None), clock=clock)
+
+        def work() -> None:
+            service.call()
+            raise Bad
+
+        guard.attempt(work)
+        seen = guard.snapshot()["policies"][1]
+    assert (seen["calls"], seen["failures"], seen["slow"]) == (1, 1, 1)
+    assert service.calls == ATTEMPTS
+
+
+def test_hedged_attempts_of_one_call_count_once():
+    """Copies and retries of one call, however they end, are one call to the breaker."""
+    breaker = Breaker(failure_ratio=1.0, window=100, min_calls=3)
+
+    async def work() -> None:
+        await let_pass(1.0)
+        raise Bad
+
+    async def main() -> tuple[int, int]:
+        guard = new_guard(_retry(), Hedge(0.1), breaker)
+        with pytest.raises(Bad):
+            await guard.acall(work)
+        assert guard.snapshot()["failed"] == 2 * ATTEMPTS
+        return _counted(guard)
+
+    assert run_virtual(main()) == (1, 1)
+
+
+def test_a_hedge_that_won_is_a_success():
+    """The copy that failed says nothing: its call was served."""
+    breaker = Breaker(failure_ratio=1.0, window=100, min_calls=3)
+    ends = iter([True, False])
+
+    async def work() -> str:
+        failing = next(ends)
+        await let_pass(0.5)
+        if failing:
+            raise Bad
+        return "won"
+
+    async def main() -> tuple[int, int]:
+        guard = new_guard(_retry(), Hedge(0.1), breaker)
+        assert await guard.acall(work) == "won"
+        return _counted(guard)
+
+    assert run_virtual(main()) == (1, 0)
+
+
+def test_attempts_in_worker_threads_count_once():
+    """A driver between the retry and the breaker does not hide that they are one call."""
+    breaker = Breaker(failure_ratio=1.0, window=100, min_calls=9)
+    guard = new_guard(Retry(on=Bad, backoff=[0.0] * 3), ThreadBulkhead(2), breaker)
+    for key in (-1, 1, -1):
+        guard.attempt(_lookup, key)
+    assert _counted(guard) == (3, 2)
+
+
+def test_half_open_each_attempt_is_a_probe():
+    """A probe's permit is wanted by others: its verdict does not wait for the retries."""
+    with virtual_time() as clock:
+        breaker = Breaker(consecutive=1, break_for=5.0)
+        guard = new_guard(_retry(), breaker)
+        guard.attempt(_lookup, -1)
+        clock.advance(5.0)
+        service = ScriptedService(fail(Bad, times=None))
+        guard.attempt(service.call)
+        assert service.calls == 1
+        assert breaker.state == "open"
+
+
+def test_hold_blocks_count_as_calls():
+    """A block is one call: nothing retries it."""
+    with virtual_time():
+        breaker = Breaker(failure_ratio=1.0, window=100, min_calls=3)
+        guard = new_guard(_retry(), breaker)
+        with pytest.raises(Bad), guard.hold():
+            raise Bad
+        assert _counted(guard) == (1, 1)
+
+
+async def _fails() -> None:
+    raise Bad
+
+
+class Traffic(NamedTuple):
+    """Calls of one guard: how each attempt of each call ends, and what stands around."""
+
+    attempts: int
+    calls: list[list[str]]
+    kind: str
+
+
+TRAFFIC = st.builds(
+    Traffic,
+    st.integers(1, 4),
+    st.lists(
+        st.lists(st.sampled_from(["ok", "bad", "other", "ignored"]), min_size=4, max_size=4),
+        max_size=8,
+    ),
+    st.sampled_from(["sync", "async", "hedged"]),
+)
+
+
+def counts_each_call_once(case: Traffic) -> None:
+    """Compare what the breaker has counted with how each call's last verdict was."""
+    breaker = Breaker(
+        failure_ratio=1.0,
+        window=1e6,
+        min_calls=10_000,
+        is_failure=lambda error, _value: None if isinstance(error, KeyError) else error is not None,
+    )
+    stack: list[Any] = [Retry(on=(Bad, KeyError), attempts=case.attempts, backoff=[0.1] * 4)]
+    stack += [Hedge(50.0)] if case.kind == "hedged" else []
+    expected: list[bool] = []
+    script: Iterator[str] = iter(())
+
+    def end(how: str) -> str:
+        if how == "bad":
+            raise Bad
+        if how == "other":
+            raise RuntimeError
+        if how == "ignored":
+            raise KeyError
+        return how
+
+    def work() -> str:
+        return end(next(script))
+
+    async def awork() -> str:
+        await let_pass(0.25)
+        return work()
+
+    async def run() -> None:
+        nonlocal script
+        guard = new_guard(*stack, breaker)
+        for call in case.calls:
+            script = iter(call)
+            said = _last_verdict(call, case.attempts)
+            expected.extend([] if said is None else [said])
+            if case.kind == "sync":
+                guard.attempt(work)
+            else:
+                await guard.aattempt(awork)
+        assert _counted(guard) == (len(expected), sum(expected))
+
+    run_virtual(run())
+
+
+def _last_verdict(call: list[str], attempts: int) -> bool | None:
+    """Return whether the call failed by its last attempt that says anything; None if none does."""
+    said = None
+    for how in call[:attempts]:
+        if how != "ignored":
+            said = how in ("bad", "other")
+        if how not in ("bad", "ignored"):
+            break
+    return said
+
+
+@given(TRAFFIC)
+def test_verdicts_counted_are_calls_that_reached_the_breaker(case: Traffic):
+    """Each call that reached it is counted once, by its last attempt that has a verdict."""
+    counts_each_call_once(case)
+
+
+def test_counting_attempts_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    """The property fails where a failed attempt is counted at once."""
+    monkeypatch.setattr(BreakerGate, "attempted", None)
+    assert falsified(counts_each_call_once, TRAFFIC)
+
+
+# No verdict
+
+
+def _ignores_keys(error: Exception | None, _value: object) -> bool | None:
+    return None if isinstance(error, KeyError) else error is not None
+
+
+@pytest.mark.parametrize("around", [list, lambda: [_retry()]], ids=["alone", "retried"])
+def test_none_from_is_failure_is_no_verdict(around: Callable[[], list[Any]]):
+    """An ignored exception neither adds a failure nor ends a streak of them."""
+    with virtual_time():
+        breaker = Breaker(consecutive=2, is_failure=_ignores_keys)
+        guard = new_guard(*around(), breaker)
+        guard.attempt(_lookup, -1)
+        guard.attempt({}.__getitem__, "missing")
+        assert guard.snapshot()["policies"][-1]["consecutive_failures"] == 1
+        guard.attempt(_lookup, -1)
+    assert breaker.state == "open"
+
+
+def test_a_probe_without_a_verdict_gives_its_permit_back():
+    """An ignored exception neither closes nor opens a half-open breaker: the next call probes."""
+    with virtual_time() as clock:
+        breaker = Breaker(
+            consecutive=1, break_for=5.0, is_failure=_ignores_keys, probes=n_of_m(1, 1)
+        )
+        guard = new_guard(breaker)
+        guard.attempt(_lookup, -1)
+        clock.advance(5.0)
+        for _ in range(3):
+            assert isinstance(guard.attempt({}.__getitem__, "missing").error, KeyError)
+            assert breaker.state == "half_open"
+        guard.call(_lookup, 1)
+        assert breaker.state == "closed"
+
+
+def test_a_value_without_a_verdict_counts_for_nothing():
+    """None also ignores what was returned."""
+    with virtual_time():
+        breaker = Breaker(failure_ratio=0.5, is_failure=lambda _error, value: value)
+        guard = new_guard(breaker)
+        guard.call(lambda: None)
+        assert _counted(guard) == (0, 0)
+        guard.call(lambda: False)
+        assert _counted(guard) == (1, 0)
+    assert not isinstance(guard.attempt(lambda: None).error, CircuitOpen)
