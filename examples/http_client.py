@@ -41,7 +41,7 @@ def main() -> None:
     guard = Guard(
         "orders",
         Retry(on=retryable, attempts=3, backoff=0.001),
-        Breaker(failure_ratio=0.7, min_calls=6),
+        Breaker(failure_ratio=0.5, min_calls=4),
         Timeout(2.0, sync="cooperative"),
     )
     url = f"http://127.0.0.1:{server.server_port}"
@@ -74,5 +74,6 @@ if __name__ == "__main__":
 # > POST with a key: 200
 # >   server: GET /reports, attempt 1: 503
 # >   server: GET /reports, attempt 2: 503
+# >   server: GET /reports, attempt 3: 503
 # > reports: 503
 # > reports: CircuitOpen True

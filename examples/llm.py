@@ -39,7 +39,7 @@ def guard_for(name: str) -> Guard:
     return Guard(
         name,
         Retry(on=retryable, attempts=2, backoff=0.001, budget=RetryBudget()),
-        Breaker(min_calls=3, break_for=30.0),
+        Breaker(min_calls=2, break_for=30.0),
         TokenLimits(requests="500/min", tokens="10k/week", max_wait=1.0),
         Timeout(10.0, sync="cooperative"),  # for http_client(guard), of blocking SDKs, too
     )
@@ -84,7 +84,7 @@ if __name__ == "__main__":
 # It prints:
 #
 # > from the first None ['first', 'first']
-# > from the second HTTPStatusError ['first', 'second']
+# > from the second HTTPStatusError ['first', 'first', 'second']
 # > from the second circuit_open ['second']
 # > first: 9900 tokens left, breaker open
 # > second: 9860 tokens left, breaker closed
