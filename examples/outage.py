@@ -76,8 +76,8 @@ if __name__ == "__main__":
 
 # It prints:
 #
-# >  314.9 s: closed -> open
-# >  615.0 s: closed again
-# > answers: 8853 real, 3147 'try later', no errors
+# >  315.0 s: closed -> open
+# >  600.1 s: closed again
+# > answers: 9002 real, 2998 'try later', no errors
 # > the vendor got 170 calls while it was down
 # > the slowest answer took 0.18 s
