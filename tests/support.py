@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from seawall import Guard, registry
 from seawall.context import Attempt, attempt_var, attempts_from, end_attempt
 from seawall.runtime import events
+from seawall.runtime.mutex import Mutex
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -48,6 +49,13 @@ def receiving(number: int) -> Iterator[None]:
         yield
     finally:
         end_attempt(token)
+
+
+def settled(mutex: Mutex) -> None:
+    """Wait until work that came in the middle of a section of `mutex` is done."""
+    while mutex._later:
+        with mutex:
+            pass
 
 
 def without_addresses(value: object) -> str:

@@ -29,7 +29,7 @@ from seawall import (
 from seawall.channel._waiters import Waiter as _Waiter
 from seawall.models.channel import Buffer
 from seawall.testing import run_virtual, virtual_time
-from tests.support import let_pass
+from tests.support import let_pass, settled
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
@@ -547,6 +547,7 @@ def test_a_waiting_coroutine_may_be_collected_in_the_middle_of_a_change() -> Non
             channel._buffer.attention = True
             getting.close()
             assert len(channel._buffer.getters) == 1
+        settled(channel._mutex)
         assert len(channel._buffer.getters) == 0
         channel.put(1)
         assert channel.get(timeout=0) == 1
@@ -566,7 +567,7 @@ def test_a_child_process_begins_with_an_empty_channel() -> None:
         waiting.start()
         while not full.snapshot()["waiting_putters"]:
             pass
-        full._mutex._lock.acquire()
+        full._mutex.acquire()
         child = os.fork()
         if child == 0:
             try:
@@ -576,7 +577,7 @@ def test_a_child_process_begins_with_an_empty_channel() -> None:
             except BaseException:
                 os._exit(1)
             os._exit(0)
-        full._mutex._lock.release()
+        full._mutex.release()
         assert os.waitpid(child, 0)[1] == 0
         assert [full.get(), full.get()] == ["the parent's", "later"]
         waiting.join()
@@ -820,18 +821,17 @@ def test_who_listens_may_use_the_channel() -> None:
     """Nobody is told anything while the lock is held."""
     channel: Channel[int] = Channel(1, when_full="reject")
     channel.put(1)
-    seen: list[tuple[int, bool]] = []
+    seen: list[tuple[bool, bool]] = []
 
     def listen(_event: CallRejected) -> None:
-        free = channel._mutex._lock.acquire(blocking=False)
-        seen.append((channel._mutex._depth, free))
-        channel._mutex._lock.release()
+        seen.append((channel._mutex._is_owned(), channel._mutex.acquire(blocking=False)))
+        channel._mutex.release()
 
     stop = subscribe(listen, CallRejected)
     with pytest.raises(ChannelFull):
         channel.put(2)
     stop()
-    assert seen == [(0, True)]
+    assert seen == [(False, True)]
 
 
 def test_a_change_of_nothing_is_refused() -> None:

@@ -28,7 +28,7 @@ from seawall import (
 )
 from seawall.contention._turns import _Lane, _Turn
 from seawall.testing import run_virtual, virtual_time
-from tests.support import SEEDS, falsified, let_pass, quarters
+from tests.support import SEEDS, falsified, let_pass, quarters, settled
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 QUARTERS = quarters(8)
@@ -406,6 +406,7 @@ def test_a_block_that_is_collected_in_the_middle_of_a_change_hands_its_key_on() 
         with serializer._mutex:
             holding.close()
             assert serializer._lanes != {}
+        settled(serializer._mutex)
         assert serializer._lanes == {}
 
     run_virtual(main())
@@ -440,10 +441,10 @@ from seawall import Serializer
 
 serializer = Serializer(max_wait=0)
 with serializer.hold("a"):
-    serializer._mutex._lock.acquire()
+    serializer._mutex.acquire()
     child = os.fork()
     if child:
-        serializer._mutex._lock.release()
+        serializer._mutex.release()
         assert os.waitpid(child, 0)[1] == 0
     else:
         with serializer.hold("a"):

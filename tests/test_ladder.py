@@ -519,7 +519,7 @@ def test_a_look_does_not_overwrite_a_pin():
         @property
         def level(self) -> ServiceLevel:
             pins.start()
-            if not ladder._mutex._depth:  # else it has to wait for us
+            if not ladder._mutex._is_owned():  # else it has to wait for us
                 pins.join()
             return CACHED
 

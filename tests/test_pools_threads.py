@@ -17,7 +17,7 @@ from seawall import PoolExhausted
 from seawall.pools import Pool
 from seawall.pools._resources import Stock
 from seawall.testing import run_virtual
-from tests.support import let_pass
+from tests.support import let_pass, settled
 
 PATIENCE = 30.0
 
@@ -414,6 +414,7 @@ def test_a_lease_collected_inside_a_section_gives_back_later():
     with pool._stock.mutex, pool.slots.mutex:
         del lease
         gc.collect()
+    settled(pool.slots.mutex)
     assert pool.in_use == 0
     with pool.borrow():
         pass

@@ -569,7 +569,7 @@ breaker, bulkhead = guard.policies[1], guard.policies[2]
 from seawall import registry
 mutexes = [breaker._mutex, bulkhead.slots.mutex, guard.policies[0].budget._mutex,
            cached.policies[0]._answers._mutex]
-locks = [*(mutex._lock for mutex in mutexes), guard.stats._lock, registry._lock]
+locks = [*mutexes, guard.stats._lock, registry._lock]
 ready, release = threading.Event(), threading.Event()
 def hold():
     for lock in locks: lock.acquire()

@@ -27,7 +27,7 @@ from seawall.models.concurrency import ConcurrencyLimit
 from seawall.policies._limit_gates import Gate, PartitionedGate, _PartitionWaiter, _Waiter
 from seawall.runtime.slots import Slots, SlotWaiter
 from seawall.testing import run_virtual
-from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
+from tests.support import SEEDS, falsified, let_pass, new_guard, quarters, settled
 
 QUARTERS = quarters(8)
 SHARES = {"live": 0.5, "batch": 0.25}
@@ -334,6 +334,7 @@ def test_a_dying_call_may_end_a_window_while_the_lock_is_held() -> None:
         del running
         gc.collect()
         assert policy.limit == 4
+    settled(policy.slots.mutex)
     assert (policy.limit, policy.in_flight) == (7, 0)
 
 

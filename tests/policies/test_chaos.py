@@ -231,7 +231,7 @@ def test_a_draw_and_its_count_are_one_step() -> None:
 
     class Watched(Random):
         def random(self) -> float:
-            inside.append(chaos._mutex._depth == 1)
+            inside.append(chaos._mutex._is_owned())
             return super().random()
 
     chaos._rng = Watched(1)

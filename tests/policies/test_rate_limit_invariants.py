@@ -31,7 +31,15 @@ from seawall.policies._rate_lock import Meters
 from seawall.policies._rate_meters import Meter
 from seawall.policies._rate_waiting import RateWaiter
 from seawall.testing import run_virtual, virtual_time
-from tests.support import SEEDS, falsified, let_pass, new_guard, quarters, without_addresses
+from tests.support import (
+    SEEDS,
+    falsified,
+    let_pass,
+    new_guard,
+    quarters,
+    settled,
+    without_addresses,
+)
 
 QUARTERS = quarters(12)
 
@@ -156,7 +164,7 @@ class Office:
         if meters.waiting > self.day.max_waiting:
             self.broken.append(f"{meters.waiting} wait")
         now = whole_microseconds(asyncio.get_running_loop().time())
-        with meters:
+        with meters.mutex, meters:
             for lane in [lane for meter in meters.all for lane in meter.lanes.values()]:
                 first = lane.first
                 if meters.look(first._charges, now, first) is None:
@@ -547,7 +555,7 @@ def test_with_an_open_success_path_a_taking_is_lost(
     key: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leave it open, and what was taken meanwhile is overwritten: one too many gets in."""
-    monkeypatch.setattr(Meters, "__enter__", lambda self: self._mutex.__enter__())
+    monkeypatch.setattr(Meters, "__enter__", lambda self: self._nesting.enter())
     assert _meets_in_the_middle(monkeypatch, key) == 4
 
 
@@ -601,9 +609,10 @@ def test_a_waiter_dropped_inside_the_section_leaves_at_its_end() -> None:
         waiting = asyncio.ensure_future(guard.acall(let_pass, 0.0))
         await let_pass(0.1)
         (lane,) = limit._meters.all[0].lanes.values()
-        with limit._meters:
+        with limit._meters.mutex, limit._meters:
             lane.first.abandon()
             assert limit.waiting == 1
+        settled(limit._meters.mutex)
         assert limit.waiting == 0
         waiting.cancel()
         await asyncio.wait([waiting])
@@ -646,7 +655,7 @@ def test_a_waiter_whose_loop_is_closed_holds_nobody_up() -> None:
         gone = Gone(gate, limit._charges((), {}), clock.now())
         gone.publish(lambda: False)
         assert limit.waiting == 1
-        with limit._meters:
+        with limit._meters.mutex, limit._meters:
             limit._meters.attend_all()
         assert limit.waiting == 0
         guard.call(lambda: None)

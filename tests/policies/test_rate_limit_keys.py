@@ -241,11 +241,11 @@ def test_waiters_of_one_key_keep_its_state() -> None:
         meter = limit._meters.all[0]
         meter.states["waited for"] = 0.0
         meter.lanes["waited for"] = _rate_meters.Lane()
-        with limit._meters:
+        with limit._meters.mutex, limit._meters:
             meter._sweep(16, 10**9)
         assert "waited for" in meter.states
         meter.lanes.clear()
-        with limit._meters:
+        with limit._meters.mutex, limit._meters:
             meter._sweep(16, 10**9)
         assert not meter.states
 
@@ -410,8 +410,8 @@ def test_a_section_within_a_section_opens_nothing(monkeypatch: pytest.MonkeyPatc
     (meter,) = limit._meters.all
     seen = []
     for _ in range(2):
-        with limit._meters:
-            with limit._meters:
+        with limit._meters.mutex, limit._meters:
+            with limit._meters.mutex, limit._meters:
                 pass
             seen.append(meter.slack)
         assert meter.slack > 0
@@ -421,11 +421,10 @@ def test_a_section_within_a_section_opens_nothing(monkeypatch: pytest.MonkeyPatc
     assert seen[1] > 0
 
 
-def _opens_always(self: Meters, *exc: object) -> None:
-    self._depth -= 1
+def _opens_always(self: Meters, *_exc: object) -> None:
+    self._nesting.leave()
     for meter in self.all:
         meter.reopen()
-    self._mutex.__exit__(*exc)
 
 
 class Tier(StrEnum):

@@ -392,7 +392,7 @@ def test_it_shows_its_settings():
 def test_it_works_in_a_child_of_a_fork():
     """A lock held by a thread that is gone is not waited for."""
     throttle = Throttle()
-    throttle._mutex._lock.acquire()
+    throttle._mutex.acquire()
     throttle._after_fork()
     guard = new_guard(throttle, rng=Always(1.0))
     refuse(guard, 2)

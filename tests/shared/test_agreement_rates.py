@@ -400,7 +400,7 @@ class Machine(RuleBasedStateMachine):
         question = f'[["g",{number + 1},{names.state(number + 1, key)},{want},{least}]]'
         reply = self.store.call("rates", names.keys, (terms.settings, question))
         _now, (answer,) = read(reply, 1)
-        with meters:
+        with meters.mutex, meters:
             blocked = meters.look([charge], self.us)
             if blocked is None:
                 meters.take([charge], self.us)

@@ -23,6 +23,7 @@ from seawall.shared import _link
 from seawall.shared._health import Health
 from seawall.shared._keys import key_part, make_key, name_part
 from tests.shared.support import Server, eventually, keys_without_expiry, lua, mutate
+from tests.support import settled
 
 ROOT = Path(__file__).resolve().parents[2]
 NewStore = Callable[..., RedisStore]
@@ -532,6 +533,7 @@ def test_the_collector_may_end_jobs_and_listeners_at_any_moment(new_store: NewSt
             handle.stop()
             stop()
             inside.append("alive")
+        settled(part._mutex)
     assert inside == ["alive", "alive"]
     assert handle not in store._background._handles
     assert store._pushes._listeners == {}

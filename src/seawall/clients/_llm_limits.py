@@ -256,7 +256,7 @@ class TokenLimits(RateLimit):
         if self._sharing is not None:
             return meter.limit.burst or meter.limit.rate.limit  # only the store knows more
         now = whole_microseconds(self._now())
-        with self._meters:
+        with self._meters.mutex, self._meters:
             key = meter.limit._key_of((), {})
             place = key if meter.limit.key is None else meter.place(key, now)
             rule, state = meter.at(place, now)

@@ -44,7 +44,7 @@ class RateGate(GateBound):
         policy = self.policy
         meters = policy._meters
         us = whole_microseconds(now)
-        with meters:
+        with meters.mutex, meters:
             blocked = meters.look(charges, us)
             if blocked is None:
                 meters.take(charges, us)
@@ -112,7 +112,7 @@ class RateGate(GateBound):
         meters = self.policy._meters
         us = whole_microseconds(now)
         limits = {}
-        with meters:
+        with meters.mutex, meters:
             for meter in meters.all:
                 shown: dict[str, Any] = {"limit": meter.limit.text}
                 limits[meter.limit.name] = shown

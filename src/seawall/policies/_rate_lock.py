@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from seawall.policies._rate_charges import Charge, Lane
 from seawall.policies._rate_meters import SHUT, Meter
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex, Nesting, survives_fork
 
 if TYPE_CHECKING:
     from seawall.policies._rate_waiting import RateWaiter
@@ -26,7 +26,10 @@ class Blocked(NamedTuple):
 
 
 class Meters:
-    """The limits of one policy, checked and taken together. All but the section: under the lock."""
+    """The limits of one policy, checked and taken together: `with meters.mutex, meters:`.
+
+    The block shuts the way without the lock while somebody holds it.
+    """
 
     def __init__(self, meters: Sequence[Meter], max_waiting: int) -> None:
         """Let up to `max_waiting` wait, for all limits and keys together."""
@@ -36,24 +39,21 @@ class Meters:
         self.numbers = count()
         """Tell who began to wait before whom."""
         self._latest = float("-inf")
-        self._depth = 0
-        self._mutex = Mutex()
+        self._nesting = Nesting()
+        self.mutex = Mutex()
         survives_fork(self)
 
     def __enter__(self) -> None:
-        self._mutex.__enter__()
-        self._depth += 1
+        self._nesting.enter()
         for meter in self.all:
             meter.slack = SHUT
 
     def __exit__(self, *exc: object) -> None:
         # A section within a section (a signal handler, a key's own comparison) opens nothing.
-        self._depth -= 1
-        if not self._depth:
+        if self._nesting.leave():
             for meter in self.all:
                 if meter.plain:
                     meter.reopen()
-        self._mutex.__exit__(*exc)
 
     def do(self, work: Callable[[], None]) -> None:
         """Do `work` under the lock, or a little later, if this thread holds it: see `Mutex`."""
@@ -62,12 +62,12 @@ class Meters:
             with self:
                 work()
 
-        self._mutex.do(shut)
+        self.mutex.do(shut)
 
     def _after_fork(self) -> None:
         """Be usable in a child process: who waits has not come along."""
-        self._mutex = Mutex()
-        self._depth = 0
+        self.mutex = Mutex()
+        self._nesting = Nesting()
         self.waiting = 0
         for meter in self.all:
             meter.lanes.clear()

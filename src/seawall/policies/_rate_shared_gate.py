@@ -225,7 +225,7 @@ class SharedWaiter(RateWaiter):
             self._state = "asking"
             return None
         us = whole_microseconds(now)
-        with self._meters:
+        with self._meters.mutex, self._meters:
             blocked = self._behind(us) or known
             if blocked is None:
                 self._state = "asking"
@@ -274,7 +274,7 @@ class SharedWaiter(RateWaiter):
             self.until = question.until
             question.publish(wake)
             return
-        with self._meters:
+        with self._meters.mutex, self._meters:
             if self._poked:
                 self._poked = False
                 wake()
@@ -289,7 +289,7 @@ class SharedWaiter(RateWaiter):
         assert self._blocked is not None  # noqa: S101 - for the type checker
         us = whole_microseconds(now)
         left = self._blocked._replace(wait=max(0.0, self.turn - us))
-        with self._meters:
+        with self._meters.mutex, self._meters:
             self._wake, self._poked = None, False
             enforced = self._gate.policy.mode == "enforce"
             if enforced and not self.is_late(us):
@@ -324,7 +324,7 @@ class SharedWaiter(RateWaiter):
             return gate.ticket(self._charges)
         gate.sharing.note(verdict, self._charges, self._asked_at)
         us = whole_microseconds(now)
-        with self._meters:
+        with self._meters.mutex, self._meters:
             waits = gate.policy.mode == "enforce" and self._in_time(blocked, us)
             room = self.lane is not None or self._meters.waiting < self._meters.max_waiting
             if waits and room:
@@ -343,7 +343,7 @@ class SharedWaiter(RateWaiter):
     def _leave(self) -> None:
         """Leave the lane, if it stands in one: the next asks."""
         if self.lane is not None:
-            with self._meters:
+            with self._meters.mutex, self._meters:
                 self._meters.part(self)
 
     def abandon(self) -> None:

@@ -83,7 +83,7 @@ class RateWaiter:
     def publish(self, wake: Callable[[], bool]) -> None:
         """Join the lane, or be woken at once: granted, or turned away."""
         now = whole_microseconds(self._gate.host.clock.now())
-        with self._meters:
+        with self._meters.mutex, self._meters:
             if self._state == "new":
                 self._begin(now)
             if self._poked or self._state != "waiting":
@@ -134,7 +134,7 @@ class RateWaiter:
     def claim(self) -> Any:
         """Return the ticket, raise the refusal, or wait for another turn."""
         now = self._gate.host.clock.now()
-        with self._meters:
+        with self._meters.mutex, self._meters:
             self._wake, self._poked = None, False
             blocked = self._look_again(whole_microseconds(now))
         if blocked is None:

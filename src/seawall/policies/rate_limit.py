@@ -156,7 +156,7 @@ class RateLimit(GatePolicy):
     def _reserve(self, charges: Sequence[Charge]) -> Reservation:
         """Reserve by what is counted in this process."""
         now = self._now()
-        with self._meters:
+        with self._meters.mutex, self._meters:
             blocked = self._meters.look(charges, whole_microseconds(now))
             if blocked is None:
                 self._meters.take(charges, whole_microseconds(now))
@@ -173,7 +173,7 @@ class RateLimit(GatePolicy):
         return Reservation(self, [])
 
     def _refuse_reserve(self, error: RateLimited) -> NoReturn:
-        with self._meters:
+        with self._meters.mutex, self._meters:
             self._reserve_rejected += 1
         error.policy = self.kind
         try:
@@ -199,7 +199,7 @@ class RateLimit(GatePolicy):
         """Look at what is counted in this process."""
         now = self._now()
         us = whole_microseconds(now)
-        with self._meters:
+        with self._meters.mutex, self._meters:
             blocked = self._meters.look(charges, us)
             standings = [charge.meter.standing(charge.place, us) for charge in charges]
         return self._quota(charges, standings, blocked, now)
@@ -274,7 +274,7 @@ class RateLimit(GatePolicy):
             self._tell_implausible(limit, "reset_after", reset_after, limit._longest)
         us = whole_microseconds(min(reset_after, limit._longest))
         now = whole_microseconds(self._now())
-        with self._meters:
+        with self._meters.mutex, self._meters:
             self._meters.all[number].lower(key, now, remaining, now + us)
         return number, key, us
 
@@ -360,7 +360,10 @@ class RateLimit(GatePolicy):
     def _update(self, changes: dict[str, Any]) -> None:
         known = ("limits", "burst", "max_wait", "max_waiting", "max_keys", "mode")
         self._reject_unknown(changes, known)
-        with self._meters:  # two updates at once: one after the other, and both count
+        with (
+            self._meters.mutex,
+            self._meters,
+        ):  # two updates at once: one after the other, and both count
             self._change(changes)
 
     def _change(self, changes: dict[str, Any]) -> None:
@@ -398,7 +401,7 @@ class RateLimit(GatePolicy):
 
     def _rerule(self, rules: Iterable[Rule[Any]]) -> None:
         """Let the meters follow other rules, which adopt what was taken."""
-        with self._meters:
+        with self._meters.mutex, self._meters:
             now = whole_microseconds(self._now())
             for meter, rule in zip(self._meters.all, rules, strict=True):
                 meter.follow(rule, now)

@@ -1,56 +1,109 @@
-"""A lock that the garbage collector cannot turn against its own holder, and what a fork leaves.
+"""A lock that neither the garbage collector nor a signal can turn against us, and what forks leave.
 
 The collector may run while a thread is inside a locked section, and close a coroutine or generator
 that wants to give a slot back: to the very lock which that thread holds. A plain lock would block
 for ever; a reentrant one would let it into a half-done change. Here such work waits until the
 section is over.
+
+A signal handler that raises may do so wherever CPython looks for signals: as a Python function
+begins, at a jump backwards, after a call of a C function. Between the call of a C function by
+`with` and the block it does not look (CPython 3.11 to 3.13 and 3.15; 3.14 does, gh-148874). So a
+section is entered and left by C code only, and is always left.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable
 from threading import RLock
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
+if TYPE_CHECKING:
+    from types import FrameType
 
-class Mutex:
+    class CLock:
+        """What a reentrant lock of the interpreter's own can do; its type cannot be named."""
+
+        def __enter__(self) -> bool: ...
+        def __exit__(self, *exc: object) -> None: ...
+        def _is_owned(self) -> bool: ...
+
+else:
+    CLock = type(RLock())
+
+
+class Mutex(CLock):
     """`with mutex:` for a section; `mutex.do(work)` for what may come from the collector."""
-
-    __slots__ = ("_depth", "_later", "_lock")
 
     def __init__(self) -> None:
         """Begin unlocked."""
-        self._lock = RLock()
-        self._depth = 0
-        self._later: deque[Callable[[], None]] = deque()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._depth += 1
-
-    def __exit__(self, *_exc: object) -> None:
-        try:
-            # While it counts as inside, what comes from the collector joins the queue.
-            while self._depth == 1 and self._later:
-                self._later.popleft()()
-        finally:
-            self._depth -= 1
-            if self._later and not self._depth:  # it came after the last look
-                with self:
-                    pass
-            self._lock.release()
+        super().__init__()
+        self._later: deque[Callable[[], Any]] = deque()
+        self._working = False
 
     def do(self, work: Callable[[], Any]) -> None:
-        """Do `work` in a section of its own, or at the end of the one that this thread is in."""
-        with self._lock:
-            if self._depth:
-                self._later.append(work)
-            else:
-                with self:
-                    work()
+        """Do `work` in a section of its own, or after the one that this thread is in."""
+        if self._is_owned():
+            self._later.append(work)
+            if not self._working:
+                self._do_later()
+            return
+        with self:
+            try:
+                self._working = True
+                work()
+            finally:
+                try:
+                    self._work_off()
+                finally:
+                    self._working = False
+        if self._later:  # it came after the last look
+            self.do(_nothing)
+
+    def _work_off(self) -> None:
+        while self._later:
+            self._later.popleft()()
+
+    def _do_later(self) -> None:
+        """Have another thread wait for the end of the section: nothing of ours runs at it."""
+        try:
+            start_new_thread(self.do, (_nothing,))
+        except RuntimeError:
+            pass  # no more threads, or the interpreter ends: the next who comes does it
+
+
+def _nothing() -> None:
+    pass
+
+
+class Nesting:
+    """Which sections of one mutex are open; under it. One that a signal cut short is found out."""
+
+    def __init__(self) -> None:
+        """Begin outside of all."""
+        self._frames: list[FrameType] = []
+
+    def enter(self) -> None:
+        """Note a section of whoever called our caller."""
+        here = sys._getframe(2)  # noqa: SLF001 - inspect would load half the library
+        if self._frames:
+            running = set()
+            outer: FrameType | None = here
+            while outer is not None:
+                running.add(outer)
+                outer = outer.f_back
+            self._frames = [frame for frame in self._frames if frame in running]
+        self._frames.append(here)
+
+    def leave(self) -> bool:
+        """End the section; tell whether it was the outermost."""
+        if self._frames:
+            self._frames.pop()
+        return not self._frames
 
 
 class Forkable(Protocol):

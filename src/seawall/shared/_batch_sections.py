@@ -62,30 +62,43 @@ def join(holders: Sequence[dict[Hashable, Holder]], buying: Buying, now: float) 
     return True
 
 
+class _Inside:
+    """What a section does first and last under the lock."""
+
+    def __init__(self, share: LeasedLimits) -> None:
+        self._share = share
+
+    def __enter__(self) -> None:
+        self._share.nesting.enter()
+
+    def __exit__(self, *exc: object) -> None:
+        share = self._share
+        if share.nesting.leave():  # a section within a section (a signal handler's) opens nothing
+            while share.shut:
+                share.shut.pop().reopen()
+
+
 class Section:
-    """`with Section(share, now) as section:` is under the lock."""
+    """`with Section(share, now) as section, share.mutex, section.inside:` is under the lock.
+
+    What may not be done under it is done at the end.
+    """
 
     def __init__(self, share: LeasedLimits, now: float, kind: Kind | None = None) -> None:
         """Act at `now`; questions are asked as `kind`, or as fits where the section ends."""
         self._share = share
         self._now = now
         self._kind = kind
+        self.inside = _Inside(share)
         self.changes: list[Change] = []
         self._asks: list[Grant] = []
         self._wakes: list[Buying] = []
 
     def __enter__(self) -> Self:
-        self._share.mutex.__enter__()
-        self._share.depth += 1
         return self
 
     def __exit__(self, *exc: object) -> None:
         share = self._share
-        share.depth -= 1
-        if not share.depth:  # a section within a section (a signal handler's) opens nothing
-            while share.shut:
-                share.shut.pop().reopen()
-        share.mutex.__exit__(*exc)
         if self.changes:
             share.give_back(self.changes)
         for grant in self._asks:

@@ -89,7 +89,7 @@ class Watch:
                 break
             waiting.popleft()
             late.append(buying)
-        with Section(share, share.clock.now()) as section:
+        with Section(share, share.clock.now()) as section, share.mutex, section.inside:
             section.give_up_waiting(late)
 
 
@@ -101,7 +101,7 @@ async def ask_again(me: ref[LeasedLimits]) -> None:
     doubts = len(share.doubts)  # of those that come meanwhile it is told again
     await sleep(PATIENCE)
     for _ in range(doubts):
-        with Section(share, share.clock.now()) as section:
+        with Section(share, share.clock.now()) as section, share.mutex, section.inside:
             section.ask_again(*share.doubts.popleft())
 
 
@@ -116,7 +116,7 @@ def resize(me: ref[LeasedLimits]) -> None:
         with share.mutex:
             holders = [holder for some in share.holders for holder in some.values()]
         for first in range(0, len(holders), AT_ONCE):
-            with Section(share, share.clock.now()) as section:
+            with Section(share, share.clock.now()) as section, share.mutex, section.inside:
                 for holder in holders[first : first + AT_ONCE]:
                     section.look(holder)
 
@@ -125,7 +125,7 @@ def moved(me: ref[LeasedLimits]) -> None:
     """Let gates spend by themselves only while the store is there."""
     share = me()
     if share is not None and share.door is not None:
-        with Section(share, share.clock.now()) as section:
+        with Section(share, share.clock.now()) as section, share.mutex, section.inside:
             share.door.up = share.store.up
             holder = share.holders[0].get(None)
             if holder is not None:

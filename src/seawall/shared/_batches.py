@@ -21,7 +21,7 @@ from seawall.models.rate_rule import Rule
 from seawall.models.rate_split import check_divisible
 from seawall.runtime.layers import Kind
 from seawall.runtime.limit_share import LimitShare, Receipt, Standing, Verdict, Wanted
-from seawall.runtime.mutex import Mutex
+from seawall.runtime.mutex import Mutex, Nesting
 from seawall.runtime.runners import wait_async
 from seawall.shared._batch_grants import Bell, Buying, Door, Grant, Holder, Paid
 from seawall.shared._batch_sections import Change, Section, join, told
@@ -61,7 +61,7 @@ class LeasedLimits(SharedLimits):
         """Take up to `batch` ahead, of each limit; None: what keeps the excess at a fifth."""
         self._given = batch
         self.mutex = Mutex()
-        self.depth = 0
+        self.nesting = Nesting()
         self.shut: list[Holder] = []
         """Those from which nobody spends without the lock now, because somebody is in it."""
         self.holders: list[dict[Hashable, Holder]] = []
@@ -105,7 +105,7 @@ class LeasedLimits(SharedLimits):
             return
         calls: Sequence[tuple[Sequence[str], Any]] = ()
         with self.mutex:
-            with Section(self, self.clock.now()) as section:
+            with Section(self, self.clock.now()) as section, self.mutex, section.inside:
                 changes = section.clear_all()
             if changes:
                 calls = self._giving_back(changes)  # by the numbers that it was granted by
@@ -137,7 +137,7 @@ class LeasedLimits(SharedLimits):
         """Hold nothing: what was granted is the parent's."""
         super()._after_fork()
         self.mutex = Mutex()
-        self.depth = 0
+        self.nesting = Nesting()
         self._watches = Watches()
         self.background = None
         if self.door is not None:
@@ -200,7 +200,7 @@ class LeasedLimits(SharedLimits):
                     return lot, cost
                 if holder.line:
                     return None  # others wait: behind them
-        with Section(self, now) as section:
+        with Section(self, now) as section, self.mutex, section.inside:
             return section.pay(charges)
 
     def ask(self, kind: Kind, charges: Sequence[Wanted], clock: Clock) -> Any:
@@ -262,7 +262,7 @@ class LeasedLimits(SharedLimits):
         with self.mutex:
             joined = join(self.holders, buying, now)
         if not joined:
-            with Section(self, now, buying.kind) as section:
+            with Section(self, now, buying.kind) as section, self.mutex, section.inside:
                 if not section.served(buying):
                     section.line_up(buying)
         if buying.holders and buying.loop is not None:
@@ -277,7 +277,7 @@ class LeasedLimits(SharedLimits):
         """Do the same, and take back what was spent for it."""
 
         def drop() -> None:
-            with Section(self, self.clock.now()) as section:
+            with Section(self, self.clock.now()) as section, self.mutex, section.inside:
                 holders = buying.holders
                 buying.step_out()
                 for holder in holders:
@@ -290,7 +290,7 @@ class LeasedLimits(SharedLimits):
 
     def arrived(self, holder: Holder, grant: Grant, answer: Any) -> None:
         """Take what was granted, or hear that nothing was; by the thread that got the answer."""
-        with Section(self, self.clock.now()) as section:
+        with Section(self, self.clock.now()) as section, self.mutex, section.inside:
             section.take_in(holder, grant, answer)
 
     # Giving back
@@ -305,7 +305,7 @@ class LeasedLimits(SharedLimits):
             return
 
         def settle() -> None:
-            with Section(self, self.clock.now()) as section:
+            with Section(self, self.clock.now()) as section, self.mutex, section.inside:
                 for holder, spent in receipt.parts:
                     actual = used[holder.limit]
                     if actual is not None:
@@ -326,7 +326,7 @@ class LeasedLimits(SharedLimits):
         """Give back what has expired, though nobody calls any more."""
         now, more = self.clock.now(), True
         while more:
-            with Section(self, now) as section:
+            with Section(self, now) as section, self.mutex, section.inside:
                 for _ in range(AT_ONCE):
                     more = bool(self.expiring) and self.expiring[0][1].until <= now
                     if not more:
@@ -336,7 +336,7 @@ class LeasedLimits(SharedLimits):
 
     async def return_all(self) -> None:
         """Give all back: the store is closing."""
-        with Section(self, self.clock.now()) as section:
+        with Section(self, self.clock.now()) as section, self.mutex, section.inside:
             changes = section.clear_all()
         for keys, args in self._giving_back(changes):
             await self.store.acall(SCRIPT, keys, args, 1.0)
@@ -352,7 +352,7 @@ class LeasedLimits(SharedLimits):
         await super().alower(limit, key, remaining, reset_after)
 
     def _empty(self, limit: int, key: Hashable) -> None:
-        with Section(self, self.clock.now()) as section:
+        with Section(self, self.clock.now()) as section, self.mutex, section.inside:
             holder = self.holders[limit].get(key)
             if holder is not None:
                 section.clear(holder)

@@ -236,7 +236,7 @@ class Group:
         if not charges:
             return Held(part, None, None)
         meters, us = self.policy._meters, whole_microseconds(now)
-        with meters:
+        with meters.mutex, meters:
             if meters.look(charges, us) is None:
                 meters.take(charges, us)
                 return Held(part, self.gate.ticket(charges), None)
@@ -277,7 +277,7 @@ class Group:
             for charge in held
             if charge.cost and charge.receipt is None and charge.rule is charge.meter.rule
         ]
-        with meters:
+        with meters.mutex, meters:
             for charge in charges:
                 if charge.meter.settled is not None and not charge.estimated:
                     meters.settle(charge, 0, us)
@@ -311,7 +311,7 @@ class Group:
         meters, us = self.policy._meters, whole_microseconds(now)
         times = self.policy._sharing.share.times if self.policy._sharing else 1
         seen = {}
-        with meters:
+        with meters.mutex, meters:
             for charge in charges:
                 left, more = charge.meter.refill(charge.place, us)
                 seen[meters.all.index(charge.meter)] = left // times, more
@@ -322,7 +322,7 @@ class Group:
         us = whole_microseconds(now)
         limits = {entry.meter: entry.limit for entry in part.entries}
         over = []
-        with self.policy._meters:
+        with self.policy._meters.mutex, self.policy._meters:
             for charge in charges:
                 if charge.cost and charge.meter.wait(charge, us, None) != 0:
                     limit = limits[charge.meter]
@@ -333,7 +333,7 @@ class Group:
     def _named(self, error: RateLimited) -> list[RequestLimit]:
         """Return, and count, the limit that a store said is exceeded: the first."""
         owner = self.owners[error.limit]
-        with self.policy._meters:
+        with self.policy._meters.mutex, self.policy._meters:
             self.refused[owner.name] += 1
         return [owner]
 
@@ -348,7 +348,7 @@ class Group:
     def snapshot(self) -> dict[str, Any]:
         """Return how many requests were over each limit, and how many keys have a state here."""
         shown: dict[str, Any] = {}
-        with self.policy._meters:
+        with self.policy._meters.mutex, self.policy._meters:
             for place, limit in enumerate(self.limits):
                 meters = [
                     self.policy._meters.all[n] for (p, _), n in self._numbers.items() if p == place
