@@ -25,6 +25,7 @@ from seawall import (
     constant,
     static,
 )
+from seawall.rules import dangers
 from seawall.testing import ScriptedService, fail
 
 
@@ -33,9 +34,8 @@ def _retry(attempts=3, backoff=0.1):
     return Retry(on=on, attempts=attempts, backoff=backoff, budget=RetryBudget())
 
 
-def _dangers(*policies, **settings):
-    text = Guard("vendor", *policies, **settings).explain()
-    return [line.removeprefix("  - ") for line in text.splitlines() if line.startswith("  - ")]
+def _dangers(*policies, idempotent=True):
+    return dangers("vendor", policies, idempotent=idempotent)
 
 
 def test_explain_prints_the_stack_outermost_first():
@@ -144,6 +144,21 @@ def test_the_recommended_order_has_no_dangers():
             lambda: (Retry(on=ConnectionError, attempts=4), Timeout(2.0)),
             r"Retry without a budget: .* adds 3 calls for each one; give it budget=RetryBudget\(\)",
         ),
+        (lambda: (Breaker(),), "Breaker without Timeout: it never learns of a call that hangs"),
+        (lambda: (Bulkhead(5),), "Bulkhead without Timeout: a call that hangs keeps its slot"),
+        (lambda: (AdaptiveLimit(),), "AdaptiveLimit without Timeout: a call that hangs keeps"),
+        (lambda: (Timeout(9.0), _retry()), "Timeout stands only around Retry"),
+        (lambda: (_retry(3, constant(0.2)), Timeout(2.0)), "has no jitter: callers that failed"),
+        (lambda: (_retry(3, [0.1, 0.5]), Timeout(2.0)), "has no jitter: callers that failed"),
+        (
+            lambda: (Retry(on=Exception, budget=RetryBudget()), Timeout(2.0)),
+            "on=Exception retries mistakes in the code too",
+        ),
+        (
+            lambda: (Timeout(5.0), _retry(3), Timeout(2.0)),
+            "the total Timeout of 5 s is below 3 attempts of 2 s",
+        ),
+        (lambda: (Breaker(min_calls=1), Timeout(2.0)), "Breaker with min_calls=1: one failure"),
     ],
 )
 def test_each_danger_is_explained(policies, danger):
@@ -152,9 +167,24 @@ def test_each_danger_is_explained(policies, danger):
     text = guard.explain()
     assert "take care:" in text
     assert "recommended order: Fallback > Cache > Shed > total Timeout > Retry" in text
-    guard.close()
-    found = _dangers(*policies())
+    found = [line for line in text.splitlines() if line.startswith("  - ")]
     assert len([line for line in found if re.search(danger, line)]) == 1, found
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [
+        lambda: (Breaker(slow_after=1.0, slow_ratio=0.5),),
+        lambda: (_retry(3, constant(0.2, jitter="equal")), Timeout(2.0)),
+        lambda: (_retry(3, lambda attempt: 0.1 * attempt), Timeout(2.0)),
+        lambda: (_retry(3, 0.0), Timeout(2.0)),
+        lambda: (Retry(on=Exception, attempts=1), Timeout(2.0)),
+        lambda: (Timeout(6.5), _retry(3, 0.1), Timeout(2.0)),
+    ],
+)
+def test_nothing_is_said_against_what_is_safe(policies):
+    """Settings that are close to a danger, and are none, are not warned of."""
+    assert _dangers(*policies()) == []
 
 
 def test_retrying_what_is_not_idempotent_is_explained():
@@ -185,7 +215,7 @@ def test_a_shared_bulkhead_that_never_waits_cannot_deadlock():
     """Without waiting there is no deadlock, and so no warning."""
     shared = Bulkhead(5)
     first, second = Guard("first", shared), Guard("second", shared)
-    assert "take care" not in first.explain() + second.explain()
+    assert "is shared with" not in first.explain() + second.explain()
 
 
 def test_a_shared_thread_bulkhead_is_explained():
@@ -254,4 +284,4 @@ def test_an_attempt_that_times_out_and_is_not_retried_is_explained():
     assert _dangers(retry, Timeout(2.0)) == [
         "an attempt that times out is not retried: add TimeoutError to on=, if it may be"
     ]
-    assert not _dangers(Timeout(20.0), retry)
+    assert not [line for line in _dangers(Timeout(20.0), retry) if "times out" in line]

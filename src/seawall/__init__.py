@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     from seawall.policies.timeout import Timeout, adaptive
     from seawall.pools import Pool
     from seawall.pools._borrowed import Borrowed
-    from seawall.registry import check_threads, get_guard, guards, snapshot
+    from seawall.registry import check_threads, explain, get_guard, guards, snapshot
     from seawall.runtime.degradation import degradations
     from seawall.runtime.durable_events import EventDied, FifoGap, OutboxBlocked
     from seawall.runtime.edge_events import (
@@ -290,6 +290,7 @@ __all__ = [
     "deadline",
     "decorrelated_jitter",
     "degradations",
+    "explain",
     "exponential",
     "fallback_reason",
     "full_jitter",
@@ -372,7 +373,7 @@ _HOMES = {
     "policies.timeout": "Timeout adaptive",
     "pools": "Pool",
     "pools._borrowed": "Borrowed",
-    "registry": "check_threads get_guard guards snapshot",
+    "registry": "check_threads explain get_guard guards snapshot",
     "runtime.degradation": "degradations",
     "runtime.durable_events": "EventDied FifoGap OutboxBlocked",
     "runtime.edge_events": (

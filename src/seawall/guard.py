@@ -332,7 +332,7 @@ class Guard:
         }
 
     def explain(self) -> str:
-        """Return the stack as text, and what is dangerous in it."""
+        """Return the stack as text, what is dangerous in it, and what it does in an outage."""
         lines = [f"guard {self.name!r}, outermost first:"]
         lines += [f"{'  ' * depth}{policy!r}" for depth, policy in enumerate(self.policies, 1)]
         found = rules.dangers(self.name, self.policies, idempotent=self.idempotent)
@@ -340,7 +340,25 @@ class Guard:
         if found:
             lines += ["take care:", *(f"  - {danger}" for danger in found)]
             lines.append(f"recommended order: {rules.RECOMMENDED}")
-        return "\n".join(lines)
+        return "\n".join(lines + self._expected())
+
+    def _expected(self) -> list[str]:
+        """Return the load on the dependency and the share of served calls, as it fails more."""
+        from seawall.forecast import RATE, forecasts
+
+        def make_host(policies: tuple[Policy, ...], clock: Clock, rng: Random) -> Any:
+            guard = Guard.__new__(Guard)
+            guard._set_up(self.name, policies, clock=clock, rng=rng)  # noqa: SLF001
+            return guard, guard._plan.layers("sync", "be forecast")  # noqa: SLF001
+
+        expected = forecasts(self.policies, make_host)
+        if not expected:
+            return []
+        rest = (
+            ", the rest by the fallback" if any(p.kind == "fallback" for p in self.policies) else ""
+        )
+        head = f"if attempts fail by chance, at {RATE} calls a second{rest}:"
+        return [head, *(f"  {forecast}" for forecast in expected)]
 
     def _after_fork(self) -> None:
         """Draw other numbers in a child process than its parent and siblings do."""

@@ -285,6 +285,19 @@ def snapshot() -> dict[str, list[dict[str, Any]]]:
     return {kind: sorted(shown[kind], key=lambda one: str(one["name"])) for kind in sorted(shown)}
 
 
+def explain() -> str:
+    """Return every guard's `explain()`, and what is dangerous in the process as a whole."""
+    texts = [guard.explain() for guard in guards()]
+    found = [
+        f"{entry.kind} {entry.name!r}: {danger}"
+        for thing, entry in entered()
+        for danger in getattr(thing, "dangers", list)()
+    ]
+    if found:
+        texts.append("\n".join(["in this process, take care:", *(f"  - {one}" for one in found)]))
+    return "\n\n".join(texts) or "no guards are alive in this process"
+
+
 def _seen(thing: Any) -> dict[str, Any]:
     try:
         return dict(plain(thing.snapshot()))

@@ -59,19 +59,15 @@ def check_stack(policies: Sequence[Any]) -> None:
 def dangers(name: str, policies: Sequence[Policy], *, idempotent: bool) -> list[str]:
     """Return what is dangerous in the stack, in words, with what to do."""
     found = [warning for pair in _pairs(policies) for warning in _between(*pair)]
+    found.extend(_short_totals(policies))
     retries = [policy for policy in policies if isinstance(policy, Retry)]
     if retries and not idempotent:
         found.append(
             "calls are marked idempotent=False: they are retried only with an idempotency key"
         )
-    if retries and not any(isinstance(policy, Timeout) for policy in policies):
-        found.append("Retry without Timeout: one attempt that hangs is never retried")
-    found.extend(
-        "Retry without a budget: in an outage every caller adds"
-        f" {policy.most_attempts - 1} calls for each one; give it budget=RetryBudget()"
-        for policy in retries
-        if policy.budget is None and policy.most_attempts > 1
-    )
+    found.extend(_without_timeout(policies))
+    for retry in retries:
+        found.extend(_of_retry(retry))
     found.extend(_shared(name, policies))
     found.extend(_alone(policies, idempotent=idempotent))
     return found
@@ -102,8 +98,52 @@ def _named(guards: Sequence[str]) -> str:
     return f"guards {names} retry" if len(guards) > 1 else f"guard {names} retries"
 
 
+def _without_timeout(policies: Sequence[Policy]) -> Iterator[str]:
+    """Warn where a call that hangs does harm: in an attempt, a slot, or unseen by a breaker."""
+    timeouts = [at for at, policy in enumerate(policies) if isinstance(policy, Timeout)]
+    retries = [at for at, policy in enumerate(policies) if isinstance(policy, Retry)]
+    if not timeouts:
+        for policy in policies:
+            if isinstance(policy, Retry):
+                yield "Retry without Timeout: one attempt that hangs is never retried"
+            elif isinstance(policy, Breaker) and policy.settings.slow_after is None:
+                yield "Breaker without Timeout: it never learns of a call that hangs"
+            elif policy.kind in _SLOTS:
+                yield f"{type(policy).__name__} without Timeout: a call that hangs keeps its slot"
+    elif retries and timeouts[-1] < retries[-1]:
+        yield (
+            "Timeout stands only around Retry: one attempt that hangs uses up the whole time;"
+            " add a shorter Timeout inside Retry"
+        )
+
+
+def _of_retry(retry: Retry) -> Iterator[str]:
+    if retry.most_attempts < 2:  # noqa: PLR2004 - one attempt is no retry
+        return
+    if retry.budget is None:
+        yield (
+            "Retry without a budget: in an outage every caller adds"
+            f" {retry.most_attempts - 1} calls for each one; give it budget=RetryBudget()"
+        )
+    if not retry.backoff.is_jittered:
+        yield (
+            f"{retry.backoff!r} has no jitter: callers that failed together come back together;"
+            " write backoff=0.1, or jitter='full'"
+        )
+    if Exception in retry.types:
+        yield (
+            "on=Exception retries mistakes in the code too, such as a TypeError: name the errors"
+            " that pass by themselves, such as on=(ConnectionError, TimeoutError)"
+        )
+
+
 def _alone(policies: Sequence[Policy], *, idempotent: bool) -> Iterator[str]:
     for policy in policies:
+        if isinstance(policy, Breaker) and policy.settings.min_calls == 1:
+            yield (
+                "Breaker with min_calls=1: one failure after a quiet time opens it for everybody;"
+                " write min_calls=10 or more"
+            )
         if policy.kind == "hedge" and not idempotent:
             yield "calls are marked idempotent=False: they are hedged only with an idempotency key"
         if policy.kind == "chaos" and getattr(policy, "enabled", False):
@@ -177,6 +217,21 @@ def _inside_timeout(outer: Timeout, inner: Policy) -> Iterator[str]:
             f"the total Timeout of {outer.longest:g} s can be over before the pauses of Retry are"
             f" (up to {longest:g} s): later attempts may never run"
         )
+
+
+def _short_totals(policies: Sequence[Policy]) -> Iterator[str]:
+    """Warn of a total that is over before all attempts could have taken their time."""
+    for at, retry in enumerate(policies):
+        outside = [policy.longest for policy in policies[:at] if isinstance(policy, Timeout)]
+        inside = [policy.longest for policy in policies[at:] if isinstance(policy, Timeout)]
+        if not isinstance(retry, Retry) or not outside or not inside:
+            continue
+        total, attempts = min(outside), retry.most_attempts
+        if min(inside) < total < attempts * min(inside):
+            yield (
+                f"the total Timeout of {total:g} s is below {attempts} attempts of"
+                f" {min(inside):g} s: if they time out, later ones are cut short or never run"
+            )
 
 
 def _around_retry(outer: Policy, retry: Retry) -> Iterator[str]:

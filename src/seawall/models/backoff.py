@@ -76,6 +76,15 @@ class Backoff:
         """
         return self._generate(rng, *self._arguments, **self._settings)
 
+    @property
+    def is_jittered(self) -> bool:
+        """Whether two calls can get different delays; of a function nobody knows, so True."""
+        if self._generate is _calculated:
+            return True
+        low, high = self.delays(lambda: 0.0), self.delays(lambda: 1.0)
+        pairs = list(islice(zip(low, high, strict=True), 2))
+        return any(one != other for one, other in pairs) or not any(one for one, _ in pairs)
+
     def __eq__(self, other: object) -> bool:
         """Tell whether both give the same delays from the same chance."""
         return isinstance(other, Backoff) and self._identity() == other._identity()

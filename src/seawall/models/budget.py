@@ -11,6 +11,7 @@ callers of one dependency. None of them ever waits: a refused retry is simply no
 from __future__ import annotations
 
 from collections import deque
+from copy import deepcopy
 from math import inf
 from typing import ClassVar
 
@@ -54,6 +55,10 @@ class Budget:
     def forget_in_flight(self) -> None:
         """Count nothing as in flight any more: those who would have ended it are gone."""
 
+    def fresh(self) -> Budget:
+        """Return a new budget with the same settings; a copy, where a class does not say how."""
+        return deepcopy(self)
+
     def snapshot(self) -> dict[str, float]:
         """Return the state as of the last thing noted."""
         raise NotImplementedError
@@ -93,6 +98,10 @@ class SuccessDeposit(Budget):
     def try_retry(self, _now: float, /) -> bool:
         """Return whether the retry may be made; its failure has already paid for it."""
         return self.allows()
+
+    def fresh(self) -> SuccessDeposit:
+        """Return a new budget with the same settings."""
+        return SuccessDeposit(self.maximum, self.ratio)
 
     def snapshot(self) -> dict[str, float]:
         """Return the tokens left, and their maximum."""
@@ -134,6 +143,10 @@ class RequestRatio(Budget):
             return False
         self._retries[-1] += 1
         return True
+
+    def fresh(self) -> RequestRatio:
+        """Return a new budget with the same settings."""
+        return RequestRatio(self.ratio, self.window, self.floor)
 
     def snapshot(self) -> dict[str, float]:
         """Return the requests, the retries and the retries allowed in the window."""
@@ -198,6 +211,10 @@ class InFlightRatio(Budget):
     def forget_in_flight(self) -> None:
         """Begin again with nothing in flight."""
         self.active = self.retries = 0
+
+    def fresh(self) -> InFlightRatio:
+        """Return a new budget with the same settings."""
+        return InFlightRatio(self.ratio, self.floor)
 
     def snapshot(self) -> dict[str, float]:
         """Return the calls, the retries and the retries allowed in flight."""

@@ -127,6 +127,11 @@ class Retry(Policy):
         return attempts.maximum if isinstance(attempts, AdaptiveAttempts) else attempts
 
     @property
+    def types(self) -> tuple[type[BaseException], ...]:
+        """The exception types that `on` names."""
+        return self._types
+
+    @property
     def looks_at_values(self) -> bool:
         """Whether a returned value can lead to a retry."""
         return bool(self._predicates)

@@ -6,9 +6,11 @@ Transitions and troubles only; a success makes no event. With no subscriber noth
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from threading import RLock
-from typing import Any, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 from seawall.runtime.functions import kind_of
 
@@ -343,6 +345,7 @@ class DeadLetterDropped(Event):
 Listener = Callable[[Any], object]
 
 _lock = RLock()
+_muted: Final[ContextVar[bool]] = ContextVar("seawall_muted", default=False)
 _listeners: tuple[tuple[Listener, tuple[type[Event], ...]], ...] = ()
 
 
@@ -374,6 +377,16 @@ def subscribe(listener: Listener, /, *types: type[Event]) -> Callable[[], None]:
     return unsubscribe
 
 
+@contextmanager
+def muted() -> Iterator[None]:
+    """Emit nothing in the block: what happens there is not real."""
+    token = _muted.set(True)
+    try:
+        yield
+    finally:
+        _muted.reset(token)
+
+
 def listening() -> bool:
     """Tell whether anybody subscribed: where not, what an event would say need not be built."""
     return bool(_listeners)
@@ -385,7 +398,7 @@ def emit(kind: type[Event], guard: str, **fields: Any) -> None:
     A listener that fails is logged and does no harm to the call.
     """
     listeners = [listener for listener, types in _listeners if issubclass(kind, types)]
-    if not listeners:
+    if not listeners or _muted.get():
         return
     _hand(kind(guard, **fields), listeners)
 

@@ -165,6 +165,10 @@ class Edge(Way):
         told = {name: part.snapshot() for name, part in parts.items() if part is not None}
         return {**self.guard.snapshot(), "stalled": self._own.stalled, **told}
 
+    def dangers(self) -> list[str]:
+        """Return what `seawall.explain()` warns of at this edge."""
+        return [] if self._inbound is None else self._inbound.dangers()
+
     def close(self) -> None:
         """Free the name for another edge."""
         self.guard.close()

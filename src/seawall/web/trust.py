@@ -86,6 +86,11 @@ class Trust:
             listed.append(f"forwarded={self._header.decode()!r}")
         return f"Trust({', '.join(listed)})"
 
+    @property
+    def believes_callers(self) -> bool:
+        """Whether anybody at all is believed about deadline, criticality and tenant."""
+        return bool(self._callers)
+
     def client_address(self, peer: str | None, headers: Header) -> str:
         """Return the text that stands for the client: IPv4 as it is, IPv6 as its /64 network.
 

@@ -1,0 +1,125 @@
+"""What a stack does to a failing dependency: the load it makes, and the share of calls it serves.
+
+The stack's own Retry and Breaker, as new ones with the same settings, run calls that arrive evenly
+and whose attempts fail by chance. Time is virtual, the chance has a seed: the same stack always gets
+the same numbers. Policies whose effect depends on how long calls take (timeouts, slots, hedges) and
+limits that depend on the rate of calls are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from seawall.policies.breaker import Breaker
+from seawall.policies.budget import RetryBudget
+from seawall.policies.retry import Retry
+from seawall.runtime.call import Call
+from seawall.runtime.events import muted
+from seawall.runtime.interpreter import Request, Run, interpret
+from seawall.runtime.layers import Layer
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from seawall.clock import Clock
+    from seawall.runtime.layers import Host
+    from seawall.runtime.policy import Policy
+
+FAILING: Final = (0.1, 0.3, 0.6, 1.0)
+RATE: Final = 20
+"""Calls a second."""
+SECONDS: Final = 40
+SEED: Final = 7
+
+
+class Forecast(NamedTuple):
+    """What becomes of the calls if a share `failing` of the attempts fails."""
+
+    failing: float
+    load: float
+    """Attempts that reach the dependency, for each call."""
+    served: float
+    """The share of calls that the dependency answers."""
+
+    def __str__(self) -> str:
+        return f"{self.failing:4.0%} fail: load {self.load:.2f} x, {self.served:.0%} served"
+
+
+class _Failure(Exception):
+    """The failure of an attempt."""
+
+
+class _Time:
+    """A clock that stands until it is set."""
+
+    def __init__(self) -> None:
+        self.instant = 0.0
+
+    def now(self) -> float:
+        return self.instant
+
+
+MakeHost = Callable[[tuple["Policy", ...], "Clock", Random], tuple["Host", list[Layer]]]
+"""Makes what calls of such a stack run in, from the policies, a clock and a source of chance."""
+
+
+def forecasts(policies: Sequence[Policy], make_host: MakeHost) -> list[Forecast]:
+    """Return what to expect of the stack at each share of failures; none without Retry or Breaker."""
+    if not any(isinstance(policy, (Retry, Breaker)) for policy in policies):
+        return []
+    return [_run(tuple(_copies(policies)), make_host, failing) for failing in FAILING]
+
+
+def _copies(policies: Sequence[Policy]) -> list[Policy]:
+    copies: list[Policy] = []
+    for policy in policies:
+        if isinstance(policy, Retry):
+            budget = None if policy.budget is None else RetryBudget(policy.budget.rule.fresh())
+            copies.append(
+                Retry(on=_Failure, attempts=policy.attempts, backoff=policy.backoff, budget=budget)
+            )
+        elif isinstance(policy, Breaker):
+            copies.append(Breaker(**policy.settings._asdict()))
+    return copies
+
+
+def _run(policies: tuple[Policy, ...], make_host: MakeHost, failing: float) -> Forecast:
+    """Let the calls arrive, and attempts fail, in the order of time."""
+    time: Any = _Time()
+    rng = Random(SEED)  # noqa: S311 - a forecast is no secret
+    host, layers = make_host(policies, time, rng)
+    calls = RATE * SECONDS
+    attempts = served = 0
+    order = count()
+    due: list[tuple[float, int, Call, Generator[Request, Any, None], Context]] = []
+    for number in range(calls):
+        call = Call(host, layers, _never_called, (), {}, number / RATE)
+        heappush(due, (number / RATE, next(order), call, interpret(call), Context()))
+    while due:
+        time.instant, _, call, steps, context = heappop(due)
+        try:
+            request = context.run(_step, steps, None)
+            while isinstance(request, Run):
+                attempts += 1
+                failure = _Failure() if rng.random() < failing else None
+                request = context.run(_step, steps, failure)
+        except StopIteration:
+            served += call.error is None
+        else:
+            assert isinstance(request, float)  # noqa: S101 - no gate here ever waits
+            heappush(due, (time.instant + request, next(order), call, steps, context))
+    return Forecast(failing, attempts / calls, served / calls)
+
+
+def _step(steps: Generator[Request, Any, None], failure: _Failure | None) -> Request:
+    with muted():
+        return steps.send(None) if failure is None else steps.throw(failure)
+
+
+def _never_called() -> None:
+    """Stand for the guarded function: attempts are decided by chance."""
