@@ -16,11 +16,13 @@ from seawall import (
     ThreadBulkhead,
     Timeout,
     check_threads,
+    explain,
     get_guard,
     guards,
     guards_from_toml,
     registry,
 )
+from seawall.registry import enter
 from seawall.testing import empty_registry
 from seawall.web import Edge
 
@@ -259,3 +261,23 @@ def test_too_many_threads_are_told_by_guard():
     with pytest.raises(ValueError, match=r"budget is 6: .*registry a 3, registry b 4"):
         check_threads(6)
     assert kept
+
+
+def test_explain_shows_every_guard_and_what_is_dangerous_around_them():
+    """seawall.explain() is the text of all guards, and the warnings of what was entered."""
+    first, second = Guard("registry a", Timeout(1.0)), Guard("registry b", Breaker())
+    text = explain()
+    assert first.explain() in text
+    assert second.explain() in text
+    assert "in this process" not in text
+
+    class Edge:
+        def dangers(self):
+            return ["nobody is trusted"]
+
+    edge = Edge()
+    enter(edge, "edge", "shop")
+    assert explain().splitlines()[-2:] == [
+        "in this process, take care:",
+        "  - edge 'shop': nobody is trusted",
+    ]

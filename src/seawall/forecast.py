@@ -1,9 +1,9 @@
 """What a stack does to a failing dependency: the load it makes, and the share of calls it serves.
 
 The stack's own Retry and Breaker, as new ones with the same settings, run calls that arrive evenly
-and whose attempts fail by chance. Time is virtual, the chance has a seed: the same stack always gets
-the same numbers. Policies whose effect depends on how long calls take (timeouts, slots, hedges) and
-limits that depend on the rate of calls are left out.
+and whose attempts fail by chance. Time is virtual and the chance has a seed: the same stack always
+gets the same numbers. Policies whose effect depends on how long calls take (timeouts, slots,
+hedges), and rate limits, are left out.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ MakeHost = Callable[[tuple["Policy", ...], "Clock", Random], tuple["Host", list[
 
 
 def forecasts(policies: Sequence[Policy], make_host: MakeHost) -> list[Forecast]:
-    """Return what to expect of the stack at each share of failures; none without Retry or Breaker."""
+    """Return what to expect at each share of failures; nothing without Retry and Breaker."""
     if not any(isinstance(policy, (Retry, Breaker)) for policy in policies):
         return []
     return [_run(tuple(_copies(policies)), make_host, failing) for failing in FAILING]

@@ -96,6 +96,19 @@ def test_a_stranger_is_not(trust: Trust | None):
     assert inbound.snapshot() == {"expired": 0, "dropped": 1, "unclassified": 0}
 
 
+def test_an_edge_in_a_chain_that_trusts_nobody_says_so():
+    """Once a request brought what only callers may say, the edge's dangers name the remedy."""
+    inbound = Inbound()
+    assert inbound.dangers() == []
+    received(inbound, EVERYTHING, STRANGER)
+    (danger,) = inbound.dangers()
+    assert "1 requests carried a deadline or criticality" in danger
+    assert "trust=Trust(callers=" in danger
+    careful = Inbound(trust=TRUST)
+    received(careful, EVERYTHING, STRANGER)
+    assert careful.dangers() == []
+
+
 def test_nothing_is_taken_from_harmless_requests():
     """A stranger's other headers, and baggage without members of ours, stay as they are."""
     inbound = Inbound()

@@ -168,11 +168,12 @@ class Inbound:
         """Return what to mend, as seen in the requests so far."""
         if not self._dropped or self.trust.believes_callers:
             return []
-        return [
+        danger = (
             f"{self._dropped} requests carried a deadline or criticality, and nobody is trusted:"
             " they get the full time and rank here, whatever their caller has left; name your"
             " services, as in trust=Trust(callers=['10.0.0.0/8'])"
-        ]
+        )
+        return [danger]
 
     def read(self, incoming: Incoming, clock: Clock) -> Tokens:
         """Set what the request brings in the context, and return what `undo` needs.
