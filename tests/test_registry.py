@@ -263,8 +263,23 @@ def test_too_many_threads_are_told_by_guard():
     assert kept
 
 
-def test_explain_shows_every_guard_and_what_is_dangerous_around_them():
+def test_explain_tells_of_guards_that_are_made_too_often(monkeypatch):
+    """Guards made for each call are named by their place; so are those made and closed again."""
+    monkeypatch.setattr(registry, "counts", registry.Counts())
+    with empty_registry():
+        made = [Guard(f"registry {number}", Timeout(1.0)) for number in range(100)]
+        assert "100 guards are alive that were made at " in explain()
+        assert "test_registry.py" in explain().splitlines()[-1]
+        for guard in made[1:]:
+            guard.close()
+        assert "take care" not in explain()
+        made[0].close()
+        assert "100 of 100 guards were made and closed again" in explain()
+
+
+def test_explain_shows_every_guard_and_what_is_dangerous_around_them(monkeypatch):
     """seawall.explain() is the text of all guards, and the warnings of what was entered."""
+    monkeypatch.setattr(registry, "counts", registry.Counts())
     first, second = Guard("registry a", Timeout(1.0)), Guard("registry b", Breaker())
     text = explain()
     assert first.explain() in text

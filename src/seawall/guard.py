@@ -335,12 +335,13 @@ class Guard:
         """Return the stack as text, what is dangerous in it, and what it does in an outage."""
         lines = [f"guard {self.name!r}, outermost first:"]
         lines += [f"{'  ' * depth}{policy!r}" for depth, policy in enumerate(self.policies, 1)]
+        lines += self._expected()
         found = rules.dangers(self.name, self.policies, idempotent=self.idempotent)
         found += rules.nested_retries(self, registry.guards())
         if found:
             lines += ["take care:", *(f"  - {danger}" for danger in found)]
             lines.append(f"recommended order: {rules.RECOMMENDED}")
-        return "\n".join(lines + self._expected())
+        return "\n".join(lines)
 
     def _expected(self) -> list[str]:
         """Return the load on the dependency and the share of served calls, as it fails more."""
@@ -354,10 +355,7 @@ class Guard:
         expected = forecasts(self.policies, make_host)
         if not expected:
             return []
-        rest = (
-            ", the rest by the fallback" if any(p.kind == "fallback" for p in self.policies) else ""
-        )
-        head = f"if attempts fail by chance, at {RATE} calls a second{rest}:"
+        head = f"if attempts fail by chance, at {RATE} calls a second:"
         return [head, *(f"  {forecast}" for forecast in expected)]
 
     def _after_fork(self) -> None:

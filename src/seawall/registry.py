@@ -36,6 +36,9 @@ DEEPEST: Final = 12
 
 _PLAIN: Final = frozenset({type(None), bool, int, str})
 
+OFTEN: Final = 100
+"""Guards made at one place, or closed, from which `explain()` asks whether that is meant."""
+
 MANY: Final = 1000
 """Live guards at which a log record asks whether a guard is made for each call."""
 
@@ -288,7 +291,8 @@ def snapshot() -> dict[str, list[dict[str, Any]]]:
 def explain() -> str:
     """Return every guard's `explain()`, and what is dangerous in the process as a whole."""
     texts = [guard.explain() for guard in guards()]
-    found = [
+    found = list(_made_too_often())
+    found += [
         f"{entry.kind} {entry.name!r}: {danger}"
         for thing, entry in entered()
         for danger in getattr(thing, "dangers", list)()
@@ -296,6 +300,22 @@ def explain() -> str:
     if found:
         texts.append("\n".join(["in this process, take care:", *(f"  - {one}" for one in found)]))
     return "\n\n".join(texts) or "no guards are alive in this process"
+
+
+def _made_too_often() -> Iterator[str]:
+    """Warn of guards that do not live long enough to learn anything, or of too many of them."""
+    remedy = (
+        "make it once, outside of the function, or by get_guard(name, make); for one guard for"
+        " each key, use Guard.family(...)"
+    )
+    for place, alive in Counter(guard.made_at for guard in guards()).most_common(3):
+        if place and alive >= OFTEN:
+            yield f"{alive} guards are alive that were made at {place}: {remedy}"
+    if counts.closed >= OFTEN:
+        yield (
+            f"{counts.closed} of {counts.made} guards were made and closed again, and what their"
+            f" breakers and budgets had learnt is lost: {remedy}"
+        )
 
 
 def _seen(thing: Any) -> dict[str, Any]:
