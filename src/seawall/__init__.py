@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from seawall.models.contention import Stripes
     from seawall.models.ladder import ServiceLevel
     from seawall.models.pooling import Advice
-    from seawall.models.pressure import Pressure
+    from seawall.models.pressure import Pressure, RetryThresholds
     from seawall.models.probes import growing, n_of_m, ramp, single
     from seawall.models.shares import by_chance, by_fraction, by_latency
     from seawall.models.shedding import by_cost, by_criticality, by_deadline, by_queue, by_tier
@@ -241,6 +241,7 @@ __all__ = [
     "Retry",
     "RetryBudget",
     "RetryStopped",
+    "RetryThresholds",
     "SeawallError",
     "Serializer",
     "ServiceLevel",
@@ -350,7 +351,7 @@ _HOMES = {
     "models.contention": "Stripes",
     "models.ladder": "ServiceLevel",
     "models.pooling": "Advice",
-    "models.pressure": "Pressure",
+    "models.pressure": "Pressure RetryThresholds",
     "models.probes": "growing n_of_m ramp single",
     "models.shares": "by_chance by_fraction by_latency",
     "models.shedding": "by_cost by_criticality by_deadline by_queue by_tier",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 from weakref import ref
@@ -15,13 +15,14 @@ from seawall.errors import reason_of
 from seawall.models.backoff import Backoff
 from seawall.models.pressure import Pressure
 from seawall.policies._retry_on import On
+from seawall.policies._slot_gates import SlotPolicy
 from seawall.policies.breaker import Breaker
 from seawall.policies.budget import RetryBudget
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.fallback import Fallback
 from seawall.policies.retry import AdaptiveAttempts, Retry
 from seawall.policies.timeout import AdaptiveSeconds, Sync, Timeout
-from seawall.runtime.call import Trace, trace_var
+from seawall.runtime.call import Call, Trace, trace_var
 from seawall.runtime.functions import (
     NO_CALL,
     NO_PLAIN_CALL,
@@ -308,16 +309,34 @@ class Guard:
 
         With a call's arguments, a keyed breaker is asked for that call's key; without, for any.
         """
+        slots = self._slot_policies()
+        return self._pressure([one.in_flight / one.limit for one in slots], args, kwargs)
+
+    def pressure_on(self, call: Call) -> Pressure:
+        """Return how hard others than `call`, which asks, press the dependency."""
+        held: Sequence[object] = call.layers[: len(call.tickets)]
+        holds = [bound.policy for bound in self.bounds if bound in held]
+        slots = self._slot_policies()
+        others = [one.crowding(own=int(one in holds)) for one in slots]
+        return self._pressure(others, call.args, call.kwargs)
+
+    def _slot_policies(self) -> list[SlotPolicy]:
+        return [policy for policy in self.policies if isinstance(policy, SlotPolicy)]
+
+    def _pressure(
+        self, saturation: list[float], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Pressure:
         now = self.clock.now()
         breakers = [policy for policy in self.policies if isinstance(policy, Breaker)]
-        bulkheads: list[Any] = [
-            policy for policy in self.policies if policy.kind in ("bulkhead", "adaptive_limit")
-        ]
+        queues = [policy.slots for policy in self._slot_policies()]
+        retries = [policy for policy in self.policies if isinstance(policy, Retry)]
         return Pressure(
             breaker_open=any(breaker.is_open(now, *args, **kwargs) for breaker in breakers),
-            queue_wait=max((bulkhead.queue_wait(now) for bulkhead in bulkheads), default=0.0),
-            saturation=max((b.in_flight / b.limit for b in bulkheads), default=0.0),
+            queue_wait=max((queue.recent_wait(now) for queue in queues), default=0.0),
+            average_queue_wait=max((queue.average_wait(now) for queue in queues), default=0.0),
+            saturation=max(saturation, default=0.0),
             error_rate=self.stats.error_rate(now),
+            load=max((retry.load() for retry in retries), default=0.0),
         )
 
     def snapshot(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from itertools import count, pairwise
 from random import Random
 from typing import Any
@@ -27,6 +27,7 @@ from seawall import (
     Retry,
     RetryBudget,
     RetryStopped,
+    RetryThresholds,
     SeawallError,
     SuccessDeposit,
     TimedOut,
@@ -44,6 +45,7 @@ from seawall import (
 )
 from seawall.clock import VirtualClock
 from seawall.models.backoff import above_floor
+from seawall.signals import Signal
 from seawall.testing import (
     ScriptedService,
     answer,
@@ -54,6 +56,7 @@ from seawall.testing import (
     slow,
     virtual_time,
 )
+from tests.support import let_pass
 
 _serial = count()
 
@@ -503,6 +506,97 @@ def test_adaptive_attempts_make_no_retry_while_the_bulkhead_is_full() -> None:
     run_virtual(main())
 
 
+@pytest.mark.parametrize("limit", [2, 3, 5, 10, 11, 40])
+@pytest.mark.parametrize("outside", [False, True])
+def test_adaptive_attempts_see_a_full_bulkhead_of_any_size(limit: int, *, outside: bool) -> None:
+    """Where all other slots are in use there is no retry, and where one in ten is free there is."""
+
+    async def main() -> None:
+        retry = Retry(on=Broken, attempts=adaptive_attempts(3), backoff=0)
+        stack = (Bulkhead(limit), retry) if outside else (retry, Bulkhead(limit))
+        guard = _guard(*stack)
+        for taken in {limit - 1, int((limit - 1) * 0.9)}:
+            async with AsyncExitStack() as others:
+                for _ in range(taken):
+                    await others.enter_async_context(guard.hold())
+                service = ScriptedService(fail(Broken))
+                with pytest.raises(Broken):
+                    await guard.acall(service.acall)
+            assert (service.calls > 1) == (taken < limit - 1)
+
+    run_virtual(main())
+
+
+def test_adaptive_attempts_make_no_retry_while_calls_have_to_wait() -> None:
+    """Also when the queue has just been served: recent waits count, and the average of them."""
+
+    async def main() -> None:
+        retry = Retry(on=Broken, attempts=adaptive_attempts(3), backoff=0)
+        guard = _guard(retry, Bulkhead(1, max_wait=60.0))
+
+        async def wait_for_slot() -> None:
+            async with guard.hold():
+                pass
+
+        async with guard.hold():
+            waiting = asyncio.ensure_future(wait_for_slot())
+            await let_pass(3.0)
+            assert guard.pressure().queue_wait == 3.0
+        await waiting
+        seen = []
+        for pause in [0.5, 1.0, 10.0]:
+            await let_pass(pause)
+            service = ScriptedService(fail(Broken))
+            await guard.aattempt(service.acall)
+            pressure = guard.pressure()
+            seen.append((service.calls, pressure.queue_wait, pressure.average_queue_wait > 1.0))
+        assert seen == [(1, 3.0, True), (1, 0.0, True), (2, 0.0, False)]
+
+    run_virtual(main())
+
+
+def test_adaptive_attempts_follow_signals() -> None:
+    """The highest of the signals that they are given is the load of the pressure."""
+    with virtual_time():
+        load = 0.5
+        attempts = adaptive_attempts(4, signals=[lambda: 0.1, Signal("own", lambda: load, every=0)])
+        guard = _guard(Retry(on=Broken, attempts=attempts, backoff=0))
+        assert guard.pressure().load == 0.5
+        assert guard.attempt(ScriptedService(fail(Broken)).call).attempts == 2
+        load = 0.95
+        assert guard.attempt(ScriptedService(fail(Broken)).call).attempts == 1
+
+
+def test_adaptive_attempts_take_thresholds() -> None:
+    """What is trouble for one dependency is a usual day for another."""
+    with virtual_time():
+        lenient = adaptive_attempts(4, RetryThresholds(error_rates={}))
+        guard = _guard(Retry(on=Broken, attempts=lenient, backoff=0))
+        assert guard.attempt(ScriptedService(fail(Broken)).call).attempts == 4
+    text = "adaptive_attempts(4, RetryThresholds(queue_wait=2, average_queue_wait=1, "
+    assert repr(lenient) == f"{text}saturation=0.9, load=0.9, error_rates={{}}))"
+
+
+def test_adaptive_attempts_take_a_function_of_the_pressure() -> None:
+    """It says how many attempts, and gets at least one and at most the maximum."""
+    with virtual_time():
+        for wanted, made in [(3, 3), (0, 1), (-5, 1), (100, 4)]:
+            attempts = adaptive_attempts(4, lambda _pressure, wanted=wanted: wanted)
+            guard = _guard(Retry(on=Broken, attempts=attempts, backoff=0))
+            assert guard.attempt(ScriptedService(fail(Broken)).call).attempts == made
+
+
+def test_a_function_of_the_pressure_that_fails_is_told_and_not_retried() -> None:
+    """The call's own error is raised, as for every hook."""
+    with virtual_time():
+        broken = adaptive_attempts(4, lambda _pressure: 1 // 0)
+        guard = _guard(Retry(on=Broken, attempts=broken, backoff=0))
+        result = guard.attempt(ScriptedService(fail(Broken)).call)
+    assert isinstance(result.error, Broken)
+    assert result.attempts == 1
+    assert "ZeroDivisionError" in result.error.__notes__[0]
+
+
 def test_adaptive_attempts_check_their_maximum() -> None:
     """With fewer than two attempts there is nothing to adapt."""
     with pytest.raises(ValueError, match="2 or more"):
@@ -889,7 +983,7 @@ def test_a_hook_that_fails_hides_no_error_and_takes_no_slot_with_it(
         result = await call if call is not None else guard.attempt(service.call)
         assert isinstance(result.error, Broken)
         (note,) = result.error.__notes__
-        assert note.startswith("seawall: not retried, as on=, retry_after= or backoff= failed: ")
+        assert note.startswith("seawall: not retried, as on=, attempts=, retry_after= or backoff=")
         assert service.calls == 1
         assert bulkhead.in_flight == 0
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from seawall.clock import Clock
+    from seawall.runtime.call import Call
 
 PORTS: Final = {"http": 80, "https": 443}
 TEXT: Final = re.compile(r"[!-~]{1,2048}")
@@ -142,7 +143,7 @@ class Seat:
         self.rng = rng
         self.stats = Stats(clock.now())
 
-    def pressure(self, *args: Any, **kwargs: Any) -> Pressure:
+    def pressure_on(self, call: Call) -> Pressure:
         """Return no pressure: nothing here adapts to it."""
         return Pressure()
 

@@ -2,58 +2,137 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
 from seawall import _checks as check
 
-LONGEST_QUEUE_WAIT = 2.0
-"""Seconds in the queue above which nothing is retried."""
-
-FULLEST = 0.9
-"""The share of slots in use above which nothing is retried."""
-
-MANY_ERRORS = 0.5
-"""The share of failed calls above which one retry is made."""
-
-SOME_ERRORS = 0.2
-"""The share of failed calls above which two retries are made."""
+ERROR_RATES: Final[Mapping[float, int]] = MappingProxyType({0.2: 2, 0.5: 1})
+"""Above these shares of failed calls, so many retries are made."""
 
 
 class Pressure:
     """How hard a dependency is pressed at this moment."""
 
-    __slots__ = ("breaker_open", "error_rate", "queue_wait", "saturation")
+    __slots__ = (
+        "average_queue_wait",
+        "breaker_open",
+        "error_rate",
+        "load",
+        "queue_wait",
+        "saturation",
+    )
 
     def __init__(
         self,
         *,
         breaker_open: bool = False,
         queue_wait: float = 0.0,
+        average_queue_wait: float = 0.0,
         saturation: float = 0.0,
         error_rate: float = 0.0,
+        load: float = 0.0,
     ) -> None:
         """Take what is known; what is not known presses nothing.
 
-        `queue_wait` is seconds, `saturation` the share of slots in use (above 1 when more wait),
-        `error_rate` the share of calls that failed lately.
+        `queue_wait` is how long calls wait in seconds now, `average_queue_wait` of late,
+        `saturation` the share of slots in use (above 1 when more wait), `error_rate` the share of
+        calls that failed lately, `load` the highest of the signals that are looked at.
         """
         self.breaker_open = breaker_open
         self.queue_wait = check.seconds("queue_wait", queue_wait, zero=True, infinite=True)
+        self.average_queue_wait = check.seconds(
+            "average_queue_wait", average_queue_wait, zero=True, infinite=True
+        )
         self.saturation = check.at_least("saturation", saturation, 0)
         self.error_rate = check.ratio("error_rate", error_rate, zero=True)
+        self.load = check.at_least("load", load, 0)
 
-    def allowed_retries(self, maximum: int) -> int:
-        """Return how many retries a call may make under this pressure, at most `maximum`."""
-        check.count("maximum", maximum, minimum=0)
-        if self.breaker_open or self.queue_wait > LONGEST_QUEUE_WAIT or self.saturation > FULLEST:
-            return 0
-        if self.error_rate > MANY_ERRORS:
-            return min(1, maximum)
-        if self.error_rate > SOME_ERRORS:
-            return min(2, maximum)
-        return maximum
+    def worst(self, other: Pressure) -> Pressure:
+        """Return the pressure that is the higher of both in every respect."""
+        return Pressure(
+            breaker_open=self.breaker_open or other.breaker_open,
+            queue_wait=max(self.queue_wait, other.queue_wait),
+            average_queue_wait=max(self.average_queue_wait, other.average_queue_wait),
+            saturation=max(self.saturation, other.saturation),
+            error_rate=max(self.error_rate, other.error_rate),
+            load=max(self.load, other.load),
+        )
 
     def __repr__(self) -> str:
         """Return the call that makes it."""
         return (
             f"Pressure(breaker_open={self.breaker_open}, queue_wait={self.queue_wait:g}, "
-            f"saturation={self.saturation:g}, error_rate={self.error_rate:g})"
+            f"average_queue_wait={self.average_queue_wait:g}, saturation={self.saturation:g}, "
+            f"error_rate={self.error_rate:g}, load={self.load:g})"
         )
+
+
+class RetryThresholds:
+    """From which pressure on fewer retries are made, and none."""
+
+    __slots__ = ("average_queue_wait", "error_rates", "load", "queue_wait", "saturation")
+
+    def __init__(
+        self,
+        *,
+        queue_wait: float = 2.0,
+        average_queue_wait: float = 1.0,
+        saturation: float = 0.9,
+        load: float = 0.9,
+        error_rates: Mapping[float, int] = ERROR_RATES,
+    ) -> None:
+        """Make no retry above any of these.
+
+        `error_rates` says how many retries are made above a share of failed calls: `{0.2: 2, 0.5:
+        1}` is two above 20 %, and one above 50 %.
+        """
+        self.queue_wait = check.seconds("queue_wait", queue_wait, zero=True, infinite=True)
+        self.average_queue_wait = check.seconds(
+            "average_queue_wait", average_queue_wait, zero=True, infinite=True
+        )
+        self.saturation = check.at_least("saturation", saturation, 0)
+        self.load = check.at_least("load", load, 0)
+        if not isinstance(error_rates, Mapping):
+            raise TypeError(
+                f"error_rates={error_rates!r}: write retries by share, such as {{0.2: 2, 0.5: 1}}"
+            )
+        self.error_rates = {
+            check.ratio("error_rates", share, zero=True): check.count(
+                "error_rates", retries, minimum=0
+            )
+            for share, retries in error_rates.items()
+        }
+
+    def allowed_retries(self, pressure: Pressure, maximum: int) -> int:
+        """Return how many retries a call may make under `pressure`, at most `maximum`."""
+        check.count("maximum", maximum, minimum=0)
+        if (
+            pressure.breaker_open
+            or pressure.queue_wait > self.queue_wait
+            or pressure.average_queue_wait > self.average_queue_wait
+            or pressure.saturation > self.saturation
+            or pressure.load > self.load
+        ):
+            return 0
+        bounds = (most for share, most in self.error_rates.items() if pressure.error_rate > share)
+        return min(maximum, *bounds, maximum)
+
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        return (
+            f"RetryThresholds(queue_wait={self.queue_wait:g}, "
+            f"average_queue_wait={self.average_queue_wait:g}, saturation={self.saturation:g}, "
+            f"load={self.load:g}, error_rates={self.error_rates})"
+        )
+
+
+def crowding(in_flight: int, waiting: int, limit: int, *, own: int = 0) -> float:
+    """Return the share of the slots that others than the caller have or wait for.
+
+    The caller's own slot is not counted, whether it holds it (`own` is 1) or has just left it to
+    come again: else ten slots could not be seen to be more than nine tenths full by one of ten.
+    """
+    others = max(0, in_flight - own) + waiting
+    return others / max(1, limit - 1)

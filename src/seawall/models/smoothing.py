@@ -25,14 +25,17 @@ class Ewma:
 
     def update(self, sample: float, now: float) -> float:
         """Take in what is measured at `now`, and return the average."""
-        if self.value is None:
-            self.value = sample
-        else:
-            # A clock set back has not made the past any longer.
-            kept = 0.5 ** (max(0.0, now - self._at) / self.half_life)
-            self.value = sample + (self.value - sample) * kept
+        self.value = self.preview(sample, now)
         self._at = now
         return self.value
+
+    def preview(self, sample: float, now: float) -> float:
+        """Return what the average would be with `sample`, and take in nothing."""
+        if self.value is None:
+            return sample
+        # A clock set back has not made the past any longer.
+        kept: float = 0.5 ** (max(0.0, now - self._at) / self.half_life)
+        return sample + (self.value - sample) * kept
 
     def __repr__(self) -> str:
         return f"Ewma(half_life={self.half_life:g})"

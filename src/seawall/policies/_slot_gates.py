@@ -8,6 +8,7 @@ from typing import Any, Final
 from seawall import _checks as check
 from seawall.errors import DeadlineExceeded, Overloaded, Rejected
 from seawall.models.codel import QueueShed
+from seawall.models.pressure import crowding
 from seawall.models.waiting import ORDERS, Order
 from seawall.runtime.layers import Wait
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
@@ -68,6 +69,10 @@ class SlotPolicy(GatePolicy):
     def queue_wait(self, now: float) -> float:
         """Return for how long the longest waiting has waited by now."""
         return self.slots.queue_wait(now)
+
+    def crowding(self, *, own: int) -> float:
+        """Return the share of slots that others than the caller, who has `own`, have or want."""
+        return crowding(self.in_flight, self.waiting, self.limit, own=own)
 
     def _queue_repr(self) -> str:
         shed = "" if self.shed is None else f", shed={self.shed!r}"

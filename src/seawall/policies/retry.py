@@ -18,7 +18,7 @@ from seawall.context import Attempt, current_idempotency_key, retried_above
 from seawall.errors import Rejected, add_note, reason_of
 from seawall.models.backoff import Backoff, above_floor, as_backoff
 from seawall.models.budget import SuccessDeposit
-from seawall.models.pressure import Pressure
+from seawall.models.pressure import Pressure, RetryThresholds
 from seawall.policies._retry_on import On, read_on
 from seawall.policies.budget import RetryBudget
 from seawall.runtime.events import CallRetried, RetryStopped, emit
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 RetryAfter = Callable[[Exception], float | None]
+Load = Callable[[], float]
 
 MOST_OUTER_GUARDS: Final = 8
 """How many names of guards that retry around this one are remembered."""
@@ -53,26 +54,56 @@ class Switch:
 switch = Switch()
 
 
+AttemptsRule = RetryThresholds | Callable[[Pressure], int]
+"""Thresholds, or a function that returns the attempts allowed under a pressure."""
+
+
 class AdaptiveAttempts:
-    """As many attempts as the guard's own state allows. Make it with `adaptive_attempts(...)`."""
+    """As many attempts as the pressure allows. Make it with `adaptive_attempts(...)`."""
 
-    __slots__ = ("maximum",)
+    __slots__ = ("load", "maximum", "rule")
 
-    def __init__(self, maximum: int) -> None:
+    def __init__(self, maximum: int, rule: AttemptsRule | None, signals: Iterable[Load]) -> None:
         """Never make more than `maximum` attempts."""
         self.maximum = check.count("maximum", maximum, minimum=2)
+        if rule is not None and not isinstance(rule, RetryThresholds):
+            rule = check.plain_function(
+                "rule", rule, "write RetryThresholds(...), or a function of the Pressure"
+            )
+        self.rule: AttemptsRule = RetryThresholds() if rule is None else rule
+        looked_at = check.listed("signals", signals, "[process_cpu()]")
+        self.load: Load | None = None
+        if looked_at:
+            from seawall.signals import highest
+
+            self.load = highest(*looked_at)
 
     def __repr__(self) -> str:
-        return f"adaptive_attempts({self.maximum})"
+        rule = self.rule
+        thresholds = isinstance(rule, RetryThresholds)
+        shown = repr(rule) if thresholds else getattr(rule, "__name__", repr(rule))
+        if shown == repr(RetryThresholds()):
+            return f"adaptive_attempts({self.maximum})"
+        return f"adaptive_attempts({self.maximum}, {shown})"
 
     def allowed(self, pressure: Pressure) -> int:
         """Return the attempts allowed now, the first included."""
-        return 1 + pressure.allowed_retries(self.maximum - 1)
+        rule = self.rule
+        if isinstance(rule, RetryThresholds):
+            return 1 + rule.allowed_retries(pressure, self.maximum - 1)
+        return min(self.maximum, max(1, int(rule(pressure))))
 
 
-def adaptive_attempts(maximum: int = 4) -> AdaptiveAttempts:
-    """Retry less as trouble grows: not at all while the breaker is open or calls queue up."""
-    return AdaptiveAttempts(maximum)
+def adaptive_attempts(
+    maximum: int = 4, rule: AttemptsRule | None = None, *, signals: Iterable[Load] = ()
+) -> AdaptiveAttempts:
+    """Retry less as trouble grows: not at all while the breaker is open or calls queue up.
+
+    `rule` says how much less: `RetryThresholds(...)`, or a function that returns the attempts for
+    a `Pressure`, of which at least one and at most `maximum` are made. `signals` are looked at too:
+    those of `seawall.signals`, or functions like them; the highest is the pressure's `load`.
+    """
+    return AdaptiveAttempts(maximum, rule, signals)
 
 
 class Retry(Policy):
@@ -125,6 +156,12 @@ class Retry(Policy):
         """The most attempts that a call may get."""
         attempts = self.attempts
         return attempts.maximum if isinstance(attempts, AdaptiveAttempts) else attempts
+
+    def load(self) -> float:
+        """Return the highest of the signals that adaptive attempts look at; 0 without any."""
+        attempts = self.attempts
+        signal = attempts.load if isinstance(attempts, AdaptiveAttempts) else None
+        return 0.0 if signal is None else signal()
 
     @property
     def types(self) -> tuple[type[BaseException], ...]:
@@ -412,7 +449,7 @@ class _RetryFlow(Flow):
     def _own_objection(self, call: Call, memory: _Memory) -> str | None:
         attempts = self._policy.attempts
         if isinstance(attempts, AdaptiveAttempts):
-            attempts = attempts.allowed(call.host.pressure(*call.args, **call.kwargs))
+            attempts = attempts.allowed(call.host.pressure_on(call))
         if memory.tries >= attempts or switch.off:
             return "attempts"
         above = retried_above(call.outer_attempt)
@@ -466,12 +503,12 @@ def _tell_failed(call: Call, error: Exception) -> None:
     import logging
 
     logging.getLogger("seawall").error(
-        "on=, retry_after= or backoff= of guard %r failed: not retried",
+        "on=, attempts=, retry_after= or backoff= of guard %r failed: not retried",
         call.host.name,
         exc_info=error,
     )
     assert call.error is not None  # noqa: S101 - for the type checker
-    told = f"not retried, as on=, retry_after= or backoff= failed: {error!r}"
+    told = f"not retried, as on=, attempts=, retry_after= or backoff= failed: {error!r}"
     add_note(call.error, told, "not retried, as on=")
 
 

@@ -53,8 +53,8 @@ class Host(Protocol):
     def rng(self) -> Random:
         """The source of chance."""
 
-    def pressure(self, *args: Any, **kwargs: Any) -> Pressure:
-        """Return how hard the dependency is pressed now."""
+    def pressure_on(self, call: Call) -> Pressure:
+        """Return how hard the dependency is pressed by others than `call`, which asks."""
 
 
 class Inline(NamedTuple):

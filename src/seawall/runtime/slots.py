@@ -18,11 +18,18 @@ from weakref import WeakSet, ref
 
 from seawall.clock import Clock
 from seawall.context import current_criticality, give_up_at
+from seawall.models.smoothing import Ewma
 from seawall.models.waiting import Order, WaitQueue
 from seawall.runtime.mutex import Mutex, survives_fork
 
 Refusal = Literal["no room", "too long", "deadline", "shed"]
 """Why a waiter gets no slot: the queue is full, its time or deadline is over, or it was shed."""
+
+RECENT: Final = 1.0
+"""Seconds for which the wait of who was served last tells how long the queue is."""
+
+AVERAGED: Final = 5.0
+"""The half-life of the average wait, in seconds."""
 
 WAITING: Final = "waiting"
 GRANTED: Final = "granted"
@@ -80,6 +87,8 @@ class Slots:
         self.attention = False
         """True while someone waits or slots are to be withdrawn: giving back takes the slow way."""
         self._excess = 0
+        self._waits = Ewma(AVERAGED)
+        self._last_wait = (float("-inf"), 0.0)
         # True in a child process: a call that came along by the fork may give back a slot too many.
         self._forked = False
         self.owner: Callable[[], object] = (lambda: None) if owner is None else ref(owner)
@@ -101,6 +110,23 @@ class Slots:
         with self.mutex:
             oldest = min((waiter.since for waiter in self.queue.oldest()), default=now)
             return max(0.0, now - oldest)
+
+    def recent_wait(self, now: float) -> float:
+        """Return the longer of `queue_wait` and what the last to leave the queue had waited."""
+        at, waited = self._last_wait
+        return max(self.queue_wait(now), waited if now - at <= RECENT else 0.0)
+
+    def average_wait(self, now: float) -> float:
+        """Return how long those who had to wait did so of late, on average."""
+        present = self.queue_wait(now)
+        with self.mutex:
+            return self._waits.preview(present, now)
+
+    def note_wait(self, since: float, now: float) -> None:
+        """Note how long somebody who leaves the queue has waited. Under the lock."""
+        waited = max(0.0, now - since)
+        self._last_wait = (now, waited)
+        self._waits.update(waited, now)
 
     def take(self) -> bool:
         """Take a free slot, if there is one. While others wait there is none."""
@@ -273,6 +299,7 @@ class SlotWaiter:
     def claim(self) -> Any:
         """Return the ticket if there is a slot for it, or say why there is none."""
         with self._slots.mutex:
+            self._slots.note_wait(self.since, self.clock.now())
             state = self._leave_queue()
         if state == GRANTED:
             return self.ticket

@@ -26,6 +26,7 @@ from seawall.runtime.stats import Stats
 from seawall.web.principals import key_reader
 
 if TYPE_CHECKING:
+    from seawall.runtime.call import Call
     from seawall.web.limits import RequestLimit
     from seawall.web.request import Incoming
 
@@ -47,7 +48,7 @@ class EdgeHost:
         self.stats = Stats(clock.now())
         self.rng = Random(0)  # noqa: S311 - no limit asks for chance
 
-    def pressure(self, *_args: Any, **_kwargs: Any) -> Pressure:
+    def pressure_on(self, _call: Call) -> Pressure:
         """Return nothing known: no limit asks."""
         return Pressure()
 
