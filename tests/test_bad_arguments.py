@@ -386,6 +386,37 @@ TABLE = [
         "True or False",
     ),
     ("Guard call", lambda x: _guard(Bulkhead(1)).call(x), [(5, TypeError)], "function|callable"),
+    (
+        "Guard map function",
+        lambda x: _guard(Bulkhead(1)).map(x, []),
+        [(5, TypeError)],
+        "function",
+    ),
+    (
+        "Guard amap function",
+        lambda x: run_virtual(_guard(Bulkhead(1)).amap(x, [])),
+        [(5, TypeError)],
+        "function",
+    ),
+    ("Guard map items", lambda x: _guard(Bulkhead(1)).map(int, x), [(5, TypeError)], "a list"),
+    (
+        "Guard amap items",
+        lambda x: run_virtual(_guard(Bulkhead(1)).amap(int, x)),
+        [(5, TypeError)],
+        "a list",
+    ),
+    (
+        "Guard map concurrency",
+        lambda x: _guard(Bulkhead(1)).map(int, [], concurrency=x),
+        _optional(_COUNTS),
+        "write",
+    ),
+    (
+        "Guard amap concurrency",
+        lambda x: run_virtual(_guard(Bulkhead(1)).amap(int, [], concurrency=x)),
+        _optional(_COUNTS),
+        "write",
+    ),
     ("standard on", lambda _: Guard.standard("bad", timeout=1), [(None, TypeError)], "on"),
     ("standard timeout", lambda x: _standard(timeout=x), _POSITIVE, "seconds"),
     ("standard attempts", lambda x: _standard(attempts=x), _COUNTS, "write"),
@@ -1240,6 +1271,42 @@ SCARCITY = [
         [(5, TypeError)],
         "a plain function",
     ),
+    (
+        "IoPool.map(function)",
+        lambda x: IoPool("bad", workers=1).map(x, []),
+        [(5, TypeError), (_later, TypeError)],
+        "function",
+    ),
+    (
+        "IoPool.map(items)",
+        lambda x: IoPool("bad", workers=1).map(int, x),
+        [(5, TypeError)],
+        "a list",
+    ),
+    (
+        "IoPool.map(concurrency)",
+        lambda x: IoPool("bad", workers=1).map(int, [], concurrency=x),
+        _optional(_COUNTS),
+        "write",
+    ),
+    (
+        "IoPool.amap(function)",
+        lambda x: run_virtual(IoPool("bad", workers=1).amap(x, [])),
+        [(5, TypeError), (_later, TypeError)],
+        "function",
+    ),
+    (
+        "IoPool.amap(items)",
+        lambda x: run_virtual(IoPool("bad", workers=1).amap(int, x)),
+        [(5, TypeError)],
+        "a list",
+    ),
+    (
+        "IoPool.amap(concurrency)",
+        lambda x: run_virtual(IoPool("bad", workers=1).amap(int, [], concurrency=x)),
+        _optional(_COUNTS),
+        "write",
+    ),
     ("IoPool.close(drain)", lambda x: IoPool("bad", workers=1).close(x), _SECONDS, "seconds"),
     (
         "IoPool.aclose(drain)",
@@ -1634,6 +1701,7 @@ SCARCITY = [
 TOLD_ABOVE = frozenset(
     [
         "Backoff",
+        "Batch",
         "Breaker",
         "Cache",
         "Fallback",

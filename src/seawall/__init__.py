@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from seawall.pools import Pool
     from seawall.pools._borrowed import Borrowed
     from seawall.registry import check_threads, explain, get_guard, guards, snapshot
+    from seawall.runtime.batch import Batch
     from seawall.runtime.degradation import degradations
     from seawall.runtime.durable_events import EventDied, FifoGap, OutboxBlocked
     from seawall.runtime.edge_events import (
@@ -158,6 +159,7 @@ __all__ = [
     "AnswerNotKept",
     "Backoff",
     "BadSignature",
+    "Batch",
     "Borrowed",
     "Breaker",
     "BreakerChanged",
@@ -375,6 +377,7 @@ _HOMES = {
     "pools": "Pool",
     "pools._borrowed": "Borrowed",
     "registry": "check_threads explain get_guard guards snapshot",
+    "runtime.batch": "Batch",
     "runtime.degradation": "degradations",
     "runtime.durable_events": "EventDied FifoGap OutboxBlocked",
     "runtime.edge_events": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 from weakref import ref
 
@@ -22,6 +22,7 @@ from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.fallback import Fallback
 from seawall.policies.retry import AdaptiveAttempts, Retry
 from seawall.policies.timeout import AdaptiveSeconds, Sync, Timeout
+from seawall.runtime.batch import CONCURRENCY, Batch, arun_batch, run_batch
 from seawall.runtime.call import Call, Trace, trace_var
 from seawall.runtime.functions import (
     NO_CALL,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from seawall.runtime.store import Store
 
+A = TypeVar("A")
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -280,6 +282,58 @@ class Guard:
         with _Attempt(self) as attempt:
             attempt.value = await guarded(*args, **kwargs)
         return attempt.result()
+
+    def map(
+        self, function: Callable[[A], T], items: Iterable[A], /, *, concurrency: int | None = None
+    ) -> Batch[A, T]:
+        """Call a plain function with each of `items` under this guard; return how each went.
+
+        At most `concurrency` at once, in threads: as many as its bulkheads let in, up to 10, unless
+        given. An item that fails stops no other. With 1, all are called in this thread.
+        """
+        check.plain_function("function", function, "amap(...) is for an async one")
+
+        def one(item: A) -> Result[T]:
+            return self.attempt(function, item)
+
+        return run_batch(one, items, self._concurrency(concurrency), self.name)
+
+    @overload
+    async def amap(
+        self,
+        function: Callable[[A], Awaitable[T]],
+        items: Iterable[A],
+        /,
+        *,
+        concurrency: int | None = None,
+    ) -> Batch[A, T]: ...
+    @overload
+    async def amap(
+        self, function: Callable[[A], T], items: Iterable[A], /, *, concurrency: int | None = None
+    ) -> Batch[A, T]: ...
+    async def amap(
+        self, function: Any, items: Iterable[Any], /, *, concurrency: int | None = None
+    ) -> Any:
+        """Call an async function with each of `items`, as `map` does; each in a task of its own.
+
+        If this is cancelled, all of them are.
+        """
+        check.function("function", function)
+        at_once = self._concurrency(concurrency)
+        return await arun_batch(partial(self.aattempt, function), items, at_once)
+
+    def _concurrency(self, given: int | None) -> int:
+        """Return how many calls a batch makes at once: what is given, or what is let in."""
+        if given is not None:
+            return check.count("concurrency", given)
+        places = [CONCURRENCY]
+        for policy in self.policies:
+            gate: Any = policy
+            if policy.kind in ("bulkhead", "adaptive_limit"):
+                places.append(int(gate.limit))
+            elif policy.kind == "thread_bulkhead":
+                places.append(gate.pool.size)
+        return max(1, min(places))
 
     def _plan_for(self, function: Any, wrong: int = NO_CALL) -> tuple[Plan, Any]:
         """Return how to call `function`: once is enough if this very guard has decorated it."""

@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI
 
 from seawall import (
     AdaptiveLimit,
+    Batch,
     Breaker,
     BreakerChanged,
     Bulkhead,
@@ -231,6 +232,11 @@ async def check_async_calls() -> None:
     assert_type(result.unwrap(), int)
     await vendor.acall(_asize, 5)  # type: ignore[call-overload]
     await vendor.aattempt(_asize)  # type: ignore[call-overload]
+    assert_type(vendor.map(_size, ["a"]), Batch[str, int])
+    assert_type(vendor.map(_size, ["a"]).ok, list[tuple[str, int]])
+    assert_type(await vendor.amap(_asize, ["a"], concurrency=3), Batch[str, int])
+    assert_type((await vendor.amap(_asize, ["a"])).unwrap(), list[int])
+    vendor.map(_size, [5])  # type: ignore[arg-type]
     assert_type(await vendor.acall(_size, "a"), int)  # in a thread, by a ThreadBulkhead
     with vendor.hold() as held:
         held.failed("status 503")
@@ -415,6 +421,7 @@ async def check_executors() -> None:
     """Check that executors take a function's own arguments, and return what it does."""
     with CpuPool("cpu", kind="thread") as cpu, IoPool("io", throughput=9.0, latency=0.1) as io:
         assert_type(cpu, CpuPool)
+        assert_type(cpu.map(_size, ["a"]), Batch[str, int])
         assert_type(cpu.run(_size, "a", twice=True), int)
         assert_type(await io.arun(_size, "a"), int)
         assert_type(io.close(), bool)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from functools import partial
 from math import ceil
 from threading import Thread
 from types import TracebackType
@@ -23,13 +24,16 @@ from seawall.executors._errands import ClosableThreads, Emptied, Errand, Executo
 from seawall.executors._items import Item, Luggage
 from seawall.executors._processes import Crew
 from seawall.models.sizing import pool_size
+from seawall.runtime.batch import Batch, arun_batch, asettled, run_batch, settled
 from seawall.runtime.functions import kind_of
 from seawall.runtime.process import usable_cores
+from seawall.runtime.result import Result
 from seawall.runtime.runners import held_time, wait_async, wait_sync
 
 MOST_WORKERS: Final = 10_000
 """More threads than any machine should run: whoever asks for them has mistaken a unit."""
 
+A = TypeVar("A")
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -78,6 +82,35 @@ class _Executor:
                 return cast("T", await errand.arun())
         finally:
             self.pool.look()
+
+    def map(
+        self, function: Callable[[A], T], items: Iterable[A], /, *, concurrency: int | None = None
+    ) -> Batch[A, T]:
+        """Run `function(item)` for each of `items`; block until all are done, return how each went.
+
+        At most `concurrency` are here at once, as many as there are workers unless given; an item
+        that fails stops no other.
+        """
+        check.plain_function("function", function, "an async one is awaited as it is")
+
+        def one(item: A) -> Result[T]:
+            return settled(partial(self.run, function, item), self._clock)
+
+        return run_batch(one, items, self._concurrency(concurrency), self.name)
+
+    async def amap(
+        self, function: Callable[[A], T], items: Iterable[A], /, *, concurrency: int | None = None
+    ) -> Batch[A, T]:
+        """Do as `map`, and suspend only this task meanwhile; if it is cancelled, all items are."""
+        check.plain_function("function", function, "an async one is awaited as it is")
+
+        async def one(item: A) -> Result[T]:
+            return await asettled(partial(self.arun, function, item), self._clock)
+
+        return await arun_batch(one, items, self._concurrency(concurrency))
+
+    def _concurrency(self, given: int | None) -> int:
+        return self.workers if given is None else check.count("concurrency", given)
 
     def snapshot(self) -> dict[str, Any]:
         """Return its name, size and use, counts of calls, and the time that recent ones ran."""

@@ -75,10 +75,6 @@ class ClosableThreads(WorkerPool):
                 shared.freed()
                 job.finished()
 
-    def stop(self) -> None:
-        """Let threads end as they become idle."""
-        self._shared.stop()
-
     def await_empty(self, leaver: Emptied) -> None:
         """Wake `leaver` when no work is left."""
         self._leavers.append(leaver)

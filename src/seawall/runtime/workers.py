@@ -255,6 +255,10 @@ class WorkerPool:
             left.when_stopped(self._shared.came_back)
         return left
 
+    def stop(self) -> None:
+        """Let threads end as they become idle."""
+        self._shared.stop()
+
     def _after_fork(self) -> None:
         """Begin anew in a child process: threads do not survive a fork, nor their jobs."""
         self._finalizer.detach()

@@ -1,0 +1,513 @@
+"""Batches: each item has its result, in order, with a bounded number at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seawall import (
+    AdaptiveLimit,
+    Batch,
+    Bulkhead,
+    BulkheadFull,
+    CpuPool,
+    DeadlineExceeded,
+    Fallback,
+    Guard,
+    IoPool,
+    Retry,
+    ThreadBulkhead,
+    Timeout,
+    aimd,
+    deadline,
+    degradations,
+    static,
+    tenant,
+)
+from seawall.context import current_tenant
+from seawall.testing import ScriptedService, hang, run_virtual, slow
+
+WAIT = 30
+
+
+class Gauge:
+    """Counts how many are inside at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.now -= 1
+
+
+def fussy(item: int) -> int:
+    """Fail on every third item."""
+    if item % 3 == 2:
+        raise ValueError(item)
+    return item * 10
+
+
+async def afussy(item: int) -> int:
+    """Do the same, the later items first."""
+    await ScriptedService(slow(100.0 - item)).acall()
+    return fussy(item)
+
+
+def mapped(guard: Guard, kind: str, items: Any, **options: Any) -> Batch[int, int]:
+    """Make a batch, in either way."""
+    if kind == "sync":
+        return guard.map(fussy, items, **options)
+    return run_virtual(guard.amap(afussy, items, **options))
+
+
+BOTH = pytest.mark.parametrize("kind", ["sync", "async"])
+
+
+# --- What a batch tells ---
+
+
+@BOTH
+def test_each_item_has_its_own_end_in_order(kind):
+    """One that fails stops no other."""
+    batch = mapped(Guard("vendor", Bulkhead(20)), kind, range(6))
+    assert batch.ok == [(0, 0), (1, 10), (3, 30), (4, 40)]
+    assert [(item, str(error)) for item, error in batch.failed] == [(2, "2"), (5, "5")]
+    assert batch.degraded == []
+    assert [(item, result.ok) for item, result in batch] == [(n, n % 3 != 2) for n in range(6)]
+    assert repr(batch) == "<Batch of 6: 4 ok, 0 degraded, 2 failed>"
+
+
+@BOTH
+def test_degraded_items_are_not_taken_for_real_ones(kind):
+    """They are apart, with source and cause; `unwrap` has all answers."""
+    guard = Guard("vendor", Fallback(static(-1)), Bulkhead(20))
+    with degradations() as seen:
+        batch = mapped(guard, kind, range(3))
+    assert batch.ok == [(0, 0), (1, 10)]
+    ((item, result),) = batch.degraded
+    assert (item, result.value, result.source) == (2, -1, "static")
+    assert isinstance(result.cause, ValueError)
+    assert batch.failed == []
+    assert batch.unwrap() == [0, 10, -1]
+    assert [less.source for less in seen] == ["static"]
+
+
+@BOTH
+def test_unwrap_raises_all_errors_together(kind):
+    """As a group, which `except*` takes apart."""
+    batch = mapped(Guard("vendor", Bulkhead(20)), kind, range(6))
+    with pytest.raises(ExceptionGroup, match="2 of 6 items failed") as caught:
+        batch.unwrap()
+    assert [str(error) for error in caught.value.exceptions] == ["2", "5"]
+
+
+@BOTH
+def test_a_batch_of_nothing_is_empty(kind):
+    """No item, no result, no error."""
+    batch = mapped(Guard("vendor", Bulkhead(2)), kind, [])
+    assert (len(batch), batch.unwrap()) == (0, [])
+
+
+@given(st.lists(st.integers(0, 40), max_size=25), st.integers(1, 7), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_every_item_is_in_exactly_one_group_in_order(items, concurrency, lesser):
+    """Whatever fails, however many at once, in threads and in tasks."""
+    policies = [Fallback(static(-1))] if lesser else [Timeout(1e9, sync="cooperative")]
+    guard = Guard("vendor", *policies)
+    try:
+        for kind in ("sync", "async"):
+            batch = mapped(guard, kind, iter(items), concurrency=concurrency)
+            bad = [item for item in items if item % 3 == 2]
+            assert batch.items == items
+            assert batch.ok == [(item, item * 10) for item in items if item % 3 != 2]
+            assert [item for item, _ in batch.failed] == ([] if lesser else bad)
+            assert [item for item, _ in batch.degraded] == (bad if lesser else [])
+    finally:
+        guard.close()
+
+
+# --- How many at once ---
+
+
+@pytest.mark.parametrize(
+    ("policies", "most"),
+    [
+        ([Bulkhead(2)], 2),
+        ([Bulkhead(4), Bulkhead(3)], 3),
+        ([AdaptiveLimit(aimd(slow_after=9.0, initial=2, minimum=2, maximum=2))], 2),
+        ([Bulkhead(100)], 10),
+        ([Timeout(1e9)], 10),
+    ],
+)
+def test_items_fit_the_guard_unless_told_otherwise(policies, most):
+    """Twenty items through a bulkhead of two are not refused: two are under way at a time."""
+
+    async def main():
+        gauge = Gauge()
+
+        async def work(item: int) -> int:
+            with gauge:
+                await ScriptedService(slow(1.0)).acall()
+            return item
+
+        batch = await Guard("vendor", *policies).amap(work, range(20))
+        return batch.unwrap(), gauge.most
+
+    assert run_virtual(main()) == ([*range(20)], most)
+
+
+def test_items_fit_a_thread_bulkhead():
+    """Twenty items through two threads of a guard, from a thread and from a task."""
+    guard = Guard("vendor", ThreadBulkhead(2, max_queue=0))
+    gauge = Gauge()
+
+    def work(item: int) -> int:
+        with gauge:
+            return item
+
+    assert guard.map(work, range(20)).unwrap() == [*range(20)]
+    assert run_virtual(guard.amap(work, range(20))).unwrap() == [*range(20)]
+    assert gauge.most <= 2
+
+
+def test_threads_work_at_once():
+    """As many as asked for, and no more: each waits until all are there."""
+    guard = Guard("vendor", Timeout(1e9, sync="cooperative"))
+    gauge = Gauge()
+    barrier = threading.Barrier(3)
+
+    def work(item: int) -> int:
+        with gauge:
+            barrier.wait(WAIT)
+        return item
+
+    assert guard.map(work, range(9), concurrency=3).unwrap() == [*range(9)]
+    assert gauge.most == 3
+
+
+def test_more_at_once_than_a_bulkhead_takes_are_refused():
+    """Who asks for more gets what the guard says."""
+
+    async def main():
+        work = ScriptedService(slow(1.0, times=None)).acall
+        return await Guard("vendor", Bulkhead(2)).amap(lambda _: work(), range(5), concurrency=5)
+
+    batch = run_virtual(main())
+    assert [type(error) for _, error in batch.failed] == [BulkheadFull] * 3
+
+
+def test_one_at_a_time_stays_in_the_thread():
+    """No thread is started for it."""
+    guard = Guard("vendor", Bulkhead(1))
+    batch = guard.map(lambda _: threading.get_ident(), range(3))
+    assert {value for _, value in batch.ok} == {threading.get_ident()}
+
+
+@BOTH
+def test_items_are_taken_as_there_is_room(kind):
+    """A source is never read further than the items that are under way."""
+    taken = done = 0
+    behind: list[int] = []
+
+    def source() -> Iterator[int]:
+        nonlocal taken
+        for item in range(20):
+            taken += 1
+            behind.append(taken - done)
+            yield item
+
+    def work(item: int) -> int:
+        nonlocal done
+        done += 1
+        return item
+
+    async def awork(item: int) -> int:
+        await ScriptedService(slow(1.0)).acall()
+        return work(item)
+
+    guard = Guard("vendor", Bulkhead(3))
+    if kind == "sync":
+        batch = guard.map(work, source())
+    else:
+        batch = run_virtual(guard.amap(awork, source()))
+    assert batch.unwrap() == [*range(20)]
+    assert max(behind) <= 3
+
+
+def test_the_context_goes_along_and_does_not_leak():
+    """Each item has a copy of its own."""
+
+    async def main():
+        async def work(item: int) -> Any:
+            with tenant(f"{current_tenant()} {item}"):
+                await ScriptedService(slow(1.0)).acall()
+                return current_tenant()
+
+        guard = Guard("vendor", Bulkhead(2))
+        with tenant("acme"):
+            threads = guard.map(lambda _: current_tenant(), range(3))
+            return threads.unwrap(), (await guard.amap(work, range(3))).unwrap()
+
+    assert run_virtual(main()) == (["acme"] * 3, ["acme 0", "acme 1", "acme 2"])
+
+
+def test_items_that_the_deadline_leaves_no_time_for_never_begin():
+    """They are refused by the guard, each."""
+
+    async def main():
+        begun: list[int] = []
+
+        async def work(item: int) -> None:
+            begun.append(item)
+            await ScriptedService(slow(1.0)).acall()
+
+        guard = Guard("vendor", Bulkhead(2))
+        with deadline(1.5):
+            batch = await guard.amap(work, range(8))
+        return begun, [type(error) for _, error in batch.failed]
+
+    begun, errors = run_virtual(main())
+    assert begun == [0, 1, 2, 3]
+    assert errors[-4:] == [DeadlineExceeded] * 4
+
+
+# --- What ends a batch ---
+
+
+def test_a_cancelled_batch_cancels_and_awaits_its_items():
+    """Every slot is free when the cancellation comes out, and nothing begins after it."""
+
+    async def main():
+        bulkhead = Bulkhead(3)
+        guard = Guard("vendor", bulkhead)
+        begun: list[int] = []
+        ended: list[int] = []
+
+        async def work(item: int) -> None:
+            begun.append(item)
+            try:
+                await ScriptedService(hang()).acall()
+            finally:
+                await ScriptedService(slow(1.0)).acall()
+                ended.append(item)
+
+        task = asyncio.ensure_future(guard.amap(work, range(10)))
+        await ScriptedService(slow(1.0)).acall()
+        assert bulkhead.in_flight == 3
+        task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled(), begun, ended, bulkhead.in_flight, len(asyncio.all_tasks())
+
+    assert run_virtual(main()) == (True, [0, 1, 2], [0, 1, 2], 0, 1)
+
+
+def test_a_batch_that_is_cancelled_twice_still_leaves_nothing_behind():
+    """Items that take their time to stop are waited for, however impatient the caller is."""
+
+    async def main():
+        bulkhead = Bulkhead(2)
+
+        async def work(_item: int) -> None:
+            try:
+                await ScriptedService(hang()).acall()
+            except asyncio.CancelledError:
+                await ScriptedService(slow(5.0)).acall()
+                raise
+
+        task = asyncio.ensure_future(Guard("vendor", bulkhead).amap(work, range(4)))
+        for _ in range(3):
+            await ScriptedService(slow(1.0)).acall()
+            task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled(), bulkhead.in_flight, len(asyncio.all_tasks())
+
+    assert run_virtual(main()) == (True, 0, 1)
+
+
+def test_an_item_that_is_cancelled_ends_the_batch():
+    """It is no failure: nobody may take the rest for the whole."""
+
+    async def main():
+        bulkhead = Bulkhead(2)
+        guard = Guard("vendor", bulkhead)
+
+        async def work(item: int) -> None:
+            if item == 1:
+                raise asyncio.CancelledError
+            await ScriptedService(hang()).acall()
+
+        with pytest.raises(asyncio.CancelledError):
+            await guard.amap(work, range(10))
+        return bulkhead.in_flight, len(asyncio.all_tasks())
+
+    assert run_virtual(main()) == (0, 1)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_an_exit_in_a_thread_ends_the_batch(error, concurrency):
+    """What has not begun never does; what runs in other threads ends by itself, and then leaves."""
+    bulkhead = Bulkhead(10)
+    begun: list[int] = []
+    go_on = threading.Event()
+
+    def work(item: int) -> None:
+        begun.append(item)
+        if item == 1:
+            raise error
+        if concurrency > 1:
+            assert go_on.wait(WAIT)
+
+    with pytest.raises(error):
+        Guard("vendor", bulkhead).map(work, range(50), concurrency=concurrency)
+    assert sorted(begun) == [0, 1]
+    assert bulkhead.in_flight == concurrency - 1
+    go_on.set()
+    _wait_until(lambda: not bulkhead.in_flight)
+
+
+def _wait_until(true: Any) -> None:
+    done = threading.Event()
+    for _ in range(WAIT * 100):
+        if true():
+            return
+        done.wait(0.01)
+    pytest.fail("it never came true")
+
+
+@BOTH
+def test_an_error_of_the_source_ends_the_batch(kind):
+    """It is raised as it is, and nothing is left running."""
+    bulkhead = Bulkhead(2)
+
+    def source() -> Iterator[int]:
+        yield 0
+        yield 1
+        raise OSError("the file is gone")
+
+    with pytest.raises(OSError, match="the file is gone"):
+        mapped(Guard("vendor", bulkhead), kind, source())
+    _wait_until(lambda: not bulkhead.in_flight)
+
+
+def test_threads_end_with_their_batch():
+    """No thread is left idle."""
+    before = {thread.ident for thread in threading.enumerate()}
+    Guard("vendor", Bulkhead(4)).map(fussy, range(8))
+    _wait_until(lambda: {thread.ident for thread in threading.enumerate()} <= before)
+
+
+def test_an_async_function_is_refused_by_map():
+    """It says what to write instead."""
+    with pytest.raises(TypeError, match="amap"):
+        Guard("vendor", Bulkhead(1)).map(afussy, [1])  # type: ignore[arg-type]
+
+
+def test_a_batch_in_a_batch_has_threads_of_its_own():
+    """They cannot starve each other."""
+    outer = Guard("outer", Bulkhead(2))
+    inner = Guard("inner", Bulkhead(8))
+    batch = outer.map(lambda n: inner.map(fussy, [n, n + 1]).ok, [0, 3, 6])
+    assert batch.unwrap() == [[(n, n * 10), (n + 1, n * 10 + 10)] for n in (0, 3, 6)]
+
+
+def test_retries_of_an_item_are_its_own():
+    """A batch is retried item by item."""
+    tried: list[int] = []
+
+    def work(item: int) -> int:
+        tried.append(item)
+        if tried.count(item) < 2:
+            raise ConnectionError
+        return item
+
+    guard = Guard("vendor", Retry(on=ConnectionError, backoff=0.0), Bulkhead(3))
+    batch = guard.map(work, range(5))
+    assert batch.unwrap() == [*range(5)]
+    assert [result.attempts for result in batch.results] == [2] * 5
+
+
+# --- Pools ---
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_twenty_items_through_a_pool_of_two_are_all_done(kind):
+    """A pool is asked for no more at once than it has workers."""
+    pool = IoPool("files", workers=2, max_queue=0)
+    try:
+        if kind == "sync":
+            batch = pool.map(fussy, range(20))
+        else:
+            batch = run_virtual(pool.amap(fussy, range(20)))
+    finally:
+        pool.close()
+    assert [item for item, _ in batch.ok] == [n for n in range(20) if n % 3 != 2]
+    assert {type(error) for _, error in batch.failed} == {ValueError}
+    assert pool.snapshot()["rejected"] == 0
+
+
+def test_processes_take_a_batch_too():
+    """The pool's own way, and under a guard."""
+    with CpuPool("cpu", workers=2) as cpu:
+        assert cpu.map(math.isqrt, [n * n for n in range(20)]).unwrap() == [*range(20)]
+        bad = cpu.map(math.isqrt, [4, -1])
+        assert (bad.ok, [type(error) for _, error in bad.failed]) == ([(4, 2)], [ValueError])
+        guard = Guard("squares", Fallback(static(0)), Bulkhead(cpu.workers))
+        batch = guard.map(partial(cpu.run, math.isqrt), [9, -1, 16])
+        assert batch.unwrap() == [3, 0, 4]
+
+        async def main() -> Any:
+            return await guard.amap(partial(cpu.arun, math.isqrt), [9, -1, 16])
+
+        assert asyncio.run(main()).unwrap() == [3, 0, 4]
+
+
+def test_a_refused_item_of_a_pool_was_not_attempted():
+    """The result says so."""
+    pool = IoPool("files", workers=1)
+    pool.close()
+    batch = pool.map(fussy, [1])
+    ((_, result),) = batch
+    assert (result.attempts, result.reason) == (0, "rejected")
+
+
+def test_an_error_of_an_item_goes_with_its_batch():
+    """Nothing but the batch keeps it alive."""
+
+    class Lost(Exception):
+        count = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            Lost.count += 1
+
+        def __del__(self) -> None:
+            Lost.count -= 1
+
+    def work(_item: int) -> None:
+        raise Lost
+
+    gc.disable()
+    try:
+        batch = Guard("vendor", Bulkhead(2)).map(work, range(4))
+        assert len(batch.failed) == 4
+        del batch
+        _wait_until(lambda: not Lost.count)
+    finally:
+        gc.enable()
