@@ -318,16 +318,18 @@ def test_a_cancelled_batch_cancels_and_awaits_its_items():
 
 
 def test_a_batch_that_is_cancelled_twice_still_leaves_nothing_behind():
-    """Items that take their time to stop are waited for, however impatient the caller is."""
+    """Items clean up undisturbed, and are waited for, however impatient the caller is."""
 
     async def main():
         bulkhead = Bulkhead(2)
+        cleaned: list[int] = []
 
-        async def work(_item: int) -> None:
+        async def work(item: int) -> None:
             try:
                 await ScriptedService(hang()).acall()
             except asyncio.CancelledError:
                 await ScriptedService(slow(5.0)).acall()
+                cleaned.append(item)
                 raise
 
         task = asyncio.ensure_future(Guard("vendor", bulkhead).amap(work, range(4)))
@@ -335,9 +337,9 @@ def test_a_batch_that_is_cancelled_twice_still_leaves_nothing_behind():
             await ScriptedService(slow(1.0)).acall()
             task.cancel()
         await asyncio.wait([task])
-        return task.cancelled(), bulkhead.in_flight, len(asyncio.all_tasks())
+        return task.cancelled(), cleaned, bulkhead.in_flight, len(asyncio.all_tasks())
 
-    assert run_virtual(main()) == (True, 0, 1)
+    assert run_virtual(main()) == (True, [0, 1], 0, 1)
 
 
 def test_an_item_that_is_cancelled_ends_the_batch():
@@ -382,6 +384,30 @@ def test_an_exit_in_a_thread_ends_the_batch(error, concurrency):
     _wait_until(lambda: not bulkhead.in_flight)
 
 
+def test_an_item_that_was_given_up_is_not_retried():
+    """A thread whose batch has ended makes no further attempt."""
+    tried: list[int] = []
+    go_on = threading.Event()
+
+    def work(item: int) -> None:
+        tried.append(item)
+        if item == 1:
+            raise KeyboardInterrupt
+        assert go_on.wait(WAIT)
+        raise ConnectionError
+
+    guard = Guard("vendor", Retry(on=ConnectionError, backoff=0.0, attempts=5))
+    with pytest.raises(KeyboardInterrupt):
+        guard.map(work, range(2), concurrency=2)
+    go_on.set()
+    _wait_until(lambda: not _map_threads())
+    assert sorted(tried) == [0, 1]
+
+
+def _map_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "-map-" in thread.name]
+
+
 def _wait_until(true: Any) -> None:
     done = threading.Event()
     for _ in range(WAIT * 100):
@@ -407,10 +433,14 @@ def test_an_error_of_the_source_ends_the_batch(kind):
 
 
 def test_threads_end_with_their_batch():
-    """No thread is left idle."""
-    before = {thread.ident for thread in threading.enumerate()}
-    Guard("vendor", Bulkhead(4)).map(fussy, range(8))
-    _wait_until(lambda: {thread.ident for thread in threading.enumerate()} <= before)
+    """No thread is left idle, also if somebody keeps the error that ended it."""
+    guard = Guard("vendor", Bulkhead(4))
+    guard.map(fussy, range(8))
+    _wait_until(lambda: not _map_threads())
+    with pytest.raises(ZeroDivisionError) as caught:
+        guard.map(fussy, (1 // (3 - n) for n in range(8)))
+    _wait_until(lambda: not _map_threads())
+    assert caught.value.__traceback__ is not None
 
 
 def test_an_async_function_is_refused_by_map():

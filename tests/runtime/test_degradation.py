@@ -192,13 +192,14 @@ def test_followers_of_a_flight_hear_where_its_answer_came_from():
     assert stale == 3
 
 
-@pytest.mark.parametrize("kind", ["fallback", "cache", "driven"])
+@pytest.mark.parametrize("kind", ["fallback", "cache", "nested", "driven"])
 def test_nothing_but_the_result_keeps_the_cause_alive(kind):
     """When the result goes, the error and its frames go with it, without a collection."""
     with virtual_time() as clock:
         policies = {
             "fallback": [Fallback(static(0))],
             "cache": [Cache(1.0, stale_if_error=600.0)],
+            "nested": [Cache(1.0), Fallback(static(0))],
             "driven": [Fallback(static(0)), ThreadBulkhead(1)],
         }[kind]
         guard = Guard("shop", *policies)

@@ -171,9 +171,7 @@ async def _stop(running: dict[Task[Any], int], ended: Queue[Task[Any]]) -> None:
         try:
             task = await ended.get()
         except CancelledError as error:
-            again = error
-            for task in running:
-                task.cancel()
+            again = error  # they are cancelled already; to do so again would cut their cleaning up
         else:
             running.pop(task, None)
             if not task.cancelled():
