@@ -118,6 +118,10 @@ def _standard(**settings):
     return Guard.standard("bad", **{"on": OSError, "timeout": 2.0, **settings})
 
 
+def _family(**settings):
+    return Guard.family(**{"name": "bad", "make": lambda _key: [Timeout(2.0)], **settings})
+
+
 def _guard(*policies, **settings):
     return Guard("bad", *(policies or (Timeout(2.0),)), **settings)
 
@@ -675,6 +679,20 @@ _BARS = [
 
 # The label says which argument of what: a test looks whether one is missing.
 SCARCITY = [
+    ("Family(name)", lambda x: _family(name=x), [("", TypeError), (5, TypeError)], "a name"),
+    ("Family(make)", lambda x: _family(make=x), [*_FUNCTIONS, (None, TypeError)], "function"),
+    ("Family(max_keys)", lambda x: _family(max_keys=x), _COUNTS, "write"),
+    ("Family(idempotent)", lambda x: _family(idempotent=x), [(5, TypeError)], "True or False"),
+    ("Family(replace)", lambda x: _family(replace=x), [(5, TypeError)], "True or False"),
+    (
+        "Family(clock)",
+        lambda x: _family(clock=x),
+        [(5, TypeError), (SystemClock, TypeError)],
+        "clo",
+    ),
+    ("Family(rng)", lambda x: _family(rng=x), [(5, TypeError), (Random, TypeError)], "Random"),
+    ("Family.worst(most)", lambda x: _family().worst(x), _COUNTS, "write"),
+    ("Family by", lambda x: _family()(by=x), [*_FUNCTIONS[::2], (None, TypeError)], "function"),
     # --- rate limits ---
     ("RateLimit(limits)", RateLimit, _RATES, "such as '60/s'|'1/2s'"),
     ("RateLimit(limits) none", lambda _: RateLimit(), [(None, TypeError)], "'60/s'"),

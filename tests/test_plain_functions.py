@@ -90,6 +90,8 @@ BY_HAND: dict[str, Callable[[Any], Any]] = {
     "Breaker(key)": lambda x: Breaker(key=x),
     "Breaker.update(break_for)": lambda x: Breaker(consecutive=1).update(break_for=x),
     "Cache(key)": lambda x: Cache(1, key=x),
+    "Family by": lambda x: Guard.family(free_name("bad"), lambda _key: [])(by=x),
+    "Guard.family(make)": lambda x: Guard.family(free_name("bad"), x),
     "Guard.standard(on)": lambda x: Guard.standard("bad", on=x, timeout=1.0),
     "Ladder(depends_on)": lambda x: Ladder("bad", depends_on={x: "degraded"}),
     "Retry(backoff)": lambda x: Retry(on=OSError, backoff=x),

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from seawall.executors import CpuPool, IoPool
+    from seawall.family import Family
     from seawall.guard import Guard
     from seawall.jobs import Claim, LocalQueue, Worker
     from seawall.ladder import Ladder
@@ -188,6 +189,7 @@ __all__ = [
     "Event",
     "EventDied",
     "Fallback",
+    "Family",
     "FifoFull",
     "FifoGap",
     "FifoStateLost",
@@ -341,6 +343,7 @@ _HOMES = {
         "StoreUnavailable TimedOut UnknownJob WorkerDied"
     ),
     "executors": "CpuPool IoPool",
+    "family": "Family",
     "guard": "Guard",
     "jobs": "Claim LocalQueue Worker",
     "ladder": "Ladder",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial, update_wrapper
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 from weakref import ref
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from random import Random
     from types import FrameType
 
+    from seawall.family import Family, Make
     from seawall.runtime.store import Store
 
 A = TypeVar("A")
@@ -194,12 +196,46 @@ class Guard:
     @classmethod
     def alone(cls, policy: Policy, function: F) -> F:
         """Put one policy around a function, in a guard that is not registered."""
-        guard = cls.__new__(cls)
-        name = getattr(function, "__qualname__", repr(function))
-        guard._set_up(name, (policy,))  # noqa: SLF001
+        guard = cls._unregistered(getattr(function, "__qualname__", repr(function)), (policy,))
         # Nobody sees them: such a guard has no name to be found by.
         guard.keeps_statistics = policy.needs_statistics
         return guard(function)
+
+    @classmethod
+    def family(
+        cls,
+        name: str,
+        make: Make,
+        *,
+        max_keys: int = 1024,
+        idempotent: bool = True,
+        replace: bool = False,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> Family:
+        """Make a guard for each key when it is first seen, with the policies of `make(key)`.
+
+        See `Family`: `family[key].call(...)`, `@family(by="host")`.
+        """
+        # By name: a family is made of guards, so a guard cannot import it.
+        made: Family = import_module("seawall.family").Family(
+            name,
+            make,
+            max_keys=max_keys,
+            idempotent=idempotent,
+            replace=replace,
+            clock=clock,
+            rng=rng,
+        )
+        return made
+
+    @classmethod
+    def _unregistered(cls, name: str, policies: tuple[Policy, ...], **settings: Any) -> Guard:
+        """Make a guard that no registry knows: it lives as long as who holds it."""
+        rules.check_stack(policies)
+        guard = cls.__new__(cls)
+        guard._set_up(name, policies, **settings)  # noqa: SLF001
+        return guard
 
     @overload
     def __call__(self, function: F, /) -> F: ...
@@ -221,11 +257,13 @@ class Guard:
         if kind == "generator":
             from seawall.runtime.generators import guard_generator
 
-            guarded = guard_generator(self, self._stream_layers("sync"), function)
+            layers = self._stream_layers("sync")
+            guarded = guard_generator(lambda _args, _kwargs: (self, layers), function)
         elif kind == "async generator":
             from seawall.runtime.generators import guard_async_generator
 
-            guarded = guard_async_generator(self, self._stream_layers("async"), function)
+            layers = self._stream_layers("async")
+            guarded = guard_async_generator(lambda _args, _kwargs: (self, layers), function)
         else:
             self._plan.check(kind)
             guarded = self._plan.bind(function, kind, parameters_of(function))

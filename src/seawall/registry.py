@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from enum import Enum
 from math import isfinite
@@ -24,6 +24,7 @@ from seawall import _checks as check
 from seawall.clock import current_clock
 
 if TYPE_CHECKING:
+    from seawall.family import Family
     from seawall.guard import Guard
 
 GUARD: Final = "guard"
@@ -47,6 +48,8 @@ _making = RLock()
 _guards: dict[str, Guard] = {}
 _parts: WeakValueDictionary[str, Guard] = WeakValueDictionary()
 """Guards that live as long as what they are part of."""
+_families: dict[str, Family] = {}
+"""Guards by key, under one name; their members are not entered one by one."""
 _entries: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
 
 
@@ -76,7 +79,7 @@ def reserved(name: str, *, replace: bool = False) -> Iterator[None]:
         # It may be only waiting for the garbage collector, whose finalisers may want the lock.
         gc.collect()
     with _lock:
-        known = _known(name)
+        known = _known(name) or _families.get(name)
         if known is not None and not replace:
             raise ValueError(
                 f"a guard named {name!r} is alive already: {known!r}. Use that one"
@@ -98,7 +101,12 @@ def add(guard: Guard) -> None:
         _ask_why_so_many()
 
 
-def remove(guard: Guard) -> None:
+def add_family(family: Family) -> None:
+    """Enter `family` under its name, which is reserved."""
+    _families[family.name] = family
+
+
+def remove(guard: Guard | Family) -> None:
     """Free the name of `guard`."""
     with _lock:
         counts.closed += 1
@@ -121,8 +129,9 @@ def release(guard: Guard) -> Guard:
     return guard
 
 
-def _forget(guard: Guard) -> None:
-    for known in (_guards, _parts):
+def _forget(guard: Guard | Family) -> None:
+    known: MutableMapping[str, Any]
+    for known in (_guards, _parts, _families):
         if known.get(guard.name) is guard:
             del known[guard.name]
 
@@ -151,28 +160,38 @@ def guards() -> list[Guard]:
         return sorted((*_guards.values(), *_parts.values()), key=lambda guard: guard.name)
 
 
+def _everyone() -> list[Guard | Family]:
+    return [*guards(), *families()]
+
+
+def families() -> list[Family]:
+    """Return the live families, by name."""
+    with _lock:
+        return sorted(_families.values(), key=lambda family: family.name)
+
+
 @contextmanager
 def emptied() -> Iterator[None]:
     """Begin the block without any guard; at its end its guards are closed, and others are back."""
-    global _guards, _parts
+    global _guards, _parts, _families
     with _lock:
-        before = _guards, _parts
-        _guards, _parts = {}, WeakValueDictionary()
+        before = _guards, _parts, _families
+        _guards, _parts, _families = {}, WeakValueDictionary(), {}
     try:
         yield
     finally:
-        for guard in guards():
-            guard.close()
+        for made in _everyone():
+            made.close()
         with _lock:
-            _guards, _parts = before
-            for guard in guards():
-                if guard.closed:  # in the block
-                    _forget(guard)
+            _guards, _parts, _families = before
+            for known in _everyone():
+                if known.closed:  # in the block
+                    _forget(known)
 
 
 def free_name(name: str) -> str:
     """Return `name` if no live guard has it, else with a number: "edge 2", "edge 3"..."""
-    taken = {guard.name for guard in guards()}
+    taken = {known.name for known in _everyone()}
     names = (name, *(f"{name} {number}" for number in range(2, len(taken) + 3)))
     return next(free for free in names if free not in taken)
 
@@ -278,8 +297,8 @@ def snapshot() -> dict[str, list[dict[str, Any]]]:
     What cannot be read has the cause under `snapshot_error`, and hides nothing else.
     """
     shown: dict[str, list[dict[str, Any]]] = {}
-    for guard in guards():
-        shown.setdefault(GUARD, []).append({**_seen(guard), "name": guard.name})
+    for known in _everyone():
+        shown.setdefault(GUARD, []).append({**_seen(known), "name": known.name})
     for thing, entry in entered():
         seen = _seen(thing) if entry.local else {}
         if entry.ask is not None:

@@ -79,7 +79,7 @@ def _breaker(_name: str, _place: int, seen: Seen, _moves: Moves) -> Told:
     keys = seen.get("keys")
     if isinstance(keys, Mapping):
         broken = broken_keys(keys)
-        facts.append(("keys", say.amount(len(keys))))
+        facts.append(("keys", say.amount(seen.get("all_keys", len(keys)))))
         if broken:
             facts.append(("broken keys", listed(broken)))
     else:
@@ -89,9 +89,11 @@ def _breaker(_name: str, _place: int, seen: Seen, _moves: Moves) -> Told:
     opened = number(mapping(seen.get("transitions")).get("open"))
     if opened:
         facts.append(("opened", f"{say.several(opened, 'time')}"))
-    acts = {"isolated": ("close",), "closed": ("isolate",)}.get(state, ("isolate", "close"))
+    acts: tuple[str, ...] = ("isolate", "close")
+    acts = {"isolated": acts[1:], "closed": acts[:1]}.get(state, acts)
     if isinstance(keys, Mapping):
-        acts = ("isolate", "close")
+        # The breakers of a family belong to guards that have no name of their own.
+        acts = () if "all_keys" in seen else ("isolate", "close")
     word = say.plainly(state)
     return Told(word, tone, word, facts, acts)
 

@@ -164,14 +164,21 @@ def _guards(
     snapshot: Snapshot, moves: Moves, settings: KnownSettings
 ) -> tuple[list[GuardView], int]:
     stacks = {guard.name: guard.policies for guard in registry.guards()}
+    families = {family.name: family.policies for family in registry.families()}
     edges = {str(edge.get("name", "")) for edge in things(snapshot, "edge")}
     views = []
     # All are looked at, also those beyond the most: how one is, nobody knows before.
     for one in things(snapshot, "guard"):
         name = str(one.get("name", ""))
         edge = name in edges
-        stack = stacks.get(name, ())
-        views.append(guard_view(one, stack, moves, edge=edge, settings=settings.of))
+        if name in families:
+            view = guard_view(one, families[name], moves, edge=False, settings=settings.of)
+            for layer in view["stack"]:
+                layer["changes"] = []  # they would be those of one key
+        else:
+            stack = stacks.get(name, ())
+            view = guard_view(one, stack, moves, edge=edge, settings=settings.of)
+        views.append(view)
     return most_wanted(views, MOST_GUARDS), max(0, len(views) - MOST_GUARDS)
 
 

@@ -128,6 +128,13 @@ class Meter:
         """How many keys have a state."""
         return len(self.states) + len(self.accounts)
 
+    def at_rest(self, now: float) -> bool:
+        """Tell whether nobody waits, and nothing that was taken would be forgiven."""
+        if self.lanes or self.keys > _SWEEP_WHEN_FULL:
+            return False
+        places = [None] if self.single else [*self.states, *self.accounts]
+        return not any(self.standing(place, now)[1] for place in places)
+
     # Where states are kept
 
     def place(self, key: Hashable, now: float) -> Hashable:

@@ -71,8 +71,8 @@ class Limit:
         self.cost = (
             check.plain_function("cost", cost) if callable(cost) else check.count("cost", cost)
         )
-        self._ask_key = None if key is None else _asked(key)
-        self._ask_cost = _asked(cost) if callable(cost) else lambda *_, **__: cost
+        self._ask_key = None if key is None else asked(key)
+        self._ask_cost = asked(cost) if callable(cost) else lambda *_, **__: cost
         self.settle = None if settle is None else check.plain_function("settle", settle)
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"name={name!r}: write text, such as name='user'")
@@ -161,7 +161,7 @@ class Limit:
         )
 
 
-def _asked(function: Callable[..., Any]) -> Callable[..., Any]:
+def asked(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` as one that takes a call's arguments, if only to ignore them."""
     if _wants_arguments(function):
         return function

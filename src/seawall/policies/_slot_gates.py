@@ -66,6 +66,9 @@ class SlotPolicy(GatePolicy):
         """How many calls wait for a slot now."""
         return self.slots.waiting
 
+    def _at_rest(self, now: float) -> bool:
+        return not self.in_flight and not self.waiting
+
     def queue_wait(self, now: float) -> float:
         """Return for how long the longest waiting has waited by now."""
         return self.slots.queue_wait(now)

@@ -192,11 +192,10 @@ class Breaker(GatePolicy):
         An open one may go once its break is over: else a flood of keys could reset it.
         """
         now = self._now()
-        for key, model in self._keyed.items():
-            broken = model.state is State.OPEN and not model.retry_after(now)
-            if model.state is State.CLOSED or broken:
-                return key
-        return None
+        return next((key for key, model in self._keyed.items() if _may_go(model, now)), None)
+
+    def _at_rest(self, now: float) -> bool:
+        return all(_may_go(model, now) for model in self.models().values())
 
     def _now(self) -> float:
         clocks = (bound.host.clock for bound in self.bindings)
@@ -291,6 +290,12 @@ class Breaker(GatePolicy):
             self.mode, self.settings = mode, settings
             for model in models:
                 model.update(settings, now)
+
+
+def _may_go(model: BreakerModel, now: float) -> bool:
+    """Tell whether a breaker may be forgotten: it is in no trouble, or its break is over."""
+    broken = model.state is State.OPEN and not model.retry_after(now)
+    return model.state is State.CLOSED or broken
 
 
 class _NeverRaising:

@@ -135,6 +135,11 @@ class RateLimit(GatePolicy):
         none = (0,) * len(self.limits)
         return none if self._sharing is None else self._sharing.share.excess or none
 
+    def _at_rest(self, now: float) -> bool:
+        with self._meters:
+            us = whole_microseconds(now)
+            return all(meter.at_rest(us) for meter in self._meters.all)
+
     def reserve(self, *args: Any, cost: int | None = None, **kwargs: Any) -> Reservation:
         """Take what a call with these arguments costs, or raise `RateLimited`; never waits.
 

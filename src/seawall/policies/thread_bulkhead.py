@@ -35,6 +35,9 @@ class ThreadBulkhead(Policy):
     def __repr__(self) -> str:
         return f"ThreadBulkhead({self.pool.size}, max_queue={self.pool.queue})"
 
+    def _at_rest(self, now: float) -> bool:
+        return not self.pool.in_use and not self.pool.queued
+
     def _bind(self, host: Host) -> _ThreadBulkheadBound:
         return _ThreadBulkheadBound(self, host)
 

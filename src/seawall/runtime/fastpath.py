@@ -47,8 +47,9 @@ For a gate, a retry that looks at values and a timeout around an `async def` it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import count
-from types import CoroutineType, SimpleNamespace
+from types import CodeType, CoroutineType, SimpleNamespace
 from typing import Any, Final
 
 from seawall.context import deadline_var
@@ -84,6 +85,12 @@ class _Text:
 
     def get_source(self, _name: str) -> str:
         return self._text
+
+
+@lru_cache(maxsize=256)
+def _compiled(text: str) -> CodeType:
+    """Return the code of a success path; guards with the same stack, as in a family, share it."""
+    return compile(text, f"seawall fast path {next(_numbers)}", "exec")
 
 
 class FastPath:
@@ -165,11 +172,12 @@ class FastPath:
     def _compile(self, parameters: Parameters) -> Binder:
         counts = self._counts and self._host.keeps_statistics
         text = source(self._layers, self._kind, parameters, counts=counts)
-        filename = f"seawall fast path {next(_numbers)}"
+        code = _compiled(text)
+        filename = code.co_filename
         # Through the loader a traceback finds the text, without a map of texts that only grows.
         spec = SimpleNamespace(name=filename, loader=_Text(text))
         names = {**self._names, "__name__": filename, "__spec__": spec}
-        exec(compile(text, filename, "exec"), names)  # noqa: S102 - fixed lines, see above
+        exec(code, names)  # noqa: S102 - fixed lines, see above
         binder: Binder = names["bind_"]
         return binder
 

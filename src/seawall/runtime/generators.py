@@ -80,29 +80,34 @@ class _Started:
             await self.source.aclose()
 
 
+Pick = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Host, Sequence[Layer]]]
+"""Tells which guard a call with these arguments belongs to, and its layers."""
+
+
 def _call(
-    host: Host,
-    layers: Sequence[Layer],
+    pick: Pick,
     first: Callable[..., Any],
     adapt: Callable[[Any], Any],
-    arguments: tuple[tuple[Any, ...], dict[str, Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Call:
-    call = Call(host, layers, first, *arguments, host.clock.now())
+    host, layers = pick(args, kwargs)
+    call = Call(host, layers, first, args, kwargs, host.clock.now())
     call.streaming = True
     call.adapt = adapt
     return call
 
 
 def guard_generator(
-    host: Host, layers: Sequence[Layer], function: Callable[..., Generator[Any, Any, Any]]
+    pick: Pick, function: Callable[..., Generator[Any, Any, Any]]
 ) -> Callable[..., Generator[Any, Any, Any]]:
-    """Return `function` with `layers` around it."""
+    """Return `function` with the layers around it that `pick` says for its arguments."""
 
     def first(*args: Any, **kwargs: Any) -> _Started:
         return _first_of(function(*args, **kwargs))
 
     def guarded(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        call = _call(host, layers, first, _first_of, (args, kwargs))
+        call = _call(pick, first, _first_of, args, kwargs)
         error: BaseException | None = None
         enough = False
         try:
@@ -144,15 +149,15 @@ def _from_iterable(items: Iterable[Any]) -> Generator[Any, Any, None]:
 
 
 def guard_async_generator(
-    host: Host, layers: Sequence[Layer], function: Callable[..., AsyncGenerator[Any, Any]]
+    pick: Pick, function: Callable[..., AsyncGenerator[Any, Any]]
 ) -> Callable[..., AsyncGenerator[Any, Any]]:
-    """Return `function` with `layers` around it."""
+    """Return `function` with the layers around it that `pick` says for its arguments."""
 
     async def first(*args: Any, **kwargs: Any) -> _Started:
         return await _afirst_of(function(*args, **kwargs))
 
     async def guarded(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        call = _call(host, layers, first, _afirst_of, (args, kwargs))
+        call = _call(pick, first, _afirst_of, args, kwargs)
         error: BaseException | None = None
         enough = False
         try:

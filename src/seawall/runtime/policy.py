@@ -79,6 +79,10 @@ class Policy:
     def _bind(self, host: Host) -> Bound:
         raise NotImplementedError
 
+    def _at_rest(self, now: float) -> bool:
+        """Tell whether forgetting its state would break no bound and let nobody off."""
+        return True
+
     def _update(self, changes: dict[str, Any]) -> None:
         raise TypeError(f"{type(self).__name__} has nothing that can be changed at run time")
 

@@ -103,10 +103,13 @@ class Stats:
 
     def error_rate(self, now: float) -> float:
         """Return the share of recent attempts that failed."""
-        self.fold(now)
-        succeeded = self.succeeded - self._rate_previous[0]
-        failed = self.failed - self._rate_previous[1]
+        succeeded, failed = self.recent(now)
         return failed / (succeeded + failed) if failed else 0.0
+
+    def recent(self, now: float) -> tuple[int, int]:
+        """Return how many recent attempts succeeded and failed."""
+        self.fold(now)
+        return self.succeeded - self._rate_previous[0], self.failed - self._rate_previous[1]
 
     def snapshot(self, now: float) -> dict[str, float | None]:
         """Return all counts, the error rate and p50, p95, p99 of recent latency."""

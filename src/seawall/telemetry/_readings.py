@@ -109,6 +109,19 @@ def _guard(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
             yield "policy_shared", (name, str(policy["policy"])), shared["mode"] == "shared"
         if told is not None:
             yield from _read(told, "guard", name, policy)
+    if isinstance(family := seen.get("family"), Mapping):
+        yield from _worst_keys(name, family["worst"])
+
+
+def _worst_keys(name: str, worst: Mapping[str, Mapping[str, Any]]) -> Iterator[Told]:
+    """Tell how the worst keys of a family stand; what they count is in the family's counters."""
+    for key, seen in worst.items():
+        member = f"{name}[{key}]"
+        yield "error_ratio", (member,), seen.get("error_rate")
+        yield from _percentiles("attempt_duration_seconds", member, seen)
+        for policy in _policies(seen):
+            if policy.get("policy") == "breaker" and "state" in policy:
+                yield from _states("breaker_state", (member,), policy["state"], BREAKER_STATES)
 
 
 def _retry(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:

@@ -1,0 +1,420 @@
+"""Guards that are alike, one for each key: hosts, tenants, sensors.
+
+Promises: what one key does spends nothing of another's, neither its retry budget nor its slots;
+there are never more than `max_keys` guards, and they are not lost to the garbage collector; a key
+is forgotten only if it has no call in a slot, nothing taken from a limit that would be forgiven,
+and no breaker that is open or probing, and of these the longest unused and healthy ones first. A
+key that finds no room shares one guard with the others that find none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from copy import deepcopy
+from functools import update_wrapper
+from inspect import Parameter, signature
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from seawall import _checks as check
+from seawall import registry
+from seawall.clock import Clock, check_clock, current_clock
+from seawall.guard import Guard
+from seawall.policies._rate_settings import asked
+from seawall.policies.breaker import Breaker
+from seawall.runtime.functions import kind_of
+from seawall.runtime.generators import guard_async_generator, guard_generator
+from seawall.runtime.mutex import survives_fork
+from seawall.runtime.policy import Bound, GateBound, GatePolicy, Policy
+
+if TYPE_CHECKING:
+    from random import Random
+
+F = TypeVar("F", bound=Callable[..., Any])
+Make = Callable[[Any], Iterable[Policy]]
+KeyOf = Callable[[tuple[Any, ...], dict[str, Any]], Hashable]
+
+LOOKED_AT: Final = 64
+"""Members that a new key looks at to find one that may go: a flood of keys must stay cheap."""
+
+WORST_SHOWN: Final = 10
+"""Keys that a snapshot names."""
+
+OTHERS: Final = "(others)"
+"""The key of the guard that all keys share which find no room."""
+
+_COUNTS: Final = (
+    "succeeded",
+    "failed",
+    "rejected",
+    "cancelled",
+    "timed_out",
+    "retries",
+    "degraded",
+    "stale",
+)
+_BROKEN: Final = ("isolated", "open", "half_open", "closed")
+"""States of a breaker, the worst first."""
+
+
+class Family:
+    """A guard for each key, made when the key is first seen. Make it with `Guard.family(...)`."""
+
+    def __init__(
+        self,
+        name: str,
+        make: Make,
+        *,
+        max_keys: int = 1024,
+        idempotent: bool = True,
+        replace: bool = False,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """Make the guard of a key with the policies that `make(key)` returns, outermost first.
+
+        At most `max_keys` guards are kept. A policy object that `make` returns for several keys is
+        shared by them. The rest is as in `Guard`.
+        """
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"family({name!r}): the first argument is a name, such as 'sensor'")
+        self.name = name
+        self.make = check.plain_function("make", make)
+        self.max_keys = check.count("max_keys", max_keys)
+        self.idempotent = check.flag("idempotent", idempotent)
+        self.clock: Clock = current_clock() if clock is None else check_clock(clock)
+        self._rng = None if rng is None else check.chance("rng", rng)
+        self.closed = False
+        """Whether `close()` was called."""
+        self.evicted = 0
+        """How many keys were forgotten to make room."""
+        self.overflowed = 0
+        """How often a key found no room."""
+        self._members: dict[Hashable, _Member] = {}
+        self._hand: list[Hashable] = []
+        """Keys that are still to be looked at for one that may go."""
+        self._others: Guard | None = None
+        self._gone: dict[str, int] = dict.fromkeys(_COUNTS, 0)
+        self._gone_policies: dict[tuple[int, str], dict[str, Any]] = {}
+        """What evicted members have counted, so that no counter ever falls."""
+        self._lock = RLock()
+        survives_fork(self)
+        with registry.reserved(name, replace=check.flag("replace", replace)):
+            registry.add_family(self)
+
+    def __repr__(self) -> str:
+        return f"<Family {self.name!r}: {len(self._members)} of {self.max_keys} keys>"
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._members
+
+    def __getitem__(self, key: Hashable) -> Guard:
+        """Return the guard of `key`, made if the key is new."""
+        try:
+            member = self._members[key]
+        except KeyError:
+            return self._new(key)
+        except TypeError as error:
+            raise TypeError(
+                f"family {self.name!r}: {error}; a key is text, a number or a tuple"
+            ) from None
+        member.used = True
+        return member.guard
+
+    def __call__(self, *, by: str | Callable[..., Hashable]) -> Callable[[F], F]:
+        """Decorate: `@family(by="host")`, or by a function of the call's arguments."""
+        if not isinstance(by, str):
+            check.plain_function("by", by)
+
+        def decorate(function: F) -> F:
+            kind = kind_of(function)
+            key_of = _argument(by, function) if isinstance(by, str) else _calculated(by)
+            guarded = getattr(self, f"_{kind.replace(' ', '_')}")(function, key_of)
+            update_wrapper(guarded, function)
+            wrapped: F = guarded
+            return wrapped
+
+        return decorate
+
+    def _sync(self, function: Callable[..., Any], key_of: KeyOf) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            plan = self[key_of(args, kwargs)]._plan  # noqa: SLF001 - members are its own
+            return plan.bind(function, "sync")(*args, **kwargs)
+
+        return guarded
+
+    def _async(self, function: Callable[..., Any], key_of: KeyOf) -> Callable[..., Any]:
+        async def guarded(*args: Any, **kwargs: Any) -> Any:
+            plan = self[key_of(args, kwargs)]._plan  # noqa: SLF001 - members are its own
+            return await plan.bind(function, "async")(*args, **kwargs)
+
+        return guarded
+
+    def _generator(self, function: Callable[..., Any], key_of: KeyOf) -> Callable[..., Any]:
+        def pick(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any]:
+            guard = self[key_of(args, kwargs)]
+            return guard, guard._stream_layers("sync")  # noqa: SLF001 - members are its own
+
+        return guard_generator(pick, function)
+
+    def _async_generator(self, function: Callable[..., Any], key_of: KeyOf) -> Callable[..., Any]:
+        def pick(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any]:
+            guard = self[key_of(args, kwargs)]
+            return guard, guard._stream_layers("async")  # noqa: SLF001 - members are its own
+
+        return guard_async_generator(pick, function)
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """The policies of some member: the others are made alike. None before the first key."""
+        return next((guard.policies for guard in self._all().values()), ())
+
+    # Members
+
+    def _new(self, key: Hashable) -> Guard:
+        with self._lock:
+            member = self._members.get(key)
+            if member is not None:
+                return member.guard
+            if len(self._members) >= self.max_keys and not self._evict():
+                self.overflowed += 1
+                if self._others is None:
+                    self._others = self._made(key, OTHERS)
+                    self._say_full()
+                return self._others
+            guard = self._made(key, key)
+            self._members[key] = _Member(guard)
+            return guard
+
+    def _made(self, key: Hashable, shown: Hashable) -> Guard:
+        return Guard._unregistered(  # noqa: SLF001 - members are its own
+            f"{self.name}[{shown}]",
+            tuple(self.make(key)),
+            idempotent=self.idempotent,
+            clock=self.clock,
+            rng=self._rng,
+        )
+
+    def _evict(self) -> bool:
+        """Forget the member that is missed least, of some; False if none of them may go."""
+        now = self.clock.now()
+        best: Hashable = None
+        least: int | None = None
+        for _ in range(min(LOOKED_AT, 2 * len(self._members))):
+            if not self._hand:
+                self._hand = list(reversed(self._members))
+            key = self._hand.pop()
+            member = self._members.get(key)
+            if member is None or not member.may_go(now):
+                continue
+            missed = 2 * member.used + (member.guard.stats.error_rate(now) > 0)
+            member.used = False
+            if least is None or missed < least:
+                best, least = key, missed
+            if not missed:
+                break
+        if least is None:
+            return False
+        self._forget(best, now)
+        return True
+
+    def _forget(self, key: Hashable, now: float) -> None:
+        guard = self._members.pop(key).guard
+        self.evicted += 1
+        guard.stats.fold(now)
+        for name in _COUNTS:
+            self._gone[name] += getattr(guard.stats, name)
+        for place, bound in enumerate(guard.bounds):
+            kind = bound.policy.kind
+            gone = self._gone_policies.setdefault((place, kind), {"policy": kind})
+            _add_counts(gone, bound, own=len(bound.policy.bindings) == 1)
+
+    def _say_full(self) -> None:
+        from logging import getLogger
+
+        getLogger("seawall").warning(
+            "family %r: %d keys, and none of them may be forgotten: further keys share one guard."
+            " Write a larger max_keys=, or a coarser key",
+            self.name,
+            self.max_keys,
+        )
+
+    def guards(self) -> dict[Hashable, Guard]:
+        """Return the guards there are, by key."""
+        with self._lock:
+            return {key: member.guard for key, member in self._members.items()}
+
+    # What there is to see
+
+    def worst(self, most: int = WORST_SHOWN) -> dict[Hashable, Guard]:
+        """Return the guards in most trouble, the worst first: broken ones, then failing ones."""
+        check.count("most", most)
+        now = self.clock.now()
+        ranked = [
+            (_BROKEN.index(_state(guard)), -guard.stats.error_rate(now), place, key, guard)
+            for place, (key, guard) in enumerate(self._all().items())
+        ]
+        well = len(_BROKEN) - 1
+        ranked = [one for one in ranked if one[0] < well or one[1] < 0]
+        return {key: guard for *_, key, guard in sorted(ranked, key=lambda one: one[:3])[:most]}
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what there is to see of all members together, and of the worst by key.
+
+        It has the shape of a guard's: counts and policies are those of all members, also of those
+        that were forgotten. `family` tells about keys.
+        """
+        now = self.clock.now()
+        members = self._all()
+        total = dict(self._gone)
+        recent = [0, 0]
+        for guard in members.values():
+            for place, number in enumerate(guard.stats.recent(now)):
+                recent[place] += number
+            for name in _COUNTS:
+                total[name] += getattr(guard.stats, name)
+        worst = self.worst()
+        return {
+            "name": self.name,
+            **total,
+            "abandoned": sum(guard.stats.abandoned for guard in members.values()),
+            "error_rate": recent[1] / sum(recent) if recent[1] else 0.0,
+            "p50": None,
+            "p95": None,
+            "p99": None,
+            "policies": self._policies(list(members.values()), worst),
+            "family": {
+                "keys": len(self._members),
+                "max_keys": self.max_keys,
+                "evicted": self.evicted,
+                "overflowed": self.overflowed,
+                "worst": {str(key): guard.snapshot() for key, guard in worst.items()},
+            },
+        }
+
+    def _policies(
+        self, guards: list[Guard], worst: Mapping[Hashable, Guard]
+    ) -> list[dict[str, Any]]:
+        """Return what the policies at each place of the stack come to, all members together."""
+        seen = {place: deepcopy(gone) for place, gone in self._gone_policies.items()}
+        known: set[int] = set()  # a policy that members share has one state
+        for guard in guards:
+            for place, bound in enumerate(guard.bounds):
+                policy = bound.policy
+                told = seen.setdefault((place, policy.kind), {"policy": policy.kind})
+                new = id(policy) not in known
+                known.add(id(policy))
+                _add_counts(told, bound, own=new)
+                if new:
+                    _add_state(told, policy)
+        for told in seen.values():
+            if told["policy"] == "breaker" and "state" in told:
+                told["keys"] = {str(key): {"state": _state(guard)} for key, guard in worst.items()}
+                told["all_keys"] = len(guards)
+        return [seen[place] for place in sorted(seen)]
+
+    def explain(self) -> str:
+        """Return the stack that each key has, and what is dangerous in it."""
+        member = next(iter(self._all().values()), None)
+        head = f"family {self.name!r}: {len(self._members)} of at most {self.max_keys} keys"
+        if member is None:
+            return f"{head}; no stack is known before the first key"
+        return f"{head}, each with its own\n{member.explain()}"
+
+    def _all(self) -> dict[Hashable, Guard]:
+        members = self.guards()
+        if self._others is not None:
+            members[OTHERS] = self._others
+        return members
+
+    def close(self) -> None:
+        """Free the name, and forget all keys; calls under way and decorated functions go on."""
+        if not self.closed:
+            self.closed = True
+            registry.remove(self)
+        with self._lock:
+            self._members.clear()
+
+    def _after_fork(self) -> None:
+        """Be usable in a child process."""
+        self._lock = RLock()
+
+
+class _Member:
+    """A guard, and whether it was asked for since it was last looked at."""
+
+    __slots__ = ("guard", "used")
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self.used = True
+
+    def may_go(self, now: float) -> bool:
+        """Tell whether forgetting it breaks no bound, and lets nobody off."""
+        return all(policy._at_rest(now) for policy in self.guard.policies)  # noqa: SLF001 - its own
+
+
+def _state(guard: Guard) -> str:
+    """Return the worst state of the guard's breakers."""
+    states = [policy.state for policy in guard.policies if isinstance(policy, Breaker)]
+    return min(states, key=_BROKEN.index, default=_BROKEN[-1])
+
+
+def _add_counts(told: dict[str, Any], bound: Bound, *, own: bool) -> None:
+    """Add what a policy has counted; `own` says whether its own counters are not in yet."""
+    if isinstance(bound, GateBound):
+        told["rejected"] = told.get("rejected", 0) + bound.refused
+        told["would_reject"] = told.get("would_reject", 0) + bound.would_refuse
+    if own and isinstance(bound.policy, Breaker):
+        transitions = told.setdefault("transitions", {})
+        for name, times in bound.policy.transitions.items():
+            transitions[name] = transitions.get(name, 0) + times
+
+
+def _add_state(told: dict[str, Any], policy: Policy) -> None:
+    """Add how a policy stands now: slots to slots, and the worst state of a breaker."""
+    if isinstance(policy, GatePolicy):
+        told["mode"] = policy.mode
+    for name in ("limit", "in_flight", "waiting"):
+        number = getattr(policy, name, None)
+        if isinstance(number, int):
+            told[name] = told.get(name, 0) + number
+    if isinstance(policy, Breaker):
+        state = policy.state
+        told["state"] = min(told.get("state", state), state, key=_BROKEN.index)
+        told["open_keys"] = told.get("open_keys", 0) + (state in ("open", "isolated"))
+
+
+def _calculated(by: Callable[..., Hashable]) -> KeyOf:
+    ask = asked(by)
+    return lambda args, kwargs: ask(*args, **kwargs)
+
+
+def _argument(by: str, function: Callable[..., Any]) -> KeyOf:
+    """Return what reads the argument called `by` from a call of `function`."""
+    shape = signature(function)
+    parameter = shape.parameters.get(by)
+    if parameter is None or parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+        raise ValueError(
+            f"by={by!r}: the function takes {[*shape.parameters]}; name one of these, or pass a"
+            " function of the call's arguments"
+        )
+    place = list(shape.parameters).index(by)
+    positional = parameter.kind is not Parameter.KEYWORD_ONLY
+    default = parameter.default
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        if positional and place < len(args):
+            key: Hashable = args[place]
+        elif by in kwargs:
+            key = kwargs[by]
+        else:
+            if default is Parameter.empty:
+                shape.bind(*args, **kwargs)  # raises as the function itself would
+            key = default
+        return key
+
+    return read
