@@ -23,6 +23,7 @@ from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.fallback import Fallback
 from seawall.policies.retry import AdaptiveAttempts, Retry
 from seawall.policies.timeout import AdaptiveSeconds, Sync, Timeout
+from seawall.runtime.attempts import Attempts
 from seawall.runtime.batch import CONCURRENCY, Batch, arun_batch, run_batch
 from seawall.runtime.call import Call, Trace, trace_var
 from seawall.runtime.functions import (
@@ -34,7 +35,7 @@ from seawall.runtime.functions import (
     refuse,
 )
 from seawall.runtime.hold import Hold
-from seawall.runtime.layers import Layer
+from seawall.runtime.layers import Kind, Layer
 from seawall.runtime.mutex import survives_fork
 from seawall.runtime.parameters import parameters_of
 from seawall.runtime.plan import Plan
@@ -59,8 +60,8 @@ class Guard:
     """An ordered stack of policies around one dependency; the first is outermost.
 
     Use it as a decorator for `def`, `async def`, generators and async generators, or through
-    `call`, `acall`, `attempt`, `aattempt` and `hold`. One guard serves threads and event loops at
-    once.
+    `call`, `acall`, `attempt`, `aattempt`, `attempts` and `hold`. One guard serves threads and
+    event loops at once.
     """
 
     def __init__(
@@ -395,6 +396,31 @@ class Guard:
         """
         gates = [bound for bound in self.bounds if isinstance(bound, GateBound)]
         return Hold(self, gates, args, kwargs)
+
+    def attempts(self, *args: Any, **kwargs: Any) -> Attempts:
+        """Run a block of code under the whole stack, as often as `Retry` says.
+
+            async for attempt in guard.attempts():
+                async with attempt:
+                    ...
+
+        An error of the block is swallowed if another attempt follows, else the `with` raises it.
+        Without `async` it is the same for plain code. The arguments are those that a `key=`
+        function looks at. Policies that would have to run the block elsewhere, twice, or answer
+        in its place (`Cache`, `Fallback`, `Hedge`, threads) are refused with a TypeError.
+        """
+        for policy in self.policies:
+            if isinstance(policy, Fallback):
+                raise TypeError(
+                    f"guard {self.name!r}: {policy!r} cannot answer in place of a block of code:"
+                    " put the block into a function, or catch its error after the loop"
+                )
+        return Attempts(self, self._block_layers, args, kwargs)
+
+    def _block_layers(self, kind: Kind) -> list[Layer]:
+        return self._plan.layers(
+            kind, "stand around a block of code, which runs once, where it is written"
+        )
 
     def pressure(self, *args: Any, **kwargs: Any) -> Pressure:
         """Return how hard the dependency is pressed at this moment, as this guard sees it.

@@ -245,6 +245,18 @@ async def check_async_calls() -> None:
         held.failed(503)  # type: ignore[arg-type]
     async with vendor.hold():
         pass
+    async for attempt in vendor.attempts("key"):
+        assert_type(attempt.number, int)
+        async with attempt as own:
+            own.failed("status 503")
+        with attempt:  # type: ignore[attr-defined]
+            pass
+    for plain in vendor.attempts():
+        with plain as held_plain:
+            held_plain.failed(ConnectionError())
+            held_plain.ignore()
+        async with plain:  # type: ignore[attr-defined]
+            pass
     async with deadline(2.0) as given:
         assert_type(given, Deadline)
 

@@ -21,6 +21,7 @@ from seawall.models.budget import SuccessDeposit
 from seawall.models.pressure import Pressure, RetryThresholds
 from seawall.policies._retry_on import On, read_on
 from seawall.policies.budget import RetryBudget
+from seawall.runtime.call import STREAMED
 from seawall.runtime.events import CallRetried, RetryStopped, emit
 from seawall.runtime.layers import FAILED, OK, UNUSED, Flow, Host, Kind, Next, Outcome
 from seawall.runtime.policy import Bound, Policy
@@ -397,7 +398,8 @@ class _RetryFlow(Flow):
 
     def _worth_another(self, call: Call) -> bool:
         if call.error is None:
-            return not call.streaming and self._policy.wants(None, call.value)
+            looked_at = not call.streaming and call.value is not STREAMED
+            return looked_at and self._policy.wants(None, call.value)
         started = call.reached or isinstance(call.error, Rejected)
         return started and self._policy.wants(call.error, None)
 

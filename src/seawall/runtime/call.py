@@ -130,6 +130,7 @@ class Call:
         "attempt_began",
         "attempts",
         "began",
+        "block",
         "counts",
         "degradation",
         "error",
@@ -182,6 +183,8 @@ class Call:
         """The innermost attempt that the call itself runs in."""
         self.streaming = False
         """Whether gates stay entered after success (a generator, `hold`): then they are `held`."""
+        self.block = False
+        """Whether the function is a block of code, which its owner runs (`guard.attempts()`)."""
         self.adapt: Callable[[Any], Any] | None = None
         """What makes a substitute's value into a stream's."""
         self.counts = True

@@ -25,7 +25,7 @@ class Verdict:
     def __init__(self) -> None:
         """Begin outside of the block, with nothing said."""
         self._open = False
-        self._said: Exception | None = None
+        self._said: BaseException | None = None
 
     def failed(self, error: Exception | str) -> None:
         """Count the block as failed with `error`, though it does not raise it.
@@ -41,7 +41,7 @@ class Verdict:
         """Count the block neither as a success nor as a failure."""
         self._say(_NoVerdict())
 
-    def _say(self, error: Exception) -> None:
+    def _say(self, error: BaseException) -> None:
         if not self._open:
             raise RuntimeError("say how a block went inside of it, before it ends")
         self._said = error
@@ -53,8 +53,8 @@ class Verdict:
         return error if said is None else said
 
 
-class _NoVerdict(Exception):
-    """Stands for the error of a block that is to be ignored."""
+class _NoVerdict(BaseException):
+    """Stands for the error of a block that is to be ignored; no Exception, so never retried."""
 
     no_verdict = True
 
@@ -83,8 +83,8 @@ class Hold(Verdict):
         return self._call
 
     def __enter__(self) -> Self:
-        with _explained():
-            run_sync(self._once())
+        with explained("hold", self._once()):
+            run_sync(self._call)
         self._open = True
         return self
 
@@ -98,7 +98,7 @@ class Hold(Verdict):
 
     async def __aenter__(self) -> Self:
         self._once().function = _nothing_async
-        with _explained():
+        with explained("hold", self._call):
             await run_async(self._call)
         self._open = True
         return self
@@ -113,12 +113,15 @@ class Hold(Verdict):
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained(method: str, call: Call) -> Iterator[None]:
+    """Say in a TypeError that is raised before `call` begins what it may be for."""
     try:
         yield
     except TypeError as error:
+        if call.attempts:
+            raise
         # Nothing but a user's own functions (key=, cost=...) is called with arguments here.
-        advice = "give hold(...) the arguments that key=, cost= and the like look at"
+        advice = f"give {method}(...) the arguments that key=, cost= and the like look at"
         raise TypeError(f"{error}: {advice}") from error
 
 

@@ -68,7 +68,8 @@ def interpret(
         while todo is not None or not upwards:
             upwards = True
             try:
-                if todo is not None and todo.delay:
+                # A block is not inside the gates of its next attempt before that is begun.
+                if todo is not None and (todo.delay or call.block):
                     _stand_by(call.host)
                     yield todo.delay
                 if todo is not None and todo.instead is not None:

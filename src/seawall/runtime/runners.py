@@ -29,11 +29,8 @@ def run_sync(call: Call, *, waiter: Waiter | None = None, upwards: bool = False)
                         refuse_coroutine(result, request.function, level=request.substitute)
                     if request.substitute and call.adapt is not None:
                         result = call.adapt(result)
-                elif isinstance(request, float):
-                    clock.sleep(request)
-                    result = None
                 else:
-                    result = wait_sync(request, clock)
+                    result = fulfil_sync(request, clock)
             except BaseException as error:  # noqa: BLE001 - the interpreter decides what it means
                 request = steps.throw(error)
             else:
@@ -41,7 +38,7 @@ def run_sync(call: Call, *, waiter: Waiter | None = None, upwards: bool = False)
     except StopIteration:
         pass
     del request  # it may lead to the error, and so would keep itself alive
-    return _result(call)
+    return result_of(call)
 
 
 async def run_async(call: Call, *, waiter: Waiter | None = None, upwards: bool = False) -> Any:
@@ -59,11 +56,8 @@ async def run_async(call: Call, *, waiter: Waiter | None = None, upwards: bool =
                         result = await result
                     if request.substitute and call.adapt is not None:
                         result = await call.adapt(result)
-                elif isinstance(request, float):
-                    await sleep_async(request)
-                    result = None
                 else:
-                    result = await wait_async(request, clock)
+                    result = await fulfil_async(request, clock)
             except BaseException as error:  # noqa: BLE001 - the interpreter decides what it means
                 request = steps.throw(error)
             else:
@@ -71,10 +65,11 @@ async def run_async(call: Call, *, waiter: Waiter | None = None, upwards: bool =
     except StopIteration:
         pass
     del request  # it may lead to the error, and so would keep itself alive
-    return _result(call)
+    return result_of(call)
 
 
-def _result(call: Call) -> Any:
+def result_of(call: Call) -> Any:
+    """Return the value of a call that has ended, or raise its error."""
     error = call.error
     if error is None:
         return call.value
@@ -86,6 +81,20 @@ def _result(call: Call) -> Any:
         raise error
     finally:
         del error
+
+
+def fulfil_sync(request: Waiter | float, clock: Clock) -> Any:
+    """Do what the interpreter asks for, other than to run the function; return what it is sent."""
+    if isinstance(request, float):
+        return clock.sleep(request)
+    return wait_sync(request, clock)
+
+
+async def fulfil_async(request: Waiter | float, clock: Clock) -> Any:
+    """Do what the interpreter asks for, other than to run the function; return what it is sent."""
+    if isinstance(request, float):
+        return await sleep_async(request)
+    return await wait_async(request, clock)
 
 
 def refuse_coroutine(coroutine: Any, function: Any, *, level: bool = False) -> None:

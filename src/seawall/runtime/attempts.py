@@ -1,0 +1,262 @@
+"""A block of code that is attempted again, with the whole stack of a guard around each attempt.
+
+    for attempt in guard.attempts():
+        with attempt:
+            ...
+
+The interpreter runs a call whose function is the block: `with` carries out what it asks for until
+the function is to run, and the end of the block is what the function returned or raised.
+
+Promises: an error of the block is swallowed if another attempt follows, and is raised by the `with`
+if none does; whatever ends the block or the loop (an error, cancellation, `break`, `return`), every
+layer is left exactly once, in the task or thread that entered it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from seawall.runtime.call import STREAMED, Call
+from seawall.runtime.hold import Verdict, explained
+from seawall.runtime.interpreter import Request, Run, interpret
+from seawall.runtime.layers import Host, Kind, Layer
+from seawall.runtime.runners import fulfil_async, fulfil_sync, result_of
+
+State = Literal["before", "given", "inside", "over"]
+"""Where a loop is: before an attempt, with one given out, inside its block, or at the end."""
+
+
+class Attempts:
+    """What `guard.attempts()` returns: each `for` or `async for` over it is one guarded call."""
+
+    __slots__ = ("_args", "_host", "_kwargs", "_layers")
+
+    def __init__(
+        self,
+        host: Host,
+        layers: Callable[[Kind], Sequence[Layer]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Attempt blocks of `host`, inside its `layers` for a kind of call."""
+        self._host = host
+        self._layers = layers
+        self._args = args
+        self._kwargs = kwargs
+
+    def __iter__(self) -> Iterator[BlockAttempt]:
+        """Begin a call from this thread."""
+        return _AttemptLoop(self._block("sync"))
+
+    def __aiter__(self) -> AsyncIterator[AsyncBlockAttempt]:
+        """Begin a call from this task."""
+        return _AsyncAttemptLoop(self._block("async"))
+
+    def _block(self, kind: Kind) -> _Block:
+        host = self._host
+        layers = self._layers(kind)
+        return _Block(Call(host, layers, _none, self._args, self._kwargs, host.clock.now()))
+
+
+class _Block:
+    """One call whose function is a block of code, as far as it has come."""
+
+    __slots__ = ("call", "request", "state", "steps")
+
+    def __init__(self, call: Call) -> None:
+        call.block = True
+        self.call = call
+        self.steps = interpret(call)
+        self.request: Request | None = None
+        """What the interpreter has asked for and was not given yet; None before it was started."""
+        self.state: State = "before"
+
+    def give(self) -> bool:
+        """Give out the next attempt; False if there is none."""
+        if self.state in ("given", "inside"):
+            raise RuntimeError(
+                f"guard {self.call.host.name!r}: attempts() was asked for the next attempt before"
+                " this one was made: write `with attempt:` (`async with` in `async for`) once for"
+                " each, around all that is to be attempted"
+            )
+        if self.state == "over":
+            return False
+        self.state = "given"
+        return True
+
+    def start(self) -> Request:
+        """Begin an attempt; return what is to be carried out first."""
+        if self.state != "given":
+            raise RuntimeError("this attempt was made already: take the next one from the loop")
+        self.state = "over"  # unless the block is reached
+        request, self.request = self.request, None
+        return next(self.steps) if request is None else request
+
+    def end(self, raised: BaseException | None, counted: BaseException | None) -> bool:
+        """End the block that raised `raised` and counts as `counted`.
+
+        True if another attempt follows; else the call's own error is raised, unless that is what
+        the block has raised itself or has only said.
+        """
+        self.state = "over"
+        if raised is not None and not isinstance(raised, Exception):
+            counted = raised  # whatever was said: nobody may swallow a cancellation
+        try:
+            if counted is None:
+                self.request = self.steps.send(STREAMED)
+            else:
+                self.request = self.steps.throw(counted)
+        except StopIteration:
+            pass
+        else:
+            self.state = "before"
+            return True
+        error = self.call.error
+        try:
+            if error is not raised and error is not counted:
+                result_of(self.call)
+        finally:
+            self.call.error = None
+            del error, raised, counted
+        return False
+
+    def close(self) -> None:
+        """Leave all layers, if the loop was left between two attempts."""
+        if self.state in ("before", "given"):
+            self.state = "over"
+            self.steps.close()
+            self.call.error = None
+
+
+class _Attempt(Verdict):
+    """One attempt at a block; it may say of itself how it went, as a `hold` block may."""
+
+    __slots__ = ("_block", "number")
+
+    def __init__(self, block: _Block) -> None:
+        super().__init__()
+        self._block = block
+        self.number = block.call.attempts + 1
+        """Which attempt it is: 1 for the first."""
+
+    def _reached(self, request: Request | None) -> Self:
+        """Begin the block; or raise what ended the call before that."""
+        block = self._block
+        if request is None:
+            with explained("attempts", block.call):
+                result_of(block.call)
+        block.state = "inside"
+        self._open = True
+        return self
+
+
+class BlockAttempt(_Attempt):
+    """What a `for` over `guard.attempts()` gives: `with attempt:`."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        """Pause, wait for and enter what stands around the block."""
+        block = self._block
+        clock = block.call.host.clock
+        request: Request | None = None
+        try:
+            request = block.start()
+            while not isinstance(request, Run):
+                try:
+                    result = fulfil_sync(request, clock)
+                except BaseException as error:  # noqa: BLE001 - the interpreter decides
+                    request = block.steps.throw(error)
+                else:
+                    request = block.steps.send(result)
+        except StopIteration:
+            request = None
+        return self._reached(request)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """Leave what stands around the block; swallow its error if another attempt follows."""
+        return self._block.end(error, self._end(error))
+
+
+class AsyncBlockAttempt(_Attempt):
+    """What an `async for` over `guard.attempts()` gives: `async with attempt:`."""
+
+    __slots__ = ()
+
+    async def __aenter__(self) -> Self:
+        """Pause, wait for and enter what stands around the block."""
+        block = self._block
+        clock = block.call.host.clock
+        request: Request | None = None
+        try:
+            request = block.start()
+            while not isinstance(request, Run):
+                try:
+                    result = await fulfil_async(request, clock)
+                except BaseException as error:  # noqa: BLE001 - the interpreter decides
+                    request = block.steps.throw(error)
+                else:
+                    request = block.steps.send(result)
+        except StopIteration:
+            request = None
+        return self._reached(request)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """Leave what stands around the block; swallow its error if another attempt follows."""
+        return self._block.end(error, self._end(error))
+
+
+class _AttemptLoop:
+    """One `for` loop. Only the loop has it: when that is left, so are all layers."""
+
+    __slots__ = ("_block",)
+
+    def __init__(self, block: _Block) -> None:
+        self._block = block
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> BlockAttempt:
+        if self._block.give():
+            return BlockAttempt(self._block)
+        raise StopIteration
+
+    def __del__(self) -> None:
+        self._block.close()
+
+
+class _AsyncAttemptLoop:
+    """One `async for` loop. Only the loop has it: when that is left, so are all layers."""
+
+    __slots__ = ("_block",)
+
+    def __init__(self, block: _Block) -> None:
+        self._block = block
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AsyncBlockAttempt:
+        if self._block.give():
+            return AsyncBlockAttempt(self._block)
+        raise StopAsyncIteration
+
+    def __del__(self) -> None:
+        self._block.close()
+
+
+def _none(*_args: Any, **_kwargs: Any) -> None:
+    """Stand for the function: the block runs where it is written."""
