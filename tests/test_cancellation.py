@@ -226,6 +226,13 @@ async def hold(world: World) -> Any:
         return await world.service()
 
 
+async def loop_of_attempts(world: World) -> Any:
+    async for one in world.guard.attempts():
+        async with one:
+            return await world.service()
+    raise AssertionError
+
+
 async def stream(world: World) -> Any:
     items = world.guard(world.service.items)()
     try:
@@ -677,7 +684,7 @@ def test_stacks_in_any_order_leave_nothing_behind(number: int, seed: int):
 
 @pytest.mark.parametrize("prepare", [alone, crowd])
 @pytest.mark.parametrize("script", [(), ("fail",), ("hang",)])
-@pytest.mark.parametrize("act", [hold, stream])
+@pytest.mark.parametrize("act", [hold, stream, loop_of_attempts])
 def test_blocks_and_generators_leave_nothing_behind(act: Act, prepare: Act, script: Any):
     """Wherever a `hold` block or a guarded generator is stopped, its gates are left, once."""
 
@@ -691,7 +698,7 @@ def test_blocks_and_generators_leave_nothing_behind(act: Act, prepare: Act, scri
 
 @pytest.mark.parametrize("prepare", [alone, crowd])
 @pytest.mark.parametrize("script", [(), ("fail",)])
-@pytest.mark.parametrize("act", [hold, stream])
+@pytest.mark.parametrize("act", [hold, stream, loop_of_attempts])
 def test_scarce_blocks_and_generators_leave_nothing_behind(act: Act, prepare: Act, script: Any):
     """The same for rates that they wait for, limits that learn, and counts of the server's."""
 
@@ -704,7 +711,7 @@ def test_scarce_blocks_and_generators_leave_nothing_behind(act: Act, prepare: Ac
     assert sweep(build, act=act, prepare=prepare, script=script, hows=hows) >= 2
 
 
-@pytest.mark.parametrize("act", [hold, stream])
+@pytest.mark.parametrize("act", [hold, stream, loop_of_attempts])
 def test_probes_of_blocks_and_generators_are_given_back(act: Act):
     """A half-open probe that is a block or a generator gives its permit back when stopped."""
     build, options = ALONE["probe"]
