@@ -47,7 +47,7 @@ from seawall import (
     vegas,
 )
 from seawall._expiry import is_expiry
-from seawall.context import attempt_var, deadline_var
+from seawall.context import attempt_var, deadline_scope
 from seawall.models.rates import whole_microseconds
 from seawall.policies._answers import Answers
 from seawall.policies._async_timeout import AsyncTimeout, Lane
@@ -197,7 +197,7 @@ class World:
 
 
 def context() -> tuple[Any, ...]:
-    return deadline_var.get(), attempt_var.get(), trace_var.get(), fallback_reason()
+    return deadline_scope(), attempt_var.get(), trace_var.get(), fallback_reason()
 
 
 Act = Callable[[World], Any]

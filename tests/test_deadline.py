@@ -29,7 +29,7 @@ from seawall import (
     idempotency_key,
 )
 from seawall.clock import SYSTEM, VirtualClock, current_clock
-from seawall.context import _DeadlineScope, deadline_var
+from seawall.context import _DeadlineScope, deadline_scope, deadline_var
 from seawall.policies.timeout import _Cooperative
 from seawall.runtime import fastpath, interpreter
 from seawall.testing import ScriptedService, answer, run_virtual, virtual_time
@@ -448,15 +448,18 @@ def test_the_time_left_never_grows_on_the_way_down(case: Descent) -> None:
 def _naive_scope(scope: _DeadlineScope) -> Deadline:
     wanted = scope._seconds
     if not isinstance(wanted, Deadline):
-        outer = deadline_var.get()
+        outer = deadline_scope()
         clock = outer[1] if outer else current_clock()
         wanted = Deadline(clock.now() + wanted, clock)
-    scope._token = deadline_var.set((wanted.at, wanted.clock))
+    scope._scope = [wanted.at, wanted.clock, None, True]
+    scope._token = deadline_var.set(scope._scope)
     return wanted
 
 
 def _naive_timeout(timeout: _Cooperative, now: float) -> Any:
-    return deadline_var.set((now + timeout._bound.seconds(now), timeout._clock))
+    scope = [now + timeout._bound.seconds(now), timeout._clock, None, True]
+    deadline_var.set(scope)
+    return scope
 
 
 @pytest.mark.parametrize(

@@ -320,10 +320,10 @@ def test_work_that_expired_in_the_queue_does_not_start(blocked):
         async def main():
             with deadline(5.0):
                 task = asyncio.create_task(pool.arun(ran.append, 1))
-            await _until_async(lambda: pool.snapshot()["waiting"])
-            clock.advance(6.0)  # and the loop has not come round yet
-            blocked.go_on.set()
-            await asyncio.wait([task])
+                await _until_async(lambda: pool.snapshot()["waiting"])
+                clock.advance(6.0)  # and the loop has not come round yet
+                blocked.go_on.set()
+                await asyncio.wait([task])
             return task.exception()
 
         error = run_virtual(main(), clock=clock)

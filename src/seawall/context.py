@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar, Token
 from enum import IntEnum
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
@@ -27,10 +27,20 @@ class Criticality(IntEnum):
     CRITICAL_PLUS = 3
 
 
-deadline_var: Final[ContextVar[tuple[float, Clock] | None]] = ContextVar(
-    "seawall_deadline", default=None
-)
-"""The instant and the clock it is on. A pair, not a Deadline: it is made on the hot path."""
+Scope: TypeAlias = list[Any]
+"""A deadline in the context: `[at, clock, outer, holder, ...]`.
+
+`at` is the instant and `clock` the clock it is on. `outer` is the scope around it that was on when
+it began, or None. `holder` is the task that will be cancelled at that instant, True if nobody is,
+and None once the scope has ended: then it has no effect any more, also for tasks and threads that
+copied the context while it was on. What follows belongs to whoever made it.
+
+A list, and not taken out of the context again when it has ended: one is made for each call with a
+Timeout, where an object with attributes, or `reset`, would each cost as much as a bare await.
+"""
+
+deadline_var: Final[ContextVar[Scope | None]] = ContextVar("seawall_deadline", default=None)
+"""The scope that began last, here. It may have ended: read it by `deadline_scope()`."""
 
 
 class Attempt:
@@ -130,12 +140,50 @@ class Deadline:
         return ends
 
 
+def deadline_scope() -> Scope | None:
+    """Return the scope of the deadline that applies here, or None: the one way to read it."""
+    return live_scope(deadline_var.get())
+
+
+def live_scope(scope: Scope | None) -> Scope | None:
+    """Return `scope` if it has not ended, else the nearest one around it that has not."""
+    while scope is not None and scope[3] is None:
+        scope = scope[2]
+    return scope
+
+
+def nearer_scope(at: float, clock: Clock, outer: Scope | None) -> Scope:
+    """Return a scope for `at`, or for the instant of `outer`, the one around it, if nearer."""
+    if outer is not None:
+        # Two clocks have no instants in common: then what is left is compared.
+        same = outer[1] is clock
+        nearer = outer[0] < at if same else outer[0] - outer[1].now() < at - clock.now()
+        if nearer:
+            return [outer[0], outer[1], outer, outer[3]]
+    return [at, clock, outer, True]
+
+
+def end_scope(scope: Scope) -> None:
+    """Let `scope` have no effect any more, wherever it was copied to."""
+    scope[3] = None
+
+
+def seconds_left() -> float | None:
+    """Return the seconds until the deadline that applies here, negative after it; None: none."""
+    held = deadline_scope()
+    if held is None:
+        return None
+    left: float = held[0] - held[1].now()
+    return left
+
+
 class _DeadlineScope:
     """`with` sets the deadline for what runs inside; `async with` also cancels at that instant."""
 
-    __slots__ = ("_clock", "_entered", "_expiry", "_seconds", "_token")
+    __slots__ = ("_clock", "_entered", "_expiry", "_scope", "_seconds", "_token")
 
-    _token: Token[tuple[float, Clock] | None]
+    _scope: Scope
+    _token: Token[Scope | None]
 
     def __init__(self, seconds: float | Deadline, clock: Clock | None) -> None:
         self._seconds = seconds
@@ -147,21 +195,15 @@ class _DeadlineScope:
         if self._entered:
             raise RuntimeError("this deadline(...) is in use: write deadline(...) for each block")
         self._entered = True
-        outer = deadline_var.get()
+        outer = deadline_scope()
         if isinstance(self._seconds, Deadline):
             wanted = self._seconds
         else:
             clock = self._clock or (outer[1] if outer else current_clock())
             wanted = Deadline(clock.now() + self._seconds, clock)
-        kept = wanted
-        if outer is not None:
-            known = Deadline(*outer)
-            # Two clocks have no instants in common: then what is left is compared.
-            same = known.clock is wanted.clock
-            nearer = known.at < wanted.at if same else known.remaining() < wanted.remaining()
-            kept = known if nearer else wanted
-        self._token = deadline_var.set((kept.at, kept.clock))
-        return kept
+        self._scope = nearer_scope(wanted.at, wanted.clock, outer)
+        self._token = deadline_var.set(self._scope)
+        return Deadline(self._scope[0], self._scope[1])
 
     def __exit__(
         self,
@@ -169,6 +211,7 @@ class _DeadlineScope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        end_scope(self._scope)
         reset(deadline_var, self._token)
         self._entered = False
 
@@ -207,8 +250,8 @@ def deadline(seconds: float | Deadline, *, clock: Clock | None = None) -> _Deadl
 
 def current_deadline() -> Deadline | None:
     """Return the deadline that applies here, or None."""
-    held = deadline_var.get()
-    return None if held is None else Deadline(*held)
+    held = deadline_scope()
+    return None if held is None else Deadline(held[0], held[1])
 
 
 def give_up_at(now: float, seconds: float) -> tuple[float | None, bool]:
@@ -217,8 +260,8 @@ def give_up_at(now: float, seconds: float) -> tuple[float | None, bool]:
     And whether that is the deadline's doing.
     """
     until = now + seconds
-    held = deadline_var.get()
-    limit = float("inf") if held is None else now + held[0] - held[1].now()
+    left = seconds_left()
+    limit = float("inf") if left is None else now + left
     late = limit < until
     until = limit if late else until
     return (None if until == float("inf") else until), late
@@ -226,9 +269,17 @@ def give_up_at(now: float, seconds: float) -> tuple[float | None, bool]:
 
 def check_deadline() -> None:
     """Raise `TimedOut` if the deadline that applies here has passed; call it in long loops."""
-    held = deadline_var.get()
-    if held is not None and held[1].now() >= held[0]:
+    if deadline_passed():
         raise TimedOut("the deadline passed before the work was done")
+
+
+def deadline_passed() -> bool:
+    """Tell whether the deadline that applies here has passed."""
+    held = deadline_var.get()
+    if held is None:
+        return False
+    held = live_scope(held)
+    return held is not None and bool(held[1].now() >= held[0])
 
 
 class _Scope(Generic[T]):

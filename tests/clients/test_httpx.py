@@ -132,7 +132,33 @@ def test_a_hedged_call_takes_the_faster_answer():
     assert run_virtual(main(), clock=clock) == b"fast"
     assert [body.closed for body in server.bodies] == [1, 1]
     left = [seen.headers["x-server-timeout"] for seen in server.seen]
-    assert left == ["5.000", "4.000"]
+    assert left == ["5.000", "5.000"]  # each copy has a timeout of its own
+
+
+@pytest.mark.parametrize("place", ["around", "in a child task", "in the stack"])
+def test_the_server_is_told_the_time_of_the_nearest_timeout(place: str):
+    """A Timeout is a deadline for all that is inside it, the client of another guard too."""
+    server = Server(Step(body=b"answer"))
+    clock = VirtualClock()
+    total, attempt = new_guard(Timeout(0.5), clock=clock), Timeout(2.0)
+    policies = [Timeout(0.5), attempt] if place == "in the stack" else [attempt]
+    guard = new_guard(*policies, clock=clock)
+
+    async def main() -> None:
+        transport = AsyncGuardedTransport(guard, transport_to(server, httpx, sync=False))
+        async with httpx.AsyncClient(transport=transport) as client:
+
+            async def ask() -> None:
+                if place == "in a child task":
+                    await asyncio.gather(client.get(URL))
+                else:
+                    await client.get(URL)
+
+            for _ in range(2):
+                await (ask() if place == "in the stack" else total.acall(ask))
+
+    run_virtual(main(), clock=clock)
+    assert [seen.headers["x-server-timeout"] for seen in server.seen] == ["0.500"] * 2
 
 
 def test_what_is_not_repeatable_is_not_hedged():

@@ -269,7 +269,7 @@ async def _too_late(opening: Opening) -> tuple[int, int, bool]:
     held: list[bool] = []
 
     async def pass_it(_shop: Shop) -> None:
-        deadline_var.set((-1.0, current_clock()))
+        deadline_var.set([-1.0, current_clock(), None, True])
 
     async with opening() as database:
         app = IdempotentRequests(
@@ -288,7 +288,7 @@ async def _too_late(opening: Opening) -> tuple[int, int, bool]:
             return True
 
         asked = asyncio.Event()
-        deadline_var.set((-1.0, current_clock()))
+        deadline_var.set([-1.0, current_clock(), None, True])
         renewal = Renewal(0.003, renew)
         await asked.wait()
         await renewal.stop()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -17,17 +19,20 @@ from seawall import (
     Bulkhead,
     CallTimedOut,
     DeadlineExceeded,
+    IoPool,
     Retry,
     TimedOut,
     Timeout,
+    VirtualClock,
     _expiry,
     adaptive,
+    context,
     current_deadline,
     deadline,
     subscribe,
 )
 from seawall.policies import _async_timeout
-from seawall.testing import ScriptedService, answer, hang, run_virtual, slow
+from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
 
 QUARTERS = quarters(8, least=1)
@@ -750,3 +755,259 @@ def test_an_enforced_deadline_and_a_timeout_at_the_same_instant(enforced: bool) 
 
     for seed in range(10):
         run_virtual(main(), seed=seed)
+
+
+# The time of a call is the deadline of what runs inside it
+
+
+def _left() -> float | None:
+    held = current_deadline()
+    return None if held is None else held.remaining()
+
+
+def test_a_timeout_is_the_deadline_of_what_runs_inside() -> None:
+    """The nearer of two counts; afterwards there is none."""
+
+    async def main() -> None:
+        outer, near, far = (new_guard(Timeout(seconds)) for seconds in (0.5, 0.25, 2.0))
+
+        async def inside() -> list[float | None]:
+            seen = [_left()]
+            seen += [await near.acall(left), await far.acall(left)]
+            with deadline(1.0) as kept:
+                seen.append(kept.remaining())
+            await let_pass(0.125)
+            return [*seen, _left()]
+
+        for _ in range(2):  # by the rule, and by the success path
+            assert await outer.acall(inside) == [0.5, 0.25, 0.5, 0.5, 0.375]
+            assert _left() is None
+
+    async def left() -> float | None:
+        return _left()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("start", ["gather", "task group"])
+def test_child_tasks_have_the_deadline_of_the_call_that_they_are_part_of(start: str) -> None:
+    """Whoever starts them: they copy the context."""
+
+    async def child() -> float | None:
+        await let_pass(0.125)
+        return _left()
+
+    async def main() -> None:
+        guard = new_guard(Timeout(0.5))
+
+        @guard
+        async def parent() -> list[float | None]:
+            if start == "gather":
+                return await asyncio.gather(child(), child())
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(child()) for _ in range(2)]
+            return [task.result() for task in tasks]
+
+        assert [await parent(), await parent()] == [[0.375, 0.375]] * 2
+
+    run_virtual(main())
+
+
+def _background(outcome: str) -> list[Any]:
+    """Start a task inside a call with a timeout; return what it sees during and after the call."""
+    seen: list[Any] = []
+
+    async def main() -> None:
+        inner = new_guard(Retry(on=ConnectionError))
+        tasks = []
+
+        async def work() -> str:
+            return "done"
+
+        async def background() -> None:
+            await let_pass(0.25)
+            seen.append(_left())
+            await let_pass(10.0)
+            seen.append(_left())
+            seen.append(await inner.acall(work))
+
+        async def call(*, fails: bool) -> None:
+            tasks.append(asyncio.create_task(background()))
+            await let_pass(0.5 if outcome != "times out" else 5.0)
+            if fails:
+                raise ConnectionError
+
+        guard = new_guard(Timeout(1.0))
+        await guard.acall(answered)
+        try:
+            await guard.acall(call, fails=outcome == "fails")
+        except (ConnectionError, TimedOut):
+            pass
+        # Neither does another call of the same task, which is under way then, concern it.
+        other = new_guard(Timeout(20.0))
+        await other.acall(let_pass, 15.0)
+        await asyncio.gather(*tasks)
+
+    async def answered() -> None:
+        pass
+
+    run_virtual(main())
+    return seen
+
+
+@pytest.mark.parametrize("outcome", ["returns", "fails", "times out"])
+def test_a_background_task_is_not_refused_because_of_a_call_that_has_ended(outcome: str) -> None:
+    """It has the deadline of the call while that is under way, and none after it."""
+    assert _background(outcome) == [0.75, None, "done"]
+
+
+def test_without_the_end_of_its_scope_a_timeout_outlives_its_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The background task has no time left, long after."""
+    monkeypatch.setattr(context, "live_scope", lambda scope: scope)
+    assert _background("returns")[1] == 0.0
+
+
+def test_a_retry_inside_a_timeout_makes_no_pause_that_cannot_end_in_time() -> None:
+    """So the real error is raised at once, and no `TimedOut` hides it."""
+
+    async def main() -> None:
+        service = ScriptedService(fail(ConnectionError("refused"), times=None))
+        outer, inner = new_guard(Timeout(0.5)), new_guard(Retry(on=ConnectionError, backoff=[2.0]))
+
+        @outer
+        async def call() -> Any:
+            return await inner.acall(service.acall)
+
+        for _ in range(2):
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(ConnectionError, match="refused"):
+                await call()
+            assert asyncio.get_running_loop().time() == began
+        assert service.calls == 2
+
+    run_virtual(main())
+
+
+def test_a_call_that_outlasted_its_time_is_timed_out_though_a_guard_inside_refused_more() -> None:
+    """A loop that is kept busy cancels nobody; still it began, so `TimedOut` it is."""
+
+    async def main(clock: VirtualClock) -> None:
+        inner = new_guard(Bulkhead(1))
+        refused: list[DeadlineExceeded] = []
+
+        async def work() -> None:
+            raise AssertionError("expired work has started")
+
+        async def busy() -> None:
+            clock.advance(1.0)
+            try:
+                await inner.acall(work)
+            except DeadlineExceeded as error:
+                refused.append(error)
+                raise
+
+        for policies in ([Timeout(0.5)], [Timeout(0.5), Timeout(2.0)]):
+            guard = new_guard(*policies)
+            with pytest.raises(TimedOut, match=r"after 0\.500 s") as caught:
+                await guard.acall(busy)
+            assert caught.value.__cause__ is refused[-1]
+            assert guard.snapshot()["timed_out"] == 1
+
+    clock = VirtualClock()
+    run_virtual(main(clock), clock=clock)
+
+
+def test_a_total_and_an_attempt_timeout_need_no_timers_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The total is a deadline for the attempt, and costs it nothing but a comparison."""
+
+    class Own:
+        def __init__(self, *_: object) -> None:
+            raise AssertionError("a timer for one call")
+
+    monkeypatch.setattr(_async_timeout, "_OwnTimer", Own)
+
+    async def main() -> None:
+        retry = Retry(on=TimedOut, attempts=3, backoff=[0.5])
+        guard = new_guard(Timeout(2.0), retry, Timeout(1.0))
+        for _ in range(3):
+            assert await guard.acall(ScriptedService(answer("ok")).acall) == "ok"
+        # The second attempt begins at 1.5: the total ends it, and says so.
+        with pytest.raises(TimedOut, match=r"after 2\.000 s"):
+            await guard.acall(ScriptedService(hang(times=None)).acall)
+        assert asyncio.get_running_loop().time() == 2.0
+
+    run_virtual(main())
+
+
+def test_the_deadline_of_a_stream_ends_with_its_first_item() -> None:
+    """As the timeout does; its consumer never has it."""
+
+    async def main() -> None:
+        @new_guard(Timeout(0.5))
+        async def items() -> AsyncIterator[float | None]:
+            yield _left()
+            await let_pass(1.0)
+            yield _left()
+
+        seen = []
+        async for item in items():
+            seen += [item, _left()]
+        assert seen == [0.5, None, None, None]
+
+    run_virtual(main())
+
+
+def test_what_a_call_was_is_freed_when_it_has_ended() -> None:
+    """The ended scope stays in the task's context, and must not lead back to the task."""
+
+    async def main() -> None:
+        guard = new_guard(Timeout(1.0))
+        for _ in range(2):
+            task = asyncio.create_task(guard.acall(let_pass, 0.25))
+            await task
+            gone = weakref.ref(task)
+            del task
+            await let_pass(0.0)  # the loop itself has it until then
+            assert gone() is None
+
+    gc.disable()
+    try:
+        run_virtual(main())
+    finally:
+        gc.enable()
+
+
+def test_a_thread_has_the_deadline_of_the_timeout_around_it_also_when_it_is_given_up() -> None:
+    """Work that nobody waits for any more begins nothing; what comes after has no deadline."""
+    clock = VirtualClock()
+    inner, outer = new_guard(Bulkhead(1), clock=clock), new_guard(Timeout(30.0), clock=clock)
+    pool = IoPool("deadlines", workers=1, clock=clock)
+    started, given_up = threading.Event(), threading.Event()
+    seen: list[Any] = []
+
+    def work() -> None:
+        seen.append(_left())
+        started.set()
+        given_up.wait(60)
+        seen.append(_left())
+        try:
+            inner.call(int)
+        except DeadlineExceeded:
+            seen.append("refused")
+
+    async def main() -> None:
+        task = asyncio.create_task(outer.acall(pool.arun, work))
+        await asyncio.to_thread(started.wait, 60)
+        task.cancel()
+        await asyncio.wait([task])
+        clock.advance(31.0)
+        given_up.set()
+        assert await pool.arun(_left) is None
+
+    with pool:
+        asyncio.run(main())
+    assert seen == [30.0, 0.0, "refused"]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall import deadline, subscribe
-from seawall.context import deadline_var
+from seawall.context import deadline_scope
 from seawall.runtime.edge_events import HealthChanged
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
 from seawall.web import _health_watch
@@ -441,7 +441,7 @@ def test_a_check_does_not_inherit_the_probes_deadline():
     seen: list[object] = []
 
     async def look() -> None:
-        seen.append(deadline_var.get())
+        seen.append(deadline_scope())
 
     async def main() -> None:
         health = new_health()

@@ -263,7 +263,7 @@ def test_undo_from_another_context_does_no_harm():
 # --- What an earlier request left ---
 
 VARIABLES: dict[ContextVar[Any], Any] = {
-    deadline_var: st.none() | st.floats(-5, 50).map(lambda at: (at, VirtualClock())),
+    deadline_var: st.none() | st.floats(-5, 50).map(lambda at: [at, VirtualClock(), None, True]),
     criticality_var: st.sampled_from(Criticality),
     tenant_var: st.none() | st.just("acme"),
     tier_var: st.none() | st.just("free"),

@@ -20,7 +20,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 from seawall.clients._exchange_errors import a_moment, as_library_error
 from seawall.clients._exchange_headers import headers_for
 from seawall.clients._exchange_terms import BadStatus, Terms, retryable
-from seawall.context import current_attempt, deadline_var, idempotency_key_var, reset
+from seawall.context import (
+    current_attempt,
+    deadline_passed,
+    deadline_scope,
+    idempotency_key_var,
+    reset,
+)
 from seawall.errors import DeadlineExceeded, Rejected, SeawallError, TimedOut, add_note
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER
 
@@ -41,7 +47,7 @@ class Time(NamedTuple):
     seconds: float | None = None
     """After which the library itself is to give up."""
     cancels: bool = False
-    """Whether the guard ends it by itself."""
+    """Whether a Timeout ends it by itself."""
 
 
 class Carrier(NamedTuple):
@@ -281,22 +287,16 @@ class Exchange:
             self._sent = True
         elif not self._retried_above:
             error.nothing_sent = True  # type: ignore[attr-defined]
-        held = deadline_var.get()
-        out_of_time = held is not None and held[1].now() >= held[0]
-        if out_of_time and not ours and isinstance(error, library.timeout_error):
+        if not ours and isinstance(error, library.timeout_error) and deadline_passed():
             name = self._terms.guard.name
             late = TimedOut(f"guard {name!r}: the deadline passed: {error}", guard=name)
             raise as_library_error(late, library, self.request) from error
 
     def _time_left(self) -> Time:
-        held = deadline_var.get()
-        left = None if held is None else held[0] - held[1].now()
-        until = self._cancelled_at() if self._terms.timeouts else None
-        if until is not None:
-            own = until - self._terms.guard.clock.now()
-            left = own if left is None else min(left, own)
-        if left is None:
+        held = deadline_scope()
+        if held is None:
             return Time()
+        left = held[0] - held[1].now()
         if left <= 0:
             name = self._terms.guard.name
             raise DeadlineExceeded(
@@ -306,15 +306,7 @@ class Exchange:
             )
         # Who waits in a task can be cancelled at the end, by the guard or by `async with deadline`.
         seconds = left if self._task is None else left - a_moment(left)
-        return Time(left, seconds, until is not None)
-
-    def _cancelled_at(self) -> float | None:
-        from asyncio import current_task
-
-        # A hedged copy runs in a task of its own, inside timeouts of its caller's task.
-        tasks = {self._task, current_task()}
-        found = (layer.until_of(task) for layer in self._terms.timeouts for task in tasks)
-        return min((until for until in found if until is not None), default=None)
+        return Time(left, seconds, self._task is not None and held[3] is not True)
 
 
 def exchange(terms: Terms, request: Any, carrier: Carrier) -> Any:

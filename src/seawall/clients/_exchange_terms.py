@@ -11,7 +11,7 @@ from seawall.clients._exchange_headers import PROPAGATED, read_propagate
 from seawall.context import attempt_var, idempotency_key_var, retried_above
 from seawall.errors import Rejected
 from seawall.guard import Guard, _Marked
-from seawall.runtime.layers import Kind, Layer
+from seawall.runtime.layers import Kind
 from seawall.wire.idempotency import (
     IDEMPOTENCY_HEADER,
     IN_FLIGHT,
@@ -110,11 +110,6 @@ class Terms:
         self.propagate = read_propagate(propagate)
         self.retries = any(getattr(policy, "most_attempts", 1) > 1 for policy in guard.policies)
         self.hedges = any(policy.kind == "hedge" for policy in guard.policies)
-        self.timeouts: list[Layer] = []
-        """What will cancel the task at an instant that no deadline tells."""
-        if kind == "async":
-            layers = [bound.layer(kind) for bound in guard.bounds if bound.policy.kind == "timeout"]
-            self.timeouts = [layer for layer in layers if isinstance(layer, Layer)]
 
     def why_once(self, request: Any, key: str | None) -> str | None:
         """Return why `request` may be sent only once; None if it may be repeated."""

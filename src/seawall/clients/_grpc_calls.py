@@ -17,11 +17,11 @@ import grpc
 from seawall import _checks as check
 from seawall.clients._exchange_headers import headers_for, read_propagate
 from seawall.clients._grpc_errors import FAILED_CODES, as_rpc_error
-from seawall.clock import Clock
 from seawall.context import (
+    Scope,
     attempt_var,
     deadline,
-    deadline_var,
+    deadline_scope,
     idempotency_key_var,
     reset,
     retried_above,
@@ -86,7 +86,6 @@ class Rpc:
         """Whether the request can be sent twice: an iterator can be read once."""
         self.repeatable = False
         """Whether the call may be made twice."""
-        self.task: Any = None
 
     def __repr__(self) -> str:
         return f"<Rpc {self.method}>"
@@ -137,8 +136,6 @@ class Terms:
         self._retry_at = check.choice("retry_at", retry_at, ("everywhere", "edge"))
         self._propagate = read_propagate(propagate)
         self.timeouts = [bound for bound in guard.bounds if isinstance(bound, TimeoutBound)]
-        layers = [bound.layer(kind) for bound in self.timeouts]
-        self._watches = [layer for layer in layers if isinstance(layer, Layer)]
         self._in_threads = [
             bound for bound in self.timeouts if not isinstance(bound.layer(kind), Layer)
         ]
@@ -157,10 +154,6 @@ class Terms:
         rpc.resendable = not stream or isinstance(request, Sequence)
         above = retried_above(attempt_var.get(), edge=self._retry_at == "edge")
         rpc.repeatable = safe and rpc.resendable and above is None
-        if self.kind == "async":
-            from asyncio import current_task
-
-            rpc.task = current_task()
         return rpc
 
     def host(self, rpc: Rpc) -> Guard:
@@ -190,34 +183,22 @@ class Terms:
             return nullcontext()
         return deadline(max(0.0, float(seconds)), clock=self.guard.clock)
 
-    def seconds_left(self, rpc: Rpc) -> float | None:
+    def seconds_left(self) -> float | None:
         """Return the seconds that an attempt inside the guard has; None without a deadline."""
-        ends: list[float] = []
-        if self.kind == "async" and self._watches:
-            from asyncio import current_task
+        return self.left_until(deadline_scope())
 
-            # A hedged copy runs in a task of its own, inside timeouts of its caller's task.
-            tasks = {rpc.task, current_task()} - {None}
-            found = (layer.until_of(task) for layer in self._watches for task in tasks)
-            ends = [until for until in found if until is not None]
-        left = self.left_until(deadline_var.get())
-        if not ends:
-            return left
-        own = self._positive(min(ends) - self.guard.clock.now())
-        return own if left is None else min(left, own)
-
-    def until_first(self, until: tuple[float, Clock] | None) -> float | None:
+    def until_first(self, until: Scope | None) -> float | None:
         """Return the seconds that a stream has for its first item, if gRPC is not told of them.
 
         `until` is the deadline that it was told.
         """
-        held = deadline_var.get()
+        held = deadline_scope()
         left = None if held is until else self.left_until(held)
         now = self.guard.clock.now()
         ends = [bound.seconds(now) for bound in self._in_threads]
         return min(ends if left is None else [left, *ends], default=None)
 
-    def left_until(self, held: tuple[float, Clock] | None, *, timed: bool = False) -> float | None:
+    def left_until(self, held: Scope | None, *, timed: bool = False) -> float | None:
         """Return the seconds until a deadline, or None if it is None.
 
         `timed`: the guard's timeouts do not run, so the least of them is looked at here.

@@ -21,7 +21,7 @@ import grpc
 from seawall.clients._grpc_calls import Cancelled, Rpc, Terms, verdict, verdict_on
 from seawall.clients._grpc_errors import failure, is_failure
 from seawall.clients._grpc_replies import AioFinished, Finished
-from seawall.context import deadline_var
+from seawall.context import deadline_scope
 from seawall.errors import TimedOut
 from seawall.runtime.call import Call
 from seawall.runtime.interpreter import release
@@ -67,7 +67,7 @@ def begin(terms: Terms, rpc: Rpc, *, timed: bool) -> Any:
     hold.__enter__()
     leave = once(lambda error: hold.__exit__(None, error, None))
     try:
-        seconds = terms.left_until(deadline_var.get(), timed=timed)
+        seconds = terms.left_until(deadline_scope(), timed=timed)
         call = rpc.send(terms.details(rpc, seconds), rpc.message())
         heard = when_over(call, leave)
         if not timed:
@@ -86,7 +86,7 @@ async def abegin(terms: Terms, rpc: Rpc, *, timed: bool) -> Any:
     await hold.__aenter__()
     leave = once(lambda error: hold.__exit__(None, error, None))
     try:
-        seconds = terms.left_until(deadline_var.get(), timed=timed)
+        seconds = terms.left_until(deadline_scope(), timed=timed)
         call = await rpc.send(terms.details(rpc, seconds), rpc.message())
         heard = awhen_over(call, leave)
         if not heard and not timed:
@@ -102,7 +102,7 @@ async def abegin(terms: Terms, rpc: Rpc, *, timed: bool) -> Any:
 def first_item(terms: Terms, rpc: Rpc) -> Items:
     """Go through the guard as far as the first item; the gates are left when the call is over."""
     # Read outside of the guard: its timeouts reach to the first item, and do not end the stream.
-    until = deadline_var.get()
+    until = deadline_scope()
 
     def first(rpc: Rpc) -> Started:
         call = rpc.send(terms.details(rpc, terms.left_until(until)), rpc.message())
@@ -133,7 +133,7 @@ def first_item(terms: Terms, rpc: Rpc) -> Items:
 
 async def afirst_item(terms: Terms, rpc: Rpc) -> Any:
     """Do as `first_item`, in a task."""
-    until = deadline_var.get()
+    until = deadline_scope()
 
     async def first(rpc: Rpc) -> Started:
         call = await rpc.send(terms.details(rpc, terms.left_until(until)), rpc.message())

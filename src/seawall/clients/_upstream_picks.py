@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from seawall.clients._upstream_hosts import Endpoint, Host
 from seawall.clients._upstream_set import HostSet, Sent
-from seawall.context import deadline_var
+from seawall.context import deadline_scope, live_scope
 from seawall.errors import CircuitOpen, Rejected
 from seawall.runtime.interpreter import enter
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Kind, Outcome, Wait, Waiter
@@ -269,7 +269,9 @@ class Pick:
 
     def _cut_short(self, sent: Sent) -> bool:
         """Tell whether the caller's deadline left less time than the host usually takes."""
-        held = deadline_var.get()
+        held = deadline_scope()
+        while held is not None and held[3] is not True:  # a Timeout's: time that the host has had
+            held = live_scope(held[2])
         if held is None or held[1].now() < held[0]:
             return False
         usual = sent.host.load.usual

@@ -64,7 +64,7 @@ class GuardedInterceptor(
         self._terms = terms
 
         def attempt(rpc: Rpc) -> Answer:
-            call = rpc.send(terms.details(rpc, terms.seconds_left(rpc)), rpc.message())
+            call = rpc.send(terms.details(rpc, terms.seconds_left()), rpc.message())
             return _settled(call, call.exception(), guard.name)
 
         self._again = terms.again(attempt)
@@ -137,7 +137,7 @@ class _Aio:
         name = terms.guard.name
 
         async def attempt(rpc: Rpc) -> Answer:
-            call = await rpc.send(terms.details(rpc, terms.seconds_left(rpc)), rpc.message())
+            call = await rpc.send(terms.details(rpc, terms.seconds_left()), rpc.message())
             try:
                 await call
             except grpc.RpcError as error:

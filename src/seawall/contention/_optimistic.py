@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.context import deadline_var
+from seawall.context import seconds_left
 from seawall.models.backoff import Backoff, as_backoff
 from seawall.models.contention import QUICK, Lost, Update, drop, optimistic_steps
 from seawall.runtime.functions import kind_of
@@ -152,5 +152,5 @@ def _chance(rng: Random | None) -> Callable[[], float]:
 
 def left() -> float:
     """Return the seconds until the deadline."""
-    held = deadline_var.get()
-    return inf if held is None else held[0] - held[1].now()
+    seconds = seconds_left()
+    return inf if seconds is None else seconds

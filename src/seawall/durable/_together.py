@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
-from seawall.context import deadline_var
+from seawall.context import Scope, deadline_scope
 from seawall.durable._connections import Rows
 from seawall.durable._sql import Arguments, Text
 from seawall.runtime.runners import sleep_async
@@ -24,7 +24,6 @@ from seawall.runtime.runners import sleep_async
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future, Task, TimerHandle
 
-    from seawall.clock import Clock
     from seawall.durable.database import Database
 
 UNDER_WAY: Final = 2
@@ -121,10 +120,10 @@ class _Waiting:
         self.size = sum(len(given) for given in arguments if isinstance(given, (str, bytes)))
         self.answer: Future[Any] = loop.create_future()
         self.since = loop.time()
-        self.deadline: tuple[float, Clock] | None = deadline_var.get()
+        self.deadline: Scope | None = deadline_scope()
 
     def is_late(self) -> bool:
-        return self.deadline is not None and self.deadline[1].now() >= self.deadline[0]
+        return self.deadline is not None and bool(self.deadline[1].now() >= self.deadline[0])
 
     def tell(self, what: Any) -> None:
         if not self.answer.done():

@@ -12,8 +12,9 @@ from types import CoroutineType
 from typing import Any, Literal, NoReturn, cast
 
 from seawall.clock import Clock
+from seawall.context import seconds_left
 from seawall.errors import BulkheadFull, DeadlineExceeded, Rejected
-from seawall.executors._items import Item, time_left
+from seawall.executors._items import Item
 from seawall.executors._processes import Crew
 from seawall.runtime.call import Abandoned, job_var, mark_withdrawn
 from seawall.runtime.interpreter import count_refusal
@@ -183,7 +184,7 @@ class Errand(ThreadDriver):
         self.host.stats.failed += 1
 
     def _check_deadline(self) -> None:
-        left = time_left()
+        left = seconds_left()
         if left is not None and left <= 0:
             message = f"executor {self.host.name!r}: the deadline passed before it began"
             self._refuse(DeadlineExceeded(message))

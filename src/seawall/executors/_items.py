@@ -25,8 +25,8 @@ from seawall.context import (
     current_tenant,
     current_tier,
     deadline,
-    deadline_var,
     idempotency_key,
+    seconds_left,
     tenant,
     tier,
 )
@@ -116,12 +116,6 @@ def _address(var: ContextVar[Any]) -> tuple[str, str]:
 # --- Here ---
 
 
-def time_left() -> float | None:
-    """Return the seconds until the deadline, negative after it; None if there is none."""
-    held = deadline_var.get()
-    return None if held is None else held[0] - held[1].now()
-
-
 def pack(item: Item, luggage: Luggage) -> Any:
     """Return the bytes of `item`, and of the context it is called in; or raise TypeError."""
     from multiprocessing.reduction import ForkingPickler
@@ -129,7 +123,7 @@ def pack(item: Item, luggage: Luggage) -> Any:
     carried = {
         "attempts": [(one.number, one.guard) for one in attempts_from(attempt_var.get())],
         "criticality": current_criticality(),
-        "deadline": time_left(),  # an instant means nothing in another process
+        "deadline": seconds_left(),  # an instant means nothing in another process
         "idempotency_key": current_idempotency_key(),
         "tenant": current_tenant(),
         "tier": current_tier(),

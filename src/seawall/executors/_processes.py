@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet, finalize
 
 from seawall.clock import Clock
+from seawall.context import seconds_left
 from seawall.errors import DeadlineExceeded, Rejected, WorkerDied
-from seawall.executors._items import Item, Luggage, pack, serve, time_left, unpack
+from seawall.executors._items import Item, Luggage, pack, serve, unpack
 from seawall.runtime.events import WorkerReplaced, emit
 from seawall.runtime.mutex import Mutex, survives_fork
 
@@ -262,7 +263,7 @@ class Crew:
 
     def _hand(self, item: Item, worker: _Worker) -> None:
         """Let `worker` have `item`; raises if nobody wants it any more."""
-        left = time_left()
+        left = seconds_left()
         if left is not None and left <= 0:
             raise self._refusal(f"the deadline passed before {item} began", DeadlineExceeded)
         with self._mutex:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from seawall.context import deadline_var, reset
+from seawall.context import deadline_passed, reset, seconds_left
 from seawall.errors import DeadlineExceeded
 from seawall.runtime.call import Trace, current_trace, trace_var
 from seawall.runtime.degradation import STALE, Degradation
@@ -190,7 +190,7 @@ class Lead:
                 flight.error = flight.traceback = None
                 flight.value = self.answer = flight.stale.value
                 flight.degradation = Degradation(STALE, 1, error, now - flight.stale.since)
-            elif _own_deadline_passed():
+            elif deadline_passed():
                 # Others may have more time: one of them tries again.
                 flight.error = flight.traceback = None
         self._answers.land(self._key, flight, entry)
@@ -216,8 +216,8 @@ class Follower:
         self._answers = answers
         self._flight = flight
         self._host = host
-        held = deadline_var.get()
-        self.until = None if held is None else host.clock.now() + held[0] - held[1].now()
+        left = seconds_left()
+        self.until = None if left is None else host.clock.now() + left
 
     def publish(self, wake: Callable[[], bool]) -> None:
         self._wake = wake
@@ -242,11 +242,6 @@ class Follower:
 
     def abandon(self) -> None:
         self._answers.leave(self._flight, self._wake)
-
-
-def _own_deadline_passed() -> bool:
-    held = deadline_var.get()
-    return held is not None and held[1].now() >= held[0]
 
 
 def _served_less(host: Host, degradation: Degradation) -> None:

@@ -2,7 +2,11 @@
 
 With a constant limit the order of arrival is the order of expiry. So the calls under way stand in
 a dict (which keeps that order), and one timer of the loop watches the first. Where the instant is
-not "now + constant" (a nearer deadline, an adaptive limit) the call has a timer of its own.
+not "now + constant" (a nearer deadline that nobody enforces, an adaptive limit) the call has a
+timer of its own.
+
+The limit is the deadline of what runs inside, until the call ends. The ticket of a call is the
+scope of that deadline, with the task's count of cancellations and what watches the time.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from seawall._expiry import EXPIRED, Expiry, current_task, running_task, take_back
-from seawall.context import deadline_var
+from seawall.context import Scope, deadline_scope, deadline_var, end_scope, nearer_scope
 from seawall.errors import DeadlineExceeded, TimedOut
 from seawall.policies.timeout import AdaptiveSeconds
 from seawall.runtime.call import Abandoned
@@ -32,12 +36,19 @@ Task = asyncio.Task[Any]
 class Lane:
     """The calls of one policy under way in one loop, oldest first, and the timer for them."""
 
-    __slots__ = ("_armed_for", "_clock", "loop", "pending", "seconds", "timer")
+    __slots__ = ("_armed_for", "_clock", "_owner", "loop", "pending", "seconds", "timer")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, seconds: float) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        seconds: float,
+        owner: AsyncTimeout | None = None,
+    ) -> None:
         self.loop = loop
         self.seconds = seconds
         self._clock = clock
+        self._owner = owner
         self.pending: dict[Task, float] = {}
         self.timer: asyncio.TimerHandle | None = None
 
@@ -58,20 +69,18 @@ class Lane:
         for task in expired:
             del self.pending[task]
             task.cancel(EXPIRED)
+        if self.timer is None and self._owner is not None:
+            self._owner.rests(self)
 
 
 class _OwnTimer(Expiry):
-    """A call that has a timer to itself."""
+    """The timer of a call that has one to itself."""
 
-    __slots__ = ("at", "seconds")
+    __slots__ = ("seconds",)
 
-    def __init__(self, task: Task, seconds: float, now: float) -> None:
+    def __init__(self, task: Task, seconds: float) -> None:
         super().__init__(task, seconds)
         self.seconds = seconds
-        self.at = now + seconds
-
-
-Ticket = tuple[Task, int, Lane] | _OwnTimer
 
 
 class _NoLoop:
@@ -82,9 +91,12 @@ class _NoLoop:
 
 if sys.version_info >= (3, 12):
     _FIND_TASK = (
-        "{task} = {current_task}()",
-        "{lane} = {flow}.lane",
-        "if held_ is None and {task} is not None and {task}.get_loop() is {lane}.loop:",
+        "try:",
+        "    {task} = {current_task}()",
+        "    if {task} is not None and {task}.get_loop() is not {lane}.loop:",
+        "        {task} = None",
+        "except RuntimeError_:",
+        "    {task} = None",
     )
     _TASKS: dict[str, Any] = {"current_task": current_task}
 else:
@@ -92,12 +104,10 @@ else:
     from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
 
     _FIND_TASK = (
-        "{lane} = {flow}.lane",
-        "if held_ is None and {lane}.loop._thread_id == {get_ident}():",
-        "    {task} = {tasks}.get({lane}.loop)",
-        "else:",
+        "try:",
+        "    {task} = {tasks}[{lane}.loop] if {lane}.loop._thread_id == {get_ident}() else None",
+        "except KeyError_:",
         "    {task} = None",
-        "if {task} is not None:",
     )
     _TASKS = {"get_ident": get_ident, "tasks": _current_tasks}
 
@@ -115,20 +125,26 @@ class AsyncTimeout(Flow):
         bound.watchers.append(self.refresh)
         survives_fork(self)
         self.inline = Inline(
-            names={"flow": self, **_TASKS},
+            names={"clock": self._clock, "flow": self, "set": deadline_var.set, **_TASKS},
             enter=(
+                "{lane} = {flow}.lane",
+                "{at} = now_ + {lane}.seconds",
                 *_FIND_TASK,
-                "    {at} = now_ + {lane}.seconds",
-                "    if {lane}.timer is not None:",
-                "        if {lane}.pending.setdefault({task}, {at}) is {at}:",
-                "            {ticket} = ({task}, {task}.cancelling(), {lane})",
+                "if held_ is not None and (held_[1] is not {clock} or held_[0] < {at}):",
+                "    {task} = None",
+                "if {task} is not None and {lane}.pending.setdefault({task}, {at}) is {at}:",
+                "    {ticket} = [{at}, {clock}, held_, {task}, {task}.cancelling(), {lane}]",
+                "    {set}({ticket})",
                 "if {ticket} is ABSENT_:",
+                "    {task} = None",
                 "    {ticket} = {enter}(now_)",
+                "held_ = {ticket}",
             ),
             leave=(
-                "if {ticket}.__class__ is tuple_ and {ticket}[0] in {ticket}[2].pending:",
-                "    del {ticket}[2].pending[{ticket}[0]]",
-                "else:",
+                "try:",
+                "    del {lane}.pending[{task}]",  # no such entry where `enter` was called
+                "    {ticket}[3] = None",
+                "except KeyError_:",
                 "    {leave}({ticket}, OK_, value_, end_)",
             ),
         )
@@ -138,65 +154,61 @@ class AsyncTimeout(Flow):
         wanted = self._bound.policy.seconds
         self._constant = None if isinstance(wanted, AdaptiveSeconds) else wanted
         self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
-        self._own: dict[Task, float] = {}
         nowhere: Any = _NoLoop
-        self.lane = Lane(nowhere, self._clock, 0.0)
-        """The one that was used last: most services have one loop."""
+        self._nowhere = self.lane = Lane(nowhere, self._clock, 0.0)
+        """The one that was used last, if its timer runs: most services have one loop."""
+
+    def rests(self, lane: Lane) -> None:
+        """Have the next call in `lane` arm its timer: nothing is pending in it."""
+        if self.lane is lane:
+            self.lane = self._nowhere
 
     def _after_fork(self) -> None:
         """Forget the loops of the parent process."""
         self.refresh()
 
-    def enter(self, now: float) -> Ticket:
-        """Start the time of a call."""
+    def enter(self, now: float) -> Scope:
+        """Start the time of a call, and set its deadline."""
         task = running_task()
         seconds = self._bound.seconds(now)
-        held = deadline_var.get()
-        left = seconds if held is None else held[0] - held[1].now()
-        if self._constant is None or left < seconds:
-            return self._own_timer(task, min(left, seconds), now)
-        lane = self._lanes.get(task.get_loop())
-        if lane is None or lane.seconds != seconds:
-            lane = self._new_lane(task.get_loop(), seconds)
-        if lane.pending.setdefault(task, at := now + seconds) is not at:
-            return self._own_timer(task, seconds, now)  # the guarded function calls itself
-        if lane.timer is None:
-            lane.arm(at)
-        if sys.version_info >= (3, 12) or hasattr(lane.loop, "_thread_id"):
-            self.lane = lane
-        return task, task.cancelling(), lane
+        held = deadline_scope()
+        at = now + seconds
+        ticket = nearer_scope(at, self._clock, held)
+        ticket[3] = task
+        if held is not None and held[3] is True:  # nobody else ends the call then
+            seconds = min(seconds, held[0] - held[1].now())
+        lane = None if self._constant is None else self._lane(task.get_loop())
+        if lane is None or lane.seconds != seconds or lane.pending.setdefault(task, at) is not at:
+            # The last is a guarded function that calls itself.
+            ticket += (task.cancelling(), _OwnTimer(task, seconds))
+        else:
+            if lane.timer is None:
+                lane.arm(at)
+            if sys.version_info >= (3, 12) or hasattr(lane.loop, "_thread_id"):
+                self.lane = lane
+            ticket += (task.cancelling(), lane)
+        deadline_var.set(ticket)
+        return ticket
 
-    def until_of(self, task: Task) -> float | None:
-        """Return the instant at which `task` will be cancelled from here, if it is under way."""
-        lane = self._lanes.get(task.get_loop())
-        return self._own.get(task) if lane is None else lane.pending.get(task, self._own.get(task))
+    def _lane(self, loop: asyncio.AbstractEventLoop) -> Lane:
+        lane = self._lanes.get(loop)
+        return lane if lane is not None else self._new_lane(loop)
 
-    def _new_lane(self, loop: asyncio.AbstractEventLoop, seconds: float) -> Lane:
+    def _new_lane(self, loop: asyncio.AbstractEventLoop) -> Lane:
         for other in [known for known in list(self._lanes) if known.is_closed()]:
             self._lanes.pop(other, None)
-        lane = self._lanes[loop] = Lane(loop, self._clock, seconds)
+        lane = self._lanes[loop] = Lane(loop, self._clock, self._constant or 0.0, self)
         return lane
 
-    def _own_timer(self, task: Task, seconds: float, now: float) -> _OwnTimer:
-        timer = _OwnTimer(task, seconds, now)
-        self._own[task] = timer.at
-        return timer
-
-    def leave(self, ticket: Ticket, outcome: Outcome, detail: object, now: float) -> None:
+    def leave(self, ticket: Scope, outcome: Outcome, detail: object, now: float) -> None:
         """Stop the time of a call that returned."""
         self._stop(ticket, None)
 
-    def until(self, ticket: Ticket) -> float | None:
-        """Return the instant at which the call will be cancelled; long ago, if it has been."""
-        if isinstance(ticket, _OwnTimer):
-            return ticket.at
-        return ticket[2].pending.get(ticket[0], float("-inf"))
-
-    def settle(self, call: Call, ticket: Ticket) -> None:
+    def settle(self, call: Call, ticket: Scope) -> None:
         """Stop the time; turn a cancellation of ours into the error that says so."""
-        if not self._stop(ticket, call.error):
+        if not self._stop(ticket, call.error) and not _ended_in_refusal(call, ticket):
             return
-        seconds = ticket.seconds if isinstance(ticket, _OwnTimer) else ticket[2].seconds
+        seconds: float = ticket[5].seconds
         error: TimedOut | DeadlineExceeded = self._bound.error(seconds, began=call.reached)
         error.__cause__ = call.error
         left_running = None if call.error is None else Abandoned.of(call.error)
@@ -208,10 +220,21 @@ class AsyncTimeout(Flow):
         else:
             count_refusal(call.host, "timeout", error.reason)
 
-    def _stop(self, ticket: Ticket, error: BaseException | None) -> bool:
+    def _stop(self, ticket: Scope, error: BaseException | None) -> bool:
         """Stop the time; tell whether `error` is the cancellation that it ended with."""
-        if isinstance(ticket, _OwnTimer):
-            self._own.pop(ticket.task, None)
-            return ticket.disarm(error)
-        task, cancelling, lane = ticket
-        return lane.pending.pop(task, None) is None and take_back(task, cancelling, error)
+        _at, _clock, _outer, task, cancelling, watch = ticket
+        end_scope(ticket)
+        if isinstance(watch, _OwnTimer):
+            return watch.disarm(error)
+        return watch.pending.pop(task, None) is None and take_back(task, cancelling, error)
+
+
+def _ended_in_refusal(call: Call, ticket: Scope) -> bool:
+    """Tell whether the call began, and ended because more of its work was refused for lack of time.
+
+    A busy loop can let that happen before it has cancelled the task. Where a scope further out has
+    the nearer instant, whoever set that says so.
+    """
+    at, clock, outer = ticket[:3]
+    own = outer is None or at is not outer[0] or isinstance(ticket[5], _OwnTimer)
+    return own and call.reached and isinstance(call.error, DeadlineExceeded) and clock.now() >= at

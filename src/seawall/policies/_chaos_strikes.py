@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from seawall.context import deadline_var
+from seawall.context import seconds_left
 from seawall.errors import TimedOut
 from seawall.runtime.layers import Host
 from seawall.runtime.runners import wait_async
@@ -78,8 +78,8 @@ class _Pause:
     def __init__(self, strike: Strike, host: Host) -> None:
         now = host.clock.now()
         until = now + strike.seconds
-        held = deadline_var.get()
-        limit = float("inf") if held is None else now + held[0] - held[1].now()
+        left = seconds_left()
+        limit = float("inf") if left is None else now + left
         self._name = host.name
         self._late = limit < until
         until = min(until, limit)

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._expiry import running_task
-from seawall.context import deadline_var
+from seawall.context import deadline_var, live_scope
 from seawall.policies._async_timeout import Lane
 from seawall.policies._hedge_race import Race, Watch
 from seawall.policies.hedge import Account, disposal_failed
@@ -210,13 +210,8 @@ class Copies:
 
     def _left(self) -> float | None:
         """Return the seconds until somebody stops this call, if that is known."""
-        now = self._bound.host.clock.now()
-        limits = (layer.until_of(self._task) for layer in self._driver.outside)
-        left = [limit - now for limit in limits if limit is not None]
-        held = self._context.get(deadline_var)
-        if held is not None:
-            left.append(held[0] - held[1].now())
-        return min(left) if left else None
+        held = live_scope(self._context.get(deadline_var))
+        return None if held is None else held[0] - held[1].now()
 
     async def _copy(self, race: Race, number: int) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from seawall.context import seconds_left
 from seawall.errors import DeadlineExceeded
 from seawall.policies._hedge_race import Race, Watch
 from seawall.policies.hedge import Account, disposal_failed
@@ -140,7 +141,7 @@ class Copies:
         """Wait for the first value; after `delay` seconds, and again, start another copy."""
         race, driver = self._race, self._driver
         clock = driver.host.clock
-        seconds = driver._seconds()
+        seconds = seconds_left()
         ends = None if seconds is None else race.began + seconds
         due: float | None = race.began + delay
         error: BaseException | None = None

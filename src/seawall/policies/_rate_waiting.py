@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from seawall.context import deadline_var
+from seawall.context import seconds_left
 from seawall.errors import Rejected
 from seawall.models.rates import whole_microseconds
 from seawall.policies._rate_charges import Charge, Lane
@@ -54,9 +54,9 @@ class RateWaiter:
         self.until: float | None = None
         self._late = False
         self._give_up = now + gate.policy.max_wait
-        held = deadline_var.get()
-        if held is not None:
-            limit = now + held[0] - held[1].now()
+        left = seconds_left()
+        if left is not None:
+            limit = now + left
             if limit < self._give_up:
                 self._give_up = limit
                 self._late = True

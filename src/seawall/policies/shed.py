@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
-from seawall.context import Criticality, current_criticality, current_tier, deadline_var
+from seawall.context import Criticality, current_criticality, current_tier, seconds_left
 from seawall.errors import DeadlineExceeded, Overloaded, Rejected
 from seawall.models.shares import ByLatency
 from seawall.models.shedding import ByDeadline, ShedRule, Sheds, Sources
@@ -148,7 +148,7 @@ class _ShedGate(GateBound):
             rank=current_criticality,
             tier=current_tier,
             uniform=lambda: host.rng.random(),  # noqa: PLW0108 - a fork makes another rng
-            remaining=_remaining,
+            remaining=seconds_left,
             service_time=lambda quantile: service_time(host, quantile),
             response_time=self._times.quantile,
         )
@@ -221,8 +221,3 @@ class _ShedGate(GateBound):
 
 def _nobody(_now: float) -> bool:
     return False
-
-
-def _remaining() -> float | None:
-    held = deadline_var.get()
-    return None if held is None else held[0] - held[1].now()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from seawall import _checks as check
-from seawall.context import deadline_var, reset
+from seawall.context import Scope, deadline_scope, deadline_var, end_scope, nearer_scope
 from seawall.errors import BulkheadFull, DeadlineExceeded, TimedOut
 from seawall.runtime.events import CallTimedOut, emit
 from seawall.runtime.layers import Driver, Flow, Host, Inline, Kind, Layer, Outcome
@@ -22,9 +22,7 @@ from seawall.runtime.workers import WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextvars import Token
 
-    from seawall.clock import Clock
     from seawall.runtime.call import Call
 
 Sync = Literal["cooperative", "thread"]
@@ -217,17 +215,16 @@ class _Cooperative(Flow):
             names={
                 "clock": self._clock,
                 "flow": self,
-                "reset": deadline_var.reset,
                 "set": deadline_var.set,
             },
-            # Not by `held_`: a timeout further out may have set a deadline since that was read.
             enter=(
-                "if {flow}.constant and deadline_() is None:",
-                "    {ticket} = {set}((now_ + {flow}.constant, {clock}))",
+                "if {flow}.constant and held_ is None:",
+                "    {ticket} = held_ = [now_ + {flow}.constant, {clock}, None, True]",
+                "    {set}({ticket})",
                 "else:",
-                "    {ticket} = {enter}(now_)",
+                "    {ticket} = held_ = {enter}(now_)",
             ),
-            leave=("{reset}({ticket})",),
+            leave=("{ticket}[3] = None",),
         )
 
     def refresh(self) -> None:
@@ -235,31 +232,22 @@ class _Cooperative(Flow):
         wanted = self._bound.policy.seconds
         self.constant = None if isinstance(wanted, AdaptiveSeconds) else wanted
 
-    def enter(self, now: float) -> Token[tuple[float, Clock] | None]:
+    def enter(self, now: float) -> Scope:
         """Set the deadline, or again the one that stands if it is nearer."""
-        seconds = self._bound.seconds(now)
-        outer = deadline_var.get()
-        if outer is not None and outer[0] - outer[1].now() <= seconds:
-            return deadline_var.set(outer)
-        return deadline_var.set((now + seconds, self._clock))
+        scope = nearer_scope(now + self._bound.seconds(now), self._clock, deadline_scope())
+        deadline_var.set(scope)
+        return scope
 
-    def leave(
-        self,
-        ticket: Token[tuple[float, Clock] | None],
-        outcome: Outcome,
-        detail: object,
-        now: float,
-    ) -> None:
-        """Restore the deadline that stood before."""
-        reset(deadline_var, ticket)
+    def leave(self, ticket: Scope, outcome: Outcome, detail: object, now: float) -> None:
+        """End the deadline."""
+        end_scope(ticket)
 
-    def settle(self, call: Call, ticket: Token[tuple[float, Clock] | None]) -> None:
-        """Restore, and count a call that ended by the deadline set here."""
-        held = deadline_var.get()
-        self.leave(ticket, call.outcome(), None, 0.0)
-        if isinstance(call.error, TimeoutError) and held is not None:
+    def settle(self, call: Call, ticket: Scope) -> None:
+        """End the deadline, and count a call that ended by it."""
+        end_scope(ticket)
+        if isinstance(call.error, TimeoutError):
             now = self._clock.now()
-            if held[1] is self._clock and now >= held[0]:
+            if ticket[1] is self._clock and now >= ticket[0]:
                 self._bound.expired(self._bound.seconds(now))
 
 

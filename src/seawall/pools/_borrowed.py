@@ -7,7 +7,7 @@ from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from seawall.clock import Clock
-from seawall.context import deadline, deadline_var
+from seawall.context import deadline_scope, deadline_var, end_scope, nearer_scope
 from seawall.pools._lending import DISCARDED, LATE, Lending
 from seawall.pools._resources import Resource
 from seawall.pools._steps import drive_async, drive_sync
@@ -20,41 +20,26 @@ T = TypeVar("T")
 _USED: Final = "this borrow() was used already: write pool.borrow() for each block"
 
 
-class _Limit(tuple[float, Clock]):  # noqa: SLOT001 - tuples of any length can have no slots
-    """The deadline of a plain block, as the context holds it; knows what was there before it.
+class _Limit:
+    """The deadline of a plain block.
 
     A generator that is left in the middle of its block leaves the deadline with its consumer, and
-    may end after others have begun: so it takes away what is its own only, and brings back nothing
-    that is over.
+    may end after others have begun: so it takes away what is its own only.
     """
 
-    before: tuple[float, Clock] | None
-    late_at: float
-    over = False
+    __slots__ = ("_scope", "late_at")
 
-    @classmethod
-    def begin(cls, seconds: float, clock: Clock) -> _Limit:
+    def __init__(self, seconds: float, clock: Clock) -> None:
         """Let what runs here from now on have `seconds`."""
-        before = _in_force(deadline_var.get())
-        deadline_var.set(before)
-        with deadline(seconds, clock=clock) as nearer:
-            limit = cls((nearer.at, nearer.clock))
-        limit.before = before
-        limit.late_at = clock.now() + seconds
-        deadline_var.set(limit)
-        return limit
+        self.late_at = clock.now() + seconds
+        self._scope = nearer_scope(self.late_at, clock, deadline_scope())
+        deadline_var.set(self._scope)
 
     def end(self) -> None:
         """Have no effect any more, wherever this is called."""
-        self.over = True
-        if deadline_var.get() is self:
-            deadline_var.set(_in_force(self.before))
-
-
-def _in_force(held: tuple[float, Clock] | None) -> tuple[float, Clock] | None:
-    while isinstance(held, _Limit) and held.over:
-        held = held.before
-    return held
+        end_scope(self._scope)
+        if deadline_var.get() is self._scope:
+            deadline_var.set(deadline_scope())
 
 
 class Borrowed(Generic[T]):
@@ -100,7 +85,7 @@ class Borrowed(Generic[T]):
         self._resource = resource
         seconds = lending.settings.read_timeout
         if seconds is not None:
-            self._limit = _Limit.begin(seconds, lending.clock)
+            self._limit = _Limit(seconds, lending.clock)
         value: T = resource.value
         return value
 

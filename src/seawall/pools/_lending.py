@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from seawall.clock import Clock
-from seawall.context import deadline_var
+from seawall.context import deadline_passed
 from seawall.errors import Rejected, matches
 from seawall.models.pooling import PoolSettings, lifetime
 from seawall.pools._closing import Closing
@@ -98,8 +98,7 @@ class Lending(Refusals):
         """Lend an idle resource, if there is one that needs no look; else None."""
         if not self.as_it_is:
             return None
-        held = deadline_var.get()
-        if held is not None and held[1].now() >= held[0]:
+        if deadline_passed():
             return None
         try:
             self._free.pop()

@@ -6,7 +6,7 @@ from operator import itemgetter
 from typing import NoReturn
 
 from seawall.clock import Clock
-from seawall.context import deadline_var
+from seawall.context import seconds_left
 from seawall.errors import DeadlineExceeded, PoolExhausted, Rejected, TimedOut
 from seawall.pools._steps import Work
 from seawall.pools._upkeep import Upkeep
@@ -54,10 +54,9 @@ class Refusals:
 
     def time_left(self, limit: float | None) -> float | None:
         """Return the nearer of `limit` and the deadline; refuse if that has passed."""
-        held = deadline_var.get()
-        if held is None:
+        left = seconds_left()
+        if left is None:
             return limit
-        left = held[0] - held[1].now()
         if left <= 0:
             self.refuse(DeadlineExceeded(f"pool {self.name!r}: the deadline has passed"))
         return left if limit is None else min(left, limit)

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from seawall.context import Attempt, deadline_var
+from seawall.context import Attempt, deadline_scope
 from seawall.runtime.layers import (
     CANCELLED,
     FAILED,
@@ -262,17 +262,12 @@ class Call:
 
     def until(self) -> float | None:
         """Return the instant by which all of this must be over, on the guard's clock, or None."""
-        limits = [
-            limit
-            for layer, ticket in zip(self.layers, self.tickets, strict=False)
-            if (limit := layer.until(ticket)) is not None
-        ]
-        held = deadline_var.get()
-        if held is not None:
-            at, clock = held
-            own = self.host.clock
-            limits.append(at if clock is own else own.now() + (at - clock.now()))
-        return min(limits) if limits else None
+        held = deadline_scope()
+        if held is None:
+            return None
+        at: float = held[0]
+        own, clock = self.host.clock, held[1]
+        return at if clock is own else own.now() + (at - clock.now())
 
     def tell(self) -> None:
         """Write what happened into the trace of whoever asked for one."""

@@ -16,7 +16,9 @@ For a gate, a retry that looks at values and a timeout around an `async def` it 
         reached_ = False
         try:
             held_ = deadline_()
-            if held_ is not None:
+            while held_ is not None and held_[3] is None:
+                held_ = held_[2]
+            if held_ is not None and (held_[1] is not own_clock_ or held_[0] <= now_):
                 refuse_expired_(host_)
             t0_ = enter0_(now_)
             t2_ = enter2_(now_)
@@ -113,17 +115,19 @@ class FastPath:
             "BaseException_": BaseException,
             "CoroutineType_": CoroutineType,
             "IndexError_": IndexError,
+            "KeyError_": KeyError,
+            "RuntimeError_": RuntimeError,
             "OK_": OK,
             "clock_": host.clock.now,
             "deadline_": deadline_var.get,
             "host_": host,
+            "own_clock_": host.clock,
             "on_error_": self._error_async if kind == "async" else self._error_sync,
             "on_value_": self._value_async if kind == "async" else self._value_sync,
             "refuse_coroutine_": refuse_coroutine,
             "refuse_expired_": refuse_expired,
             "sample_": self._sample_wanted if in_thread else host.stats.samples.append,
             "stats_": host.stats,
-            "tuple_": tuple,
             "type_": type,
         }
         for number, layer in enumerate(layers):
@@ -288,7 +292,9 @@ def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, count
         "        reached_ = False",
         "        try:",
         "            held_ = deadline_()",
-        "            if held_ is not None:",
+        "            while held_ is not None and held_[3] is None:",
+        "                held_ = held_[2]",
+        "            if held_ is not None and (held_[1] is not own_clock_ or held_[0] <= now_):",
         "                refuse_expired_(host_)",
         *(f"            {line}" for piece in pieces for line in piece.enter),
         "            reached_ = True",

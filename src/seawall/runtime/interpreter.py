@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from contextvars import Token
 from typing import Any
 
-from seawall.context import Attempt, attempt_var, deadline_var, reset
+from seawall.context import Attempt, attempt_var, deadline_scope, reset
 from seawall.errors import DeadlineExceeded, Rejected, TimedOut
 from seawall.runtime.call import (
     STREAMED,
@@ -222,7 +222,7 @@ def release(call: Call, error: BaseException | None) -> None:
 
 def refuse_expired(host: Host) -> None:
     """Raise if the deadline has passed: expired work never starts."""
-    held = deadline_var.get()
+    held = deadline_scope()
     if held is None:
         return
     late = held[1].now() - held[0]

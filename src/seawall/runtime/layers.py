@@ -7,7 +7,7 @@ slot, a pause before the next attempt, the function itself) is asked of the runn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
@@ -63,8 +63,8 @@ class Inline(NamedTuple):
     They do what `enter` and `leave` do, for the common case only, and call these for the rest: a
     frame saved on each. `{ticket}`, `{enter}` and `{leave}` are the layer's own, `{arguments}`
     those of the call; every other `{name}` is one of `names`, or a variable of the layer's. The
-    text's own variables are `now_`, `end_`, `value_` and `held_` (the deadline); see
-    `seawall.runtime.fastpath`.
+    text's own variables are `now_`, `end_`, `value_` and `held_` (the scope of the deadline: a
+    layer that begins one puts it there); see `seawall.runtime.fastpath`.
     """
 
     names: dict[str, Any]
@@ -109,14 +109,6 @@ class Layer:
     again: Callable[[Any], bool] | None = None
     """`again(value)`: whether a flow wants to act on a value that was returned (rare)."""
 
-    def until_of(self, task: Any) -> float | None:
-        """Return the instant at which this layer will cancel `task`, if it will."""
-        return None
-
-    def until(self, ticket: Any) -> float | None:
-        """Return the instant at which this layer will stop the call, if it will."""
-        return None
-
 
 class Flow(Layer):
     """A layer that decides what happens with the result of what is inside it."""
@@ -135,9 +127,6 @@ class Flow(Layer):
 
 class Driver:
     """A layer that carries out everything inside it: in a thread, or from memory."""
-
-    outside: Sequence[Layer] = ()
-    """The layers around it, of the same segment."""
 
     def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
         """Return a function that runs `inner`; for "async" one that returns an awaitable.

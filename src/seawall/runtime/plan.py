@@ -100,7 +100,6 @@ class Plan:
             layer = bound.layer(kind)
             if isinstance(layer, Driver):
                 driver = layer
-                driver.outside = layers
                 break
             if layer.attempted is not None and repeated:
                 layer = CollectedGate(layer, self._host)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from seawall.context import deadline_var
+from seawall.context import Scope, deadline_scope, deadline_var, end_scope
 from seawall.errors import BulkheadFull, DeadlineExceeded, Rejected, TimedOut
 from seawall.runtime.call import Abandoned, job_var, mark_withdrawn
 from seawall.runtime.events import ThreadAbandoned, emit
@@ -17,8 +17,6 @@ from seawall.runtime.workers import Job, WorkerPool
 
 if TYPE_CHECKING:
     from asyncio import Future
-
-    from seawall.clock import Clock
 
 
 class ThreadDriver(Driver):
@@ -81,14 +79,21 @@ class ThreadDriver(Driver):
 
         return off_loop
 
-    def _seconds(self) -> float | None:
+    def _times(self, *, in_task: bool) -> tuple[float | None, Scope | None]:
+        """Return for how long to wait here, and the scope of the deadline inside the thread.
+
+        A Timeout around a task cancels its wait by itself. The scope ends with the work, and not
+        with a Timeout outside of it: work that is given up is under its deadline until it stops.
+        """
         clock = self.host.clock
-        limit = self.limit(clock.now())
-        held = deadline_var.get()
+        wait = limit = self.limit(clock.now())
+        held = deadline_scope()
         if held is not None:
             left = held[0] - held[1].now()
             limit = left if limit is None else min(limit, left)
-        return limit
+            if not in_task or held[3] is True:
+                wait = limit
+        return wait, None if limit is None else [clock.now() + limit, clock, None, True]
 
     def _nested(self) -> bool:
         """Tell whether to queue would be to wait for oneself: inside a thread of a full pool."""
@@ -96,18 +101,6 @@ class ThreadDriver(Driver):
         return (
             inside is not None and inside.pool is self.pool and self.pool.in_use >= self.pool.size
         )
-
-    def _deadline(self, seconds: float | None, *, in_task: bool) -> tuple[float, Clock] | None:
-        """Return until when the work is waited for, by us or by an async timeout around us."""
-        clock = self.host.clock
-        ends = [] if seconds is None else [clock.now() + seconds]
-        if in_task:
-            from seawall._expiry import running_task
-
-            task = running_task()
-            limits = (layer.until_of(task) for layer in self.outside)
-            ends += [limit for limit in limits if limit is not None]
-        return (min(ends), clock) if ends else None
 
     def _submit(
         self,
@@ -118,13 +111,17 @@ class ThreadDriver(Driver):
         *,
         in_task: bool,
     ) -> tuple[Job, float | None]:
-        seconds = self._seconds()
-        known = self._deadline(seconds, in_task=in_task)
-        if known is None:
+        seconds, scope = self._times(in_task=in_task)
+        if scope is None:
             job = Job(inner, args, kwargs, done, self.host.name, self.pool)
         else:
-            token = deadline_var.set(known)
-            job = Job(inner, args, kwargs, done, self.host.name, self.pool)
+
+            def ended() -> None:
+                end_scope(scope)
+                done()
+
+            token = deadline_var.set(scope)
+            job = Job(inner, args, kwargs, ended, self.host.name, self.pool)
             deadline_var.reset(token)
         if self._nested() or not self.pool.submit(job):
             self.refused += 1

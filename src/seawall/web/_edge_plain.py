@@ -16,7 +16,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._expiry import current_tasks
-from seawall.context import deadline_var
+from seawall.context import deadline_scope, deadline_var
 from seawall.models.rates import ROUND
 from seawall.runtime.layers import Wait
 from seawall.web.inbound import CLEAN, KNOWN
@@ -130,6 +130,7 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
                 and INCOMING not in scope
                 and unknown(passage.named)
                 and clean(copy_context())
+                and (get_deadline() is None or deadline_scope() is None)
                 and lifecycle.calm
                 and free
                 and (not turns.strict or turns.full())
@@ -145,7 +146,7 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
                     except RuntimeError:  # there is none: the long way says so
                         raise Otherwise from None
                 at = now + usual
-                token = set_deadline((at, clock))
+                token = set_deadline([at, clock, None, True])
                 if shed is not None and shed.sheds(now):
                     shed.shed_by(0)
                 us = now * 1e6 + ROUND - ROUND

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from seawall._expiry import current_task
 from seawall.clock import Clock
-from seawall.context import deadline_var
+from seawall.context import deadline_scope
 from seawall.errors import RateLimited, Rejected, SeawallError, TimedOut
 from seawall.policies._slot_gates import SlotGate
 from seawall.runtime.call import STREAMED
@@ -150,7 +150,7 @@ class Way:
             entered = True
             if granted is not None and granted.accounted:
                 granted.enters()
-            held = deadline_var.get()
+            held = deadline_scope()
             if held is not None:
                 self._cutting.arm(passage, held[0], held[1])
             else:

@@ -127,7 +127,7 @@ class Door:
         left = context.time_remaining()
         if left is not None and left < A_YEAR:
             # gRPC itself ends the call then, whoever its caller is.
-            tokens.append(deadline_var.set((self._clock.now() + left, self._clock)))
+            tokens.append(deadline_var.set([self._clock.now() + left, self._clock, None, True]))
         try:
             inbound = self._stream if stream else self._unary
             tokens += inbound.read(incoming, self._clock)

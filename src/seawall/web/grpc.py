@@ -30,7 +30,7 @@ try:
 except ImportError as error:  # pragma: no cover - the tests have it
     raise ImportError("seawall.web.grpc needs grpcio: pip install 'seawall[grpc]'") from error
 
-from seawall.context import Criticality, Deadline, deadline, deadline_var
+from seawall.context import Criticality, current_deadline, deadline, seconds_left
 from seawall.errors import SeawallError
 from seawall.guard import Guard
 from seawall.web._grpc_door import Door, refusal, trailing_of
@@ -192,11 +192,10 @@ def _around_sync(door: Door, handler: Any, method: str, caller: _Caller) -> Beha
 @contextmanager
 def _cut_off(context: Any, *, stream: bool) -> Iterator[None]:
     """Cancel a stream of a sync server at its deadline: its client may have stopped reading."""
-    held = deadline_var.get()
-    if not stream or held is None or not hasattr(context, "cancel"):
+    left = seconds_left()
+    if not stream or left is None or not hasattr(context, "cancel"):
         yield
         return
-    left = held[0] - held[1].now()
     if left > context.time_remaining() - _SAME:
         yield  # gRPC's own deadline, which it sees to
         return
@@ -230,10 +229,8 @@ def _around_async(door: Door, handler: Any, method: str) -> Behavior:
 
 def _in_time() -> AbstractAsyncContextManager[Any]:
     """Stop the task when the deadline that stands has passed."""
-    held = deadline_var.get()
-    if held is None:
-        return nullcontext()
-    return deadline(Deadline(*held))
+    held = current_deadline()
+    return nullcontext() if held is None else deadline(held)
 
 
 def _abort(context: Any, error: SeawallError, caller: _Caller) -> None:

@@ -29,10 +29,12 @@ from seawall.context import (
     Criticality,
     attempt_var,
     criticality_var,
+    deadline_scope,
     deadline_var,
     end_attempt,
     idempotency_key_var,
     reset,
+    seconds_left,
     tenant_var,
     tier_var,
 )
@@ -65,8 +67,11 @@ _UNSET: Final[dict[ContextVar[Any], Any]] = {
     idempotency_key_var: None,
     attempt_var: None,
 }
-CLEAN: Final = frozenset(_UNSET)
-"""The variables of which a context has none, unless an earlier request left them."""
+CLEAN: Final = frozenset(_UNSET) - {deadline_var}
+"""The variables of which a context has none, unless an earlier request left them.
+
+Not the deadline's: scopes that have ended stay there.
+"""
 
 Tokens = list[Token[Any]]
 """What `undo` needs."""
@@ -200,7 +205,7 @@ class Inbound:
         else:
             tokens = _start_clean()
         if seconds is not None:
-            tokens.append(deadline_var.set((clock.now() + seconds, clock)))
+            tokens.append(deadline_var.set([clock.now() + seconds, clock, deadline_scope(), True]))
         if tenant is not None:
             tokens.append(tenant_var.set(tenant))
         if attempt is not None:
@@ -272,10 +277,9 @@ class Inbound:
 
     def _at_most_held(self, seconds: float | None) -> float | None:
         """Return the time to set; None if the deadline that applies already is the nearer."""
-        held = deadline_var.get()
-        if held is None:
+        left = seconds_left()
+        if left is None:
             return seconds
-        left = held[0] - held[1].now()
         if left <= 0:
             self._refuse()
         return None if seconds is None or left <= seconds else seconds
