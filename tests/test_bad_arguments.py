@@ -294,6 +294,7 @@ TABLE = [
     ("Breaker mode", lambda x: Breaker(mode=x), _CHOICES, "'enforce', 'shadow', 'off'"),
     ("Breaker update", lambda x: Breaker().update(failure_ratio=x), _SHARES, "share"),
     ("Breaker isolate", lambda x: Breaker().isolate(x), [("key", TypeError)], "keyed"),
+    ("Breaker trip", lambda x: Breaker().trip(x), [("key", TypeError)], "keyed"),
     (
         "Breaker isolate keyed",
         lambda _: Breaker(key=len).isolate(),

@@ -82,9 +82,28 @@ class Rejected(SeawallError):
 
 
 class CircuitOpen(Rejected):
-    """The breaker does not let calls through at the moment."""
+    """The breaker does not let calls through at the moment; `retry_after` is when it may probe."""
 
     reason = "circuit_open"
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        failure: str = "",
+        open_for: float | None = None,
+        retry_after: float | None = None,
+        guard: str = "",
+        policy: str = "",
+    ) -> None:
+        """Say what the last failure was, and for how many seconds it has not been closed.
+
+        `failure` is the type and message of the error of the call that opened it, as text without
+        secrets; empty where that is not known, or where no call did.
+        """
+        super().__init__(message, retry_after=retry_after, guard=guard, policy=policy)
+        self.failure = failure
+        self.open_for = open_for
 
 
 class BulkheadFull(Rejected):

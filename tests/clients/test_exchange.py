@@ -219,7 +219,7 @@ def test_a_replayed_failure_is_an_answer(carrier: Carrier, status: int):
 @carriers
 def test_only_an_answer_to_a_key_can_be_replayed(carrier: Carrier):
     """A server that marks every failure does not escape the breaker of requests without a key."""
-    breaker = Breaker(consecutive=3)
+    breaker = Breaker(consecutive=1)
     server = Server(Step(500, {"Idempotent-Replayed": "true"}))
     carrier.request(guard_of(breaker), server)
     assert (server.sent, breaker.state) == (3, "open")
@@ -405,10 +405,9 @@ def test_failed_answers_open_the_circuit(carrier: Carrier):
 @carriers
 def test_the_failure_is_told_not_that_the_next_attempt_was_refused(carrier: Carrier):
     """When the circuit opens between attempts, the answer there was is handed out, readable."""
-    guard = guard_of(Breaker(failure_ratio=0.5, min_calls=1))
     for body in (b"so sorry", LARGE):
         server = Server(Step(503, body=body))
-        guard = guard_of(Breaker(failure_ratio=0.5, min_calls=1))
+        guard = guard_of(Breaker(failure_ratio=0.5, min_calls=1, counts="attempts"))
         answer = carrier.request(guard, server)
         assert (answer.status_code, answer.content, server.sent) == (503, body, 1)
 

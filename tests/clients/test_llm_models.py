@@ -346,7 +346,7 @@ def test_another_vendor_takes_over(kind: str) -> None:
         guards = [
             new_guard(
                 Retry(on=retryable, attempts=2),
-                Breaker(min_calls=6, window=30.0, break_for=10.0),
+                Breaker(min_calls=3, window=30.0, break_for=10.0),
                 TokenLimits(requests="100/s", tokens="1M/min"),
             )
             for _ in range(2)

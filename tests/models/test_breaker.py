@@ -297,6 +297,8 @@ def test_snapshot_shows_what_tripped_it():
         "consecutive_failures": 0,
         "consecutive_opens": 1,
         "retry_after": 6,
+        "open_for": 4,
+        "failure": None,
     }
 
 

@@ -1,10 +1,12 @@
-"""What a breaker counts: calls, not attempts; and what counts for nothing."""
+"""What a breaker counts (calls, not attempts), what it says, and what can be done by hand."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from weakref import ref
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from seawall import (
     Breaker,
+    BreakerChanged,
     CircuitOpen,
     Fallback,
     Hedge,
@@ -21,6 +24,7 @@ from seawall import (
     Timeout,
     n_of_m,
     static,
+    subscribe,
 )
 from seawall.policies._breaker_gates import BreakerGate
 from seawall.testing import ScriptedService, answer, fail, run_virtual, slow, virtual_time
@@ -439,3 +443,194 @@ def test_a_value_without_a_verdict_counts_for_nothing():
         guard.call(lambda: False)
         assert _counted(guard) == (1, 0)
     assert not isinstance(guard.attempt(lambda: None).error, CircuitOpen)
+
+
+# What opened it
+
+
+def test_a_refusal_says_what_opened_the_breaker():
+    """Type and message of the last failure, since when, and when the next probe is due."""
+    with virtual_time() as clock:
+        guard = new_guard(Breaker(consecutive=2, break_for=15.0))
+        guard.attempt(ScriptedService(fail(KeyError("first"))).call)
+        guard.attempt(ScriptedService(fail(ConnectionError("db-1 refused"))).call)
+        clock.advance(5.0)
+        refused = guard.attempt(_lookup, 1).error
+        assert isinstance(refused, CircuitOpen)
+        assert (refused.failure, refused.open_for) == ("ConnectionError: db-1 refused", 5.0)
+        assert refused.retry_after == 10.0
+        assert str(refused).endswith(
+            "the circuit is open, for another 10.000 s; not closed for 5.000 s;"
+            " the last failure: ConnectionError: db-1 refused"
+        )
+        seen = guard.snapshot()["policies"][0]
+        assert (seen["failure"], seen["open_for"]) == ("ConnectionError: db-1 refused", 5.0)
+
+
+def test_a_probe_that_fails_is_the_last_failure_of_an_outage_that_began_earlier():
+    """`open_for` is about the whole outage; the failure is the latest. Closed, both are gone."""
+    with virtual_time() as clock:
+        guard = new_guard(Breaker(consecutive=1, break_for=5.0))
+        guard.attempt(ScriptedService(fail(ConnectionError("refused"))).call)
+        clock.advance(5.0)
+        guard.attempt(ScriptedService(fail(TimeoutError("late"))).call)
+        clock.advance(1.0)
+        refused = guard.attempt(_lookup, 1).error
+        assert isinstance(refused, CircuitOpen)
+        assert (refused.failure, refused.open_for) == ("TimeoutError: late", 6.0)
+        clock.advance(5.0)
+        assert guard.call(_lookup, 1) == 1
+        seen = guard.snapshot()["policies"][0]
+        assert (seen["failure"], seen["open_for"]) == (None, None)
+
+
+def test_the_event_says_what_opened_the_breaker():
+    """Whoever subscribes learns the type and message too."""
+    heard: list[BreakerChanged] = []
+    stop = subscribe(heard.append, BreakerChanged)
+    try:
+        with virtual_time() as clock:
+            guard = new_guard(_retry(), Breaker(consecutive=1, break_for=5.0))
+            guard.attempt(ScriptedService(fail(Bad("poisoned"), times=None)).call)
+            clock.advance(5.0)
+            guard.call(_lookup, 1)
+    finally:
+        stop()
+    assert [(event.after, event.failure) for event in heard] == [
+        ("open", "Bad: poisoned"),
+        ("half_open", ""),
+        ("closed", ""),
+    ]
+
+
+def test_what_opened_it_is_told_without_secrets_and_short():
+    """The message of an error may hold a password, or a page of text."""
+    with virtual_time():
+        guard = new_guard(Breaker(consecutive=1))
+        error = ConnectionError(f"postgres://app:hunter2@db-1/orders {'x' * 500}\nparameters")
+        guard.attempt(ScriptedService(fail(error)).call)
+        refused = guard.attempt(_lookup, 1).error
+    assert isinstance(refused, CircuitOpen)
+    assert "hunter2" not in str(refused)
+    assert len(refused.failure) <= 200
+    assert "\n" not in str(refused)
+
+
+def test_an_error_that_cannot_say_anything_still_opens_the_breaker():
+    """A message that raises is left out."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    with virtual_time():
+        breaker = Breaker(consecutive=1)
+        guard = new_guard(breaker)
+        guard.attempt(ScriptedService(fail(Mute())).call)
+        refused = guard.attempt(_lookup, 1).error
+    assert isinstance(refused, CircuitOpen)
+    assert refused.failure == "Mute"
+
+
+def test_a_value_that_counts_as_a_failure_is_not_quoted():
+    """What was returned is data."""
+    with virtual_time():
+        guard = new_guard(
+            Breaker(consecutive=1, is_failure=lambda _error, value: value == "secret")
+        )
+        guard.call(lambda: "secret")
+        refused = guard.attempt(_lookup, 1).error
+    assert isinstance(refused, CircuitOpen)
+    assert refused.failure == "a value that counts as a failure"
+
+
+def test_the_failure_that_opened_it_is_not_kept_alive():
+    """Only words are kept: no error, no traceback, none of its frames."""
+
+    class Heavy(Exception):
+        pass
+
+    def work() -> None:
+        raise Heavy
+
+    guard = new_guard(_retry(), Breaker(consecutive=1))
+    error = guard.attempt(work).error
+    kept = ref(error)
+    del error
+    gc.collect()
+    assert kept() is None
+
+
+# By hand
+
+
+def test_trip_opens_as_failures_do():
+    """Calls are refused for the break; then a probe decides."""
+    with virtual_time() as clock:
+        breaker = Breaker(consecutive=3, break_for=5.0)
+        guard = new_guard(breaker)
+        breaker.trip()
+        refused = guard.attempt(_lookup, 1).error
+        assert isinstance(refused, CircuitOpen)
+        assert (refused.retry_after, refused.failure) == (5.0, "")
+        clock.advance(5.0)
+        assert guard.call(_lookup, 1) == 1
+        assert breaker.state == "closed"
+
+
+def test_trip_changes_nothing_of_an_open_or_isolated_breaker():
+    """An open one keeps its break, an isolated one stays so until `close()`."""
+    with virtual_time() as clock:
+        breaker = Breaker(consecutive=3, break_for=5.0)
+        guard = new_guard(breaker)
+        breaker.trip()
+        clock.advance(4.0)
+        breaker.trip()
+        assert guard.snapshot()["policies"][0]["retry_after"] == 1.0
+        breaker.isolate()
+        breaker.trip()
+        assert breaker.state == "isolated"
+
+
+def test_trip_ends_a_trial():
+    """Half-open it opens again, and the probe that is out decides nothing."""
+    with virtual_time() as clock:
+        breaker = Breaker(consecutive=1, break_for=5.0)
+        guard = new_guard(breaker)
+        guard.attempt(_lookup, -1)
+        clock.advance(5.0)
+        with guard.hold():
+            assert breaker.state == "half_open"
+            breaker.trip()
+        assert breaker.state == "open"
+
+
+def test_trip_takes_the_key_of_a_keyed_breaker():
+    """As `isolate` and `close` do."""
+    with virtual_time():
+        breaker = Breaker(consecutive=3, key=abs)
+        guard = new_guard(breaker)
+        breaker.trip(1)
+        assert isinstance(guard.attempt(_lookup, 1).error, CircuitOpen)
+        assert guard.call(_lookup, 2) == 2
+        with pytest.raises(TypeError, match="keyed"):
+            breaker.trip()
+
+
+def test_close_of_a_closed_breaker_forgets_the_counts():
+    """Neither the window nor a streak, nor calls that began before it, count any more."""
+    with virtual_time():
+        breaker = Breaker(consecutive=2, failure_ratio=0.9, min_calls=3)
+        guard = new_guard(breaker)
+        guard.attempt(_lookup, -1)
+        breaker.close()
+        assert _counted(guard) == (0, 0)
+
+        def work() -> None:
+            breaker.close()
+            raise Bad
+
+        guard.attempt(work)
+        guard.attempt(_lookup, -1)
+        assert breaker.state == "closed"
+        assert _counted(guard) == (1, 1)

@@ -162,7 +162,7 @@ class Agreement(RuleBasedStateMachine):
         self.pod.leave(shared, verdict)
         self.pod.flush()
 
-    @rule(command=st.sampled_from(["isolate", "close", *[""] * 8]))
+    @rule(command=st.sampled_from(["isolate", "close", "trip", *[""] * 24]))
     def order(self, command: str) -> None:
         """Do something by hand, now and then."""
         if not command:

@@ -25,6 +25,7 @@ from seawall import (
 from seawall.errors import StoreUnavailable
 from seawall.models.probes import Verdict
 from seawall.runtime.events import SettingsDiffer, StoreModeChanged
+from seawall.runtime.layers import FAILED
 from seawall.shared._breaker_wire import Nonsense, parse_push, parse_replies
 from tests.shared.breakers import eventually, names, quiet_world
 from tests.shared.support import keys_without_expiry, mutate
@@ -105,6 +106,122 @@ def test_consecutive_failures_are_those_of_one_pod(redis_url, client):
         assert (first.state, second.state) == ("open", "open")
 
 
+def test_consecutive_failures_refuse_here_before_the_store_has_heard(redis_url, client):
+    """The pod that has seen them lets no call through while its report is under way."""
+    with quiet_world(redis_url, client, pods=2) as world:
+        first, second = world.add(consecutive=3, break_for=growing(2.0))
+        world.flush()
+        answered = first.told()  # under way, and says that it is closed
+        assert all(first.call(FAILURE) for _ in range(3))
+        assert first.state == "open"
+        assert not first.call(SUCCESS)
+        first.hear(*answered)
+        assert not first.call(SUCCESS)
+        world.flush()
+        assert (first.state, second.state) == ("open", "open")
+        left = first.mirror.retry_after(world.clock.now())
+        assert left == second.mirror.retry_after(world.clock.now()) == 2.0
+        opens = [
+            pod.mirror.snapshot(world.clock.now())["consecutive_opens"] for pod in (first, second)
+        ]
+        assert opens == [1, 1]
+
+
+def test_a_trip_that_the_store_never_heard_holds_here(redis_url, client):
+    """A pod that has opened goes on as open when its store goes away, and brings that along."""
+    with quiet_world(redis_url, client) as world:
+        (pod,) = world.add(consecutive=2, break_for=5.0)
+        world.flush()
+        pod.call(FAILURE)
+        pod.call(FAILURE)
+        pod.share.lost(None, "gone")
+        assert pod.state == "open"
+        assert pod.mirror.retry_after(world.clock.now()) == 5.0
+        world.flush()
+        assert pod.state == "open"
+        world.pass_time(5.0)
+        assert pod.call(SUCCESS)
+        world.flush()
+        assert pod.state == "closed"
+
+
+def test_a_pod_that_made_no_call_learns_the_state(new_store):
+    """To look at the state is enough: from then on a pod follows the store."""
+    name = next(names)
+    (breaker, guard), (idle, idle_guard) = [pod(new_store(), name, consecutive=1) for _ in range(2)]
+    guard.attempt(fail)
+    eventually(lambda: breaker.state == "open" and idle.state == "open")
+    seen = idle_guard.snapshot()["policies"][0]
+    assert seen["failure"] == "ConnectionError"
+    assert seen["open_for"] >= 0
+    refused = idle_guard.attempt(work).error
+    assert refused.failure == "ConnectionError"
+    assert "the last failure: ConnectionError" in str(refused)
+
+
+def test_without_a_call_a_snapshot_follows_the_store_too(new_store):
+    """Metrics and dashboard read snapshots: they are enough as well."""
+    name = next(names)
+    (_breaker, guard), (_idle, idle_guard) = [
+        pod(new_store(), name, consecutive=1) for _ in range(2)
+    ]
+    guard.attempt(fail)
+    eventually(lambda: idle_guard.snapshot()["policies"][0]["state"] == "open")
+
+
+def test_tripped_by_hand_in_all_pods(redis_url, client):
+    """`trip()` opens here at once and elsewhere soon, as an ordinary open: probes follow."""
+    with quiet_world(redis_url, client, pods=2) as world:
+        first, second = world.add(consecutive=3, break_for=growing(2.0))
+        world.flush()
+        first.breaker.trip()
+        assert (first.state, second.state) == ("open", "closed")
+        assert not first.call(SUCCESS)
+        world.flush()
+        assert (first.state, second.state) == ("open", "open")
+        for one in (first, second):
+            assert one.mirror.retry_after(world.clock.now()) == 2.0
+            assert one.mirror.failure == ""
+        world.pass_time(2.0)
+        assert second.call(SUCCESS)
+        world.flush()
+        assert (first.state, second.state) == ("closed", "closed")
+
+
+def test_close_by_hand_forgets_the_counts_of_all_pods(redis_url, client):
+    """What was counted before it, in any pod, does not open the breaker after it."""
+    with quiet_world(redis_url, client, pods=2) as world:
+        first, second = world.add(failure_ratio=0.5, min_calls=4)
+        world.flush()
+        for one in (first, second):
+            one.call(FAILURE)
+        world.flush()
+        first.breaker.close()
+        world.flush()
+        for one in (first, second):
+            assert one.mirror.snapshot(world.clock.now())["shared_calls"] == 0
+            assert one.mirror.snapshot(world.clock.now())["calls"] == 0
+        first.call(FAILURE)
+        second.call(FAILURE)
+        world.flush()
+        assert (first.state, second.state) == ("closed", "closed")
+
+
+@pytest.mark.parametrize("said", ["0x10", "nan", "déjà vu: \n{}"])
+def test_what_opened_it_is_told_to_all_pods_as_plain_text(said, redis_url, client):
+    """Whatever an error says: it comes out as one short line, and never as a number."""
+    with quiet_world(redis_url, client, pods=2) as world:
+        first, second = world.add(consecutive=1)
+        world.flush()
+        ticket = first.enter()
+        kind = type(said.split(":")[0], (Exception,), {})
+        first.gate.leave(ticket, FAILED, kind(said), world.clock.now())
+        world.flush()
+        assert second.mirror.failure == first.mirror.failure
+        assert second.mirror.failure.startswith(said.split(":")[0])
+        assert "\n" not in second.mirror.failure
+
+
 def test_recovery_closes_all_pods(new_store, events):
     """One probe, in one pod, closes the breaker everywhere; each pod tells of it."""
     name = next(names)
@@ -118,7 +235,9 @@ def test_recovery_closes_all_pods(new_store, events):
     told = Counter((event.guard, event.after) for event in events)
     for _breaker, guard in pods:
         assert told[guard.name, "open"] == told[guard.name, "closed"] == 1
-    assert {event.reason for event in events} == {""}  # the store opened it, not a call here
+    opened = {event.guard: event for event in events if event.after == "open"}
+    assert opened[pods[0][1].name].reason == "ConnectionError"
+    assert opened[pods[1][1].name].reason == ""  # the store opened it, not a call here
 
 
 def test_breaks_grow_over_all_pods(redis_url, client):
@@ -474,15 +593,17 @@ def test_a_lonely_pod_without_enough_evidence_comes_back(redis_url, client):
         b"OK",
         [],
         [[]],
-        [[b"l", b"1", b"closed", b"0", b"0", b"", [], []]],
-        [[b"l", b"one", b"closed", b"0", b"0", b"", [], [], [0, 0, 0]]],
-        [[b"l", b"1", b"ajar", b"0", b"0", b"", [], [], [0, 0, 0]]],
-        [[b"l", b"1", b"open", b"-5", b"0", b"", [], [], [0, 0, 0]]],
-        [[b"l", b"1", b"open", b"9" * 40, b"0", b"", [], [], [0, 0, 0]]],
-        [[1, b"1", b"open", b"5", b"0", b"", [], [], [0, 0, 0]]],
-        [[b"\xff", b"1", b"open", b"5", b"0", b"", [], [], [0, 0, 0]]],
-        [[b"l", b"1", b"open", b"5", b"0", b"", 7, [], [0, 0, 0]]],
-        [[b"l", b"1", b"open", b"5", b"0", b"", [], [], [b"x", 0, 0]]],
+        [[b"l", b"1", b"closed", b"0", b"0", b"", b"0", b"", [], []]],
+        [[b"l", b"one", b"closed", b"0", b"0", b"", b"0", b"", [], [], [0, 0, 0]]],
+        [[b"l", b"1", b"ajar", b"0", b"0", b"", b"0", b"", [], [], [0, 0, 0]]],
+        [[b"l", b"1", b"open", b"-5", b"0", b"", b"0", b"", [], [], [0, 0, 0]]],
+        [[b"l", b"1", b"open", b"9" * 40, b"0", b"", b"0", b"", [], [], [0, 0, 0]]],
+        [[1, b"1", b"open", b"5", b"0", b"", b"0", b"", [], [], [0, 0, 0]]],
+        [[b"\xff", b"1", b"open", b"5", b"0", b"", b"0", b"", [], [], [0, 0, 0]]],
+        [[b"l", b"1", b"open", b"5", b"0", b"", b"0", b"", 7, [], [0, 0, 0]]],
+        [[b"l", b"1", b"open", b"5", b"0", b"", b"0", b"", [], [], [b"x", 0, 0]]],
+        [[b"l", b"1", b"open", b"5", b"0", b"", b"-1", b"", [], [], [0, 0, 0]]],
+        [[b"l", b"1", b"open", b"5", b"0", b"", b"0", b"\xff", [], [], [0, 0, 0]]],
     ],
 )
 def test_an_answer_that_makes_no_sense_is_no_answer(reply):
@@ -503,10 +624,11 @@ def test_an_answer_that_makes_no_sense_is_no_answer(reply):
         b"\xff",
         b"[" * 4000,
         b"x" * 5000,
-        b'["t","l","1","ajar","0","0",""]',
-        b'[1,"l","1","open","0","0",""]',
-        b'["t","l","1","open",null,"0",""]',
-        b'["t",3,"1","open","0","0",""]',
+        b'["t","l","1","ajar","0","0","","0",""]',
+        b'[1,"l","1","open","0","0","","0",""]',
+        b'["t","l","1","open",null,"0","","0",""]',
+        b'["t",3,"1","open","0","0","","0",""]',
+        b'["t","l","1","open","0","0","","0",["x"]]',
     ],
 )
 def test_a_push_that_makes_no_sense_only_makes_it_poll(message, redis_url, client):

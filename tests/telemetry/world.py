@@ -72,7 +72,7 @@ class World:
         self.source = Sqlite(folder / "world.db")
         self.database = Database(self.source, name="w-database")
         self.store = RedisStore("redis://127.0.0.1:1", name="w-store")
-        self.breaker = Breaker(consecutive=2)
+        self.breaker = Breaker(consecutive=2, counts="attempts")
         self.guard = Guard(
             "w-vendor",
             Fallback(static("less")),

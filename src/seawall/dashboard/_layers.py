@@ -85,6 +85,8 @@ def _breaker(_name: str, _place: int, seen: Seen, _moves: Moves) -> Told:
     else:
         if "retry_after" in seen and seen["retry_after"] is not None:
             facts.append(("tries again in", say.seconds(seen["retry_after"])))
+        if seen.get("failure"):
+            facts.append(fact("last failure", str(seen["failure"])))
         facts.append(_window(seen))
     opened = number(mapping(seen.get("transitions")).get("open"))
     if opened:

@@ -32,6 +32,7 @@ class Cause(Enum):
     BREAK_OVER = "break over"
     PROBES_PASSED = "probes passed"
     PROBES_FAILED = "probes failed"
+    TRIP = "trip()"
     ISOLATE = "isolate()"
     CLOSE = "close()"
 
@@ -47,6 +48,8 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.OPEN, Cause.BREAK_OVER): State.HALF_OPEN,
     (State.HALF_OPEN, Cause.PROBES_PASSED): State.CLOSED,
     (State.HALF_OPEN, Cause.PROBES_FAILED): State.OPEN,
+    (State.CLOSED, Cause.TRIP): State.OPEN,
+    (State.HALF_OPEN, Cause.TRIP): State.OPEN,
     (State.CLOSED, Cause.ISOLATE): State.ISOLATED,
     (State.OPEN, Cause.ISOLATE): State.ISOLATED,
     (State.HALF_OPEN, Cause.ISOLATE): State.ISOLATED,
@@ -102,6 +105,7 @@ class BreakerModel:
 
     __slots__ = (
         "_break",
+        "_opened_at",
         "_opens",
         "_running",
         "_streak",
@@ -110,6 +114,7 @@ class BreakerModel:
         "calm",
         "changes",
         "counter",
+        "failure",
         "generation",
         "settings",
         "state",
@@ -127,6 +132,8 @@ class BreakerModel:
         self.state = State.CLOSED
         self.generation = 1
         self.changes: list[Change] = []
+        self.failure = ""
+        self._opened_at: float | None = None  # when it was closed for the last time, unless it is
         self._opens = 0
         self._break: Countdown  # while open
         self._trial: Trial  # while half-open
@@ -186,15 +193,24 @@ class BreakerModel:
             ticket.counted_in, ticket.place = earlier.counted_in, earlier.place
             self._running.pop(ticket, None)
 
+    def trip(self, now: float) -> None:
+        """Open, as a failure too many would do it; nothing to do if it is open or isolated."""
+        if (self.state, Cause.TRIP) in TRANSITIONS:
+            self._move(Cause.TRIP, now)
+
     def isolate(self, now: float) -> None:
         """Refuse every call until `close`."""
         if self.state is not State.ISOLATED:
             self._move(Cause.ISOLATE, now)
 
     def close(self, now: float) -> None:
-        """Let calls through again, whatever has happened; nothing to do if it is closed."""
+        """Let calls through again, and forget whatever has happened, also if it is closed."""
         if self.state is not State.CLOSED:
             self._move(Cause.CLOSE, now)
+        else:
+            self.generation += 1
+            self._running.clear()
+            self._count_afresh()
 
     def update(self, settings: BreakerSettings, now: float) -> None:
         """Go on under other settings, in the same state.
@@ -217,6 +233,19 @@ class BreakerModel:
         """Return what is left of the break, or None if there is none."""
         return self._break.left(now) if self.state is State.OPEN else None
 
+    def open_for(self, now: float) -> float | None:
+        """Return how long ago it was closed for the last time; None if it is closed."""
+        return None if self._opened_at is None else max(0.0, now - self._opened_at)
+
+    def wants_failure(self, _now: float, /) -> bool:
+        """Tell whether `note_failure` wants every failure, not only one that has opened it."""
+        return False
+
+    def note_failure(self, failure: str, _now: float, /) -> None:
+        """Note in words how the call failed at whose end it opened."""
+        if self.state is not State.CLOSED:
+            self.failure = failure
+
     def snapshot(self, now: float) -> dict[str, str | float | None]:
         """Return what there is to see; the totals are those of the latest closed generation."""
         return {
@@ -226,6 +255,8 @@ class BreakerModel:
             "consecutive_failures": self._streak,
             "consecutive_opens": self._opens,
             "retry_after": self.retry_after(now),
+            "open_for": self.open_for(now),
+            "failure": self.failure or None,
         }
 
     def _move(self, cause: Cause, now: float) -> None:
@@ -244,7 +275,14 @@ class BreakerModel:
         elif after is State.CLOSED:
             self._opens = 0
             self._count_afresh()
+        self._note_since(now)
         self.changes.append(Change(before, after, cause, now, self.generation))
+
+    def _note_since(self, since: float) -> None:
+        if self.state is State.CLOSED:
+            self._opened_at, self.failure = None, ""
+        elif self._opened_at is None:
+            self._opened_at = since
 
     def _begin_trial(self, now: float) -> None:
         s = self.settings

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall._redaction import described
 from seawall.errors import CircuitOpen, reason_of
 from seawall.models.breaker import BreakerModel, Refusal, Ticket
 from seawall.models.probes import Probe, Verdict
@@ -116,10 +117,10 @@ class BreakerGate(GateBound):
             share.begin()  # also who refuses has to hear when that is over
             if answer.reason == "unknown":
                 asked = share.ask(kind, model, self.host.clock)
-                raise Wait(_Asked(asked, lambda answer: self.answered(key, answer)))
-        return self.answered(key, answer)
+                raise Wait(_Asked(asked, lambda answer: self.answered(model, key, answer)))
+        return self.answered(model, key, answer)
 
-    def answered(self, key: Hashable, answer: Ticket | Refusal) -> object:
+    def answered(self, model: BreakerModel, key: Hashable, answer: Ticket | Refusal) -> object:
         """Return the ticket of a call, or refuse it."""
         if not isinstance(answer, Refusal):
             return answer
@@ -129,8 +130,11 @@ class BreakerGate(GateBound):
         hint = "" if after is None else f", for another {after:.3f} s"
         if answer.reason == "store" and self.policy.shared is not None:
             hint = f": the store {self.policy.shared.name!r} does not answer"
-        message = f"guard {self.host.name!r}: the {what} is {why}{hint}"
-        self.refuse(CircuitOpen(message, retry_after=after))
+        open_for, failure = model.open_for(self.host.clock.now()), model.failure
+        since = "" if open_for is None else f"; not closed for {open_for:.3f} s"
+        last = f"; the last failure: {failure}" if failure else ""
+        message = f"guard {self.host.name!r}: the {what} is {why}{hint}{since}{last}"
+        self.refuse(CircuitOpen(message, failure=failure, open_for=open_for, retry_after=after))
         return _UNCOUNTED
 
     def tell(
@@ -158,10 +162,19 @@ class BreakerGate(GateBound):
         now: float,
     ) -> None:
         """Let the model count a verdict, and tell of what that changed."""
+        failed = verdict is Verdict.FAILURE
+        if failed and model.wants_failure(now):
+            model.note_failure(_failure(*ended), now)
         self.policy._mutex.do(lambda: model.settle(ticket, verdict, now))
-        if model.changes:
-            reason = _reason(*ended) if verdict is Verdict.FAILURE else ""
-            self.policy._report(model, key, reason=reason, at=now)
+        if not model.changes:
+            return
+        if failed:
+            # Not under the lock, since the error's own code says it.
+            failure = _failure(*ended)
+            model.note_failure(failure, now)
+            self.policy._report(model, key, reason=_reason(*ended), failure=failure, at=now)
+        else:
+            self.policy._report(model, key)
 
     def attempt_ended(
         self,
@@ -209,6 +222,7 @@ class BreakerGate(GateBound):
         return Verdict.FAILURE if failed else Verdict.SUCCESS
 
     def snapshot(self, now: float) -> dict[str, Any]:
+        self.policy._follow_store()
         with self.policy._mutex:
             known = {**super().snapshot(now), **self._model.snapshot(now), **self._sharing()}
             return {**known, "transitions": dict(self.policy.transitions)}
@@ -268,6 +282,13 @@ def _reason(outcome: Outcome, detail: Any) -> str:
     if isinstance(detail, BaseException):
         return reason_of(detail)
     return "value" if outcome is OK else ""
+
+
+def _failure(outcome: Outcome, detail: Any) -> str:
+    """Return the type and message of what a call failed with, without secrets."""
+    if isinstance(detail, BaseException):
+        return described(detail)
+    return "a value that counts as a failure" if outcome is OK else ""
 
 
 class _Pending:

@@ -18,7 +18,7 @@ from weakref import ref
 from seawall import _checks as check
 from seawall.clock import current_clock
 from seawall.errors import ErrorKinds, error_predicate
-from seawall.models.breaker import BreakerModel, State
+from seawall.models.breaker import BreakerModel, Cause, State
 from seawall.models.breaker_settings import BreakerSettings
 from seawall.models.probes import Probes
 from seawall.policies._breaker_gates import BreakerGate, KeyedBreakerGate
@@ -131,12 +131,14 @@ class Breaker(GatePolicy):
     @property
     def state(self) -> str:
         """The state by name; of a keyed breaker the worst state of any key."""
+        self._follow_store()
         states = {model.state for model in self.models().values()}
         worst = (State.ISOLATED, State.OPEN, State.HALF_OPEN, State.CLOSED)
         return next((state.value for state in worst if state in states), State.CLOSED.value)
 
     def is_open(self, now: float, *args: Any, **kwargs: Any) -> bool:
         """Tell whether calls are refused at this moment: of the key of these arguments, or any."""
+        self._follow_store()
         models = self.models()
         if self.key is not None and (args or kwargs):
             key = self.key(*args, **kwargs)
@@ -150,8 +152,12 @@ class Breaker(GatePolicy):
         """Refuse all calls (of `key`, if keyed) until `close`."""
         self._command(key, "isolate")
 
+    def trip(self, key: Hashable = None) -> None:
+        """Open as if calls had failed: probes follow after `break_for`. Not if it is isolated."""
+        self._command(key, "trip")
+
     def close(self, key: Hashable = None) -> None:
-        """Let calls through again, whatever has happened."""
+        """Let calls through again, and forget what has happened, also if it is closed."""
         self._command(key, "close")
 
     def models(self) -> dict[Hashable, BreakerModel]:
@@ -160,6 +166,11 @@ class Breaker(GatePolicy):
             return {None: self.model}
         with self._mutex:
             return dict(self._keyed)
+
+    def _follow_store(self) -> None:
+        """Hear of what other pods have found out, also if no call was made here yet."""
+        if self._share is not None:
+            self._share.begin()
 
     def _model_for(self, key: Hashable) -> BreakerModel:
         """Return the breaker of `key`, made if it is new."""
@@ -209,31 +220,40 @@ class Breaker(GatePolicy):
             raise RuntimeError(
                 f"{command}({key!r}): all {self.max_keys} keys are in use and broken"
             )
-        if self._share is not None:
-            self._share.begin()
+        self._follow_store()
         with self._mutex:
             getattr(model, command)(self._now())
         self._report(model, key)
 
     def _report(
-        self, model: BreakerModel, key: Hashable, *, reason: str = "", at: float | None = None
+        self,
+        model: BreakerModel,
+        key: Hashable,
+        *,
+        reason: str = "",
+        failure: str = "",
+        at: float | None = None,
     ) -> None:
         """Tell of changes of state, to the guards that share this breaker.
 
-        `reason` is how the call failed that ended at that time: it belongs to what opened then, not
-        to what others have changed meanwhile.
+        `reason` and `failure` are how the call failed that ended at that time: they belong to what
+        opened then, not to what others have changed meanwhile.
         """
         with self._mutex:
             changes, model.changes = model.changes, []
             for change in changes:
                 self.transitions[change.after.value] += 1
         for change in changes:
+            own = change.after is State.OPEN and change.at == at
+            others = self._share is not None and change.after is State.OPEN
+            others = others and change.cause is not Cause.TRIP
             fields = {
                 "before": change.before.value,
                 "after": change.after.value,
                 "cause": change.cause.value,
                 "key": key,
-                "reason": reason if change.after is State.OPEN and change.at == at else "",
+                "reason": reason if own else "",
+                "failure": failure if own else model.failure if others else "",
             }
             for bound in self.bindings:
                 emit(BreakerChanged, bound.host.name, **fields)

@@ -44,16 +44,25 @@ class Event:
 class BreakerChanged(Event):
     """A breaker went from one state to another."""
 
-    __slots__ = ("after", "before", "cause", "key", "reason")
+    __slots__ = ("after", "before", "cause", "failure", "key", "reason")
     name = "breaker_changed"
 
     def __init__(
-        self, guard: str, *, before: str, after: str, cause: str, key: object, reason: str = ""
+        self,
+        guard: str,
+        *,
+        before: str,
+        after: str,
+        cause: str,
+        key: object,
+        reason: str = "",
+        failure: str = "",
     ) -> None:
         """Tell the states by name, what caused the change, and the key of a keyed breaker.
 
         `reason` is how the call failed at whose end it opened, as `CallRetried` has it; empty where
-        it was no call's failure, or where that is not known.
+        it was no call's failure, or where that is not known. `failure` is the type and the message
+        of that error, without secrets, on one short line.
         """
         super().__init__(guard)
         self.before = before
@@ -61,6 +70,7 @@ class BreakerChanged(Event):
         self.cause = cause
         self.key = key
         self.reason = reason
+        self.failure = failure
 
 
 class CallRejected(Event):

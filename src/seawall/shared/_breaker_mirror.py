@@ -11,7 +11,15 @@ from collections.abc import Hashable
 from math import ceil
 from typing import Any, Final, Protocol
 
-from seawall.models.breaker import BreakerModel, Cause, Change, Refusal, State, Ticket
+from seawall.models.breaker import (
+    TRANSITIONS,
+    BreakerModel,
+    Cause,
+    Change,
+    Refusal,
+    State,
+    Ticket,
+)
 from seawall.models.breaker_report import Report, TimeReport, at_once, reported
 from seawall.models.breaker_settings import BreakerSettings
 from seawall.models.probes import Countdown, NOfM, Verdict
@@ -25,6 +33,9 @@ UNCOUNTED: Final = 0
 
 FULL_FOR: Final = 0.02
 """Seconds for which it is remembered that all probes are out, unless something is heard earlier."""
+
+DESCRIBED: Final = 0.1
+"""Seconds between two failures that are put into words for the other pods, at the least."""
 
 _UNKNOWN: Final = Refusal("unknown", None)
 _PROBING: Final = Refusal("probing", None)
@@ -53,10 +64,13 @@ class Mirror(BreakerModel):
 
     __slots__ = (
         "__weakref__",
+        "_ahead",
         "_breaks",
         "_epoch",
         "_full_until",
         "_known",
+        "_latest",
+        "_latest_at",
         "_leased",
         "_lineage",
         "_share",
@@ -95,6 +109,9 @@ class Mirror(BreakerModel):
         self._totals = (0, 0, 0)
         self._full_until = float("-inf")
         self._breaks = Breaks()
+        self._ahead = False  # whether this pod has opened, and the store has not said so yet
+        self._latest = ""  # failure of this pod, should it open the breaker
+        self._latest_at = float("-inf")
         super().__init__(settings)
 
     def __repr__(self) -> str:
@@ -143,13 +160,31 @@ class Mirror(BreakerModel):
         """Tell the store that nobody will make the probe of which it may have said that it may."""
         self._untold.settle(id_, LOST)
 
+    def wants_failure(self, now: float, /) -> bool:
+        """Tell whether it is time to note a failure: the store decides which one opens it."""
+        return not 0 <= now - self._latest_at < DESCRIBED
+
+    def note_failure(self, failure: str, now: float, /) -> None:
+        """Note in words how a call failed, for the other pods too."""
+        self._latest, self._latest_at = failure, now
+        super().note_failure(failure, now)
+
+    def trip(self, now: float) -> None:
+        """Open, here at once and in all pods soon."""
+        if self.away is not None:
+            super().trip(now)
+        elif (self.state, Cause.TRIP) in TRANSITIONS:
+            self._untold.drop()
+            self._open_here(Cause.TRIP, now)
+        self._order("trip")
+
     def isolate(self, now: float) -> None:
         """Refuse every call, here at once and in all pods soon, until `close`."""
         super().isolate(now)
         self._order("isolate")
 
     def close(self, now: float) -> None:
-        """Let calls through again, here at once and in all pods soon."""
+        """Let calls through again, here at once and in all pods soon; forget what has happened."""
         super().close(now)
         self._order("close")
 
@@ -200,7 +235,9 @@ class Mirror(BreakerModel):
             "state": self.state.value,
             "left": microseconds(left) if left else 0,
             "opens": self._opens,
-            "breaks": self._breaks.after(self.settings, self._opens),
+            "age": microseconds(self.open_for(now) or 0.0),
+            "failure": self._latest or self.failure,
+            "breaks": self._breaks.after(self.settings, self._opens - self._ahead),
             "settled": [],
             "report": [],
             "asked": [],
@@ -239,6 +276,9 @@ class Mirror(BreakerModel):
         same = standing.lineage == self._lineage
         if same and standing.epoch < self._epoch:
             return
+        if same and standing.epoch == self._epoch and self._untold.trip:
+            return  # said before the store had heard that this pod has opened
+        self._untold.trip = self._ahead = False
         self._full_until = float("-inf")
         moved = standing.state is not self.state
         missed = same and standing.epoch > self._epoch and not obeyed
@@ -256,6 +296,10 @@ class Mirror(BreakerModel):
             moved or missed or not same or not self._break.left(now)
         ):
             self._break = Countdown(standing.left, now)  # counted here: no clock that jumps ends it
+        self._opened_at = None
+        self._note_since(now - standing.age)
+        if standing.state is not State.CLOSED:
+            self.failure = standing.failure
 
     def heard(self, standing: Standing, now: float) -> bool:
         """Take over what was pushed; False if the store had better be asked."""
@@ -305,8 +349,7 @@ class Mirror(BreakerModel):
         if self.away == "local" and self.state is State.HALF_OPEN:
             self._begin_trial(now)
         self._choose_path()
-        if self._untold.trip:  # told, and not heard
-            self._judge(now)
+        self._untold.trip = self._ahead = False  # open is what this pod is now, by itself
 
     def forked(self) -> None:
         """Be another pod: what is untold or still runs is the parent's to tell."""
@@ -351,11 +394,25 @@ class Mirror(BreakerModel):
         elif self._share.quorum is not None:
             self._cast(now, renew=True)
         elif consecutive is not None and self._streak >= consecutive:
-            if not untold.trip:
-                untold.trip = True
-                self._share.soon()
+            # Here at once: many calls would get through until the store has answered.
+            self._open_here(Cause.TRIPPED, now)
+            untold.trip = True
+            self._share.soon()
         elif isinstance(self._window, Report) and self._window.bad >= self._urgent:
             self._share.hurry(now)
+
+    def _open_here(self, cause: Cause, now: float) -> None:
+        """Open in this pod; the store counts the opens, and will say how long the break is."""
+        before = self.state
+        self._break = Countdown(self.settings.break_after(self._opens + 1), now)
+        self._opens += 1
+        self._ahead = True
+        self.calm = False
+        self.state = State.OPEN
+        self.generation += 1
+        self._running.clear()
+        self._note_since(now)
+        self.changes.append(Change(before, self.state, cause, now, self.generation))
 
     def _cast(self, now: float, *, renew: bool) -> None:
         """Vote by what this pod has seen; every third of its life a vote is renewed."""

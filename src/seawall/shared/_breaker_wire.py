@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from seawall._redaction import LONGEST as LONGEST_LINE
+from seawall._redaction import printable
 from seawall.errors import StoreUnavailable
 from seawall.models.breaker import Cause, State, Told
 from seawall.models.breaker_settings import BreakerSettings
@@ -28,8 +30,8 @@ VOTE_FOR: Final = 30.0
 MOST_CALLS: Final = 10_000
 """The largest count window that pods may share."""
 
-_FIELDS: Final = 9
-_PUSHED: Final = 7
+_FIELDS: Final = 11
+_PUSHED: Final = 9
 _LONGEST_PUSH: Final = 4096
 _LONGEST_NAME: Final = 100
 _DIGITS: Final = 16
@@ -48,6 +50,10 @@ class Standing(NamedTuple):
     """Seconds of the break."""
     opens: int
     cause: Cause | Told
+    age: float = 0.0
+    """Seconds since it was closed for the last time."""
+    failure: str = ""
+    """The last failure of the pod that opened it, in words."""
 
 
 class Nonsense(NamedTuple):
@@ -189,9 +195,11 @@ def _reply(fields: list[Any]) -> Reply:
 
 
 def _standing(fields: list[str]) -> Standing:
-    lineage, epoch, state, left, opens, cause = fields
+    lineage, epoch, state, left, opens, cause, age, failure = fields
     if not isinstance(lineage, str) or not 0 < len(lineage) <= _LONGEST_NAME:
         raise ValueError(f"lineage {lineage!r:.100}")
+    if not isinstance(failure, str):
+        raise TypeError(f"failure {failure!r:.100}")
     return Standing(
         lineage,
         _number(epoch),
@@ -199,6 +207,8 @@ def _standing(fields: list[str]) -> Standing:
         _number(left) / MICROSECONDS,
         _number(opens),
         _CAUSES.get(cause, Told.STORE),
+        _number(age) / MICROSECONDS,
+        printable(failure, LONGEST_LINE),
     )
 
 

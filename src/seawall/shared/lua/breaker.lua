@@ -13,17 +13,18 @@
 -- ARGV[2]  the channel on which every change of state is pushed
 -- ARGV[3..]  what the pod tells of each breaker, as JSON:
 --   tag       the breaker's name in pushed messages
---   lineage, epoch, state, left, opens   what the pod knows of it
+--   lineage, epoch, state, left, opens, age   what the pod knows of it; age: since it was last closed
+--   failure   the pod's last failure, in words
 --   fresh     the lineage to begin if the store knows nothing
 --   breaks    how long the next break would be, and the one after it
---   command, order   "isolate" or "close", and its id: told again, it is not done again
+--   command, order   "isolate", "close" or "trip", and its id: told again, it is not done again
 --   settled   [id, "success" | "failure" | "none"] of probes that are over; "lost": one was asked for,
 --             no answer came, and nobody will make it, whether this or the question arrives first
 --   report    [plain, failed, both, slow, place]: calls counted; or a failure of the slow call there
 --   trip      whether the pod's own rule says so
 --   pod, vote whether this pod is for tripping (where a quorum has to be)
 --   asked     ids of the probes that it would like to make
--- Reply, for each breaker: lineage, epoch, state, left, opens, cause, places of the report's slow calls,
+-- Reply, for each breaker: lineage, epoch, state, left, opens, cause, age, failure, places of the report's slow calls,
 --   answers to what was asked (an id, or empty), totals of the window
 --
 -- What is told for another lineage or epoch than the present one is ignored, except commands.
@@ -48,6 +49,7 @@ local AFTER = {
   ['break over'] = 'half_open',
   ['probes passed'] = 'closed',
   ['probes failed'] = 'open',
+  ['trip()'] = 'open',
   ['isolate()'] = 'isolated',
   ['close()'] = 'closed',
 }
@@ -80,7 +82,7 @@ local function begin(told)
     lineage = told.fresh, epoch = told.epoch < LAST_EPOCH and told.epoch + 1 or 1,
     state = 'closed', cause = 'told by the store', orders = '',
     opens = 0, ends = 0, length = 1, next = told.breaks[1],
-    guess = now + GUESS_FOR, knew = told.lineage,
+    guess = now + GUESS_FOR, knew = told.lineage, since = now - told.age, failure = '=' .. told.failure,
   }
   if told.state == 'open' or told.state == 'half_open' then
     state.state, state.opens = 'open', told.opens
@@ -122,6 +124,12 @@ end
 
 local function move(b, cause)
   local at = b.at
+  if at.state == 'closed' or AFTER[cause] == 'closed' then
+    at.since, at.failure = now, '='
+  end
+  if (cause == 'tripped' or cause == 'probes failed') and b.told.failure ~= '' then
+    at.failure = '=' .. b.told.failure -- with a mark: it may look like a number
+  end
   at.state, at.cause, at.epoch = AFTER[cause], cause, at.epoch + 1
   at.changed, at.guess = true, 0
   redis.call('DEL', b.probes, b.votes)
@@ -429,8 +437,10 @@ local function take_command(b)
   at.orders, at.guess, at.changed = table.concat(orders, ' '), 0, true
   if command == 'isolate' and at.state ~= 'isolated' then
     move(b, 'isolate()')
-  elseif command == 'close' and at.state ~= 'closed' then
-    move(b, 'close()')
+  elseif command == 'close' then
+    move(b, 'close()') -- also if it is closed: the window is that of the epoch
+  elseif command == 'trip' and (at.state == 'closed' or at.state == 'half_open') then
+    move(b, 'trip()')
   end
 end
 
@@ -486,11 +496,15 @@ local function exchange(b)
   for _, key in ipairs({b.probes, b.window, b.failed, b.slow, b.votes, b.gone}) do
     redis.call('PEXPIRE', key, settings.kept_for)
   end
-  local known = {at.lineage, text(at.epoch), at.state, text(rest), text(at.opens), at.cause}
+  local age = math.max(now - (tonumber(at.since) or now), 0)
+  local known = {
+    at.lineage, text(at.epoch), at.state, text(rest), text(at.opens), at.cause,
+    text(age), string.sub(tostring(at.failure or '='), 2),
+  }
   if at.epoch ~= before or at.lineage ~= lineage then
     redis.call('PUBLISH', channel, cjson.encode({told.tag, unpack(known)}))
   end
-  known[7], known[8], known[9] = places, answers, b.totals
+  known[9], known[10], known[11] = places, answers, b.totals
   return known
 end
 
