@@ -335,7 +335,8 @@ class Guard:
         def one(item: A) -> Result[T]:
             return self.attempt(function, item)
 
-        return run_batch(one, items, self._concurrency(concurrency), self.name)
+        at_once = self._concurrency(concurrency)
+        return run_batch(one, items, at_once, lambda _item: (self.name, at_once))
 
     @overload
     async def amap(
@@ -359,7 +360,8 @@ class Guard:
         """
         check.function("function", function)
         at_once = self._concurrency(concurrency)
-        return await arun_batch(partial(self.aattempt, function), items, at_once)
+        one = partial(self.aattempt, function)
+        return await arun_batch(one, items, at_once, lambda _item: (self.name, at_once))
 
     def _concurrency(self, given: int | None) -> int:
         """Return how many calls a batch makes at once: what is given, or what is let in."""

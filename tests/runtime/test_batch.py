@@ -405,7 +405,7 @@ def test_an_item_that_was_given_up_is_not_retried():
 
 
 def _map_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if "-map-" in thread.name]
+    return [thread.name for thread in threading.enumerate() if "seawall-map-" in thread.name]
 
 
 def _wait_until(true: Any) -> None:

@@ -96,7 +96,8 @@ class _Executor:
         def one(item: A) -> Result[T]:
             return settled(partial(self.run, function, item), self._clock)
 
-        return run_batch(one, items, self._concurrency(concurrency), self.name)
+        at_once = self._concurrency(concurrency)
+        return run_batch(one, items, at_once, lambda _item: (self.name, at_once))
 
     async def amap(
         self, function: Callable[[A], T], items: Iterable[A], /, *, concurrency: int | None = None
@@ -107,7 +108,8 @@ class _Executor:
         async def one(item: A) -> Result[T]:
             return await asettled(partial(self.arun, function, item), self._clock)
 
-        return await arun_batch(one, items, self._concurrency(concurrency))
+        at_once = self._concurrency(concurrency)
+        return await arun_batch(one, items, at_once, lambda _item: (self.name, at_once))
 
     def _concurrency(self, given: int | None) -> int:
         return self.workers if given is None else check.count("concurrency", given)

@@ -1,13 +1,14 @@
 """Many calls of one function, some at once, and how each of them went.
 
 Promises: items are taken from their source one by one, as there is room; at most `concurrency` are
-under way; results are in the order of the items; an item that fails stops no other. Cancellation,
-an exit, or an error of the source itself does: what has not begun never begins, tasks are cancelled
-and waited for, threads run to the end of what they do.
+under way, and of one guard as many as it takes; results are in the order of the items; an item that
+fails stops no other. Cancellation, an exit, or an error of the source itself does: what has not
+begun never begins, tasks are cancelled and waited for, threads run to the end of what they do.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from queue import SimpleQueue
@@ -79,7 +80,72 @@ class Batch(Generic[A, T]):
         return f"<Batch of {len(self)}: {ok} ok, {degraded} degraded, {failed} failed>"
 
 
-def _source(items: Iterable[A]) -> Iterator[A]:
+Room = Callable[[A], tuple[str, int]]
+"""Tells whose call an item is, a guard's or an executor's, and how many that takes at once."""
+
+
+class _Schedule(Generic[A]):
+    """Which item begins next: `concurrency` are under way at most, of one guard what it takes.
+
+    Items of a guard that is full are held back while others go first, as many as may be under way.
+    """
+
+    def __init__(self, items: Iterable[A], concurrency: int, room: Room[A]) -> None:
+        self.items: list[A] = []
+        """Those that were taken from the source."""
+        self._source = _iterator(items)
+        self._concurrency = concurrency
+        self._room = room
+        self._rooms: dict[int, tuple[str, int]] = {}
+        self._held: list[int] = []
+        self._busy: Counter[str] = Counter()
+        self._running = 0
+
+    def begin(self) -> int | None:
+        """Return the number of an item to begin now; None if none is left, or has room."""
+        if self._running >= self._concurrency:
+            return None
+        for place, number in enumerate(self._held):
+            if self._begins(number):
+                del self._held[place]
+                return number
+        while len(self._held) < self._concurrency:
+            number = len(self.items)
+            try:
+                item = next(self._source)
+            except StopIteration:
+                return None
+            self.items.append(item)
+            self._rooms[number] = self._room(item)
+            if self._begins(number):
+                return number
+            self._held.append(number)
+        return None
+
+    def _begins(self, number: int) -> bool:
+        name, limit = self._rooms[number]
+        if self._busy[name] >= limit:
+            return False
+        self._busy[name] += 1
+        self._running += 1
+        return True
+
+    def whose(self, number: int) -> str:
+        """Return the name of the guard whose call it is."""
+        return self._rooms[number][0]
+
+    def ended(self, number: int) -> None:
+        """Take in that an item has ended."""
+        name, _ = self._rooms.pop(number)
+        self._busy[name] -= 1
+        self._running -= 1
+
+    def batch(self, found: dict[int, Result[T]]) -> Batch[A, T]:
+        """Return how it went with all items."""
+        return Batch(self.items, [found[number] for number in range(len(self.items))])
+
+
+def _iterator(items: Iterable[A]) -> Iterator[A]:
     try:
         return iter(items)
     except TypeError:
@@ -88,76 +154,68 @@ def _source(items: Iterable[A]) -> Iterator[A]:
 
 
 def run_batch(
-    attempt: Callable[[A], Result[T]], items: Iterable[A], concurrency: int, name: str
+    attempt: Callable[[A], Result[T]], items: Iterable[A], concurrency: int, room: Room[A]
 ) -> Batch[A, T]:
     """Do `attempt(item)` for each of `items`, in threads of its own; block until all have ended.
 
     What `attempt` raises ends the batch: an error of the function is in its result.
     """
-    source = _source(items)
-    given: list[A] = []
-    if concurrency == 1:
-        results: list[Result[T]] = []
-        for item in source:
-            given.append(item)
-            results.append(attempt(item))
-        return Batch(given, results)
+    schedule = _Schedule(items, concurrency, room)
     found: dict[int, Result[T]] = {}
-    pool = WorkerPool(concurrency, 0, f"{name}-map")
+    if concurrency == 1:
+        while (number := schedule.begin()) is not None:
+            found[number] = attempt(schedule.items[number])
+            schedule.ended(number)
+        return schedule.batch(found)
+    pool = WorkerPool(concurrency, 0, "map")
     ended: SimpleQueue[int] = SimpleQueue()
     jobs: dict[int, Job] = {}
-
-    def take() -> None:
-        number = ended.get()
-        found[number] = jobs.pop(number).result()
-
     try:
-        for number, item in enumerate(source):
-            given.append(item)
-            jobs[number] = job = Job(attempt, (item,), {}, partial(ended.put, number), name, pool)
-            pool.submit(job)
-            if len(jobs) >= concurrency:
-                take()
-        while jobs:
-            take()
+        while True:
+            while (number := schedule.begin()) is not None:
+                args, name = (schedule.items[number],), schedule.whose(number)
+                job = Job(attempt, args, {}, partial(ended.put, number), name, pool)
+                jobs[number] = job
+                pool.submit(job)
+            if not jobs:
+                return schedule.batch(found)
+            number = ended.get()
+            found[number] = jobs.pop(number).result()
+            schedule.ended(number)
     finally:
         for job in jobs.values():
             pool.give_up(job)
         pool.stop()
-    return Batch(given, [found[number] for number in range(len(given))])
 
 
 async def arun_batch(
-    attempt: Callable[[A], Awaitable[Result[T]]], items: Iterable[A], concurrency: int
+    attempt: Callable[[A], Awaitable[Result[T]]],
+    items: Iterable[A],
+    concurrency: int,
+    room: Room[A],
 ) -> Batch[A, T]:
     """Do `await attempt(item)` for each of `items`, each in a task of its own."""
     from asyncio import Queue, ensure_future
 
-    source = _source(items)
-    given: list[A] = []
+    schedule = _Schedule(items, concurrency, room)
     found: dict[int, Result[T]] = {}
     ended: Queue[Task[Any]] = Queue()
     running: dict[Task[Any], int] = {}
-
-    async def take() -> None:
-        task = await ended.get()
-        number = running.pop(task)
-        found[number] = task.result()
-
     try:
-        for number, item in enumerate(source):
-            given.append(item)
-            task: Any = ensure_future(attempt(item))
-            running[task] = number
-            task.add_done_callback(ended.put_nowait)
-            if len(running) >= concurrency:
-                await take()
-        while running:
-            await take()
+        while True:
+            while (number := schedule.begin()) is not None:
+                task: Any = ensure_future(attempt(schedule.items[number]))
+                running[task] = number
+                task.add_done_callback(ended.put_nowait)
+            if not running:
+                return schedule.batch(found)
+            task = await ended.get()
+            number = running.pop(task)
+            found[number] = task.result()
+            schedule.ended(number)
     except BaseException:
         await _stop(running, ended)
         raise
-    return Batch(given, [found[number] for number in range(len(given))])
 
 
 async def _stop(running: dict[Task[Any], int], ended: Queue[Task[Any]]) -> None:
