@@ -9,12 +9,12 @@ key that finds no room shares one guard with the others that find none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from copy import deepcopy
 from functools import update_wrapper
 from inspect import Parameter, signature
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
 from seawall import _checks as check
 from seawall import registry
@@ -22,14 +22,18 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.guard import Guard
 from seawall.policies._rate_settings import asked
 from seawall.policies.breaker import Breaker
+from seawall.runtime.batch import CONCURRENCY, Batch, arun_batch, run_batch
 from seawall.runtime.functions import kind_of
 from seawall.runtime.generators import guard_async_generator, guard_generator
 from seawall.runtime.mutex import survives_fork
 from seawall.runtime.policy import Bound, GateBound, GatePolicy, Policy
+from seawall.runtime.result import Result
 
 if TYPE_CHECKING:
     from random import Random
 
+A = TypeVar("A")
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Make = Callable[[Any], Iterable[Policy]]
 KeyOf = Callable[[tuple[Any, ...], dict[str, Any]], Hashable]
@@ -166,6 +170,75 @@ class Family:
             return guard, guard._stream_layers("async")  # noqa: SLF001 - members are its own
 
         return guard_async_generator(pick, function)
+
+    def map(
+        self,
+        function: Callable[[A], T],
+        items: Iterable[A],
+        /,
+        *,
+        by: Callable[[A], Hashable] | None = None,
+        concurrency: int = CONCURRENCY,
+    ) -> Batch[A, T]:
+        """Call a plain function with each of `items`, each under the guard of its key.
+
+        `by(item)` is the key; without it, the item itself. At most `concurrency` at once, in
+        threads, and of one key as many as its bulkheads let in: what has no room there waits, and
+        items of other keys go first. An item that fails stops no other.
+        """
+        check.plain_function("function", function, "amap(...) is for an async one")
+        guard_of = self._guard_of(by)
+
+        def one(item: A) -> Result[T]:
+            return guard_of(item).attempt(function, item)
+
+        at_once = check.count("concurrency", concurrency)
+        return run_batch(one, items, at_once, lambda item: guard_of(item)._room())  # noqa: SLF001 - its own
+
+    @overload
+    async def amap(
+        self,
+        function: Callable[[A], Awaitable[T]],
+        items: Iterable[A],
+        /,
+        *,
+        by: Callable[[A], Hashable] | None = None,
+        concurrency: int = CONCURRENCY,
+    ) -> Batch[A, T]: ...
+    @overload
+    async def amap(
+        self,
+        function: Callable[[A], T],
+        items: Iterable[A],
+        /,
+        *,
+        by: Callable[[A], Hashable] | None = None,
+        concurrency: int = CONCURRENCY,
+    ) -> Batch[A, T]: ...
+    async def amap(
+        self,
+        function: Any,
+        items: Iterable[Any],
+        /,
+        *,
+        by: Callable[[Any], Hashable] | None = None,
+        concurrency: int = CONCURRENCY,
+    ) -> Any:
+        """Do as `map`, with an async function and each item in a task of its own."""
+        check.function("function", function)
+        guard_of = self._guard_of(by)
+
+        async def one(item: Any) -> Result[Any]:
+            return await guard_of(item).aattempt(function, item)
+
+        at_once = check.count("concurrency", concurrency)
+        return await arun_batch(one, items, at_once, lambda item: guard_of(item)._room())  # noqa: SLF001 - its own
+
+    def _guard_of(self, by: Callable[[A], Hashable] | None) -> Callable[[A], Guard]:
+        if by is None:
+            return cast("Callable[[A], Guard]", self.__getitem__)
+        key_of = check.plain_function("by", by)
+        return lambda item: self[key_of(item)]
 
     @property
     def policies(self) -> tuple[Policy, ...]:

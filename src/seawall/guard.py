@@ -24,7 +24,7 @@ from seawall.policies.fallback import Fallback
 from seawall.policies.retry import AdaptiveAttempts, Retry
 from seawall.policies.timeout import AdaptiveSeconds, Sync, Timeout
 from seawall.runtime.attempts import Attempts
-from seawall.runtime.batch import CONCURRENCY, Batch, arun_batch, run_batch
+from seawall.runtime.batch import CONCURRENCY, Batch, Room, arun_batch, run_batch
 from seawall.runtime.call import Call, Trace, trace_var
 from seawall.runtime.functions import (
     NO_CALL,
@@ -335,8 +335,8 @@ class Guard:
         def one(item: A) -> Result[T]:
             return self.attempt(function, item)
 
-        at_once = self._concurrency(concurrency)
-        return run_batch(one, items, at_once, lambda _item: (self.name, at_once))
+        room = Room(self.name)
+        return run_batch(one, items, self._concurrency(concurrency), lambda _item: room)
 
     @overload
     async def amap(
@@ -359,22 +359,25 @@ class Guard:
         If this is cancelled, all of them are.
         """
         check.function("function", function)
-        at_once = self._concurrency(concurrency)
-        one = partial(self.aattempt, function)
-        return await arun_batch(one, items, at_once, lambda _item: (self.name, at_once))
+        one, room = partial(self.aattempt, function), Room(self.name)
+        return await arun_batch(one, items, self._concurrency(concurrency), lambda _item: room)
 
     def _concurrency(self, given: int | None) -> int:
         """Return how many calls a batch makes at once: what is given, or what is let in."""
         if given is not None:
             return check.count("concurrency", given)
-        places = [CONCURRENCY]
+        return min([CONCURRENCY, *(limit for _, limit in self._room().gates)])
+
+    def _room(self) -> Room:
+        """Return how many calls are let in, by each policy that bounds that."""
+        gates = []
         for policy in self.policies:
             gate: Any = policy
             if policy.kind in ("bulkhead", "adaptive_limit"):
-                places.append(int(gate.limit))
+                gates.append((id(policy), max(1, int(gate.limit))))
             elif policy.kind == "thread_bulkhead":
-                places.append(gate.pool.size)
-        return max(1, min(places))
+                gates.append((id(policy), gate.pool.size))
+        return Room(self.name, gates)
 
     def _plan_for(self, function: Any, wrong: int = NO_CALL) -> tuple[Plan, Any]:
         """Return how to call `function`: once is enough if this very guard has decorated it."""

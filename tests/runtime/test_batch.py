@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from seawall import (
     AdaptiveLimit,
     Batch,
+    Breaker,
     Bulkhead,
     BulkheadFull,
+    CircuitOpen,
     CpuPool,
     DeadlineExceeded,
     Fallback,
@@ -34,6 +36,7 @@ from seawall import (
     tenant,
 )
 from seawall.context import current_tenant
+from seawall.runtime.batch import Room, _Schedule
 from seawall.testing import ScriptedService, hang, run_virtual, slow
 
 WAIT = 30
@@ -471,6 +474,109 @@ def test_retries_of_an_item_are_its_own():
     batch = guard.map(work, range(5))
     assert batch.unwrap() == [*range(5)]
     assert [result.attempts for result in batch.results] == [2] * 5
+
+
+# --- Families ---
+
+
+def _host(item: tuple[str, int]) -> str:
+    return item[0]
+
+
+async def _read(item: tuple[str, int]) -> int:
+    await ScriptedService(slow(1.0)).acall()
+    if item[0] == "dead":
+        raise ConnectionError
+    return item[1]
+
+
+def test_items_of_a_family_go_by_the_guard_of_their_key():
+    """A dead key fails by itself: the others are answered, in order."""
+    hosts = Guard.family("host", lambda _host: [Breaker(consecutive=2), Bulkhead(2)])
+    items = [(host, n) for n in range(5) for host in ("a", "dead", "b")]
+    batch = run_virtual(hosts.amap(_read, items, by=_host))
+    assert batch.items == items
+    assert [item for item, _ in batch.ok] == [item for item in items if item[0] != "dead"]
+    assert [type(error) for _, error in batch.failed][-3:] == [CircuitOpen] * 3
+    assert len(hosts) == 3
+
+
+def test_items_of_a_key_that_is_full_wait_and_those_of_others_go_first():
+    """Twenty items of one key are not refused by its bulkhead of two, nor hold up another key."""
+
+    async def main():
+        hosts = Guard.family("host", lambda _host: [Bulkhead(2)])
+        gauges = {"a": Gauge(), "b": Gauge()}
+        ended: list[str] = []
+
+        async def work(item: tuple[str, int]) -> int:
+            with gauges[item[0]]:
+                await ScriptedService(slow(1.0)).acall()
+            ended.append(item[0])
+            return item[1]
+
+        items = [*(("a", n) for n in range(6)), ("b", 6), *(("a", n) for n in range(7, 20))]
+        batch = await hosts.amap(work, items, by=_host, concurrency=8)
+        return batch.unwrap(), gauges["a"].most, ended.index("b")
+
+    assert run_virtual(main()) == ([*range(20)], 2, 2)
+
+
+def test_a_bulkhead_that_keys_share_is_not_overrun():
+    """Its bound holds for all of them together."""
+
+    async def main():
+        shared = Bulkhead(2)
+        hosts = Guard.family("host", lambda _host: [shared])
+        work = ScriptedService(slow(1.0, times=None)).acall
+        return await hosts.amap(work, range(10))
+
+    assert len(run_virtual(main()).ok) == 10
+
+
+def test_a_family_maps_in_threads_too():
+    """The key is the item itself unless `by` says otherwise."""
+    hosts = Guard.family("host", lambda _host: [Bulkhead(1)])
+    assert hosts.map(fussy, [0, 1, 0, 2, 0]).ok == [(0, 0), (1, 10), (0, 0), (0, 0)]
+    assert set(hosts.guards()) == {0, 1, 2}
+    assert hosts.map(fussy, [3, 4], by=str, concurrency=2).unwrap() == [30, 40]
+
+
+def test_a_key_that_cannot_be_found_ends_the_batch():
+    """It is an error of whoever wrote `by`, not of the call."""
+    hosts = Guard.family("host", lambda _host: [Bulkhead(1)])
+    with pytest.raises(ZeroDivisionError):
+        hosts.map(fussy, [1, 0, 1], by=lambda n: 1 // n)
+
+
+@given(
+    st.lists(st.sampled_from("abc"), max_size=30),
+    st.integers(1, 6),
+    st.dictionaries(st.sampled_from("abc"), st.integers(1, 3)),
+    st.randoms(use_true_random=False),
+)
+def test_a_schedule_keeps_its_bounds_and_forgets_no_item(keys, concurrency, limits, rng):
+    """Whoever ends when: never too many of a gate, nor in all, and each item begins once."""
+
+    def room(key: str) -> Room:
+        return Room(key, [(ord(key), limits[key])] if key in limits else [])
+
+    schedule = _Schedule(keys, concurrency, room)
+    begun: list[int] = []
+    running: list[int] = []
+    while True:
+        while (number := schedule.begin()) is not None:
+            begun.append(number)
+            running.append(number)
+        assert len(running) <= concurrency
+        for key, limit in limits.items():
+            assert sum(schedule.items[number] == key for number in running) <= limit
+        assert len(schedule.items) - len(begun) <= concurrency
+        if not running:
+            break
+        schedule.ended(running.pop(rng.randrange(len(running))))
+    assert sorted(begun) == [*range(len(keys))]
+    assert schedule.items == keys
 
 
 # --- Pools ---

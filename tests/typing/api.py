@@ -236,6 +236,9 @@ async def check_async_calls() -> None:
     assert_type(vendor.map(_size, ["a"]).ok, list[tuple[str, int]])
     assert_type(await vendor.amap(_asize, ["a"], concurrency=3), Batch[str, int])
     assert_type((await vendor.amap(_asize, ["a"])).unwrap(), list[int])
+    hosts = Guard.family("host", lambda _key: [Bulkhead(1)])
+    assert_type(hosts.map(_size, ["a"], by=len), Batch[str, int])
+    assert_type(await hosts.amap(_asize, ["a"]), Batch[str, int])
     vendor.map(_size, [5])  # type: ignore[arg-type]
     assert_type(await vendor.acall(_size, "a"), int)  # in a thread, by a ThreadBulkhead
     with vendor.hold() as held:

@@ -24,7 +24,7 @@ from seawall.executors._errands import ClosableThreads, Emptied, Errand, Executo
 from seawall.executors._items import Item, Luggage
 from seawall.executors._processes import Crew
 from seawall.models.sizing import pool_size
-from seawall.runtime.batch import Batch, arun_batch, asettled, run_batch, settled
+from seawall.runtime.batch import Batch, Room, arun_batch, asettled, run_batch, settled
 from seawall.runtime.functions import kind_of
 from seawall.runtime.process import usable_cores
 from seawall.runtime.result import Result
@@ -96,8 +96,8 @@ class _Executor:
         def one(item: A) -> Result[T]:
             return settled(partial(self.run, function, item), self._clock)
 
-        at_once = self._concurrency(concurrency)
-        return run_batch(one, items, at_once, lambda _item: (self.name, at_once))
+        room = Room(self.name)
+        return run_batch(one, items, self._concurrency(concurrency), lambda _item: room)
 
     async def amap(
         self, function: Callable[[A], T], items: Iterable[A], /, *, concurrency: int | None = None
@@ -108,8 +108,8 @@ class _Executor:
         async def one(item: A) -> Result[T]:
             return await asettled(partial(self.arun, function, item), self._clock)
 
-        at_once = self._concurrency(concurrency)
-        return await arun_batch(one, items, at_once, lambda _item: (self.name, at_once))
+        room = Room(self.name)
+        return await arun_batch(one, items, self._concurrency(concurrency), lambda _item: room)
 
     def _concurrency(self, given: int | None) -> int:
         return self.workers if given is None else check.count("concurrency", given)

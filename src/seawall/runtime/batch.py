@@ -1,18 +1,18 @@
 """Many calls of one function, some at once, and how each of them went.
 
 Promises: items are taken from their source one by one, as there is room; at most `concurrency` are
-under way, and of one guard as many as it takes; results are in the order of the items; an item that
-fails stops no other. Cancellation, an exit, or an error of the source itself does: what has not
-begun never begins, tasks are cancelled and waited for, threads run to the end of what they do.
+under way, and of one bulkhead as many as it takes; results are in the order of the items; an item
+that fails stops no other. Cancellation, an exit, or an error of the source itself does: what has
+not begun never begins, tasks are cancelled and waited for, threads run to the end of what they do.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from seawall.errors import Rejected, reason_of
 from seawall.runtime.result import Result
@@ -80,25 +80,29 @@ class Batch(Generic[A, T]):
         return f"<Batch of {len(self)}: {ok} ok, {degraded} degraded, {failed} failed>"
 
 
-Room = Callable[[A], tuple[str, int]]
-"""Tells whose call an item is, a guard's or an executor's, and how many that takes at once."""
+class Room(NamedTuple):
+    """Whose call an item is, a guard's or an executor's, and what bounds such calls at once."""
+
+    name: str
+    gates: Sequence[tuple[int, int]] = ()
+    """The identity of each bulkhead, which several guards may share, and how many it lets in."""
 
 
 class _Schedule(Generic[A]):
-    """Which item begins next: `concurrency` are under way at most, of one guard what it takes.
+    """Which item begins next: `concurrency` are under way at most, of one bulkhead what it takes.
 
-    Items of a guard that is full are held back while others go first, as many as may be under way.
+    Items for which one is full are held back while others go first, as many as may be under way.
     """
 
-    def __init__(self, items: Iterable[A], concurrency: int, room: Room[A]) -> None:
+    def __init__(self, items: Iterable[A], concurrency: int, room: Callable[[A], Room]) -> None:
         self.items: list[A] = []
         """Those that were taken from the source."""
         self._source = _iterator(items)
         self._concurrency = concurrency
         self._room = room
-        self._rooms: dict[int, tuple[str, int]] = {}
+        self._rooms: dict[int, Room] = {}
         self._held: list[int] = []
-        self._busy: Counter[str] = Counter()
+        self._busy: Counter[int] = Counter()
         self._running = 0
 
     def begin(self) -> int | None:
@@ -123,21 +127,20 @@ class _Schedule(Generic[A]):
         return None
 
     def _begins(self, number: int) -> bool:
-        name, limit = self._rooms[number]
-        if self._busy[name] >= limit:
+        gates = self._rooms[number].gates
+        if any(self._busy[gate] >= limit for gate, limit in gates):
             return False
-        self._busy[name] += 1
+        self._busy.update(gate for gate, _ in gates)
         self._running += 1
         return True
 
     def whose(self, number: int) -> str:
         """Return the name of the guard whose call it is."""
-        return self._rooms[number][0]
+        return self._rooms[number].name
 
     def ended(self, number: int) -> None:
         """Take in that an item has ended."""
-        name, _ = self._rooms.pop(number)
-        self._busy[name] -= 1
+        self._busy.subtract(gate for gate, _ in self._rooms.pop(number).gates)
         self._running -= 1
 
     def batch(self, found: dict[int, Result[T]]) -> Batch[A, T]:
@@ -154,7 +157,10 @@ def _iterator(items: Iterable[A]) -> Iterator[A]:
 
 
 def run_batch(
-    attempt: Callable[[A], Result[T]], items: Iterable[A], concurrency: int, room: Room[A]
+    attempt: Callable[[A], Result[T]],
+    items: Iterable[A],
+    concurrency: int,
+    room: Callable[[A], Room],
 ) -> Batch[A, T]:
     """Do `attempt(item)` for each of `items`, in threads of its own; block until all have ended.
 
@@ -192,7 +198,7 @@ async def arun_batch(
     attempt: Callable[[A], Awaitable[Result[T]]],
     items: Iterable[A],
     concurrency: int,
-    room: Room[A],
+    room: Callable[[A], Room],
 ) -> Batch[A, T]:
     """Do `await attempt(item)` for each of `items`, each in a task of its own."""
     from asyncio import Queue, ensure_future
