@@ -26,6 +26,7 @@ from seawall.policies.timeout import AdaptiveSeconds, Sync, Timeout
 from seawall.runtime.attempts import Attempts
 from seawall.runtime.batch import CONCURRENCY, Batch, Room, arun_batch, run_batch
 from seawall.runtime.call import Call, Trace, trace_var
+from seawall.runtime.fastpath import hosts_around
 from seawall.runtime.functions import (
     NO_CALL,
     NO_PLAIN_CALL,
@@ -436,21 +437,38 @@ class Guard:
         return self._pressure([one.in_flight / one.limit for one in slots], args, kwargs)
 
     def pressure_on(self, call: Call) -> Pressure:
-        """Return how hard others than `call`, which asks, press the dependency."""
+        """Return how hard others than `call`, which asks, press this guard and those around it."""
         held: Sequence[object] = call.layers[: len(call.tickets)]
         holds = [bound.policy for bound in self.bounds if bound in held]
         slots = self._slot_policies()
         others = [one.crowding(own=int(one in holds)) for one in slots]
-        return self._pressure(others, call.args, call.kwargs)
+        pressure = self._pressure(others, call.args, call.kwargs)
+        for host in hosts_around(self):
+            pressure = pressure.worst(host.pressure_inside())
+        return pressure
+
+    def pressure_inside(self) -> Pressure:
+        """Return how hard others than a call that is in this guard press it."""
+        crowded = [one.crowding(own=1) for one in self._slot_policies()]
+        return self._pressure(crowded, (), {}, keyed=False)
 
     def _slot_policies(self) -> list[SlotPolicy]:
         return [policy for policy in self.policies if isinstance(policy, SlotPolicy)]
 
     def _pressure(
-        self, saturation: list[float], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        saturation: list[float],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        keyed: bool = True,
     ) -> Pressure:
         now = self.clock.now()
-        breakers = [policy for policy in self.policies if isinstance(policy, Breaker)]
+        breakers = [
+            policy
+            for policy in self.policies
+            if isinstance(policy, Breaker) and (keyed or policy.key is None)
+        ]
         queues = [policy.slots for policy in self._slot_policies()]
         retries = [policy for policy in self.policies if isinstance(policy, Retry)]
         return Pressure(

@@ -527,6 +527,54 @@ def test_adaptive_attempts_see_a_full_bulkhead_of_any_size(limit: int, *, outsid
     run_virtual(main())
 
 
+def _retries_inside(outer: Guard, kind: str, before: Callable[[], None] | None = None) -> int:
+    """Return how often a guard that adapts retries a failure, inside a call of `outer`."""
+    inner = _guard(Retry(on=Broken, attempts=adaptive_attempts(3), backoff=0))
+    for _ in range(50):
+        inner.call(lambda: None)
+
+    def function() -> None:
+        if before is not None:
+            before()
+        raise Broken
+
+    async def afunction() -> None:
+        function()
+
+    if kind == "call":
+        with suppress(Broken):
+            outer.call(inner(function))
+    elif kind == "attempt":
+        outer.attempt(inner.attempt, function)
+    else:
+        run_virtual(outer.aattempt(inner(afunction)))
+    return int(inner.snapshot()["retries"])
+
+
+@pytest.mark.parametrize("kind", ["call", "attempt", "async"])
+def test_adaptive_attempts_see_the_pressure_on_guards_around_them(kind: str) -> None:
+    """Where an outer guard is full, fails, is open or is loaded, an inner one adds no attempts."""
+    assert _retries_inside(_guard(Bulkhead(3)), kind) == 2
+    full = _guard(Bulkhead(2))
+    with full.hold():
+        assert _retries_inside(full, kind) == 0
+    loaded = Retry(on=Bug, attempts=adaptive_attempts(2, signals=[lambda: 0.95]))
+    assert _retries_inside(_guard(loaded), kind) == 0
+    failing = _guard(Bulkhead(9))
+    for _ in range(9):
+        failing.attempt(ScriptedService(fail(Bug)).call)
+    assert _retries_inside(failing, kind) == 1
+    breaker = Breaker()
+    assert _retries_inside(_guard(breaker), kind, breaker.isolate) == 0
+
+
+def test_an_open_key_of_an_outer_guard_is_no_pressure() -> None:
+    """Its call was admitted with another key."""
+    breaker = Breaker(consecutive=1, key=lambda *_args: "here")
+    breaker.isolate("elsewhere")
+    assert _retries_inside(_guard(breaker), "call") == 2
+
+
 def test_adaptive_attempts_make_no_retry_while_calls_have_to_wait() -> None:
     """Also when the queue has just been served: recent waits count, and the average of them."""
 

@@ -147,6 +147,10 @@ class Seat:
         """Return no pressure: nothing here adapts to it."""
         return Pressure()
 
+    def pressure_inside(self) -> Pressure:
+        """Return none: no call is ever inside."""
+        return Pressure()
+
 
 class HostGate:
     """The breaker of one host; a keyed breaker is asked with the host's URL as its key."""

@@ -48,10 +48,11 @@ For a gate, a retry that looks at values and a timeout around an `async def` it 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import count
-from types import CodeType, CoroutineType, SimpleNamespace
+from types import CodeType, CoroutineType, FrameType, SimpleNamespace
 from typing import Any, Final
 
 from seawall.context import deadline_var
@@ -75,6 +76,30 @@ _COUNT: Final = (
     "            if end_ >= stats_.due:",
     "                stats_.fold(end_)",
 )
+
+
+def hosts_around(own: Host) -> list[Host]:
+    """Return the guards of the calls that this thread or task is in, other than `own`.
+
+    Read from the frames of the stack: a context variable would cost every call, and it is only
+    asked after a failure, by a retry that adapts. So what other tasks and threads are in, and what
+    `hold` blocks they are in, is not seen.
+    """
+    found: dict[int, Host] = {}
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the stack of the caller
+    while frame is not None:
+        host = None
+        if frame.f_code in _RUNNERS:
+            host = frame.f_locals["call"].host
+        elif isinstance(getattr(frame.f_globals.get("__spec__"), "loader", None), _Text):
+            host = frame.f_globals["host_"]
+        if host is not None and host.stats is not own.stats:
+            found[id(host.stats)] = host
+        frame = frame.f_back
+    return list(found.values())
+
+
+_RUNNERS: Final = (run_sync.__code__, run_async.__code__)
 
 
 class _Text:

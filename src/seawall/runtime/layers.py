@@ -56,6 +56,9 @@ class Host(Protocol):
     def pressure_on(self, call: Call) -> Pressure:
         """Return how hard the dependency is pressed by others than `call`, which asks."""
 
+    def pressure_inside(self) -> Pressure:
+        """Return how hard it is pressed by others than a call that is in it."""
+
 
 class Inline(NamedTuple):
     """A layer's part of the generated success path, as fixed lines of program text.

@@ -52,6 +52,10 @@ class EdgeHost:
         """Return nothing known: no limit asks."""
         return Pressure()
 
+    def pressure_inside(self) -> Pressure:
+        """Return none: no call is ever inside."""
+        return Pressure()
+
 
 class Entry(NamedTuple):
     """One limit that a request of some tier has to pass."""
