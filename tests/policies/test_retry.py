@@ -32,6 +32,7 @@ from seawall import (
     SuccessDeposit,
     TimedOut,
     Timeout,
+    adaptive,
     adaptive_attempts,
     constant,
     current_attempt,
@@ -566,6 +567,35 @@ def test_adaptive_attempts_see_the_pressure_on_guards_around_them(kind: str) -> 
     assert _retries_inside(failing, kind) == 1
     breaker = Breaker()
     assert _retries_inside(_guard(breaker), kind, breaker.isolate) == 0
+
+
+@pytest.mark.parametrize("seconds", [60.0, adaptive(floor=1.0, cap=60.0)])
+def test_adaptive_attempts_in_child_tasks_see_the_guards_around_their_parent(seconds: Any) -> None:
+    """If these have a Timeout, for as long as their call goes on."""
+
+    async def main() -> None:
+        full = _guard(Bulkhead(2), Timeout(seconds))
+        inner = _guard(Retry(on=Broken, attempts=adaptive_attempts(3), backoff=0))
+        for _ in range(50):
+            inner.call(lambda: None)
+        later = asyncio.Event()
+        children: list[asyncio.Task[Any]] = []
+
+        async def child(*, late: bool) -> int:
+            if late:
+                await later.wait()
+            return (await inner.aattempt(ScriptedService(fail(Broken)).acall)).attempts
+
+        async def parent() -> int:
+            children.append(asyncio.create_task(child(late=True)))
+            return (await asyncio.gather(child(late=False)))[0]
+
+        async with full.hold():
+            assert await full.acall(parent) == 1
+            later.set()
+            assert await children[0] == 3
+
+    run_virtual(main())
 
 
 def test_an_open_key_of_an_outer_guard_is_no_pressure() -> None:

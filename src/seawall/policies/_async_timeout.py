@@ -22,7 +22,7 @@ from seawall.errors import DeadlineExceeded, TimedOut
 from seawall.policies.timeout import AdaptiveSeconds
 from seawall.runtime.call import Abandoned
 from seawall.runtime.interpreter import count_refusal
-from seawall.runtime.layers import Flow, Inline, Outcome
+from seawall.runtime.layers import Flow, Host, Inline, Outcome
 from seawall.runtime.mutex import survives_fork
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Task = asyncio.Task[Any]
 class Lane:
     """The calls of one policy under way in one loop, oldest first, and the timer for them."""
 
-    __slots__ = ("_armed_for", "_clock", "_owner", "loop", "pending", "seconds", "timer")
+    __slots__ = ("_armed_for", "_clock", "_owner", "host", "loop", "pending", "seconds", "timer")
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class Lane:
         self.seconds = seconds
         self._clock = clock
         self._owner = owner
+        self.host = None if owner is None else owner.host
         self.pending: dict[Task, float] = {}
         self.timer: asyncio.TimerHandle | None = None
 
@@ -76,11 +77,12 @@ class Lane:
 class _OwnTimer(Expiry):
     """The timer of a call that has one to itself."""
 
-    __slots__ = ("seconds",)
+    __slots__ = ("host", "seconds")
 
-    def __init__(self, task: Task, seconds: float) -> None:
+    def __init__(self, task: Task, seconds: float, host: Host) -> None:
         super().__init__(task, seconds)
         self.seconds = seconds
+        self.host = host
 
 
 class _NoLoop:
@@ -120,6 +122,7 @@ class AsyncTimeout(Flow):
     def __init__(self, bound: TimeoutBound) -> None:
         """Take the limit from `bound`."""
         self._bound = bound
+        self.host = bound.host
         self._clock = bound.host.clock
         self.refresh()
         bound.watchers.append(self.refresh)
@@ -180,7 +183,7 @@ class AsyncTimeout(Flow):
         lane = None if self._constant is None else self._lane(task.get_loop())
         if lane is None or lane.seconds != seconds or lane.pending.setdefault(task, at) is not at:
             # The last is a guarded function that calls itself.
-            ticket += (task.cancelling(), _OwnTimer(task, seconds))
+            ticket += (task.cancelling(), _OwnTimer(task, seconds, self.host))
         else:
             if lane.timer is None:
                 lane.arm(at)

@@ -55,7 +55,7 @@ from itertools import count
 from types import CodeType, CoroutineType, FrameType, SimpleNamespace
 from typing import Any, Final
 
-from seawall.context import deadline_var
+from seawall.context import deadline_scope, deadline_var, live_scope
 from seawall.errors import Rejected
 from seawall.runtime.call import Call, given_up
 from seawall.runtime.interpreter import refuse_expired
@@ -79,23 +79,27 @@ _COUNT: Final = (
 
 
 def hosts_around(own: Host) -> list[Host]:
-    """Return the guards of the calls that this thread or task is in, other than `own`.
+    """Return the guards whose calls this one runs in, other than `own`.
 
-    Read from the frames of the stack: a context variable would cost every call, and it is only
-    asked after a failure, by a retry that adapts. So what other tasks and threads are in, and what
-    `hold` blocks they are in, is not seen.
+    They are read from the frames of this thread or task, and from the deadlines that timeouts of
+    async calls have set, which reach child tasks and threads too. A context variable would cost
+    every call, and only a retry that adapts asks, after a failure. Other blocks are not seen.
     """
-    found: dict[int, Host] = {}
+    hosts: list[Host | None] = []
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the stack of the caller
     while frame is not None:
-        host = None
         if frame.f_code in _RUNNERS:
-            host = frame.f_locals["call"].host
+            hosts.append(frame.f_locals["call"].host)
         elif isinstance(getattr(frame.f_globals.get("__spec__"), "loader", None), _Text):
-            host = frame.f_globals["host_"]
-        if host is not None and host.stats is not own.stats:
-            found[id(host.stats)] = host
+            hosts.append(frame.f_globals["host_"])
         frame = frame.f_back
+    scope = deadline_scope()
+    while scope is not None:
+        hosts.append(getattr(scope[-1], "host", None))
+        scope = live_scope(scope[2])
+    # A guard that marks calls otherwise has the same statistics: it is the same guard.
+    found = {id(host.stats): host for host in hosts if host is not None}
+    found.pop(id(own.stats), None)
     return list(found.values())
 
 
