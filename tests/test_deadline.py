@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from contextvars import copy_context
 from typing import Any, NamedTuple
@@ -12,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import (
+    Breaker,
     Bulkhead,
     Criticality,
     Deadline,
     DeadlineExceeded,
+    Pool,
+    Rejected,
     Retry,
     TimedOut,
     Timeout,
@@ -241,9 +245,101 @@ def test_async_with_leaves_a_cancellation_from_elsewhere_alone() -> None:
 
 def test_async_with_needs_a_task() -> None:
     """Outside of one it says so, and sets nothing."""
-    with pytest.raises(RuntimeError, match=r"needs a task|no running event loop"):
+    with pytest.raises(RuntimeError, match="needs a task to cancel"):
         deadline(1.0).__aenter__().send(None)
     assert current_deadline() is None
+
+
+def test_a_guarded_call_with_a_timeout_needs_a_task() -> None:
+    """It says so on every Python, also after calls that had one."""
+
+    async def call() -> str:
+        return "done"
+
+    guard = new_guard(Timeout(1.0))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="needs a task to cancel"):
+            guard.acall(call).send(None)
+        assert asyncio.run(guard.acall(call)) == "done"
+
+
+# The error
+
+
+def test_deadline_exceeded_is_a_refusal_and_a_timeout_error() -> None:
+    """Code that knows nothing of Seawall takes it for a timeout."""
+    guard = new_guard(Bulkhead(1))
+    with deadline(0.0), pytest.raises(TimeoutError) as caught:
+        guard.call(int)
+    error = caught.value
+    assert isinstance(error, DeadlineExceeded)
+    assert isinstance(error, Rejected)
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    for one in (error, copy):
+        assert (one.guard, one.policy, one.reason) == (guard.name, "deadline", "deadline_exceeded")
+        assert str(one).startswith(f"guard '{guard.name}': the deadline passed")
+
+
+@pytest.mark.parametrize(
+    ("on", "attempts"),
+    [(TimeoutError, 1), (OSError, 1), (Exception, 1), (DeadlineExceeded, 3), (Rejected, 3)],
+)
+def test_it_is_retried_only_where_a_refusal_is_named(on: type[Exception], attempts: int) -> None:
+    """A TimeoutError is an OSError too; it began nowhere, whatever it is called."""
+    calls = []
+
+    def refused() -> None:
+        calls.append(1)
+        raise DeadlineExceeded("too late")
+
+    with virtual_time():
+        guard = new_guard(Retry(on=on, attempts=3))
+        with pytest.raises(DeadlineExceeded):
+            guard.call(refused)
+    assert len(calls) == attempts
+
+
+def test_a_breaker_does_not_count_what_the_deadline_refused() -> None:
+    """Also one that counts timeouts only: nothing was asked of the dependency."""
+    guard = new_guard(Breaker(consecutive=1, is_failure=TimeoutError), Bulkhead(1))
+    with deadline(0.0), pytest.raises(DeadlineExceeded):
+        guard.call(int)
+    assert guard.call(int) == 0
+
+
+def test_a_resource_of_a_pool_is_good_for_the_next_after_a_refusal_inside_its_block() -> None:
+    """A timeout may have left it in the middle of something; what never began has not."""
+    pool = Pool(object, name="deadline", max_size=1, reusable=TimeoutError)
+    borrowed = []
+
+    def use(error: Exception) -> None:
+        with pool.borrow() as resource:
+            borrowed.append(resource)
+            raise error
+
+    for error in (DeadlineExceeded("never began"), TimeoutError("began")):
+        with pytest.raises(TimeoutError):
+            use(error)
+    with pool.borrow() as resource:
+        assert borrowed == [borrowed[0]] * 2
+        assert resource is not borrowed[0]
+
+
+def test_a_plain_call_that_outlasted_its_time_is_timed_out_though_more_was_refused() -> None:
+    """It began; and its attempt can be retried, where a refusal is not."""
+    with virtual_time() as clock:
+        inner = new_guard(Bulkhead(1))
+
+        def slow() -> None:
+            clock.sleep(1.0)
+            inner.call(int)
+
+        guard = new_guard(Retry(on=TimedOut, attempts=2), Timeout(0.5, sync="cooperative"))
+        with pytest.raises(TimedOut, match=r"after 0\.500 s") as caught:
+            guard.call(slow)
+    assert isinstance(caught.value.__cause__, DeadlineExceeded)
+    seen = guard.snapshot()
+    assert (seen["timed_out"], seen["retries"]) == (2, 1)
 
 
 # Tasks and threads

@@ -13,7 +13,7 @@
     │   ├── FifoFull            as many messages as may wait to be acknowledged
     │   ├── KeyInFlight         the first with the same idempotency key is still at work
     │   ├── JobNotReady         the job is not to be done here and now
-    │   └── DeadlineExceeded    the deadline had passed before the work began
+    │   └── DeadlineExceeded    the deadline had passed before the work began; also a TimeoutError
     ├── TimedOut            began, and ran out of time; also a TimeoutError
     ├── ReportedFailure     a block said that it failed, in words; never raised
     ├── CacheMiss           nothing stored for that key; also a LookupError
@@ -185,7 +185,7 @@ class JobNotReady(Rejected):
     reason = "job_not_ready"
 
 
-class DeadlineExceeded(Rejected):
+class DeadlineExceeded(Rejected, TimeoutError):
     """The deadline had passed, or leaves too little time, before the work began."""
 
     reason = "deadline_exceeded"

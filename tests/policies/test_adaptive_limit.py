@@ -309,6 +309,13 @@ def test_a_client_that_times_out_by_itself_tells_the_same(error: type[Exception]
         assert _told(policy) == [(0.0, 1, True)]
 
 
+def test_a_refusal_for_lack_of_time_is_no_drop() -> None:
+    """A guard inside refused, and asked nothing of anybody: it is a TimeoutError all the same."""
+    with virtual_time():
+        policy = _learns(_warm(Told()))(ScriptedService(fail(DeadlineExceeded)).call, 10)
+        assert policy.windows.drops == []
+
+
 def test_is_drop_tells_what_else_is_one() -> None:
     """By the error or by the value, such as a status 503."""
     with virtual_time():

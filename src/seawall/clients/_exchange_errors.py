@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from seawall.errors import DeadlineExceeded, SeawallError
+from seawall.errors import SeawallError
 
 _A_MOMENT: Final = 0.02
 
@@ -77,7 +77,7 @@ class Library(ABC):
         """Return the class of errors that are of that `kind` and of the library's at once."""
         known = self._mixed.get(kind)
         if known is None:
-            late = issubclass(kind, (TimeoutError, DeadlineExceeded))
+            late = issubclass(kind, TimeoutError)
             bases = (kind, self.timeout_error if late else self.error)
             body = {
                 **self._attributes,

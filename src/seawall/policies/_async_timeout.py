@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from seawall._expiry import EXPIRED, Expiry, current_task, running_task, take_back
 from seawall.context import Scope, deadline_scope, deadline_var, end_scope, nearer_scope
 from seawall.errors import DeadlineExceeded, TimedOut
-from seawall.policies.timeout import AdaptiveSeconds
+from seawall.policies.timeout import AdaptiveSeconds, refused_for_time
 from seawall.runtime.call import Abandoned
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Flow, Host, Inline, Outcome
@@ -209,7 +209,8 @@ class AsyncTimeout(Flow):
 
     def settle(self, call: Call, ticket: Scope) -> None:
         """Stop the time; turn a cancellation of ours into the error that says so."""
-        if not self._stop(ticket, call.error) and not _ended_in_refusal(call, ticket):
+        # A busy loop can be too late to cancel the task: then a guard inside has noticed first.
+        if not self._stop(ticket, call.error) and not refused_for_time(call, ticket):
             return
         seconds: float = ticket[5].seconds
         error: TimedOut | DeadlineExceeded = self._bound.error(seconds, began=call.reached)
@@ -230,14 +231,3 @@ class AsyncTimeout(Flow):
         if isinstance(watch, _OwnTimer):
             return watch.disarm(error)
         return watch.pending.pop(task, None) is None and take_back(task, cancelling, error)
-
-
-def _ended_in_refusal(call: Call, ticket: Scope) -> bool:
-    """Tell whether the call began, and ended because more of its work was refused for lack of time.
-
-    A busy loop can let that happen before it has cancelled the task. Where a scope further out has
-    the nearer instant, whoever set that says so.
-    """
-    at, clock, outer = ticket[:3]
-    own = outer is None or at is not outer[0] or isinstance(ticket[5], _OwnTimer)
-    return own and call.reached and isinstance(call.error, DeadlineExceeded) and clock.now() >= at

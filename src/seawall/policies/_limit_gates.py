@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall.context import current_tier
-from seawall.errors import Overloaded
+from seawall.errors import Overloaded, Rejected
 from seawall.models.partitions import Partitions
 from seawall.policies._slot_gates import SlotGate
 from seawall.runtime.call import STREAMED
@@ -127,7 +127,8 @@ class Gate(SlotGate):
     def _was_dropped(self, outcome: Outcome, detail: Any) -> bool:
         failed = outcome is FAILED
         # An error that is no Exception is our own timeout's; None is that of an abandoned thread.
-        if failed and (isinstance(detail, TimeoutError) or not isinstance(detail, Exception)):
+        late = isinstance(detail, TimeoutError) and not isinstance(detail, Rejected)
+        if failed and (late or not isinstance(detail, Exception)):
             return True
         is_drop = self.policy.is_drop
         if is_drop is None or detail is STREAMED:

@@ -201,6 +201,17 @@ class TimeoutBound(Bound):
         return {"seconds": self.seconds(now), "timed_out": self.timed_out, **threads}
 
 
+def refused_for_time(call: Call, ticket: Scope) -> bool:
+    """Tell whether a call began, and ended because more of its work was refused for lack of time.
+
+    Then it is as good as timed out. Where a scope further out has the nearer instant, whoever set
+    that says so.
+    """
+    at, clock, outer = ticket[:3]
+    own = outer is None or at is not outer[0]
+    return own and call.reached and isinstance(call.error, DeadlineExceeded) and clock.now() >= at
+
+
 class _Cooperative(Flow):
     """Sets the deadline for what runs inside; stops nothing by itself."""
 
@@ -245,10 +256,16 @@ class _Cooperative(Flow):
     def settle(self, call: Call, ticket: Scope) -> None:
         """End the deadline, and count a call that ended by it."""
         end_scope(ticket)
-        if isinstance(call.error, TimeoutError):
-            now = self._clock.now()
-            if ticket[1] is self._clock and now >= ticket[0]:
-                self._bound.expired(self._bound.seconds(now))
+        error = call.error
+        if not isinstance(error, TimeoutError) or not call.reached:
+            return
+        now = self._clock.now()
+        if ticket[1] is self._clock and now >= ticket[0]:
+            seconds = self._bound.seconds(now)
+            self._bound.expired(seconds)
+            if refused_for_time(call, ticket):
+                call.error = self._bound.error(seconds, began=True)
+                call.error.__cause__ = error
 
 
 class _InThread(ThreadDriver):

@@ -388,4 +388,5 @@ class _Visit:
 def _holds_timeout(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return any(_holds_timeout(leaf) for leaf in error.exceptions)
-    return isinstance(error, TimeoutError) or not isinstance(error, Exception)
+    late = isinstance(error, TimeoutError) and not isinstance(error, Rejected)
+    return late or not isinstance(error, Exception)
