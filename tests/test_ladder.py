@@ -147,7 +147,9 @@ def test_each_dependency_has_a_name_of_its_own():
         shown = ladder.snapshot()["depends_on"]
         assert list(shown) == ["stock", "prices", "breaker", "<lambda>", "<lambda> 2"]
         assert shown["<lambda> 2"] == {"level": "static", "in_trouble": False}
-        del guards
+        for guard in guards:
+            guard.close()
+        del guards, guard
         gc.collect()
         assert list(ladder.snapshot()["depends_on"])[:3] == ["breaker", "breaker 2", "breaker 3"]
 

@@ -400,10 +400,11 @@ def test_thread_queue_reads_the_standard_library_s_executors():
 
 
 def test_a_signal_keeps_no_guard_alive():
-    """Its name is free again once nobody else holds the guard."""
+    """A closed guard is garbage, though somebody reads a signal of it."""
     guard = Guard("watched", Bulkhead(1))
     signal = in_flight(guard)
     known = weakref.ref(guard)
+    guard.close()
     del guard
     gc.collect()
     assert known() is None

@@ -530,11 +530,12 @@ def test_one_policy_in_two_guards_has_one_pool(clock: Stopwatch, hanging: Hangin
 
 
 def test_threads_end_with_their_policy(clock: Stopwatch) -> None:
-    """Nobody has to close anything: idle threads end when the policy is gone."""
+    """No pool has to be closed: idle threads end when the guard is closed, and the policy gone."""
     guard = _guard(Timeout(1.0, sync="thread"), clock=clock)
     worker = guard.call(threading.current_thread)
     assert worker.daemon
     assert worker.is_alive()
+    guard.close()
     del guard
     gc.collect()
     worker.join(5)
