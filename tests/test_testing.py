@@ -1,22 +1,34 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from seawall import (
+    Breaker,
     Bulkhead,
+    Cache,
+    Fallback,
     Guard,
+    RateLimit,
+    RateLimited,
     Retry,
     SystemClock,
+    ThreadBulkhead,
     Timeout,
     VirtualClock,
     constant,
+    static,
 )
+from seawall.runtime.call import bypass
 from seawall.testing import (
     ScriptedService,
     answer,
@@ -24,11 +36,13 @@ from seawall.testing import (
     hang,
     held_permits,
     no_leaked_permits,
+    policies_off,
     retries,
     run_virtual,
     slow,
     virtual_time,
 )
+from tests.support import new_guard
 
 # --- Time ---
 
@@ -253,3 +267,143 @@ def test_the_fixture_fails_a_test_that_leaks(tmp_path):
     assert "slots still taken at the end: vendor 1" in done.stdout
     assert "2 passed, 1 error" in done.stdout
     assert "at teardown of test_leaking" in done.stdout
+
+
+# --- All policies off ---
+
+
+def _stack(function: Any) -> Any:
+    """Return `function` behind a guard that refuses it, and one that would run it elsewhere."""
+    refuses = new_guard(RateLimit("1/day"), Bulkhead(1))
+    refuses.call(len, "")
+    return refuses(function)
+
+
+def test_no_policy_acts_while_they_are_off():
+    """Functions decorated before the block are called straight in it, and guarded after it."""
+    guarded = _stack(lambda: "called")
+    with pytest.raises(RateLimited):
+        guarded()
+    with policies_off():
+        assert [guarded(), guarded()] == ["called", "called"]
+    with pytest.raises(RateLimited):
+        guarded()
+
+
+def test_all_ways_to_call_are_without_policies():
+    """call, acall, attempt, hold, attempts, generators, and what is made inside the block."""
+    refuses = new_guard(RateLimit("1/day"), Timeout(1.0, sync="cooperative"))
+    refuses.call(len, "")
+
+    async def work() -> str:
+        return "awaited"
+
+    @refuses
+    def numbers() -> Iterator[int]:
+        yield 1
+
+    async def main() -> None:
+        assert await refuses.acall(work) == "awaited"
+        assert (await refuses.aattempt(work)).value == "awaited"
+        async with refuses.hold():
+            pass
+        async for attempt in refuses.attempts():
+            async with attempt:
+                pass
+
+    with policies_off():
+        assert refuses.call(len, "") == 0
+        assert refuses.attempt(len, "").value == 0
+        assert list(numbers()) == [1]
+        with refuses.hold():
+            pass
+        isolated = Breaker()
+        isolated.isolate()
+        assert isolated(lambda: "made inside")() == "made inside"
+        run_virtual(main())
+    assert refuses.snapshot()["policies"][0]["rejected"] == 0
+    with pytest.raises(RateLimited):
+        list(numbers())
+
+
+def test_drivers_are_without_effect_too():
+    """Nothing comes from a cache, or is done in a thread, while policies are off."""
+    cached = new_guard(Cache(60.0), ThreadBulkhead(1))
+    calls: list[int] = []
+
+    def work() -> int:
+        calls.append(threading.get_ident())
+        return len(calls)
+
+    guarded = cached(work)
+    assert [guarded(), guarded()] == [1, 1]
+    with policies_off():
+        assert [guarded(), guarded(), cached.attempt(work).value] == [2, 3, 4]
+        assert run_virtual(cached.acall(work)) == 5
+    assert calls[0] != threading.get_ident()
+    assert set(calls[1:]) == {threading.get_ident()}
+    assert guarded() == 1
+
+
+def test_a_call_under_way_keeps_its_policies():
+    """What was entered before the block is left in it: no slot is lost."""
+    guard = new_guard(Retry(on=ConnectionError, attempts=2, backoff=0), Bulkhead(1))
+    outcomes = iter([ConnectionError(), None])
+
+    def work() -> str:
+        error = next(outcomes)
+        if error is not None:
+            stack.enter_context(policies_off())
+            raise error
+        return "second attempt"
+
+    with ExitStack() as stack, no_leaked_permits():
+        assert guard.call(work) == "second attempt"
+    with policies_off(), policies_off():
+        pass
+    assert not bypass.on
+
+
+def test_errors_pass_while_policies_are_off():
+    """The function's own error is raised, as it is, and counted."""
+    guard = new_guard(Fallback(static("lesser")))
+    with policies_off(), pytest.raises(ConnectionError) as raised:
+        guard.call(ScriptedService(fail(ConnectionError)).call)
+    assert raised.value.__context__ is None
+    assert guard.snapshot()["failed"] == 1
+
+
+SWITCHES = """
+from seawall import Guard, Retry, constant
+from seawall.testing import ScriptedService, fail
+guard = Guard("vendor", Retry(on=ConnectionError, backoff=constant(3600.0)))
+service = ScriptedService(fail(ConnectionError))
+guard.attempt(service.call)
+print(service.calls)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("SEAWALL_RETRIES", "instant", "3"),
+        ("SEAWALL_RETRIES", "off", "1"),
+        ("SEAWALL_POLICIES", "off", "1"),
+        ("SEAWALL_RETRIES", "never", "write one of 'instant', 'off'"),
+        ("SEAWALL_POLICIES", "no", "write one of 'off'"),
+    ],
+)
+def test_the_environment_switches_policies_and_retries(name: str, value: str, told: str):
+    """For tests of programs that start others; a value that means nothing is told."""
+    ended = subprocess.run(  # noqa: S603 - a program of our own
+        [sys.executable, "-c", SWITCHES],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, name: value},
+        timeout=300,
+    )
+    assert told in (ended.stdout or ended.stderr)
+    assert (ended.returncode == 0) == told.isdigit()
+    warned = "no guard protects anything" in ended.stderr
+    assert warned == ((name, value) == ("SEAWALL_POLICIES", "off"))

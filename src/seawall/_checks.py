@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from math import isfinite, isnan
+from os import environ
 from typing import Any, Final, Literal, TypeVar
 
 T = TypeVar("T")
@@ -138,6 +139,12 @@ def error_types(name: str, value: object) -> tuple[type[Exception], ...]:
     if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
         raise TypeError(f"{name}={value!r}: write classes of errors, such as {name}=ValueError")
     return kinds
+
+
+def environment(name: str, options: Iterable[str]) -> str | None:
+    """Return what the environment variable `name` says, None if nothing; or raise."""
+    value = environ.get(name, "")
+    return choice(name, value, options) if value else None
 
 
 def listed(name: str, value: Iterable[T], example: str) -> tuple[T, ...]:

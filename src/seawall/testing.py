@@ -28,6 +28,8 @@ from seawall.clock import (
     set_current_clock,
 )
 from seawall.policies.retry import switch
+from seawall.runtime.call import bypass
+from seawall.runtime.fastpath import switch_policies
 from seawall.runtime.policy import Policy
 from seawall.runtime.slots import live_slots
 from seawall.runtime.workers import live_pools
@@ -41,6 +43,7 @@ __all__ = [
     "hang",
     "held_permits",
     "no_leaked_permits",
+    "policies_off",
     "retries",
     "run_virtual",
     "slow",
@@ -102,6 +105,21 @@ def retries(mode: Literal["instant", "off"]) -> Iterator[None]:
         yield
     finally:
         switch.instant, switch.off = before
+
+
+@contextmanager
+def policies_off() -> Iterator[None]:
+    """Let all guards inside the block call their functions straight, as if they had no policy.
+
+    For the whole process: also for functions that were decorated before. Calls under way go on as
+    they began. What is no guard (an edge, a pool, an executor) works as ever.
+    """
+    before = bypass.on
+    switch_policies(off=True)
+    try:
+        yield
+    finally:
+        switch_policies(off=before)
 
 
 class Step:

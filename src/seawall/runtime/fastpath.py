@@ -52,12 +52,14 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import count
+from threading import RLock
 from types import CodeType, CoroutineType, FrameType, SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
+from weakref import WeakSet
 
 from seawall.context import deadline_scope, deadline_var, live_scope
 from seawall.errors import Rejected
-from seawall.runtime.call import Call, given_up
+from seawall.runtime.call import Call, bare, bypass, given_up
 from seawall.runtime.interpreter import refuse_expired
 from seawall.runtime.layers import OK, UNUSED, Flow, Host, Kind, Layer, Wait
 from seawall.runtime.parameters import ANY, Parameters
@@ -69,6 +71,10 @@ ABSENT: Final = object()
 Binder = Callable[[Callable[..., Any], tuple[Any, ...]], Callable[..., Any]]
 
 _numbers = count()
+
+_switching = RLock()
+_paths: Final[WeakSet[FastPath]] = WeakSet()
+"""All success paths there are, for `switch_policies`."""
 
 
 _COUNT: Final = (
@@ -148,7 +154,7 @@ class FastPath:
             "RuntimeError_": RuntimeError,
             "OK_": OK,
             "clock_": host.clock.now,
-            "deadline_": deadline_var.get,
+            "deadline_": _no_policies if bypass.on else deadline_var.get,
             "host_": host,
             "own_clock_": host.clock,
             "on_error_": self._error_async if kind == "async" else self._error_sync,
@@ -167,6 +173,13 @@ class FastPath:
                 for name, value in layer.inline.names.items():
                     self._names[f"{name}{number}_"] = value
         self._binders: dict[str, Binder] = {}
+        self._namespaces = [self._names]
+        _paths.add(self)
+
+    def switch(self, *, off: bool) -> None:
+        """Take the way without policies, or the usual one; see `switch_policies`."""
+        for names in self._namespaces:
+            names["deadline_"] = _no_policies if off else deadline_var.get
 
     def interpreted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function` with the layers around it, always by way of the interpreter.
@@ -175,7 +188,9 @@ class FastPath:
         """
 
         def start(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-            return self._call(function, args, kwargs, self._host.clock.now(), ())
+            call = Call(self._host, self._layers, function, args, kwargs, self._host.clock.now())
+            call.counts = self._counts or bypass.on
+            return call
 
         async def run_in_task(*args: Any, **kwargs: Any) -> Any:
             return await run_async(start(args, kwargs))
@@ -210,6 +225,7 @@ class FastPath:
         # Through the loader a traceback finds the text, without a map of texts that only grows.
         spec = SimpleNamespace(name=filename, loader=_Text(text))
         names = {**self._names, "__name__": filename, "__spec__": spec}
+        self._namespaces.append(names)
         exec(code, names)  # noqa: S102 - fixed lines, see above
         binder: Binder = names["bind_"]
         return binder
@@ -223,6 +239,8 @@ class FastPath:
         tickets: tuple[Any, ...],
     ) -> Call:
         call = Call(self._host, self._layers, function, args, kwargs, now)
+        # It is on its way through the layers, whether policies are switched off meanwhile or not.
+        call.layers, call.function = self._layers, function
         call.counts = self._counts
         for ticket in tickets:
             if ticket is ABSENT:
@@ -240,6 +258,9 @@ class FastPath:
         reached: bool,  # noqa: FBT001 - called by generated code only
         error: BaseException,
     ) -> tuple[Call, dict[str, Any]]:
+        if isinstance(error, _Bypassed):
+            call = Call(self._host, (), bare(function), args, kwargs, now)
+            return call, {}
         call = self._call(function, args, kwargs, now, tickets)
         if isinstance(error, Wait):
             return call, {"waiter": error.waiter}
@@ -302,6 +323,23 @@ class FastPath:
 
     async def _value_async(self, *returned: Any) -> Any:
         return await run_async(self._returned(*returned), upwards=True)
+
+
+class _Bypassed(BaseException):
+    """Leads a call from its success path to the one without policies."""
+
+
+def _no_policies() -> NoReturn:
+    """Stand where the success path asks for the deadline: the way there costs nothing else."""
+    raise _Bypassed
+
+
+def switch_policies(*, off: bool) -> None:
+    """Let all guards of the process call their functions without policies, or with them again."""
+    with _switching:
+        bypass.on = off
+        for path in list(_paths):
+            path.switch(off=off)
 
 
 def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, counts: bool) -> str:

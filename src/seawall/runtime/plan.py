@@ -77,7 +77,9 @@ class Plan:
             segment.end + 1, inner_kind, in_thread=in_thread, repeated=segment.repeated
         )
         inside = self._around(inner, function, inner_kind, interpreted=interpreted)
-        return driver.wrap_for(self._host, inside, kind, function)
+        wrapped = driver.wrap_for(self._host, inside, kind, function)
+        wrapped.seawall_bare = function, kind  # type: ignore[attr-defined]
+        return wrapped
 
     def layers(self, kind: Kind, purpose: str) -> list[Layer]:
         """Return all layers, where none of them may be a driver: `purpose` is for the refusal."""
