@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import threading
 from contextvars import copy_context
 from functools import partial
@@ -319,6 +321,33 @@ def test_threads_do_not_fill_a_block_beyond_its_bound():
         for thread in threads:
             thread.join()
     assert (len(seen), seen.left_out) == (100, 100)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_block_goes_on_collecting_in_a_child_process():
+    """Also if a thread that is gone there was just adding to it."""
+    guard = less("shop")
+    adding, done = threading.Event(), threading.Event()
+    with degradations() as seen:
+
+        def add() -> None:
+            with seen._mutex:
+                adding.set()
+                assert done.wait(30)
+
+        thread = threading.Thread(target=add)
+        thread.start()
+        assert adding.wait(30)
+        child = os.fork()
+        if not child:  # pragma: no cover - coverage does not follow it there
+            signal.alarm(20)
+            guard.call(down)
+            os._exit(len(seen))
+        done.set()
+        thread.join()
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
 
 
 def test_a_block_is_used_once():

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar, Token
-from itertools import count
 from typing import Any, Final, Self, overload
 
 from seawall._redaction import said_by
 from seawall.context import reset
 from seawall.errors import reason_of
 from seawall.runtime.events import Degraded, deliver, listening
+from seawall.runtime.mutex import Mutex, survives_fork
 
 MOST_COLLECTED: Final = 100
 """Degraded answers that one collector keeps; of more it tells the number."""
@@ -80,13 +80,14 @@ def unwrapped(function: Any) -> Any:
 class Degradations(Sequence[Degraded]):
     """The degraded answers of a block, in the order in which they were given."""
 
-    __slots__ = ("_events", "_numbers", "_open", "_outer", "_seen", "_token")
+    __slots__ = ("__weakref__", "_events", "_mutex", "_open", "_outer", "_token", "left_out")
 
     def __init__(self) -> None:
         """Collect nothing yet."""
         self._events: list[Degraded] = []
-        self._numbers = count(1)
-        self._seen = 0
+        self.left_out = 0
+        """How many there were beyond those that are kept."""
+        self._mutex = Mutex()
         self._open = False
         self._outer: Degradations | None = None
         self._token: Token[Degradations | None] | None = None
@@ -94,6 +95,7 @@ class Degradations(Sequence[Degraded]):
     def __enter__(self) -> Self:
         if self._token is not None:
             raise RuntimeError("these were collected already: write degradations() for each block")
+        survives_fork(self)
         self._outer = _collector_var.get()
         self._token = _collector_var.set(self)
         self._open = True
@@ -105,19 +107,22 @@ class Degradations(Sequence[Degraded]):
         if self._token is not None:
             reset(_collector_var, self._token)
 
-    @property
-    def left_out(self) -> int:
-        """How many there were beyond those that are kept."""
-        return self._seen - len(self._events)
-
     def add(self, event: Degraded) -> None:
         """Take in one degraded answer, and hand it to the blocks around this one."""
-        if self._open:
-            self._seen = number = next(self._numbers)  # atomic, so no lock is needed
-            if number <= MOST_COLLECTED:
-                self._events.append(event)
+        self._mutex.do(lambda: self._take(event))
         if self._outer is not None:
             self._outer.add(event)
+
+    def _take(self, event: Degraded) -> None:
+        if not self._open:
+            return
+        if len(self._events) < MOST_COLLECTED:
+            self._events.append(event)
+        else:
+            self.left_out += 1
+
+    def _after_fork(self) -> None:
+        self._mutex = Mutex()  # another thread may have held it
 
     def __len__(self) -> int:
         return len(self._events)
