@@ -340,10 +340,12 @@ def test_a_block_goes_on_collecting_in_a_child_process():
         thread.start()
         assert adding.wait(30)
         child = os.fork()
-        if not child:  # pragma: no cover - coverage does not follow it there
+        if child == 0:
             signal.alarm(20)
-            guard.call(down)
-            os._exit(len(seen))
+            try:
+                guard.call(down)
+            finally:
+                os._exit(len(seen))
         done.set()
         thread.join()
         _, status = os.waitpid(child, 0)
