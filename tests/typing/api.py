@@ -239,6 +239,11 @@ async def check_async_calls() -> None:
     hosts = Guard.family("host", lambda _key: [Bulkhead(1)])
     assert_type(hosts.map(_size, ["a"], by=len), Batch[str, int])
     assert_type(await hosts.amap(_asize, ["a"]), Batch[str, int])
+    assert_type(hosts["a"], Guard)
+    assert_type(hosts(by="text")(_size)("a", twice=True), int)
+    hosts(by=len)(_size)(5)  # type: ignore[arg-type]
+    hosts(by=5)  # type: ignore[arg-type]
+    Guard.family("bad", lambda _key: [Bulkhead])  # type: ignore[list-item]
     vendor.map(_size, [5])  # type: ignore[arg-type]
     assert_type(await vendor.acall(_size, "a"), int)  # in a thread, by a ThreadBulkhead
     with vendor.hold() as held:
@@ -604,6 +609,11 @@ def check_the_rest() -> None:
     """Check registry, context, events, settings and helpers for tests."""
     assert_type(guards(), list[Guard])
     assert_type(get_guard("vendor"), Guard)
+    assert_type(get_guard("vendor", lambda: vendor), Guard)
+    Breaker(is_failure=ConnectionError)
+    Breaker(is_failure=(ConnectionError, TimeoutError))
+    Breaker(is_failure=KeyboardInterrupt)  # type: ignore[arg-type]
+    Breaker(is_failure=_asize)  # type: ignore[arg-type]
     assert_type(guards_from_toml(""), dict[str, Guard])
     assert_type(current_deadline(), Deadline | None)
     assert_type(vendor.snapshot(), dict[str, Any])
