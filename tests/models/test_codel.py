@@ -1,13 +1,15 @@
-"""Controlled delay and adaptive LIFO: when a queue is a bad one, and who has to leave it."""
+"""Controlled delay and adaptive LIFO: when a queue is a bad one, and who has to go."""
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from collections.abc import Callable
-from math import sqrt
+from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall import adaptive_lifo, codel
@@ -55,6 +57,9 @@ def run(state: QueueState, traffic: Traffic, left: list[int] | None = None) -> D
         for _ in range(coming):
             if not queue:
                 state.emptied(now)
+            elif state.refuses(len(queue), now - queue[0], now):
+                day.shed.append((now, now))
+                continue
             queue.append(now)
         for _ in range(servings):
             while len(queue) > 1 and state.sheds(now - queue[0], now):
@@ -62,85 +67,11 @@ def run(state: QueueState, traffic: Traffic, left: list[int] | None = None) -> D
             if queue:
                 place = -1 if state.newest_first(now) else 0
                 day.served.append((queue.pop(place), now))
+                state.serves(now)
                 if left is not None:
                     left.append(len(queue))
     return day
 
-
-# Controlled delay
-
-
-class Reference:
-    """The pseudocode of RFC 8289, section 5, told in one piece and with calls for packets.
-
-    Two lines are not the RFC's: once it drops, whatever has waited for two intervals goes at once.
-    """
-
-    def __init__(self, target: float, interval: float) -> None:
-        self.target = target
-        self.interval = interval
-        self.queue: list[float] = []
-        self.first_above: float | None = None
-        self.dropping = False
-        self.drop_next = float("-inf")
-        self.count = self.last_count = 0
-        self.day = Day([], [])
-
-    def _dodequeue(self, now: float) -> tuple[float | None, bool]:
-        if not self.queue:
-            self.first_above = None
-            return None, False
-        came = self.queue.pop(0)
-        if now - came < self.target or not self.queue:
-            self.first_above = None
-            return came, False
-        if self.first_above is None:
-            self.first_above = now + self.interval
-        return came, now >= self.first_above
-
-    def _too_old(self, came: float, now: float) -> bool:
-        return now - came > 2 * self.interval
-
-    def dequeue(self, now: float) -> None:
-        came, may_drop = self._dodequeue(now)
-        if self.dropping and not may_drop:
-            self.dropping = False
-        elif self.dropping:
-            while self.dropping and (now >= self.drop_next or self._too_old(came, now)):
-                self.day.shed.append((came, now))
-                if now >= self.drop_next:
-                    self.count += 1
-                    self.drop_next += self.interval / sqrt(self.count)
-                came, may_drop = self._dodequeue(now)
-                self.dropping = may_drop
-        elif may_drop:
-            self.day.shed.append((came, now))
-            came, may_drop = self._dodequeue(now)
-            while may_drop and self._too_old(came, now):
-                self.day.shed.append((came, now))
-                came, may_drop = self._dodequeue(now)
-            self.dropping = True
-            delta = self.count - self.last_count
-            recent = now - self.drop_next < 16 * self.interval
-            self.count = delta if delta > 1 and recent else 1
-            self.drop_next = now + self.interval / sqrt(self.count)
-            self.last_count = self.count
-        if came is not None:
-            self.day.served.append((came, now))
-
-
-def _check_codel(traffic: Traffic) -> None:
-    reference = Reference(0.05, 0.2)
-    now = 0.0
-    for step, coming, servings in traffic.steps:
-        now += step / 100
-        reference.queue += [now] * coming
-        for _ in range(servings):
-            reference.dequeue(now)
-    assert run(codel(0.05, interval=0.2, scale=0).start(unknown), traffic) == reference.day
-
-
-SHEDS = model.CodelState.sheds
 
 OVERLOADED = st.builds(
     Traffic,
@@ -148,67 +79,213 @@ OVERLOADED = st.builds(
 )
 
 
-@given(TRAFFIC | OVERLOADED)
-def test_it_sheds_when_the_rfc_says(traffic: Traffic) -> None:
-    """The same calls go at the same instants as by the RFC's pseudocode with our bound."""
-    _check_codel(traffic)
+# Controlled delay
+
+
+class Waits(NamedTuple):
+    """Waits of those who were served and of those who were not, and the calls done in a second."""
+
+    served: list[float]
+    refused: list[float]
+    done: float
+
+    def quantile(self, p: float) -> float:
+        return sorted(self.served)[int(p * len(self.served))]
+
+
+class Overload(NamedTuple):
+    """`slots` whose calls take `seconds`, asked for `times` of what they can do."""
+
+    slots: int
+    seconds: float
+    times: float
+    exact: bool
+    seed: int
+    asked: bool = True
+    """Whether newcomers are asked about; otherwise they all come in, as into a shared queue."""
+
+
+def _overload(case: Overload, shed: QueueShed, lasting: float = 20.0, calm: float = 2.0) -> Waits:
+    """Run it, after a while at half of the capacity."""
+    rng = Random(case.seed)
+    typical = case.seconds if case.exact else 0.69 * case.seconds
+    state = shed.start(fixed(typical))
+    capacity = case.slots / case.seconds
+    queue: deque[float] = deque()
+    ends: list[float] = []
+    waits, refused, done = [], [], 0
+    free, coming = case.slots, 0.0
+
+    def begin(came: float, now: float) -> None:
+        if came > calm:
+            waits.append(now - came)
+        takes = case.seconds if case.exact else rng.expovariate(1 / case.seconds)
+        heapq.heappush(ends, now + takes)
+
+    while coming < calm + lasting:
+        if ends and ends[0] <= coming:
+            now = heapq.heappop(ends)
+            done += now > calm
+            free += 1
+            while len(queue) > 1 and state.sheds(now - queue[0], now):
+                refused.append(now - queue.popleft())
+            if queue:
+                state.serves(now)
+                free -= 1
+                begin(queue.popleft(), now)
+            continue
+        now = coming
+        coming += rng.expovariate(capacity * (case.times if now > calm else 0.5))
+        if free:
+            free -= 1
+            begin(now, now)
+        elif not queue:
+            state.emptied(now)
+            queue.append(now)
+        elif case.asked and state.refuses(len(queue), now - queue[0], now):
+            refused.append(0.0)
+        else:
+            queue.append(now)
+    return Waits(waits, refused, done / lasting / capacity)
+
+
+TARGET = 0.1
+
+
+def _check_overload(case: Overload) -> None:
+    waits = _overload(case, codel(TARGET, interval=1.0, scale=0))
+    assert waits.quantile(0.5) <= 2 * TARGET
+    assert waits.done >= 0.9
+    assert sorted(waits.refused)[int(0.99 * len(waits.refused))] <= TARGET * 1.001
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["newcomers refused", "waiting ones dropped"])
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "random"])
+@pytest.mark.parametrize("seconds", [0.01, 0.1])
+@pytest.mark.parametrize("times", [2, 3, 10])
+def test_controlled_delay_keeps_the_queue_at_its_target(
+    times: float, seconds: float, *, exact: bool, asked: bool
+) -> None:
+    """Half of the served wait for twice the target at most; goodput is full; no refusal is late."""
+    case = Overload(max(2, int(100 * seconds)), seconds, times, exact, 1, asked=True)
+    if asked:
+        _check_overload(case)
+        return
+    waits = _overload(case._replace(asked=False), codel(TARGET, interval=1.0, scale=0))
+    assert waits.quantile(0.5) <= 2 * TARGET
+    assert waits.done >= 0.9
+
+
+OVERLOADS = st.builds(
+    Overload,
+    slots=st.integers(2, 6),
+    seconds=st.sampled_from([0.02, 0.05]),
+    times=st.floats(2.0, 6.0),
+    exact=st.booleans(),
+    seed=st.integers(0, 2**32),
+    asked=st.just(True),
+)
+
+
+@given(OVERLOADS)
+@settings(max_examples=10)
+def test_whatever_the_overload_the_queue_is_kept_at_its_target(case: Overload) -> None:
+    """The same for any number of times the capacity, and any seed."""
+    _check_overload(case)
+
+
+REFUSES = model.CodelState.refuses
+
+
+def _never_bad(state: Any, waiting: int, sojourn: float, now: float) -> bool:
+    state._shedding = False
+    return REFUSES(state, waiting, sojourn, now)
 
 
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
-        ("emptied", lambda *_: None),
-        ("_begin", lambda state, now, interval: setattr(state, "_drop_next", now + interval)),
-        ("sheds", lambda _state, sojourn, _now: sojourn >= 0.05),
-        ("sheds", lambda state, sojourn, now: SHEDS(state, min(sojourn, 0.4), now)),
+        ("refuses", lambda _state, _waiting, _sojourn, _now: False),
+        ("refuses", _never_bad),
+        ("_judge", lambda state, _sojourn, now: state._spans.stretch(now)),
     ],
+    ids=["all are let in", "never a bad queue", "no judgement"],
 )
-def test_without_a_part_of_its_law_it_sheds_otherwise(
+def test_without_a_part_of_its_law_a_queue_leaves_its_target(
     name: str, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never forgive, never begin, shed at once, or know no bound: the property is falsified."""
+    """Let everybody in, or never judge or count: waits grow, or slots are idle."""
     monkeypatch.setattr(model.CodelState, name, broken)
-    assert falsified(_check_codel, OVERLOADED)
+    with pytest.raises(AssertionError):
+        _check_overload(Overload(2, 0.01, 3, exact=False, seed=1))
 
 
-def test_a_burst_is_no_reason_to_shed() -> None:
-    """A wait far above the target is nothing if it is over within an interval."""
+def test_a_burst_is_no_reason_to_refuse_or_to_shed() -> None:
+    """However many come at once: of what drains within an interval nobody goes."""
+    state = codel(0.05, interval=1.0, scale=0).start(unknown)
+    state.emptied(0.0)
+    assert not any(state.refuses(waiting, 0.0, 0.0) for waiting in range(1, 64))
+    for number in range(1, 64):
+        now = number / 80
+        assert not state.sheds(now, now)
+        state.serves(now)
+        assert not state.refuses(64 - number, now, now)
+    state.emptied(2.0)
+    assert not state.refuses(64, 0.0, 2.0)
+
+
+def test_who_would_wait_for_longer_than_an_interval_is_refused_before_it_is_a_bad_queue() -> None:
+    """Or a flood would fill the queue for many seconds before an interval is over."""
+    state = codel(0.1, interval=1.0, scale=0).start(unknown)
+    state.emptied(0.0)
+    for number in range(1, 11):
+        state.serves(number / 100)
+    assert not state.refuses(99, 0.1, 0.11)
+    assert state.refuses(101, 0.1, 0.11)
+
+
+def test_a_bad_queue_is_good_again_when_hardly_anybody_is_refused() -> None:
+    """Within the last interval; a moment without anybody who waits is not enough."""
+    state = codel(0.1, interval=1.0, scale=0).start(unknown)
+    state.emptied(0.0)
+
+    def pass_second(second: int, sojourn: float, waiting: int) -> int:
+        refused = 0
+        for number in range(100):
+            now = second + number / 100
+            refused += state.refuses(waiting, sojourn, now)
+            state.serves(now)
+        return refused
+
+    assert pass_second(0, 0.5, 50) == 0
+    assert pass_second(1, 0.5, 50) > 50
+    state.emptied(2.0)
+    assert pass_second(2, 0.05, 12) > 90
+    pass_second(3, 0.05, 5)
+    pass_second(4, 0.05, 5)
+    assert pass_second(5, 0.05, 50) == 0
+
+
+def test_nothing_is_known_of_a_queue_that_was_empty_for_an_interval() -> None:
+    """It begins anew, as a good one."""
+    state = codel(0.1, interval=1.0, scale=0).start(unknown)
+    state.emptied(0.0)
+    for number in range(300):
+        state.refuses(50, 0.5, number / 100)
+        state.serves(number / 100)
+    assert state.refuses(50, 0.5, 3.0)
+    state.emptied(4.1)
+    assert not state.refuses(50, 0.05, 4.15)
+
+
+def test_in_a_bad_queue_nobody_waits_past_its_use() -> None:
+    """Who has waited for three intervals goes, such as when all slots hang."""
     state = codel(scale=0).start(unknown)
-    assert not any(state.sheds(1.0, at / 100) for at in range(10))
-    assert not state.sheds(0.004, 0.1)
-    assert not any(state.sheds(1.0, at / 100) for at in range(11, 21))
-
-
-def test_it_sheds_ever_more_often() -> None:
-    """One at first, then after an interval through the square root of how many have gone."""
-    state = codel(scale=0).start(unknown)
-    shed = [at for at in range(1000) if state.sheds(0.08, at / 1000)]
-    assert shed[:5] == [100, 200, 271, 329, 379]
-    assert shed == sorted(set(shed))
-
-
-def test_in_a_queue_that_stands_nobody_waits_for_longer_than_two_intervals() -> None:
-    """A flood is not left to a law that adds a drop at a time: who is so late goes at once."""
-    state = codel(scale=0).start(unknown)
-    assert not any(state.sheds(1.0, at / 1000) for at in range(100))
-    assert all(state.sheds(1.0, 0.1) for _ in range(50))
-    assert not state.sheds(0.2, 0.1)
-    assert [at for at in range(101, 300) if state.sheds(0.08, at / 1000)][:2] == [200, 271]
-
-
-def test_bad_again_so_soon_it_resumes_where_it_was() -> None:
-    """Within sixteen intervals it goes on at the rate that helped; after them it begins anew."""
-
-    def pause(state: QueueState, seconds: float) -> list[int]:
-        for at in range(1000):
-            state.sheds(0.08, at / 1000)
-        state.sheds(0.0, 1.0)
-        return [at for at in range(400) if state.sheds(0.08, 1.0 + seconds + at / 1000)]
-
-    soon = pause(codel(scale=0).start(unknown), 0.5)
-    late = pause(codel(scale=0).start(unknown), 2.0)
-    assert late == [100, 200, 271, 329, 379]
-    assert len(soon) > 2 * len(late)
+    state.emptied(0.0)
+    for at in range(30):
+        state.refuses(5, 0.08, at / 100)
+    assert not state.sheds(0.3, 0.3)
+    assert state.sheds(0.301, 0.3)
 
 
 # In proportion to what a call takes

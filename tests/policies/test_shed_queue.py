@@ -43,8 +43,14 @@ class OldestFirst:
     def newest_first(self, _now: float) -> bool:
         return False
 
+    def refuses(self, _waiting: int, _sojourn: float, _now: float) -> bool:
+        return False
+
     def sheds(self, sojourn: float, _now: float) -> bool:
         return sojourn > 0.25
+
+    def serves(self, _now: float) -> None:
+        pass
 
     def emptied(self, _now: float) -> None:
         pass
@@ -112,27 +118,71 @@ def test_the_last_one_is_never_shed() -> None:
     run_virtual(main())
 
 
-def test_the_least_critical_have_to_go_for_who_waits_too_long() -> None:
-    """By criticality, a drop takes the least critical, though another has waited for longer."""
+def test_a_newcomer_to_a_bad_queue_is_refused_at_once_and_those_who_wait_are_served() -> None:
+    """Controlled delay refuses the newest, who have not waited."""
 
     async def main() -> None:
-        ranks = [Criticality.CRITICAL_PLUS, Criticality.SHEDDABLE, Criticality.CRITICAL]
+        loop = asyncio.get_running_loop()
+        shed = codel(0.25, interval=1.0, scale=0)
+        guard = new_guard(Bulkhead(1, max_wait=9.0, max_waiting=99, shed=shed))
+        waited: dict[str | None, list[float]] = {}
+
+        async def one() -> None:
+            came = loop.time()
+            began: list[float] = []
+
+            async def work() -> None:
+                began.append(loop.time())
+                await let_pass(0.125)
+
+            result = await guard.aattempt(work)
+            waited.setdefault(result.reason, []).append((began or [loop.time()])[0] - came)
+
+        tasks = []
+        for _ in range(200):
+            tasks.append(loop.create_task(one()))
+            await let_pass(0.0625)
+        await asyncio.wait(tasks)
+        assert set(waited) == {None, "shed_by_queue_time"}
+        assert set(waited["shed_by_queue_time"]) == {0.0}
+        assert max(waited[None][30:]) <= 0.5
+
+    run_virtual(main())
+
+
+def test_in_a_bad_queue_a_newcomer_takes_the_place_of_the_least_critical() -> None:
+    """By criticality the newest of the lowest class goes for it; of its own class, it itself."""
+
+    async def main() -> None:
         bulkhead = Bulkhead(
             1,
-            max_wait=9.0,
+            max_wait=99.0,
             max_waiting=9,
             order="criticality",
             shed=codel(0.1, scale=0, interval=1),
         )
         guard = new_guard(bulkhead)
+
+        def come(rank: Criticality) -> asyncio.Task[Any]:
+            with criticality(rank):
+                return asyncio.create_task(guard.aattempt(let_pass, 0.0))
+
         async with guard.hold():
-            tasks = []
-            for rank in ranks:
-                with criticality(rank):
-                    tasks.append(asyncio.create_task(guard.aattempt(let_pass, 2.0)))
-                await let_pass(0.2)
-        results = await asyncio.gather(*tasks)
-        assert [result.reason for result in results] == [None, "shed_by_queue_time", None]
+            waiting = []
+            for _ in range(2):
+                waiting.append(come(Criticality.SHEDDABLE))
+                await let_pass(0.01)
+            await let_pass(0.2)
+            come(Criticality.CRITICAL_PLUS).cancel()  # somebody looks: the wait is above target
+            await let_pass(2.0)
+            high = come(Criticality.CRITICAL)
+            await let_pass(0.0)
+            late = await come(Criticality.SHEDDABLE)
+            assert (waiting[1].done(), waiting[0].done(), high.done()) == (True, False, False)
+        results = [await task for task in (*waiting, high)]
+        reasons = [None, "shed_by_queue_time", None]
+        assert [result.reason for result in results] == reasons
+        assert late.reason == "shed_by_queue_time"
 
     run_virtual(main())
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from bench import queue_delay
 from seawall import (
     Bulkhead,
     Criticality,
@@ -199,18 +200,41 @@ def test_without_its_discipline_the_same_queue_fails() -> None:
     assert report.quantile(0.99) > 3 * _unloaded(1)
 
 
-def test_by_the_law_of_the_rfc_alone_a_flood_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the bound on the wait, controlled delay sheds too slowly: the queue stays long."""
-    sheds = CodelState.sheds
+def test_where_newcomers_are_let_in_controlled_delay_keeps_no_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shed only who has waited past its use, and all others wait for nearly as long."""
+    refuses = CodelState.refuses
 
-    def unbounded(state: CodelState, sojourn: float, now: float) -> bool:
-        return sheds(state, min(sojourn, state._spans.long), now)
+    def lenient(state: CodelState, waiting: int, sojourn: float, now: float) -> bool:
+        refuses(state, waiting, sojourn, now)
+        return False
 
-    monkeypatch.setattr(CodelState, "sheds", unbounded)
+    kept_short = _run(_queue_by_codel, 2, seed=1).quantile(0.5)
+    monkeypatch.setattr(CodelState, "refuses", lenient)
     report = _run(_queue_by_codel, 2, seed=1)
-    _show("the RFC's law alone", 2, report, _unloaded(1))
-    assert report.quantile(0.99) > 3 * _unloaded(1)
-    assert report.goodput() < 0.85 * CAPACITY
+    _show("newcomers let in", 2, report, _unloaded(1))
+    assert report.quantile(0.5) > 1.3 * kept_short
+
+
+# One class of calls
+
+
+@pytest.mark.parametrize("seconds", queue_delay.CALLS)
+@pytest.mark.parametrize("times", queue_delay.TIMES)
+def test_controlled_delay_keeps_the_wait_at_its_target(times: int, seconds: float) -> None:
+    """The table of the page: the median wait, the goodput, and how long the refused have waited."""
+    target = 0.1
+    waits = queue_delay.overload(codel(target, interval=1.0), seconds, times)
+    assert waits.quantile(0.5) <= 2 * target
+    assert waits.done >= 0.9 * queue_delay.CAPACITY
+    assert max(waits.refused) <= target
+    row = (
+        f"| {seconds * 1000:.0f} ms, {times} times capacity | {waits.quantile(0.5) * 1000:.0f} ms"
+        f" | {waits.quantile(0.99) * 1000:.0f} ms | {waits.done / queue_delay.CAPACITY:.2f}"
+        f" | {max(waits.refused) * 1000:.0f} ms |"
+    )
+    assert row in PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,16 @@
-"""Who has to leave a queue that does not drain: controlled delay, and adaptive LIFO.
+"""Who is refused by a queue that does not drain: controlled delay, and adaptive LIFO.
 
 A queue that empties now and then is a good one: it takes up bursts. One in which everybody waits
-is only delay. Both disciplines here tell the two apart by how long the longest waiting has waited
-each time somebody is to be served, and both measure that against what a call takes: where a call
-takes 50 ms, a wait of 5 ms is nothing.
+is only delay. Both disciplines here tell the two apart by how long the longest waiting has waited,
+and both measure that against what a call takes: where a call takes 50 ms, a wait of 5 ms is
+nothing.
+
+Controlled delay takes from RFC 8289 when a queue is a bad one: the wait has been above a target for
+an interval. What to do about it is our own. The RFC drops one, then ever more often, which is for
+senders that slow down when they see a drop; clients that come whatever happens fill any queue long
+before that has caught up. Here a newcomer is refused at once if it would wait for longer than the
+target: as many may wait as were served in that time lately. So those who are refused have not
+waited, and those who wait are served.
 
 `codel(...)` and `adaptive_lifo(...)` are settings; each `start(...)` makes a state of its own.
 """
@@ -11,7 +18,6 @@ takes 50 ms, a wait of 5 ms is nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import sqrt
 from typing import Final, Protocol
 
 from seawall import _checks as check
@@ -28,11 +34,11 @@ REREAD: Final = 0.1
 LONG: Final = 2
 """The longer span is at least so many times the shorter one."""
 
-MEMORY: Final = 16
-"""Intervals within which a queue that stands again is shed from as fast as before."""
+FLOOD: Final = 3
+"""Intervals after which a wait in a bad queue is past its use."""
 
-FLOOD: Final = 2
-"""Intervals for which nobody has to wait in a queue that stands: beyond them it does not drain."""
+CALM: Final = 0.1
+"""Refused for each one served within an interval: with fewer, a queue is not a bad one any more."""
 
 ServiceTime = Callable[[float], float | None]
 """`service_time(now)`: how many seconds a call typically takes once it is served, if known."""
@@ -44,8 +50,20 @@ class QueueState(Protocol):
     def newest_first(self, now: float) -> bool:
         """Tell whether the newest is to be served next, not the one that waits longest."""
 
+    def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
+        """Tell whether a newcomer, behind `waiting` others, has to go at once.
+
+        `sojourn` is how long the longest waiting of them has waited.
+        """
+
     def sheds(self, sojourn: float, now: float) -> bool:
-        """Tell whether somebody has to go, when the longest waiting has waited for `sojourn`."""
+        """Tell whether somebody has to go, when the longest waiting has waited for `sojourn`.
+
+        Asked when somebody is to be served, until the answer is no.
+        """
+
+    def serves(self, now: float) -> None:
+        """Learn that one of those who wait is served."""
 
     def emptied(self, now: float) -> None:
         """Learn that nobody waits any more."""
@@ -106,78 +124,115 @@ class Codel:
 
 
 class CodelState:
-    """Controlled delay by RFC 8289: when it sheds, and how often; and a bound on the wait.
+    """Controlled delay: whether the queue is a bad one, and how many may wait in it.
 
-    The bound is our own. The RFC's law adds a drop at a time, which is for senders that slow down
-    when they see one; clients that come whatever happens fill any queue long before it has caught
-    up.
+    Where newcomers are never asked about (a worker cannot refuse those who push), the longest
+    waiting go instead, once they have waited for longer than the target.
     """
 
     __slots__ = (
         "_bad_from",
-        "_count",
-        "_drop_next",
-        "_dropping",
-        "_last_count",
+        "_door",
+        "_gone",
+        "_last",
+        "_rate",
+        "_served",
+        "_shedding",
+        "_since",
         "_spans",
     )
 
     def __init__(self, settings: Codel, service_time: ServiceTime) -> None:
         self._spans = _Spans(settings.target, settings.interval, settings.scale, service_time)
+        self._door = False
+        """Whether newcomers are asked about."""
+        self._last = float("-inf")
+        self._begin(0.0)
+
+    def _begin(self, now: float) -> None:
+        """Know nothing of a queue that begins now."""
+        self._shedding = False
         self._bad_from: float | None = None
-        self._dropping = False
-        self._drop_next = float("-inf")
-        self._count = 0
-        self._last_count = 0
+        self._rate: float | None = None
+        """How many were served in a second, over the last window of an interval."""
+        self._open_window(now)
+
+    def _open_window(self, now: float) -> None:
+        self._since = now
+        self._served = self._gone = 0
 
     def newest_first(self, now: float) -> bool:
         """Leave the order as it is."""
         return False
 
-    def sheds(self, sojourn: float, now: float) -> bool:
-        """Shed one when the wait has been above target for an interval, then ever more often.
+    def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
+        """Refuse a newcomer that would wait for too long.
 
-        And by then at once whoever has waited for longer than two intervals.
+        That is the target in a bad queue. In any other it is an interval: a queue that takes longer
+        to drain would be a bad one by then.
         """
-        self._spans.stretch(now)
-        if sojourn < self._spans.short:
-            self.emptied(now)
+        self._door = True
+        self._judge(sojourn, now)
+        spans, stood = self._spans, now - self._since
+        rate = self._rate
+        if rate is None:
+            if stood < spans.short:
+                return False
+            rate = (self._served + 1) / stood  # it is optimistic as long as it has seen little
+        if waiting < max(1.0, rate * (spans.short if self._shedding else spans.long)):
             return False
-        interval = self._spans.long
-        if self._bad_from is None:
-            self._bad_from = now + interval
-        if now < self._bad_from:
-            return False
-        if not self._dropping:
-            self._begin(now, interval)
-        elif now >= self._drop_next:
-            self._count += 1
-            self._drop_next += interval / sqrt(self._count)
-        else:
-            return sojourn > FLOOD * interval
+        self._gone += 1
         return True
 
-    def _begin(self, now: float, interval: float) -> None:
-        # Bad again so soon: the rate at which it got better is a better start than one.
-        since = self._count - self._last_count
-        again = since > 1 and now - self._drop_next < MEMORY * interval
-        self._count = self._last_count = since if again else 1
-        self._dropping = True
-        self._drop_next = now + interval / sqrt(self._count)
+    def sheds(self, sojourn: float, now: float) -> bool:
+        """Shed from a bad queue who has waited past its use."""
+        self._judge(sojourn, now)
+        longest = FLOOD * self._spans.long if self._door else self._spans.short
+        if not self._shedding or sojourn <= longest:
+            return False
+        self._gone += 1
+        return True
+
+    def serves(self, now: float) -> None:
+        """Count who is served, while others wait."""
+        self._served += 1
+        self._last = now
+
+    def _judge(self, sojourn: float, now: float) -> None:
+        """Tell a bad queue from a good one, by its longest wait and by how many had to go."""
+        spans = self._spans
+        spans.stretch(now)
+        if now - self._since >= spans.long:
+            if self._shedding and self._gone <= CALM * self._served:
+                self._shedding, self._bad_from = False, None
+            self._rate = self._served / (now - self._since)
+            self._open_window(now)
+        if self._shedding:
+            return
+        if sojourn < spans.short:
+            self._bad_from = None
+        elif self._bad_from is None:
+            self._bad_from = now + spans.long
+        elif now >= self._bad_from:
+            self._shedding = True
 
     def emptied(self, now: float) -> None:
-        """Shed no more until the wait has been above target for an interval again."""
-        self._bad_from = None
-        self._dropping = False
+        """Begin anew, unless a bad queue was empty for a moment only: then leave that one out."""
+        idle = max(0.0, now - self._last)
+        if self._shedding and idle < self._spans.long:
+            self._since += idle
+        else:
+            self._begin(now)
 
 
 def codel(target: float = TARGET, *, interval: float = INTERVAL, scale: float = 2.0) -> QueueShed:
-    """Shed from a queue in which the wait stays above `target` for `interval` seconds.
+    """Keep the wait in a queue at `target`, once it was above that for `interval` seconds.
 
-    First one, then ever more often until the wait is below `target` again (RFC 8289), and at once
-    all who have waited for longer than two intervals by then. Where the median call takes longer,
-    `target` is `scale` times the median and `interval` at least twice `target`; until there is a
-    median nobody is shed. `scale=0` keeps both as they are.
+    From then on a newcomer that would wait for longer than `target` is refused at once, by how many
+    were served lately, until hardly anybody has to be refused; before, one that would wait for
+    longer than `interval`. Whoever has waited for three intervals in such a queue is shed too.
+    Where the median call takes longer, `target` is `scale` times the median and `interval` at least
+    twice `target`; until there is a median nobody is shed. `scale=0` keeps both as they are.
     """
     return Codel(target, interval, scale)
 
@@ -217,12 +272,19 @@ class AdaptiveLifoState:
         """Serve the newest first while a queue stands: the others' callers may have left."""
         return self._since is not None and now - self._since > self._spans.long
 
+    def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
+        """Let everybody in: the newest is the one to be served."""
+        return False
+
     def sheds(self, sojourn: float, now: float) -> bool:
         """Shed who has waited for longer than a queue of this age allows."""
         if self._since is None or now - sojourn < self._since:
             self._since = now - sojourn
         self._spans.stretch(now)
         return sojourn > (self._spans.short if self.newest_first(now) else self._spans.long)
+
+    def serves(self, now: float) -> None:
+        """Ignore it."""
 
     def emptied(self, now: float) -> None:
         """Be patient again."""

@@ -6,7 +6,7 @@ By key, a user, say, is in or out as a whole.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
+from math import inf, sqrt
 from typing import Any, Final
 from zlib import crc32
 
@@ -32,7 +32,8 @@ class LeastCriticalFirst:
 
     Classes are laid side by side on a line from 0 to 1, each as wide as its share of recent calls,
     or `evenly`: all that were seen lately equally wide. A call is somewhere on the stretch of its
-    class, by chance or by its key; the share to shed is counted from the left.
+    class, by chance or by its key; the share to shed is counted from the left. Where stretches are
+    even, calls lie the closer the further to the right: of a class few go at first.
     """
 
     __slots__ = ("_counted", "_counts", "_enough", "_evenly", "_left", "_seen", "_width")
@@ -63,6 +64,8 @@ class LeastCriticalFirst:
             self._seen = now
         self._counts[rank] += 1
         self._counted += 1
+        if self._evenly:
+            place = sqrt(place)
         return share > self._left[rank] + place * self._width[rank]
 
     def _measure(self) -> None:
@@ -220,10 +223,11 @@ def by_chance(
     """Shed by chance, the more probably the higher the load is, and the least critical first.
 
     The range from `start` to a load of 1 is divided among the classes that were seen lately: one
-    class alone is shed with a probability that grows over the whole of it, of two the lower one
-    over the first half. For the first 256 calls all that may be shed are taken to be there.
-    Calls of `keep` and above are never shed. With `key`, a function of the call's arguments, the
-    key takes the place of chance: a user, say, is in or out as a whole, in every process.
+    class alone is shed with a probability that grows over the whole of it, by the square, so that
+    few go at first; of two, the lower one over the first half. For the first 256 calls all classes
+    that may be shed are taken to be there. Calls of `keep` and above are never shed. With `key`, a
+    function of the call's arguments, the key takes the place of chance: a user, say, is in or out
+    as a whole, in every process.
     """
     return ByChance(start, key, keep)
 

@@ -38,15 +38,22 @@ class WaitQueue(Generic[T]):
         return self._size
 
     def push(
-        self, item: T, rank: int = 0, kind: Hashable = None, *, always: bool = False
+        self,
+        item: T,
+        rank: int = 0,
+        kind: Hashable = None,
+        *,
+        always: bool = False,
+        full: bool = False,
     ) -> T | None:
         """Let `item` wait; return who has to go for it: None, another, or `item` itself.
 
-        With `always` it waits even if the room is full, and nobody goes.
+        With `always` it waits even if the room is full, and nobody goes. With `full` somebody goes
+        as if the room were full.
         """
         rank = rank if self.order == "criticality" else 0
         displaced: T | None = None
-        if self._size >= self.limit and not always:
+        if (full or self._size >= self.limit) and not always:
             if not self._size or self.order == "fifo":
                 return item
             lowest = self._ranks()[-1]

@@ -40,13 +40,19 @@ live_slots: Final[WeakSet[Slots]] = WeakSet()
 
 
 class Discipline(Protocol):
-    """What is decided each time somebody is to be served from the queue. It is called in turn."""
+    """What is decided each time somebody joins the queue or is served. It is called in turn."""
+
+    def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
+        """Tell whether a newcomer, behind `waiting` others, has to go at once."""
 
     def newest_first(self, now: float) -> bool:
         """Tell whether the newest is to be served next, not the one that waits longest."""
 
     def sheds(self, sojourn: float, now: float) -> bool:
         """Tell whether somebody has to go, when the longest waiting has waited for `sojourn`."""
+
+    def serves(self, now: float) -> None:
+        """Learn that one of those who wait is served."""
 
     def emptied(self, now: float) -> None:
         """Learn that nobody waited any more."""
@@ -189,7 +195,10 @@ class Slots:
                 break
         # Where several classes wait it is the lowest that stands: the others keep their order.
         alone = len(self.queue.oldest()) == 1
-        return self.queue.pop(fits=self.fits, newest=alone and discipline.newest_first(now))
+        waiter = self.queue.pop(fits=self.fits, newest=alone and discipline.newest_first(now))
+        if waiter is not None:
+            discipline.serves(now)
+        return waiter
 
     def _longest_wait(self, now: float) -> float:
         """Return how long the longest waiting of all has waited.
@@ -202,15 +211,22 @@ class Slots:
     def join(self, waiter: SlotWaiter) -> None:
         """Let `waiter` wait, if there is room. A queue begins anew with who finds it empty."""
         with self.mutex:
-            if self.discipline is not None and not self.queue:
-                self.discipline.emptied(waiter.since)
+            shed = self.discipline is not None and self._refuses(self.discipline, waiter.since)
             self.attention = True
             turned_away = self.queue.push(
-                waiter, waiter.rank, waiter.kind, always=waiter.readmitted
+                waiter, waiter.rank, waiter.kind, always=waiter.readmitted, full=shed
             )
             if turned_away is not None:
-                self._turn_away(turned_away, "no room")
+                self._turn_away(turned_away, "shed" if shed else "no room")
             self.serve()
+
+    def _refuses(self, discipline: Discipline, now: float) -> bool:
+        """Tell whether by its discipline the queue is as good as full for who comes now."""
+        waiting = len(self.queue)
+        if waiting:
+            return discipline.refuses(waiting, self._longest_wait(now), now)
+        discipline.emptied(now)
+        return False
 
     def _turn_away(self, waiter: SlotWaiter, why: Refusal) -> bool:
         """Refuse a waiter that left the queue; False if it must stay in it. Under the lock."""

@@ -309,9 +309,16 @@ class TurnsGate(GateBound):
         """Serve the newest first during overload."""
         return self.strict
 
+    def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
+        """Leave that to `full`."""
+        return False
+
     def sheds(self, sojourn: float, now: float) -> bool:
         """Leave that to the start of each turn."""
         return False
+
+    def serves(self, now: float) -> None:
+        """Ignore it: turns are counted."""
 
     def emptied(self, now: float) -> None:
         """Ignore it."""
