@@ -254,7 +254,7 @@ def test_by_another_signal_the_same_door_fails(
 def test_without_bars_in_between_critical_calls_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one bar for all classes the critical go with the others."""
     monkeypatch.setattr("seawall.models.shedding.class_bar", lambda start, _rank: start)
-    assert ByCriticality(0.5).bars == (0.5,) * 4
+    assert ByCriticality(0.5, None).bars == (0.5,) * 4
     assert _run(_door_by_criticality, 5, seed=1).kept(Criticality.CRITICAL) < 0.5
 
 

@@ -37,6 +37,9 @@ LONG: Final = 2
 FLOOD: Final = 3
 """Intervals after which a wait in a bad queue is past its use."""
 
+BURST: Final = 10
+"""Calls that may always wait in a queue that is not a bad one, however slow they are."""
+
 CALM: Final = 0.1
 """Refused for each one served within an interval: with fewer, a queue is not a bad one any more."""
 
@@ -179,7 +182,8 @@ class CodelState:
             if stood < spans.short:
                 return False
             rate = (self._served + 1) / stood  # it is optimistic as long as it has seen little
-        if waiting < max(1.0, rate * (spans.short if self._shedding else spans.long)):
+        room = max(1.0, rate * spans.short) if self._shedding else max(BURST, rate * spans.long)
+        if waiting < room:
             return False
         self._gone += 1
         return True
