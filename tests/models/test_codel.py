@@ -183,7 +183,7 @@ OVERLOADS = st.builds(
     times=st.floats(2.0, 6.0),
     exact=st.booleans(),
     seed=st.integers(0, 2**32),
-    asked=st.just(True),
+    asked=st.just(value=True),
 )
 
 
