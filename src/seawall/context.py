@@ -6,6 +6,7 @@ Each lives in a context variable, so every task and every thread sees its own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
 from enum import IntEnum
 from types import TracebackType
@@ -247,6 +248,36 @@ def deadline(seconds: float | Deadline, *, clock: Clock | None = None) -> _Deadl
     if clock is not None:
         check_clock(clock)
     return _DeadlineScope(seconds, clock)
+
+
+RESERVE_SHARE: Final = 0.1
+LEAST_RESERVE: Final = 0.01
+MOST_RESERVE: Final = 0.5
+
+
+def check_reserve(reserve: object) -> float | None:
+    """Return the seconds of a `reserve=` setting, or None for the rule of `reserve_of`."""
+    return None if reserve is None else check.seconds("reserve", reserve, zero=True)
+
+
+def reserve_of(left: float, seconds: float | None = None) -> float:
+    """Return how much of the `left` seconds a layer keeps back from what runs inside it.
+
+    So the layer can still answer when the inside ran out of time. `seconds`, or a tenth of what is
+    left, at least 10 ms and at most 0.5 s; but never more than half, so that what runs inside a
+    caller's last milliseconds is not refused for the sake of the reserve.
+    """
+    if seconds is None:
+        seconds = min(max(RESERVE_SHARE * left, LEAST_RESERVE), MOST_RESERVE)
+    return max(0.0, min(seconds, left / 2))
+
+
+def keeping_back(reserve: float | None) -> AbstractContextManager[object]:
+    """Let the deadline inside be nearer by the reserve than the one that applies here, if any."""
+    held = current_deadline()
+    if held is None:
+        return nullcontext()
+    return deadline(held.shrink(reserve_of(held.remaining(), reserve)))
 
 
 def current_deadline() -> Deadline | None:

@@ -85,6 +85,7 @@ def _transports(make: Any, name: str, transport: str) -> list[tuple[Any, ...]]:
         (f"{name}(repeatable)", lambda x: make(GUARD, repeatable=x), _FUNCTIONS, "function"),
         (f"{name}(statuses)", lambda x: make(GUARD, statuses=x), _STATUSES, "write"),
         (f"{name}(propagate)", lambda x: make(GUARD, propagate=x), _TOLD, "deadline"),
+        (f"{name}(reserve)", lambda x: make(GUARD, reserve=x), _SECONDS, "seconds"),
     ]
 
 
@@ -94,6 +95,7 @@ def _interceptors(make: Any, name: str) -> list[tuple[Any, ...]]:
         (f"{name}(idempotent)", lambda x: make(GUARD, idempotent=x), _METHODS, "such as"),
         (f"{name}(retry_at)", lambda x: make(GUARD, retry_at=x), _CHOICES, "'edge'"),
         (f"{name}(propagate)", lambda x: make(GUARD, propagate=x), _TOLD, "deadline"),
+        (f"{name}(reserve)", lambda x: make(GUARD, reserve=x), _SECONDS, "seconds"),
     ]
 
 

@@ -588,7 +588,7 @@ def test_the_librarys_timeouts_are_lowered_to_the_deadline(carrier: Carrier):
     """Each of the library's own timeouts is at most what is left, and never raised."""
     guard, server = guard_of(), Server(BUSY, OK)
     with deadline(2.55, clock=guard.clock):
-        carrier.request(guard, server, timeout=2.5)
+        carrier.request(guard, server, timeout=2.5, settings={"reserve": 0.0})
     first, second = (_parts(seen.timeout) for seen in server.seen)
     assert set(first) == {2.5}
     left = 2.55 - (guard.clock.now() - 1000.0)
@@ -708,8 +708,8 @@ def test_headers_tell_the_next_service(carrier: Carrier):
     first, second = (seen.headers for seen in server.seen)
     assert first["baggage"] == "seawall.criticality=sheddable,a=1;p=2, b=3"
     assert (first["seawall-attempt"], second["seawall-attempt"]) == ("1", "2")
-    assert (first[ENVOY], first["x-server-timeout"]) == ("9000", "9.000")
-    assert int(second[ENVOY]) < 9000
+    assert (first[ENVOY], first["x-server-timeout"]) == ("8500", "8.500"), "0.5 s are kept back"
+    assert int(second[ENVOY]) < 8500
     assert first["x-mine"] == "7"
     assert told.seen[0].headers["baggage"] == "seawall.tenant=acme"
     assert ENVOY not in told.seen[0].headers
@@ -731,7 +731,8 @@ def test_what_the_user_set_stays(carrier: Carrier):
         with deadline(3.0, clock=guard.clock):
             carrier.request(guard, server, "POST", body=b"", headers=own)
         with deadline(2.0, clock=guard.clock):
-            carrier.request(guard, server, "POST", body=b"", headers=own)
+            still = {"reserve": 0.0}
+            carrier.request(guard, server, "POST", body=b"", headers=own, settings=still)
     kept, lowered = (seen.headers for seen in server.seen)
     assert (kept["x-server-timeout"], ENVOY in kept) == ("2.5", False)
     assert (lowered["x-server-timeout"], lowered[ENVOY]) == ("2.000", "2000")

@@ -494,7 +494,7 @@ def never_cancelled_inside(case: Any) -> None:
     guard = new_guard(*limit, *race, Breaker(), clock=clock)
 
     async def main() -> None:
-        transport = AsyncGuardedTransport(guard, Hangs())
+        transport = AsyncGuardedTransport(guard, Hangs(), reserve=0.0)
         with pytest.raises(TimedOut):
             async with (
                 httpx.AsyncClient(transport=transport, timeout=None) as client,  # noqa: S113

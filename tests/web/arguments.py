@@ -204,6 +204,7 @@ def _interceptors(make: Any, name: str) -> list[tuple[Any, ...]]:
         (f"{name}(trust)", lambda x: make(trust=x), _TRUSTS, "Trust"),
         (f"{name}(timeout)", lambda x: make(timeout=x), _POSITIVE, "seconds"),
         (f"{name}(stream_timeout)", lambda x: make(stream_timeout=x), _POSITIVE, "seconds"),
+        (f"{name}(reserve)", lambda x: make(reserve=x), _SECONDS, "seconds"),
         (f"{name}(max_criticality)", lambda x: make(max_criticality=x), _LEVELS, "Criticality"),
         (f"{name}(classify)", lambda x: make(classify=x), _FUNCTIONS, "function"),
     ]
@@ -257,6 +258,7 @@ WEB: list[tuple[Any, ...]] = [
     ),
     ("web.Inbound(trust)", lambda x: Inbound(trust=x), _TRUSTS, "Trust"),
     ("web.Inbound(timeout)", lambda x: Inbound(timeout=x), _POSITIVE, "seconds"),
+    ("web.Inbound(reserve)", lambda x: Inbound(reserve=x), _SECONDS, "seconds"),
     (
         "web.Inbound(max_criticality)",
         lambda x: Inbound(max_criticality=x),
@@ -430,6 +432,7 @@ WEB: list[tuple[Any, ...]] = [
         "FastAPI",
     ),
     ("web.fastapi.protect(timeout)", lambda x: _protect(timeout=x), _POSITIVE, "seconds"),
+    ("web.fastapi.protect(reserve)", lambda x: _protect(reserve=x), _SECONDS, "seconds"),
     ("web.fastapi.protect(classify)", lambda x: _protect(classify=x), _FUNCTIONS, "function"),
     *_policies(_protect, "web.fastapi.protect"),
     *_interceptors(ServerInterceptor, "web.grpc.ServerInterceptor"),

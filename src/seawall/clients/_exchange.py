@@ -25,6 +25,7 @@ from seawall.context import (
     deadline_passed,
     deadline_scope,
     idempotency_key_var,
+    keeping_back,
     reset,
 )
 from seawall.errors import DeadlineExceeded, Rejected, SeawallError, TimedOut, add_note
@@ -124,6 +125,8 @@ class Exchange:
         if self._bar is not None or self._key is not None:
             # None also hides a key of the context: with one, a guard takes all to be repeatable.
             token = idempotency_key_var.set(self._key if self._bar is None else None)
+        kept = keeping_back(self._terms.reserve)
+        kept.__enter__()
         try:
             answer = yield partial(call, attempt, self.request)
         except BadStatus as bad:
@@ -134,6 +137,8 @@ class Exchange:
             raise  # the loop is gone: there is nothing left to wait with
         except BaseException as error:  # noqa: BLE001 - raised below, when all is closed
             failure = error
+        finally:
+            kept.__exit__(None, None, None)
         if token is not None:
             reset(idempotency_key_var, token)
         failure = (yield from self._close_losers(answer)) or failure

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from seawall import _checks as check
 from seawall.clients._exchange_errors import Library
 from seawall.clients._exchange_headers import PROPAGATED, read_propagate
-from seawall.context import attempt_var, idempotency_key_var, retried_above
+from seawall.context import attempt_var, check_reserve, idempotency_key_var, retried_above
 from seawall.errors import Rejected
 from seawall.guard import Guard, _Marked
 from seawall.runtime.layers import Kind
@@ -79,6 +79,7 @@ class Terms:
         repeatable: Callable[[Any], bool] | None = None,
         statuses: Collection[int] = FAILURES,
         propagate: bool | Collection[str] = PROPAGATED,
+        reserve: float | None = None,
     ) -> None:
         """See the transports, where the settings are explained."""
         if not isinstance(guard, Guard):
@@ -108,6 +109,7 @@ class Terms:
             check.count("statuses", status, minimum=_ERROR, maximum=599) for status in statuses
         )
         self.propagate = read_propagate(propagate)
+        self.reserve = check_reserve(reserve)
         self.retries = any(getattr(policy, "most_attempts", 1) > 1 for policy in guard.policies)
         self.hedges = any(policy.kind == "hedge" for policy in guard.policies)
 

@@ -20,9 +20,11 @@ from seawall.clients._grpc_errors import FAILED_CODES, as_rpc_error
 from seawall.context import (
     Scope,
     attempt_var,
+    check_reserve,
     deadline,
     deadline_scope,
     idempotency_key_var,
+    keeping_back,
     reset,
     retried_above,
 )
@@ -116,6 +118,7 @@ class Terms:
         idempotent: Idempotent,
         retry_at: RetryAt,
         propagate: bool | Collection[str],
+        reserve: float | None,
     ) -> None:
         """See the interceptors, where the settings are explained."""
         if not isinstance(guard, Guard):
@@ -135,6 +138,7 @@ class Terms:
         self._idempotent = _read_idempotent(idempotent)
         self._retry_at = check.choice("retry_at", retry_at, ("everywhere", "edge"))
         self._propagate = read_propagate(propagate)
+        self._reserve = check_reserve(reserve)
         self.timeouts = [bound for bound in guard.bounds if isinstance(bound, TimeoutBound)]
         self._in_threads = [
             bound for bound in self.timeouts if not isinstance(bound.layer(kind), Layer)
@@ -166,7 +170,7 @@ class Terms:
         # With a key in the context a guard takes anything to be repeatable.
         token = None if rpc.repeatable else idempotency_key_var.set(None)
         try:
-            with self._own_limit(rpc):
+            with keeping_back(self._reserve), self._own_limit(rpc):
                 yield
         except SeawallError as error:
             told = as_rpc_error(error)

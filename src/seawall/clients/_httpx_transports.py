@@ -37,6 +37,7 @@ class Guarded:
         repeatable: Callable[[Any], bool] | None = None,
         statuses: Collection[int] = FAILURES,
         propagate: bool | Collection[str] = PROPAGATED,
+        reserve: float | None = None,
     ) -> None:
         """Send all requests through `guard`, and on by `transport` (a new HTTPTransport).
 
@@ -45,6 +46,9 @@ class Guarded:
         of a request without a key that repeating it does no harm (a search by POST, say).
         `statuses` are the answers that mean failure. `propagate` is what the next service is told:
         any of "deadline", "criticality", "attempt" (these three by default) and "tenant".
+        `reserve` is how many seconds of the caller's deadline are kept back from the whole request,
+        so that there is time left to do something about its failure: by default a tenth of what is
+        left, at least 10 ms and at most 0.5 s.
         """
         self._terms = Terms(
             guard,
@@ -55,6 +59,7 @@ class Guarded:
             repeatable=repeatable,
             statuses=statuses,
             propagate=propagate,
+            reserve=reserve,
         )
         if transport is not None:
             self._check(transport)

@@ -51,6 +51,7 @@ class GuardedInterceptor(
         idempotent: Idempotent = False,
         retry_at: RetryAt = "everywhere",
         propagate: bool | Collection[str] = PROPAGATED,
+        reserve: float | None = None,
     ) -> None:
         """Send every call through `guard`.
 
@@ -59,8 +60,17 @@ class GuardedInterceptor(
         `retry_at="edge"` leaves retries to the service where the request came in. `propagate` is
         what the server is told: a set of "attempt", "criticality", "deadline" (which gRPC tells,
         rounded up) and "tenant" (which is told only where it is named); False for nothing.
+        `reserve` is how many seconds of the context's deadline are kept back from the whole call:
+        by default a tenth of what is left, at least 10 ms and at most 0.5 s.
         """
-        terms = Terms(guard, "sync", idempotent=idempotent, retry_at=retry_at, propagate=propagate)
+        terms = Terms(
+            guard,
+            "sync",
+            idempotent=idempotent,
+            retry_at=retry_at,
+            propagate=propagate,
+            reserve=reserve,
+        )
         self._terms = terms
 
         def attempt(rpc: Rpc) -> Answer:
@@ -206,12 +216,20 @@ def aio_interceptors(
     idempotent: Idempotent = False,
     retry_at: RetryAt = "everywhere",
     propagate: bool | Collection[str] = PROPAGATED,
+    reserve: float | None = None,
 ) -> list[grpc.aio.ClientInterceptor]:
     """Return the `interceptors=` of an aio channel, all of whose calls then go through `guard`.
 
     The arguments are those of `GuardedInterceptor`.
     """
-    terms = Terms(guard, "async", idempotent=idempotent, retry_at=retry_at, propagate=propagate)
+    terms = Terms(
+        guard,
+        "async",
+        idempotent=idempotent,
+        retry_at=retry_at,
+        propagate=propagate,
+        reserve=reserve,
+    )
     return [_UnaryUnary(terms), _UnaryStream(terms), _StreamUnary(terms), _StreamStream(terms)]
 
 

@@ -89,6 +89,7 @@ class GuardedAdapter(BaseAdapter):
         repeatable: Callable[[requests.PreparedRequest], bool] | None = None,
         statuses: Collection[int] = FAILURES,
         propagate: bool | Collection[str] = PROPAGATED,
+        reserve: float | None = None,
     ) -> None:
         """Send all requests through `guard`, and on by `adapter` (a new HTTPAdapter).
 
@@ -104,6 +105,7 @@ class GuardedAdapter(BaseAdapter):
             repeatable=repeatable,
             statuses=statuses,
             propagate=propagate,
+            reserve=reserve,
         )
         self.adapter = HTTPAdapter() if adapter is None else _checked(adapter)
 

@@ -16,7 +16,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._expiry import current_tasks
-from seawall.context import deadline_scope, deadline_var
+from seawall.context import deadline_scope, deadline_var, reserve_of
 from seawall.models.rates import ROUND
 from seawall.runtime.layers import Wait
 from seawall.web.inbound import CLEAN, KNOWN
@@ -80,6 +80,7 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
     get_deadline, set_deadline = deadline_var.get, deadline_var.set
     unknown, clean = KNOWN.isdisjoint, CLEAN.isdisjoint
     clock_now, clock, cutting, usual = way._now, way._clock, way._cutting, inbound.usual
+    reserve = reserve_of(usual, inbound.reserve)
     find_task, own = current_tasks.get, way._own
     gates = way._routes
     paths: set[Any] = set()
@@ -146,7 +147,7 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
                     except RuntimeError:  # there is none: the long way says so
                         raise Otherwise from None
                 at = now + usual
-                token = set_deadline([at, clock, None, True])
+                token = set_deadline([at - reserve, clock, None, True])
                 if shed is not None and shed.sheds(now):
                     shed.shed_by(0)
                 us = now * 1e6 + ROUND - ROUND

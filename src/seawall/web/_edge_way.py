@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from seawall._expiry import current_task
 from seawall.clock import Clock
-from seawall.context import deadline_scope
+from seawall.context import deadline_scope, keeping_back
 from seawall.errors import RateLimited, Rejected, SeawallError, TimedOut
 from seawall.policies._slot_gates import SlotGate
 from seawall.runtime.call import STREAMED
@@ -109,7 +109,7 @@ class Way:
     ) -> None:
         """Let the request in, run the app, and see to it that everything is left."""
         inbound, limits = self._inbound, self._limits
-        tokens = granted = outer = None
+        tokens = granted = outer = kept = None
         entered = False
         failure: BaseException | None = None
         try:
@@ -153,6 +153,9 @@ class Way:
             held = deadline_scope()
             if held is not None:
                 self._cutting.arm(passage, held[0], held[1])
+                if inbound is not None:
+                    kept = keeping_back(inbound.reserve)
+                    kept.__enter__()
             else:
                 passage.task = current_task()
             await self.app(scope, passage.receive, passage.send)
@@ -170,6 +173,8 @@ class Way:
             else:
                 scope[INCOMING] = outer
             passage.task = None
+            if kept is not None:
+                kept.__exit__(None, None, None)
             if tokens:
                 inbound.undo(tokens)  # type: ignore[union-attr]
 

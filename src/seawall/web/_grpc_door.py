@@ -63,6 +63,7 @@ class Door:
         trust: Trust | None,
         timeout: float | None,
         stream_timeout: float | None,
+        reserve: float | None,
         max_criticality: Criticality,
         classify: Classify | None,
     ) -> None:
@@ -79,9 +80,16 @@ class Door:
         self.guard = guard
         self.trust = trust or Trust()
         self._unary, self._stream = (
-            Inbound(trust=trust, timeout=most, max_criticality=max_criticality, classify=classify)
+            Inbound(
+                trust=trust,
+                timeout=most,
+                reserve=reserve,
+                max_criticality=max_criticality,
+                classify=classify,
+            )
             for most in (timeout, stream_timeout)
         )
+        self.reserve = self._unary.reserve
         self._clock: Clock = current_clock() if guard is None else guard.clock
 
     @contextmanager

@@ -76,6 +76,7 @@ def protect(
     *,
     name: str | None = None,
     timeout: float | None = 30.0,
+    reserve: float | None = None,
     trust: Trust | None = None,
     classify: Classify | None = None,
     limits: RequestLimits | RequestLimit | Sequence[RequestLimit] | None = None,
@@ -96,6 +97,8 @@ def protect(
     (of one address half of them, unless you give `websockets`), `/health/live`,
     `/health/ready` and `/health/deep`, draining at the end, problem+json for every error of
     Seawall's, nobody trusted, no rate limits. Each part can be given, and left out by None.
+    Of its time a request keeps back `reserve` seconds from the calls of its handler (by default a
+    tenth, 10 ms to 0.5 s), so that the handler can answer when one of them runs out of time.
     `classify(incoming)` gives a request its criticality, its tier (as text) or both (`Rank`).
     `report_degraded=True` names degraded answers, by source and level, in a response header.
     `name` is that of its guard: "edge", or "edge 2" and so on where that is taken already.
@@ -120,7 +123,7 @@ def protect(
     edge = Edge(
         _not_started,
         name=name,
-        inbound=Inbound(trust=trust, timeout=timeout, classify=classify),
+        inbound=Inbound(trust=trust, timeout=timeout, reserve=reserve, classify=classify),
         shed=shed,
         limits=limits,
         turns=Turns() if turns is DEFAULT else turns,

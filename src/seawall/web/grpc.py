@@ -30,7 +30,7 @@ try:
 except ImportError as error:  # pragma: no cover - the tests have it
     raise ImportError("seawall.web.grpc needs grpcio: pip install 'seawall[grpc]'") from error
 
-from seawall.context import Criticality, current_deadline, deadline, seconds_left
+from seawall.context import Criticality, current_deadline, deadline, keeping_back, seconds_left
 from seawall.errors import SeawallError
 from seawall.guard import Guard
 from seawall.web._grpc_door import Door, refusal, trailing_of
@@ -55,14 +55,17 @@ class ServerInterceptor(grpc.ServerInterceptor):
         trust: Trust | None = None,
         timeout: float | None = 30.0,
         stream_timeout: float | None = None,
+        reserve: float | None = None,
         max_criticality: Criticality = Criticality.CRITICAL,
         classify: Classify | None = None,
     ) -> None:
         """Let calls in through the gates of `guard`; health checks pass by them.
 
-        `trust` says whose criticality, tenant, attempt and timeout headers count: nobody's without
-        it. `timeout` is the most that a call gets, and what one gets that brings no deadline;
-        `stream_timeout` the same for streams, which by default may take as long as they do.
+        `trust` says whose criticality, tenant and timeout headers count: nobody's without it. The
+        number of an attempt counts whoever sends it. `timeout` is the most that a call gets, and
+        what one gets that brings no deadline; `stream_timeout` the same for streams, which by
+        default may take as long as they do. `reserve` is how much of it is kept back from what a
+        handler calls, as for `Inbound`.
         `classify(incoming)` ranks calls, as for `Inbound`.
         """
         self._door = Door(
@@ -70,6 +73,7 @@ class ServerInterceptor(grpc.ServerInterceptor):
             trust=trust,
             timeout=timeout,
             stream_timeout=stream_timeout,
+            reserve=reserve,
             max_criticality=max_criticality,
             classify=classify,
         )
@@ -166,7 +170,11 @@ def _around_sync(door: Door, handler: Any, method: str, caller: _Caller) -> Beha
         if caller.gone:
             return None
         try:
-            with door.admitted(method, context, stream=stream), _cut_off(context, stream=stream):
+            with (
+                door.admitted(method, context, stream=stream),
+                _cut_off(context, stream=stream),
+                keeping_back(door.reserve),
+            ):
                 return behavior(request, context)
         except SeawallError as error:
             _abort(context, error, caller)
@@ -178,6 +186,7 @@ def _around_sync(door: Door, handler: Any, method: str, caller: _Caller) -> Beha
             with (
                 door.admitted(method, context, stream=True, when_gone=caller.when_gone),
                 _cut_off(context, stream=True),
+                keeping_back(door.reserve),
             ):
                 for item in behavior(request, context):
                     if caller.gone:
@@ -215,12 +224,13 @@ def _around_async(door: Door, handler: Any, method: str) -> Behavior:
     async def respond(request: Any, context: Any) -> Any:
         try:
             async with door.aadmitted(method, context, stream=stream), _in_time():
-                if not items:
-                    return await behavior(request, context)
-                # Written here, not by gRPC: so the time that a slow reader takes counts, too.
-                async with aclosing(behavior(request, context)) as each:
-                    async for item in each:
-                        await context.write(item)
+                with keeping_back(door.reserve):
+                    if not items:
+                        return await behavior(request, context)
+                    # Written here, not by gRPC: so the time that a slow reader takes counts, too.
+                    async with aclosing(behavior(request, context)) as each:
+                        async for item in each:
+                            await context.write(item)
         except SeawallError as error:
             await _aabort(context, error)
 

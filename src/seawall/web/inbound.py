@@ -28,6 +28,7 @@ from seawall.context import (
     Attempt,
     Criticality,
     attempt_var,
+    check_reserve,
     criticality_var,
     deadline_scope,
     deadline_var,
@@ -116,6 +117,7 @@ class Inbound:
         "_ranks",
         "_unclassified",
         "_unsaid",
+        "reserve",
         "trust",
         "usual",
     )
@@ -125,10 +127,15 @@ class Inbound:
         *,
         trust: Trust | None = None,
         timeout: float | None = 30.0,
+        reserve: float | None = None,
         max_criticality: Criticality = Criticality.CRITICAL,
         classify: Classify | None = None,
     ) -> None:
         """Believe whom `trust` names (nobody, without it), up to these bounds.
+
+        `reserve` is how much of its time a request does not pass on to its handler's calls, so that
+        the handler can still answer when they run out of time: seconds, or by default a tenth, at
+        least 10 ms and at most 0.5 s. The handler itself is cut off at the end of the whole.
 
         `classify(incoming)` ranks a request: it returns a `Criticality`, a tier (as text), a `Rank`
         with both, or None for what the request has anyway. It is a plain function. If it raises, or
@@ -142,6 +149,7 @@ class Inbound:
                 " Criticality.CRITICAL"
             )
         self.trust = trust or Trust()
+        self.reserve = check_reserve(reserve)
         self._most = max_criticality
         self._unsaid = _Said(None if timeout is None else check.seconds("timeout", timeout))
         self._level = None if max_criticality >= Criticality.CRITICAL else max_criticality

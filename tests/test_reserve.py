@@ -1,0 +1,269 @@
+"""The reserve: a layer keeps back a little time, so that it can answer when its inside cannot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from contextvars import Context
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seawall import (
+    Fallback,
+    Guard,
+    Retry,
+    Timeout,
+    VirtualClock,
+    current_deadline,
+    deadline,
+    static,
+)
+from seawall.clients.httpx import AsyncGuardedTransport, retryable
+from seawall.context import keeping_back, reserve_of
+from seawall.testing import run_virtual, virtual_time
+from seawall.web import Inbound, Trust
+from seawall.web.edge import Edge
+from seawall.web.fastapi import protect
+from seawall.wire.deadlines import least_timeout
+from tests.support import let_pass, new_guard
+
+SECONDS = st.floats(0.0, 1e6)
+
+
+# The rule
+
+
+@given(SECONDS, st.none() | SECONDS)
+def test_a_reserve_leaves_at_least_half_of_the_time(left: float, seconds: float | None) -> None:
+    """Whatever is left: never negative, and never so much that nothing could run inside."""
+    kept = reserve_of(left, seconds)
+    assert 0.0 <= kept <= left / 2
+    if seconds is None:
+        assert kept <= 0.5
+        assert kept >= min(left / 10, 0.5, left / 2)
+        assert left < 0.02 or kept >= 0.01
+    else:
+        assert kept == min(seconds, left / 2)
+
+
+@given(st.floats(-1e6, 0.0))
+def test_of_no_time_nothing_is_kept_back(left: float) -> None:
+    """A deadline that has passed stays where it is."""
+    assert reserve_of(left) == 0.0
+    assert reserve_of(left, 1.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("left", "kept"),
+    [(100.0, 0.5), (5.0, 0.5), (1.0, 0.1), (0.1, 0.01), (0.05, 0.01), (0.02, 0.01), (0.01, 0.005)],
+)
+def test_the_reserve_is_a_tenth_from_10_ms_to_half_a_second(left: float, kept: float) -> None:
+    """And half of what is left where that is less."""
+    assert reserve_of(left) == pytest.approx(kept)
+
+
+def test_keeping_back_shortens_the_deadline_inside_and_only_there() -> None:
+    """Without a deadline there is nothing to keep back."""
+    with virtual_time():
+        with keeping_back(None):
+            assert current_deadline() is None
+        with deadline(1.0) as outer:
+            with keeping_back(None):
+                inside = current_deadline()
+                assert inside is not None
+                assert inside.remaining() == pytest.approx(0.9)
+            after = current_deadline()
+            assert after is not None
+            assert after.at == outer.at
+
+
+# At the edge
+
+
+async def _ask(app: Any, clock: VirtualClock) -> tuple[int, str, float]:
+    transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://a.test") as client:
+        began = clock.now()
+        answer = await client.get("/")
+        return answer.status_code, answer.text, clock.now() - began
+
+
+def _answer_behind_protect(vendor: Guard, **settings: Any) -> tuple[int, str, float]:
+    """Return status, text and seconds of a request whose dependency hangs."""
+    clock = VirtualClock()
+
+    async def main() -> tuple[int, str, float]:
+        app = FastAPI()
+        edge = protect(app, timeout=1.0, health=None, lifecycle=None, **settings)
+
+        @app.get("/")
+        async def handler() -> str:
+            return str(await vendor.acall(let_pass, 60.0))
+
+        try:
+            return await _ask(app, clock)
+        finally:
+            edge.guard.close()
+
+    return run_virtual(main(), clock=clock)
+
+
+def test_a_fallback_behind_an_edge_answers_before_the_edge_cuts_it_off() -> None:
+    """A dependency that hangs is answered from the fallback, not with 504."""
+    vendor = new_guard(Fallback(static("cached")), Timeout(5.0))
+    status, text, seconds = _answer_behind_protect(vendor)
+    assert (status, text) == (200, '"cached"')
+    assert 0.8 <= seconds <= 0.9
+
+
+def test_without_any_reserve_the_edge_cuts_it_off() -> None:
+    """Ablation: the timeout inside and the edge's own would end in the same instant."""
+    vendor = new_guard(Fallback(static("cached"), reserve=0.0), Timeout(5.0))
+    status, _, seconds = _answer_behind_protect(vendor, reserve=0.0)
+    assert (status, seconds) == (504, 1.0)
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"x-server-timeout": "0.5"}], ids=["short way", "long way"]
+)
+@pytest.mark.parametrize("reserve", [None, 0.2, 0.0])
+def test_a_handler_is_cut_off_at_the_end_of_the_whole(
+    headers: dict[str, str], reserve: float | None
+) -> None:
+    """What is kept back is kept from its calls: the handler itself has all of the time."""
+    clock = VirtualClock()
+    left: list[float] = []
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        held = current_deadline()
+        assert held is not None
+        left.append(held.remaining())
+        await let_pass(60.0)
+
+    async def main() -> tuple[int, str, float]:
+        inbound = Inbound(trust=Trust(callers=["127.0.0.1"]), timeout=1.0, reserve=reserve)
+        edge = Edge(app, name="cut", inbound=inbound)
+        transport = httpx.ASGITransport(edge, client=("127.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://a.test") as client:
+            began = clock.now()
+            answer = await client.get("/", headers=headers)
+            return answer.status_code, answer.text, clock.now() - began
+
+    status, _, seconds = run_virtual(main(), clock=clock)
+    whole = 0.5 if headers else 1.0
+    assert (status, seconds) == (504, pytest.approx(whole))
+    assert left == [pytest.approx(whole - reserve_of(whole, reserve))]
+
+
+# Clients
+
+
+class _OtherProcess(httpx.AsyncBaseTransport):
+    """Calls an app as another process would be called: nothing of the context goes along."""
+
+    def __init__(self, app: Any) -> None:
+        self._inner = httpx.ASGITransport(app, client=("127.0.0.1", 1))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        call = self._inner.handle_async_request(request)
+        left = request.extensions["timeout"]["read"]
+        try:
+            async with asyncio.timeout(left):
+                return await asyncio.create_task(call, context=Context())
+        except TimeoutError:
+            raise httpx.ReadTimeout("no answer", request=request) from None
+
+
+def _times_left(reserve: float | None) -> tuple[dict[str, float], int]:
+    """Return how long before their ends A, B and C of A -> B -> C knew that what they need hangs.
+
+    And what the user of A was answered.
+    """
+    clock = VirtualClock()
+    left: dict[str, float] = {}
+
+    async def main() -> int:
+        async with AsyncExitStack() as stack:
+
+            def service(name: str, work: Callable[[], Any]) -> Edge:
+                async def app(scope: Any, _receive: Any, send: Any) -> None:
+                    end = clock.now() + (least_timeout(scope["headers"]) or 1.0)
+                    try:
+                        status = await work()
+                    except (TimeoutError, httpx.HTTPError):
+                        status = 502
+                    finally:
+                        left[name] = end - clock.now()
+                    start = {"type": "http.response.start", "status": status, "headers": []}
+                    await send(start)
+                    await send({"type": "http.response.body", "body": b""})
+
+                trust = Trust(callers=["127.0.0.1"])
+                inbound = Inbound(trust=trust, timeout=1.0, reserve=reserve)
+                return Edge(app, name=f"{name}-{id(left)}", inbound=inbound)
+
+            async def asking(other: Edge) -> Callable[[], Any]:
+                guard = new_guard(Retry(on=retryable, attempts=1), Timeout(30.0))
+                transport = AsyncGuardedTransport(guard, _OtherProcess(other), reserve=reserve)
+                client = httpx.AsyncClient(transport=transport, timeout=30.0)
+                await stack.enter_async_context(client)
+
+                async def ask() -> int:
+                    return (await client.get("http://next.test/")).status_code
+
+                return ask
+
+            hanging = new_guard(Timeout(30.0))
+            c = service("c", lambda: hanging.acall(let_pass, 60.0))
+            b = service("b", await asking(c))
+            a = service("a", await asking(b))
+            status, _, _ = await _ask(a, clock)
+            return status
+
+    return left, run_virtual(main(), clock=clock)
+
+
+def test_services_of_a_chain_end_one_after_the_other() -> None:
+    """Each service has time to answer when it learns that what it needs does not answer."""
+    left, status = _times_left(None)
+    assert status == 502
+    assert left["c"] == pytest.approx(0.1 * 0.9**4, abs=0.002)
+    assert left["c"] < left["b"] < left["a"]
+
+
+def test_without_a_reserve_a_chain_ends_all_at_once() -> None:
+    """Ablation: then nobody has time left to say anything."""
+    left, status = _times_left(0.0)
+    assert status == 504
+    assert max(left.values()) <= 0.004
+
+
+def test_a_client_keeps_back_a_part_of_its_callers_time_and_none_of_its_guards() -> None:
+    """The guard's own Timeout is no caller's deadline."""
+    told: list[str] = []
+    clock = VirtualClock()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        told.append(request.headers["x-server-timeout"])
+        return httpx.Response(200)
+
+    async def main() -> None:
+        guard = new_guard(Timeout(2.0))
+        inner = httpx.MockTransport(answer)
+        async with AsyncExitStack() as stack:
+            for reserve in (None, 0.25):
+                transport = AsyncGuardedTransport(guard, inner, reserve=reserve)
+                client = httpx.AsyncClient(transport=transport)
+                await stack.enter_async_context(client)
+                await client.get("http://x.test/")
+                with deadline(1.0):
+                    await client.get("http://x.test/")
+
+    run_virtual(main(), clock=clock)
+    assert told == ["2.000", "0.900", "2.000", "0.750"]
