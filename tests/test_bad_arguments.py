@@ -228,6 +228,7 @@ TABLE = [
     ("RequestRatio floor", lambda x: RequestRatio(floor=x), _FINITE, "number"),
     ("InFlightRatio", InFlightRatio, _RATIOS, "share"),
     ("InFlightRatio floor", lambda x: InFlightRatio(floor=x), _NATURALS, "write"),
+    ("Fallback reserve", lambda x: Fallback(static(1), reserve=x), _optional(_SECONDS), "seconds"),
     ("Bulkhead", Bulkhead, _COUNTS, "write"),
     ("Bulkhead wait", lambda x: Bulkhead(1, max_wait=x), _SECONDS, "seconds"),
     ("Bulkhead room", lambda x: Bulkhead(1, max_waiting=x), _optional(_COUNTS), "write"),

@@ -161,6 +161,111 @@ def test_a_handler_is_cut_off_at_the_end_of_the_whole(
     assert left == [pytest.approx(whole - reserve_of(whole, reserve))]
 
 
+# Fallbacks
+
+
+@pytest.mark.parametrize("kind", ["task", "cooperative", "thread"])
+def test_a_timeout_inside_a_fallback_leaves_time_for_it(kind: str) -> None:
+    """The deadline of the caller ends the call a little early, so that a level can still work."""
+    left: list[float] = []
+
+    def level() -> str:
+        held = current_deadline()
+        assert held is not None
+        left.append(held.remaining())
+        return "cached"
+
+    async def hang() -> None:
+        await let_pass(60.0)
+
+    def obey() -> None:
+        held = current_deadline()
+        assert held is not None
+        clock.advance(held.remaining())
+        raise TimeoutError
+
+    clock = VirtualClock()
+
+    async def in_task() -> str:
+        guard = new_guard(Fallback(level), Timeout(5.0), clock=clock)
+        async with deadline(1.0, clock=clock):
+            return await guard.acall(hang)
+
+    if kind == "task":
+        assert run_virtual(in_task(), clock=clock) == "cached"
+    else:
+        guard = new_guard(Fallback(level), Timeout(5.0, sync=kind), clock=clock)  # type: ignore[arg-type]
+        with deadline(1.0, clock=clock):
+            assert guard.call(obey) == "cached"
+    assert left == [pytest.approx(0.1)]
+
+
+def test_only_the_outermost_timeout_inside_a_fallback_leaves_time() -> None:
+    """The timeout of an attempt takes nothing from the total: that one ends before the caller."""
+    seen: list[float] = []
+
+    async def look() -> None:
+        held = current_deadline()
+        assert held is not None
+        seen.append(held.remaining())
+
+    async def main() -> None:
+        stack = (Timeout(10.0), Retry(on=KeyError), Timeout(5.0))
+        guard = new_guard(Fallback(static("cached")), *stack)
+        await guard.acall(look)
+        async with deadline(2.0):
+            await guard.acall(look)
+
+    run_virtual(main())
+    assert seen == [pytest.approx(5.0), pytest.approx(1.8)]
+
+
+def test_a_timeout_that_ends_well_before_the_deadline_is_not_shortened() -> None:
+    """Only the caller's time is kept back from, and only where it is what ends the call."""
+    seen: list[float] = []
+
+    async def look() -> None:
+        held = current_deadline()
+        assert held is not None
+        seen.append(held.remaining())
+
+    async def main() -> None:
+        guard = new_guard(Fallback(static("cached")), Timeout(1.0))
+        for seconds in (30.0, 1.2, 1.05):
+            async with deadline(seconds):
+                await guard.acall(look)
+                await guard.acall(look)  # by the success path, now that its timer runs
+
+    run_virtual(main())
+    assert seen == [pytest.approx(one) for one in (1.0, 1.0, 1.0, 1.0, 0.945, 0.945)]
+
+
+def test_a_task_that_a_fallback_guard_left_running_has_its_callers_deadline_only() -> None:
+    """What was kept back is kept for the time of the call."""
+
+    async def main() -> float:
+        found: list[float] = []
+        over = asyncio.Event()
+
+        async def background() -> None:
+            await over.wait()
+            held = current_deadline()
+            assert held is not None
+            found.append(held.remaining())
+
+        async def work() -> None:
+            tasks.append(asyncio.create_task(background()))
+
+        tasks: list[asyncio.Task[None]] = []
+        with deadline(1.0):
+            await new_guard(Fallback(static("cached")), Timeout(5.0)).acall(work)
+            over.set()
+            await tasks[0]
+        return found[0]
+
+    assert run_virtual(main()) == pytest.approx(1.0)
+
+
 # Clients
 
 

@@ -303,3 +303,17 @@ def test_what_a_handler_left_running_retries_when_its_request_is_over() -> None:
 
     run_virtual(main())
     assert service.calls == 3
+
+
+def test_the_rule_holds_for_blocks_that_are_attempted() -> None:
+    """A guard inside a block of `attempts()` does not retry while the loop does."""
+    service = ScriptedService(fail(Broken))
+    with virtual_time():
+        outer, inner = retrying(3), retrying(3)
+        with pytest.raises(Broken):
+            for attempt in outer.attempts():
+                with attempt:
+                    inner.call(service.call)
+        assert service.calls == 5
+        inner.attempt(service.call)
+    assert service.calls == 5 + 3
