@@ -310,10 +310,14 @@ def test_the_rule_holds_for_blocks_that_are_attempted() -> None:
     service = ScriptedService(fail(Broken))
     with virtual_time():
         outer, inner = retrying(3), retrying(3)
-        with pytest.raises(Broken):
+
+        def block() -> None:
             for attempt in outer.attempts():
                 with attempt:
                     inner.call(service.call)
+
+        with pytest.raises(Broken):
+            block()
         assert service.calls == 5
         inner.attempt(service.call)
     assert service.calls == 5 + 3
