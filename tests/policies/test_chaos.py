@@ -373,7 +373,7 @@ def test_all_policies_around_it_see_what_it_does() -> None:
     async def main() -> None:
         chaos = Chaos(1.0, error=ConnectionError, enabled=True)
         retry = Retry(on=ConnectionError, attempts=3, backoff=0.1)
-        breaker = Breaker(consecutive=3)
+        breaker = Breaker(consecutive=3, counts="attempts")
         guard = new_guard(retry, breaker, Bulkhead(2), Timeout(2.0), chaos)
         result = await guard.aattempt(let_pass, 0.0)
         assert (result.attempts, breaker.state) == (3, "open")

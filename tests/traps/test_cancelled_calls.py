@@ -196,7 +196,7 @@ def test_waiter_that_times_out_as_it_is_granted_keeps_the_slot_or_gives_it_back(
 
     async def main() -> None:
         bulkhead = Bulkhead(1, max_wait=1.0, max_waiting=10)
-        guard = Guard("granted-late", bulkhead)
+        guard = Guard("granted-late", bulkhead, replace=True)
         holders = asyncio.create_task(guard.acall(ScriptedService(slow(1.0)).acall))
         await turn()
         calls = [guard.acall(ScriptedService(answer("in")).acall) for _ in range(3)]

@@ -179,7 +179,8 @@ def test_stop_iteration_is_the_same_on_all_ways():
 
 def test_a_refusal_after_an_attempt_does_not_hide_the_attempt():
     """Something was sent: then Rejected, which means that nothing was, is not what is raised."""
-    guard = Guard("sent", Retry(on=ConnectionError, backoff=0.0), Breaker(consecutive=1))
+    breaker = Breaker(consecutive=1, counts="attempts")
+    guard = Guard("sent", Retry(on=ConnectionError, backoff=0.0), breaker)
     service = ScriptedService(fail(ConnectionError))
     with pytest.raises(ConnectionError) as raised:
         guard.call(service.call)
