@@ -201,7 +201,7 @@ def test_what_happens_in_a_call_is_an_event_of_its_span():
     memory = InMemorySpanExporter()
     tracing = TracerProvider(shutdown_on_exit=False)
     tracing.add_span_processor(SimpleSpanProcessor(memory))
-    guard = new_guard(Retry(on=OSError, attempts=2, backoff=0), Breaker(consecutive=2))
+    guard = new_guard(Retry(on=OSError, attempts=2, backoff=0), Breaker(consecutive=1))
     first, second = (export_opentelemetry(MeterProvider(shutdown_on_exit=False)) for _ in "ab")
     guard.attempt(_refused)  # in no span: nowhere to tell it
     guard.policies[1].close()  # type: ignore[attr-defined]
@@ -238,6 +238,7 @@ def test_an_event_is_a_record_with_fields(caplog: pytest.LogCaptureFixture):
         "seawall_after": "open",
         "seawall_cause": "x",
         "seawall_reason": "",
+        "seawall_failure": "",
     }
     assert vars(second)["seawall_enforced"] is True
 

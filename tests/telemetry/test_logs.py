@@ -30,15 +30,15 @@ def _lines(read: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 
 def test_the_life_of_a_breaker_can_be_read_from_messages(read: pytest.LogCaptureFixture):
     """Opening, probing and closing are different lines, and only the first is a warning."""
-    vendor = ScriptedService(fail(ConnectionError), answer(1)).call
+    vendor = ScriptedService(fail(ConnectionError("refused")), answer(1)).call
     with virtual_time() as clock, log_events():
         guard = Guard("vendor", Breaker(consecutive=1, break_for=5.0))
         guard.attempt(vendor)
         clock.advance(5.0)
         guard.attempt(vendor)
-    named = "breaker_changed in 'vendor':"
+    named, said = "breaker_changed in 'vendor':", "failure='ConnectionError: refused'"
     assert _lines(read) == [
-        ("WARNING", f"{named} closed -> open (tripped) reason=ConnectionError"),
+        ("WARNING", f"{named} closed -> open (tripped) reason=ConnectionError {said}"),
         ("INFO", f"{named} open -> half_open (break over)"),
         ("INFO", f"{named} half_open -> closed (probes passed)"),
     ]

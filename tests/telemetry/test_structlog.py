@@ -60,7 +60,8 @@ def test_an_event_is_one_line_of_json_with_its_values(written: io.StringIO):
         guard.attempt(_down)
     guard.close()
     opened, refused = _lines(written)
-    told = "closed -> open (tripped) reason=ConnectionRefusedError"
+    kind = "ConnectionRefusedError"
+    told = f"closed -> open (tripped) reason={kind} failure={kind}"
     assert opened["event"] == f"breaker_changed in 'structlog-vendor': {told}"
     assert opened["seawall_event"] == "breaker_changed"
     assert opened["seawall_guard"] == "structlog-vendor"
