@@ -288,6 +288,8 @@ TABLE = [
     ("Breaker break made", lambda x: Breaker(break_for=lambda _: x), _POSITIVE, "seconds"),
     ("Breaker probes", lambda x: Breaker(probes=x), [(3, TypeError), ("x", TypeError)], "single()"),
     ("Breaker probe time", lambda x: Breaker(probe_timeout=x), _POSITIVE, "seconds"),
+    ("Breaker probe", lambda x: Breaker(probe=x), _FUNCTIONS, "function"),
+    ("Breaker probe often", lambda x: Breaker(probe=print, probe_every=x), _POSITIVE, "seconds"),
     ("Breaker classifier", lambda x: Breaker(is_failure=x), _FUNCTIONS, "function"),
     ("Breaker counts", lambda x: Breaker(counts=x), _CHOICES, "'calls', 'attempts'"),
     ("Breaker key", lambda x: Breaker(key=x), _FUNCTIONS, "function"),

@@ -96,6 +96,7 @@ _FUNCTIONS: Final = (
     "load",
     "of",
     "partition",
+    "probe",
     "retry_after",
     "settle",
     "shared",

@@ -18,7 +18,7 @@ import redis
 from seawall import RedisStore
 from seawall.dashboard.pods import StorePods
 from seawall.dashboard.views import FORMAT, View
-from seawall.shared._background import run_in
+from seawall.runtime.background import run_in
 from tests.shared.support import eventually
 
 RATES = {

@@ -20,7 +20,7 @@ from seawall.dashboard import pods as module
 from seawall.dashboard._pods_wire import LARGEST, OTHERS, pack
 from seawall.dashboard.pods import StorePods
 from seawall.dashboard.views import View
-from seawall.shared._background import run_in
+from seawall.runtime.background import run_in
 from tests.dashboard.pods_support import NewPod, Shows, names, new_pod, put, read, tell, view
 from tests.shared.conftest import client, new_store, redis_url, site
 from tests.shared.faults import Site, black_hole, cut, killed

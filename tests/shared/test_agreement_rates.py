@@ -32,7 +32,7 @@ from seawall.models.rate_accounts import Account, SettledBucket
 from seawall.models.rate_buckets import TokenBucket
 from seawall.models.rate_caps import Caps
 from seawall.policies._rate_charges import Charge
-from seawall.shared._background import run_in
+from seawall.runtime.background import run_in
 from seawall.shared._limits_wire import Names, Taken, read
 from seawall.shared._store import RedisStore
 from tests.shared.support import FrozenClock, mutate

@@ -169,6 +169,21 @@ def test_without_a_call_a_snapshot_follows_the_store_too(new_store):
     eventually(lambda: idle_guard.snapshot()["policies"][0]["state"] == "open")
 
 
+def test_pods_that_nobody_calls_probe_as_one(new_store):
+    """The store gives one permit: one pod asks, and all are closed when traffic returns."""
+    name, asked = next(names), []
+    options = {"consecutive": 1, "break_for": 0.2, "probe_every": 0.05}
+    pods = [
+        pod(new_store(), name, probe=lambda number=number: asked.append(number), **options)
+        for number in range(2)
+    ]
+    for _breaker, guard in pods:
+        guard.call(work)
+    pods[0][1].attempt(fail)
+    eventually(lambda: asked and all(breaker.state == "closed" for breaker, _ in pods), 30.0)
+    assert len(asked) == 1
+
+
 def test_tripped_by_hand_in_all_pods(redis_url, client):
     """`trip()` opens here at once and elsewhere soon, as an ordinary open: probes follow."""
     with quiet_world(redis_url, client, pods=2) as world:

@@ -13,9 +13,9 @@ import pytest
 
 from seawall import RedisStore, StoreUnavailable
 from seawall.clock import SYSTEM
+from seawall.runtime.background import run_in
 from seawall.runtime.runners import wait_async, wait_sync
 from seawall.shared import _core, _link, _links
-from seawall.shared._background import run_in
 from tests.shared.faults import FAULTS, NONSENSE, Site, black_hole
 from tests.shared.support import eventually, lua
 

@@ -39,7 +39,7 @@ from seawall.shared._core import StoreCore
 
 if TYPE_CHECKING:
     from seawall.dashboard.views import View
-    from seawall.shared._background import Handle
+    from seawall.runtime.background import Handle
 
 MOST: Final = 64
 """So many other pods are shown; of more it is told how many there are."""

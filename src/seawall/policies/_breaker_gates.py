@@ -112,6 +112,8 @@ class BreakerGate(GateBound):
             answer = model.admit(now)
         if model.changes:
             self.policy._report(model, key)
+        if isinstance(answer, Refusal) and self.policy._prober is not None:
+            self.policy._prober.begin()  # in a child process, nobody else has begun it
         share = self.policy._share
         if share is not None and isinstance(answer, Refusal) and self.policy.mode != "off":
             share.begin()  # also who refuses has to hear when that is over

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from weakref import ref
 
 from seawall import _checks as check
@@ -28,11 +28,17 @@ from seawall.runtime.layers import Host
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
 
+if TYPE_CHECKING:
+    from seawall.policies._breaker_probe import Prober
+
 Classifier = Callable[[Exception | None, Any], bool | None]
 """`is_failure(error, value)`: whether a call that raised `error`, or returned `value`, failed.
 
 None is no verdict: the call counts neither as failed nor as succeeded.
 """
+
+Probing = Callable[..., object]
+"""`probe()`, or `probe(key)`, plain or async: raises or returns False while calls would fail."""
 
 Counts = Literal["calls", "attempts"]
 
@@ -60,6 +66,8 @@ class Breaker(GatePolicy):
         break_for: float | Callable[[int], float] = BREAK_FOR,
         probes: Probes | None = None,
         probe_timeout: float = 60.0,
+        probe: Probing | None = None,
+        probe_every: float = 5.0,
         is_failure: Classifier | ErrorKinds | None = None,
         counts: Counts = "calls",
         key: Callable[..., Hashable] | None = None,
@@ -77,6 +85,10 @@ class Breaker(GatePolicy):
         that take `slow_after` seconds or more, running ones included. Then it stays open for
         `break_for` seconds (or a function of consecutive opens, such as `growing(5.0)`), lets
         `probes` through (`single()`, `n_of_m(2, 3)`, `ramp(step=10.0)`), and closes if they pass.
+
+        While it is open and nobody calls, `probe()` is asked `probe_every` so many seconds, as a
+        probe like any other: a plain or an async function, which fails by raising or returning
+        False, or by taking longer than that. Of a keyed breaker it is given the key.
 
         `is_failure(error, value)` decides what is a failure, or types of errors are; by default
         any Exception is. If it answers None, the call says nothing, and a probe's permit goes back.
@@ -114,6 +126,7 @@ class Breaker(GatePolicy):
         self.shared = shared
         self.name = name
         self._share = self._shared_by(on_store_failure, quorum)
+        self._prober = self._probed_by(probe, check.seconds("probe_every", probe_every))
         self.model = self._new_model(None) if key is None else BreakerModel(self.settings)
         self._keyed: OrderedDict[Hashable, BreakerModel] = OrderedDict()
         self._overflowed = False
@@ -257,6 +270,8 @@ class Breaker(GatePolicy):
             }
             for bound in self.bindings:
                 emit(BreakerChanged, bound.host.name, **fields)
+        if self._prober is not None and model.state is State.OPEN:
+            self._prober.begin()
 
     def _after_fork(self) -> None:
         """Be usable in a child process; probes of threads that are gone time out."""
@@ -264,6 +279,14 @@ class Breaker(GatePolicy):
 
     def _bind(self, host: Host) -> GateBound:
         return BreakerGate(self, host) if self.key is None else KeyedBreakerGate(self, host)
+
+    def _probed_by(self, probe: Probing | None, every: float) -> Prober | None:
+        """Return what probes while nobody calls, if there is something to ask."""
+        if probe is None:
+            return None
+        from seawall.policies._breaker_probe import Prober
+
+        return Prober(self, check.function("probe", probe), every)
 
     def _shared_by(
         self, on_store_failure: OnStoreFailure, quorum: int | None

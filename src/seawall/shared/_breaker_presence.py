@@ -10,7 +10,7 @@ from weakref import WeakMethod, ref
 from seawall.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from seawall.shared._background import Handle
+    from seawall.runtime.background import Handle
     from seawall.shared._breaker import Share
 
 FLUSH: Final = 0.1

@@ -19,9 +19,9 @@ from seawall import _checks as check
 from seawall._redaction import described, printable
 from seawall.clock import Clock
 from seawall.errors import StoreUnavailable
+from seawall.runtime.background import OWN_THREAD, Background, Handle, run_in
 from seawall.runtime.mutex import survives_fork
 from seawall.shared._asking import Asking, Coalesced
-from seawall.shared._background import OWN_THREAD, Background, Handle, run_in
 from seawall.shared._clients import settings_of
 from seawall.shared._health import Health
 from seawall.shared._keys import make_key, name_part

@@ -14,7 +14,7 @@ from seawall.shared._lease_waiting import Arguments, answer_of
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
-    from seawall.shared._background import Handle
+    from seawall.runtime.background import Handle
     from seawall.shared._link import Link
     from seawall.shared._store import RedisStore
 

@@ -19,7 +19,7 @@ from seawall.models.rates import EXACT
 from seawall.runtime.mutex import Mutex, survives_fork
 
 if TYPE_CHECKING:
-    from seawall.shared._background import Handle
+    from seawall.runtime.background import Handle
     from seawall.shared._store import RedisStore
 
 MEMORY: Final = 86_400_000_000

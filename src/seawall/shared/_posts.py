@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from seawall.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from seawall.shared._background import Background
+    from seawall.runtime.background import Background
     from seawall.shared._link import Argument, Link
     from seawall.shared._scripts import Script
 

@@ -9,8 +9,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._redaction import described
+from seawall.runtime.background import bounded
 from seawall.runtime.mutex import Mutex
-from seawall.shared._background import bounded
 
 if TYPE_CHECKING:
     from seawall.shared._clients import Clients

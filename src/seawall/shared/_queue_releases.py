@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary, ref
 
 from seawall.clock import SYSTEM
 from seawall.jobs._driven import Ask
+from seawall.runtime.background import Handle
 from seawall.runtime.mutex import survives_fork
-from seawall.shared._background import Handle
 from seawall.shared._store import RedisStore
 
 EVERY: Final = 0.5

@@ -1,7 +1,7 @@
-"""The store's one background thread: an event loop of its own.
+"""A background thread with an event loop of its own: of a store, or for the probes of breakers.
 
-It serves callers that have none, runs what is due every so often, and hears what other pods push.
-Tasks of a user's loop would die with that loop; these live until the store is closed.
+It serves callers that have no loop, and runs what is due every so often. Tasks of a user's loop
+would die with that loop; these live until their owner is closed.
 """
 
 from __future__ import annotations
@@ -63,6 +63,12 @@ class Handle:
         if self._task is not None:
             self._task.cancel()
 
+    def after_fork(self) -> None:
+        """Forget the task, which has not come along."""
+        _abandoned.append(self._task)
+        self._task = self._bell = None
+        self._asked = False
+
     async def _repeat(self, bell: asyncio.Event) -> None:
         while True:
             self._asked = False
@@ -75,7 +81,9 @@ class Handle:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise  # whatever else was cancelled is a failure of the job
-                logging.getLogger("seawall").exception("a background job of the store failed")
+                logging.getLogger("seawall").exception(
+                    "a background job of the %s failed", self._background.owner
+                )
             try:
                 async with asyncio.timeout(self._seconds):
                     await bell.wait()
@@ -91,8 +99,14 @@ _abandoned: list[object] = []
 class Background:
     """The thread and its loop: made when first needed, and anew in a child process."""
 
-    def __init__(self, at_start: Callable[[], None], at_end: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        at_start: Callable[[], None],
+        at_end: Callable[[], Awaitable[None]],
+        owner: str = "store",
+    ) -> None:
         """Call `at_start` in the loop when it begins, and wait for `at_end` when it is stopped."""
+        self.owner = owner
         self._mutex = Mutex()
         self._at_start = at_start
         self._at_end = at_end
@@ -140,7 +154,10 @@ class Background:
         loop = asyncio.new_event_loop()
         # Nobody's context: a deadline of whoever came first is no business of the others.
         thread = threading.Thread(
-            target=Context().run, args=(self._run, loop), name="seawall-store", daemon=True
+            target=Context().run,
+            args=(self._run, loop),
+            name=f"seawall-{self.owner}",
+            daemon=True,
         )
         with self._mutex:
             first = self._loop is None and not self._closed
@@ -242,12 +259,10 @@ class Background:
         """Forget the thread, which has not come along; jobs run again once it is started."""
         if self._loop is not None:
             _abandoned.append(self._loop)
-            _abandoned.extend(handle._task for handle in self._handles)
         self._mutex = Mutex()
         self._loop = self._thread = None
         for handle in self._handles:
-            handle._task = handle._bell = None
-            handle._asked = False
+            handle.after_fork()
 
 
 _kept: set[asyncio.Task[Any]] = set()

@@ -1,0 +1,199 @@
+"""A breaker's own probes: while it is open and nobody calls, a function of the user's is asked.
+
+Promises:
+- It asks for a permit as any call does, of the store too: half-open, no more probes run than
+  configured, and of pods that share a breaker those probe which the store allows to.
+- One that does not end in time has failed; a plain function runs in a daemon thread, and is left to
+  itself then.
+- One thread serves all breakers of the process. It asks only while a breaker is open whose guards
+  are not closed, and in a child process begins with the first call that is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
+
+from seawall.clock import Clock, VirtualClock
+from seawall.models.breaker import BreakerModel, Refusal, State, Ticket
+from seawall.models.probes import Probe, Verdict
+from seawall.runtime.background import Background, Handle
+from seawall.runtime.functions import is_async
+from seawall.runtime.layers import FAILED
+from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.runners import wait_async
+from seawall.runtime.workers import Job, WorkerPool
+
+if TYPE_CHECKING:
+    from seawall.policies._breaker_gates import BreakerGate
+    from seawall.policies.breaker import Breaker
+
+AT_ONCE: Final = 16
+"""So many probes of one breaker are made at the same time."""
+
+
+async def _nothing() -> None:
+    pass
+
+
+class _ProbeThread:
+    """The thread in which the probes of all breakers are made."""
+
+    def __init__(self) -> None:
+        self.background = Background(lambda: None, _nothing, owner="probes")
+        self.pool = WorkerPool(AT_ONCE, 0, "probes")
+        survives_fork(self)
+
+    def _after_fork(self) -> None:
+        self.background.after_fork()
+
+
+_thread = _ProbeThread()
+
+
+class Prober:
+    """The probes of one breaker, which it does not keep alive."""
+
+    def __init__(self, policy: Breaker, probe: Callable[..., Any], every: float) -> None:
+        """Ask `probe` every so many seconds, once it is begun."""
+        self._policy = ref(policy)
+        self._probe = probe
+        self._every = every
+        self._mutex = Mutex()
+        self._handle: Handle | None = None
+        survives_fork(self)
+
+    def begin(self) -> None:
+        """See to it that probes are made while the breaker is open. Called often."""
+        if self._handle is not None and _thread.background.loop is not None:
+            return
+        gate = self._gate()
+        if gate is None or isinstance(gate.host.clock, VirtualClock):
+            return  # nothing happens by itself in virtual time
+        with self._mutex:
+            if self._handle is None:
+                self._handle = _thread.background.every(self._every, self._run)
+        _thread.background.start()
+
+    async def _run(self) -> None:
+        """Probe what is open; if nothing is, run no more until `begin`."""
+        if await self.probe_all():
+            return
+        with self._mutex:
+            handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.stop()
+        policy = self._policy()
+        if policy is not None and self._open(policy):
+            self.begin()  # it has opened meanwhile
+
+    async def probe_all(self) -> bool:
+        """Probe each key that may be probed now; False if none is open, or no guard is left."""
+        policy, gate = self._policy(), self._gate()
+        if policy is None or gate is None:
+            return False
+        room = asyncio.Semaphore(AT_ONCE)
+        broken = self._open(policy)
+
+        async def one(key: Hashable, model: BreakerModel) -> None:
+            async with room:
+                await self._probe_one(gate, key, model)
+
+        await asyncio.gather(*(one(key, model) for key, model in broken.items()))
+        return bool(self._open(policy))
+
+    @staticmethod
+    def _open(policy: Breaker) -> dict[Hashable, BreakerModel]:
+        broken = (State.OPEN, State.HALF_OPEN)
+        return {key: model for key, model in policy.models().items() if model.state in broken}
+
+    def _gate(self) -> BreakerGate | None:
+        """Return the breaker in one of its guards that is not closed."""
+        policy = self._policy()
+        bindings: list[Any] = [] if policy is None else policy.bindings
+        living = (one for one in bindings if not getattr(one.host, "closed", False))
+        return next(living, None)
+
+    async def _probe_one(self, gate: BreakerGate, key: Hashable, model: BreakerModel) -> None:
+        clock = gate.host.clock
+        ticket = await self._permit(gate, key, model, clock)
+        if isinstance(ticket, Refusal):
+            return
+        error: Exception | None = None
+        verdict = Verdict.NONE
+        try:
+            if isinstance(ticket, Probe):  # else it has been closed meanwhile
+                verdict = Verdict.SUCCESS
+                await self._ask(gate, key)
+        except Exception as failed:  # noqa: BLE001 - how it failed is what the breaker tells
+            error, verdict = failed, Verdict.FAILURE
+        except BaseException:
+            verdict = Verdict.NONE
+            raise
+        finally:
+            gate.settle(model, key, ticket, verdict, (FAILED, error), clock.now())
+            del error
+
+    async def _permit(
+        self, gate: BreakerGate, key: Hashable, model: BreakerModel, clock: Clock
+    ) -> Ticket | Refusal:
+        policy = gate.policy
+        with policy._mutex:
+            answer = model.admit(clock.now())
+        if model.changes:
+            policy._report(model, key)
+        share = policy._share
+        if share is None or not isinstance(answer, Refusal) or answer.reason != "unknown":
+            return answer
+        share.begin()
+        permit: Ticket | Refusal = await wait_async(share.ask("async", model, clock), clock)
+        return permit
+
+    async def _ask(self, gate: BreakerGate, key: Hashable) -> None:
+        """Ask the user's function; raise if it fails, or takes too long."""
+        args = () if gate.policy.key is None else (key,)
+        limit = min(self._every, gate.policy.settings.probe_timeout)
+        async with asyncio.timeout(limit):
+            if is_async(self._probe):
+                passed = await self._probe(*args)
+            else:
+                passed = await _in_thread(self._probe, args)
+                if hasattr(passed, "__await__"):  # such as of a lambda around an async function
+                    passed = await passed
+        if passed is False:
+            raise ProbeFailedError("the probe returned False")
+
+    def _after_fork(self) -> None:
+        self._mutex = Mutex()
+
+
+class ProbeFailedError(Exception):
+    """The user's probe said that calls would fail."""
+
+
+async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Run a plain function in a thread; one that is cancelled is left to itself."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def ring() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def done() -> None:
+        try:
+            loop.call_soon_threadsafe(ring)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+    job = Job(function, args, {}, done)
+    if not _thread.pool.submit(job):
+        raise ProbeFailedError("all threads are taken by probes that do not end")
+    try:
+        await ended
+    except BaseException:
+        _thread.pool.give_up(job)
+        raise
+    return job.result()
