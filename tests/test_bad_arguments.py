@@ -380,6 +380,12 @@ TABLE = [
         "True or False",
     ),
     (
+        "Guard max_wait",
+        lambda x: _guard(max_wait=x),
+        [(-1.0, ValueError), ("1", TypeError), (float("nan"), ValueError)],
+        "max_wait",
+    ),
+    (
         "Guard replace",
         lambda x: _guard(replace=x),
         [("yes", TypeError), (None, TypeError)],
@@ -686,6 +692,12 @@ SCARCITY = [
     ("Family(name)", lambda x: _family(name=x), [("", TypeError), (5, TypeError)], "a name"),
     ("Family(make)", lambda x: _family(make=x), [*_FUNCTIONS, (None, TypeError)], "function"),
     ("Family(max_keys)", lambda x: _family(max_keys=x), _COUNTS, "write"),
+    (
+        "Family(max_wait)",
+        lambda x: _family(max_wait=x),
+        [(-1.0, ValueError), ("1", TypeError)],
+        "max_wait",
+    ),
     ("Family(idempotent)", lambda x: _family(idempotent=x), [(5, TypeError)], "True or False"),
     ("Family(replace)", lambda x: _family(replace=x), [(5, TypeError)], "True or False"),
     (

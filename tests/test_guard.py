@@ -961,7 +961,7 @@ def test_standard_builds_the_recommended_stack():
     )
     total, attempt = (p for p in guard.policies if isinstance(p, Timeout))
     assert attempt.longest == 2.0
-    assert total.longest == pytest.approx(3 * (2.0 + 0.5) + 0.1 + 0.2)
+    assert total.longest == pytest.approx(3 * 2.0 + 0.5 + 0.1 + 0.2)
     assert "take care" not in guard.explain()
 
 

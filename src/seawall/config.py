@@ -178,12 +178,16 @@ def guard_from_table(
 def _guard(name: str, table: Table, names: Names, *, replace: bool) -> Guard:
     if not isinstance(table, Mapping):
         raise TypeError(f"[guards.{name}] must be a table, not {table!r}")
-    unknown = set(table) - {"idempotent", "policies", "standard"}
+    unknown = set(table) - {"idempotent", "max_wait", "policies", "standard"}
     if unknown:
-        raise ValueError(f"unknown {sorted(unknown)}: there are policies, standard, idempotent")
+        raise ValueError(
+            f"unknown {sorted(unknown)}: there are policies, standard, max_wait, idempotent"
+        )
     if ("policies" in table) == ("standard" in table):
         raise ValueError("write either 'standard' or a list of 'policies'")
     given = {"idempotent": table.get("idempotent", True), "replace": replace}
+    if "max_wait" in table:
+        given["max_wait"] = table["max_wait"]
     if "standard" in table:
         if not isinstance(table["standard"], Mapping):
             raise TypeError(f"standard must be a table: [guards.{name}.standard]")

@@ -70,6 +70,7 @@ class Family:
         make: Make,
         *,
         max_keys: int = 1024,
+        max_wait: float | None = None,
         idempotent: bool = True,
         replace: bool = False,
         clock: Clock | None = None,
@@ -85,6 +86,7 @@ class Family:
         self.name = name
         self.make = check.plain_function("make", make)
         self.max_keys = check.count("max_keys", max_keys)
+        self.max_wait = None if max_wait is None else check.seconds("max_wait", max_wait, zero=True)
         self.idempotent = check.flag("idempotent", idempotent)
         self.clock: Clock = current_clock() if clock is None else check_clock(clock)
         self._rng = None if rng is None else check.chance("rng", rng)
@@ -266,6 +268,7 @@ class Family:
         return Guard._unregistered(  # noqa: SLF001 - members are its own
             f"{self.name}[{shown}]",
             tuple(self.make(key)),
+            max_wait=self.max_wait,
             idempotent=self.idempotent,
             clock=self.clock,
             rng=self._rng,

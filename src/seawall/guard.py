@@ -69,12 +69,17 @@ class Guard:
         self,
         name: str,
         *policies: Policy,
+        max_wait: float | None = None,
         idempotent: bool = True,
         replace: bool = False,
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
         """Stack `policies`; `name` is unique among live guards. It lives until it is closed.
+
+        `max_wait` bounds what a call waits at all gates together, over all of its attempts: for
+        slots, for its turn at a rate limit, for answers of a shared store. Each gate waits no
+        longer than its own `max_wait` either. None is no bound.
 
         `idempotent=False` says that repeating a call repeats its effect: then it is retried only
         with an idempotency key. With `replace=True` a guard that has the name already is closed
@@ -84,6 +89,7 @@ class Guard:
         if not isinstance(name, str) or not name:
             raise TypeError(f"Guard({name!r}): the first argument is a name, such as 'vendor'")
         rules.check_stack(policies)
+        max_wait = None if max_wait is None else check.seconds("max_wait", max_wait, zero=True)
         check.flag("idempotent", idempotent)
         check.flag("replace", replace)
         if clock is not None:
@@ -91,7 +97,9 @@ class Guard:
         if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
             raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
         with registry.reserved(name, replace=replace):
-            self._set_up(name, policies, idempotent=idempotent, clock=clock, rng=rng)
+            self._set_up(
+                name, policies, max_wait=max_wait, idempotent=idempotent, clock=clock, rng=rng
+            )
             self.made_at = _caller()
             registry.add(self)
 
@@ -100,6 +108,7 @@ class Guard:
         name: str,
         policies: tuple[Policy, ...],
         *,
+        max_wait: float | None = None,
         idempotent: bool = True,
         clock: Clock | None = None,
         rng: Random | None = None,
@@ -110,6 +119,8 @@ class Guard:
         self.closed = False
         """Whether `close()` was called."""
         self.policies = policies
+        self.max_wait = max_wait
+        """The most seconds that a call may wait at all of its gates together; None: no bound."""
         self.idempotent = idempotent
         self.clock: Clock = clock or current_clock()
         self.keeps_statistics = True
@@ -159,7 +170,8 @@ class Guard:
 
         `timeout` is for each attempt, `total_timeout` for all together (by default what `attempts`
         of them can take with their pauses and waits). `rate` is how often it may be asked, such as
-        "60/s", and `limit` the most calls at once; none if not given. Plain functions need `sync`,
+        "60/s", and `limit` the most calls at once; none if not given. A call waits for slots up to
+        `max_wait` seconds, over all of its attempts. Plain functions need `sync`,
         as in `Timeout`. Breaker and retry budget have their defaults, unless a `breaker` is given.
         With a `shared` store, breaker and rate are those of all pods, under the guard's name.
         """
@@ -178,8 +190,9 @@ class Guard:
         elif retry.most_attempts > 1:
             delays = retry.backoff.delays(lambda: 1.0)
             pauses = sum(next(delays) for _ in range(retry.most_attempts - 1))
-            each = attempt.longest + check.seconds("max_wait", max_wait, zero=True)
-            stack.append(Timeout(each * retry.most_attempts + pauses, sync=around))
+            waits = check.seconds("max_wait", max_wait, zero=True)
+            total = attempt.longest * retry.most_attempts + pauses + waits
+            stack.append(Timeout(total, sync=around))
         if retry.most_attempts > 1:
             stack.append(retry)
         among: dict[str, Any] = {} if shared is None else {"shared": shared, "name": name}
@@ -193,7 +206,15 @@ class Guard:
         elif check.seconds("max_wait", max_wait, zero=True):
             raise ValueError("max_wait is how long to wait for one of `limit` slots: write limit=")
         stack.append(attempt)
-        return cls(name, *stack, idempotent=idempotent, replace=replace, clock=clock, rng=rng)
+        return cls(
+            name,
+            *stack,
+            max_wait=max_wait or None,
+            idempotent=idempotent,
+            replace=replace,
+            clock=clock,
+            rng=rng,
+        )
 
     @classmethod
     def alone(cls, policy: Policy, function: F) -> F:
@@ -210,6 +231,7 @@ class Guard:
         make: Make,
         *,
         max_keys: int = 1024,
+        max_wait: float | None = None,
         idempotent: bool = True,
         replace: bool = False,
         clock: Clock | None = None,
@@ -224,6 +246,7 @@ class Guard:
             name,
             make,
             max_keys=max_keys,
+            max_wait=max_wait,
             idempotent=idempotent,
             replace=replace,
             clock=clock,

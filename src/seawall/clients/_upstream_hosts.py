@@ -135,6 +135,7 @@ class Seat:
 
     idempotent = True
     keeps_statistics = False
+    max_wait: float | None = None
 
     def __init__(self, name: str, clock: Clock, rng: Random) -> None:
         """Have that name in events and errors."""

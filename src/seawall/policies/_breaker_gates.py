@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._redaction import described
@@ -15,7 +16,7 @@ from seawall.errors import CircuitOpen, reason_of
 from seawall.models.breaker import BreakerModel, Refusal, Ticket
 from seawall.models.probes import Probe, Verdict
 from seawall.models.windows import Tracked
-from seawall.runtime.call import STREAMED
+from seawall.runtime.call import STREAMED, patience
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import (
     FAILED,
@@ -119,7 +120,11 @@ class BreakerGate(GateBound):
             share.begin()  # also who refuses has to hear when that is over
             if answer.reason == "unknown":
                 asked = share.ask(kind, model, self.host.clock)
-                raise Wait(_Asked(asked, lambda answer: self.answered(model, key, answer)))
+                waiter = _Asked(asked, lambda answer: self.answered(model, key, answer))
+                patient = now + patience(self.host)
+                if patient < (inf if waiter.until is None else waiter.until):
+                    waiter.until = patient
+                raise Wait(waiter)
         return self.answered(model, key, answer)
 
     def answered(self, model: BreakerModel, key: Hashable, answer: Ticket | Refusal) -> object:

@@ -105,7 +105,7 @@ class Gate(SlotGate):
                 return now
             self.refuse(self.full("all are in use"))
             return _BEYOND
-        raise Wait(self.waiter(now, policy.max_wait))
+        raise Wait(self.queue(now))
 
     def waiter(self, now: float, max_wait: float, ticket: Any = None) -> SlotWaiter:
         """Return a waiter for a slot."""
@@ -230,7 +230,7 @@ class PartitionedGate(Gate):
             self._count(name)
             self.refuse(self.full(f"those for {name!r} are in use"))
             return _BEYOND
-        raise Wait(self.waiter(now, policy.max_wait, (now, name)))
+        raise Wait(self.queue(now, (now, name)))
 
     def waiter(self, now: float, max_wait: float, ticket: Any = None) -> SlotWaiter:
         clock, (_, name) = self.host.clock, ticket

@@ -7,6 +7,7 @@ the instant that it was told; when it goes, the next asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall.errors import StoreUnavailable
@@ -173,7 +174,8 @@ class _Side(Layer):
             return enter_from(kind, now, args, kwargs)
 
         self.enter = enter
-        if kind == "async":
+        # Where the guard bounds all waits together, the interpreter waits, and counts them.
+        if kind == "async" and gate.host.max_wait is None:
             arguments = ", {arguments}" if gate.takes_arguments else ""
             self.inline = Inline(
                 names={"enter_async": gate.enter_async, "refuse_expired": refuse_expired},
@@ -231,7 +233,7 @@ class SharedWaiter(RateWaiter):
                 self._state = "asking"
                 return None
             if not self._in_time(blocked, us):
-                return blocked, "it would have to wait too long"
+                return blocked, self.too_long()
             if self._meters.waiting >= self._meters.max_waiting:
                 return blocked, "and no room to wait"
             self._wait_for(blocked, us)
@@ -271,7 +273,10 @@ class SharedWaiter(RateWaiter):
             self._asked_at = clock.now()
             share = self._gate.sharing.share
             self._question = question = share.ask(self._kind, self._charges, clock)
+            # A store that has not answered when the guard's max_wait is spent does not answer.
             self.until = question.until
+            if self._patience < (inf if self.until is None else self.until):
+                self.until = self._patience
             question.publish(wake)
             return
         with self._meters.mutex, self._meters:

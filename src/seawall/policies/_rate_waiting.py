@@ -14,6 +14,7 @@ from seawall.errors import Rejected
 from seawall.models.rates import whole_microseconds
 from seawall.policies._rate_charges import Charge, Lane
 from seawall.policies._rate_lock import Blocked, Meters
+from seawall.runtime.call import patience
 from seawall.runtime.layers import Wait
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class RateWaiter:
         "_give_up",
         "_late",
         "_meters",
+        "_patience",
         "_poked",
         "_state",
         "_wake",
@@ -53,7 +55,9 @@ class RateWaiter:
         self.wants = 0
         self.until: float | None = None
         self._late = False
-        self._give_up = now + gate.policy.max_wait
+        self._patience = now + patience(gate.host)
+        """The instant at which the guard's `max_wait` is spent."""
+        self._give_up = min(now + gate.policy.max_wait, self._patience)
         left = seconds_left()
         if left is not None:
             limit = now + left
@@ -64,8 +68,20 @@ class RateWaiter:
     def hopeless(self, blocked: Blocked, now: float) -> Rejected | None:
         """Return the refusal of a call whose turn cannot come in time; None if it can."""
         if not self._in_time(blocked, whole_microseconds(now)):
-            return self._refusal(blocked, now, "it would have to wait too long")
+            return self._refusal(blocked, now, self.too_long())
         return None
+
+    def too_long(self) -> str:
+        """Return why a call is refused whose turn would come too late."""
+        bound = self._guards_bound()
+        return f"it would have to wait too long{bound and ', '}{bound}"
+
+    def _guards_bound(self) -> str:
+        """Return how a refusal says that it is the guard's bound which ends the wait, or ""."""
+        most = self._gate.host.max_wait
+        if most is None or self._give_up < self._patience:
+            return ""
+        return f"the guard's max_wait is {most:g} s in all"
 
     def _in_time(self, blocked: Blocked, now: float) -> bool:
         give_up = whole_microseconds(self._give_up)
@@ -148,8 +164,9 @@ class RateWaiter:
         if self._state == "turned away":
             return self._gate.over(blocked, now, "and no room to wait")
         if self._state == "hopeless":
-            return self._refusal(blocked, now, "it would have to wait too long")
-        return self._refusal(blocked, now, f"waited {self._gate.policy.max_wait:g} s")
+            return self._refusal(blocked, now, self.too_long())
+        waited = f"waited {self._gate.policy.max_wait:g} s"
+        return self._refusal(blocked, now, self._guards_bound() or waited)
 
     def _look_again(self, now: float) -> Blocked | None:
         """Take what is wanted (None), or return what is in the way; wait on only if it helps."""

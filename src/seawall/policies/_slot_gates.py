@@ -10,6 +10,7 @@ from seawall.errors import DeadlineExceeded, Overloaded, Rejected
 from seawall.models.codel import QueueShed
 from seawall.models.pressure import crowding
 from seawall.models.waiting import ORDERS, Order
+from seawall.runtime.call import patience
 from seawall.runtime.layers import Wait
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
 from seawall.runtime.slots import Refusal, Slots, SlotWaiter
@@ -114,6 +115,15 @@ class SlotGate(GateBound):
         """Return a waiter for a slot; `ticket` is that of a call that had one before."""
         raise NotImplementedError
 
+    def queue(self, now: float, ticket: Any = None) -> SlotWaiter:
+        """Return a waiter for a slot: for `max_wait`, or what is left of the guard's if less."""
+        wait, left = self.policy.max_wait, patience(self.host)
+        if wait <= left:
+            return self.waiter(now, wait, ticket)
+        waiter = self.waiter(now, left, ticket)
+        waiter.bounded_by_guard()
+        return waiter
+
     def readmit(self, ticket: Any, now: float) -> Any:
         """Let in again a call that had a slot by `ticket` and left it for a while.
 
@@ -141,6 +151,8 @@ class SlotGate(GateBound):
             return self.full("and no room to wait")
         if why == "too long":
             return self.full(f"waited {self.policy.max_wait:g} s")
+        if why == "impatient":
+            return self.full(f"the guard's max_wait of {self.host.max_wait:g} s is spent")
         message = f"guard {name!r}: shed from a queue that does not drain"
         error = Overloaded(message, retry_after=self.typical())
         error.reason = "shed_by_queue_time"

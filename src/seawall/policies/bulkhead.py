@@ -127,7 +127,7 @@ class _BulkheadGate(SlotGate):
                 return None
             self.refuse(self.full("all are in use"))
             return _BEYOND
-        raise Wait(self.waiter(now, policy.max_wait))
+        raise Wait(self.queue(now))
 
     def waiter(self, now: float, max_wait: float, ticket: Any = None) -> SlotWaiter:
         return SlotWaiter(self._slots, self.host.clock, now, max_wait, self.turned_away)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from seawall import _checks as check
-from seawall.context import Attempt, deadline_scope
+from seawall.context import Attempt, deadline_scope, reset
 from seawall.runtime.layers import (
     CANCELLED,
     FAILED,
@@ -61,6 +61,32 @@ def current_trace(guard: str) -> Trace | None:
     """Return the trace that calls of `guard` are to tell, if somebody asked for one."""
     trace = trace_var.get()
     return trace if trace is not None and trace.guard == guard else None
+
+
+class Waited:
+    """How long one call has waited at the gates of its guard so far."""
+
+    __slots__ = ("guard", "seconds")
+
+    def __init__(self, guard: str) -> None:
+        """Begin with nothing."""
+        self.guard = guard
+        self.seconds = 0.0
+
+
+waited_var: Final[ContextVar[Waited | None]] = ContextVar("seawall_waited", default=None)
+"""What the call whose gates are being entered has waited; unset while its function runs."""
+
+
+def patience(host: Host) -> float:
+    """Return for how many seconds more the call that enters a gate of `host` may wait."""
+    most = host.max_wait
+    if most is None:
+        return float("inf")
+    waited = waited_var.get()
+    if waited is not None and waited.guard == host.name:
+        most = max(0.0, most - waited.seconds)
+    return most
 
 
 class Abandoned:
@@ -179,6 +205,8 @@ class Call:
         "tickets",
         "timed",
         "value",
+        "waited",
+        "waited_token",
     )
 
     def __init__(
@@ -230,6 +258,41 @@ class Call:
         self.own_abandoned = 0
         self.pending: dict[Layer, PendingVerdict] = {}
         """The latest verdict for each gate that counts calls: counted when no attempt follows."""
+        self.waited: Waited | None = None
+        """Where the guard bounds its waits together: those of all attempts so far."""
+        self.waited_token: Token[Waited | None] | None = None
+
+    def begin_attempt(self, now: float) -> None:
+        """Note that the function is started."""
+        self.attempt_began = now
+        self.reached = True
+        self.attempts += 1
+        if self.counts:
+            self.forget_waits()
+
+    def note_wait(self, seconds: float) -> None:
+        """Add a wait at a gate to those that the guard bounds together."""
+        if self.host.max_wait is None:
+            return
+        if self.waited is None:
+            # What is inside a driver has a Call of its own, and is part of the same call.
+            outer = waited_var.get()
+            same = outer is not None and outer.guard == self.host.name
+            self.waited = outer if same else Waited(self.host.name)
+        assert self.waited is not None  # noqa: S101 - for the type checker
+        self.waited.seconds += seconds
+        self.remember_waits()
+
+    def remember_waits(self) -> None:
+        """Let the gates that are entered next know what was waited before."""
+        if self.waited is not None and self.waited_token is None:
+            self.waited_token = waited_var.set(self.waited)
+
+    def forget_waits(self) -> None:
+        """Let nobody else know: a call of the same guard further in is another call."""
+        token, self.waited_token = self.waited_token, None
+        if token is not None:
+            reset(waited_var, token)
 
     def outcome(self) -> Outcome:
         """Say how the call ended, as seen by a gate just outside of where it is now."""

@@ -81,6 +81,7 @@ def interpret(
             except BaseException as error:  # noqa: BLE001 - handed on upwards, never swallowed
                 call.value = None
                 call.error = error
+            call.forget_waits()
             waiter = None
             todo = _up(call)
     finally:
@@ -129,6 +130,7 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
     if trace is not None:
         trace.degradation = None
     call.own_abandoned = len(call.abandoned)
+    call.remember_waits()
     now = clock.now()
     if waiter is None:
         # Flows further out that have nothing to enter see this refusal too.
@@ -142,8 +144,7 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
             if waiter is None:
                 tickets.append(enter(layer, now, call.args, call.kwargs))
                 continue
-            _stand_by(call.host)
-            tickets.append((yield waiter))
+            tickets.append((yield from _wait(call, waiter)))
         except Wait as wait:
             waiter = wait.waiter
             continue
@@ -153,9 +154,7 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
         refuse_expired(call.host)
     if call.pending:
         call.continue_verdicts()
-    call.attempt_began = now
-    call.reached = True
-    call.attempts += 1
+    call.begin_attempt(now)
     # A call of the same guard inside the user's function is another call: not in this trace.
     token = trace_var.set(None) if trace is not None and call.counts else None
     try:
@@ -166,6 +165,17 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
     if token is not None:
         reset(trace_var, token)
     _count(call)
+
+
+def _wait(call: Call, waiter: Waiter) -> Generator[Request, Any, Any]:
+    """Wait for what a gate has to say; return the ticket."""
+    _stand_by(call.host)
+    clock = call.host.clock
+    began = clock.now()
+    try:
+        return (yield waiter)
+    finally:
+        call.note_wait(clock.now() - began)
 
 
 def enter(layer: Any, now: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

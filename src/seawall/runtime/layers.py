@@ -48,6 +48,8 @@ class Host(Protocol):
     stats: Stats
     idempotent: bool
     keeps_statistics: bool
+    max_wait: float | None
+    """The most seconds that a call may wait at all of its gates together; None: no bound."""
 
     @property
     def rng(self) -> Random:

@@ -22,7 +22,7 @@ from seawall.models.smoothing import Ewma
 from seawall.models.waiting import Order, WaitQueue
 from seawall.runtime.mutex import Mutex, survives_fork
 
-Refusal = Literal["no room", "too long", "deadline", "shed"]
+Refusal = Literal["no room", "too long", "impatient", "deadline", "shed"]
 """Why a waiter gets no slot: the queue is full, its time or deadline is over, or it was shed."""
 
 RECENT: Final = 1.0
@@ -295,6 +295,11 @@ class SlotWaiter:
         self.since = now
         self.until, late = give_up_at(now, max_wait)
         self._late: Refusal = "deadline" if late else "too long"
+
+    def bounded_by_guard(self) -> None:
+        """Say, when the wait is over, that it was the guard's `max_wait` that ended it."""
+        if self._late == "too long":
+            self._late = "impatient"
 
     def publish(self, wake: Callable[[], bool]) -> None:
         """Join the queue."""

@@ -40,6 +40,7 @@ class EdgeHost:
 
     idempotent = False
     keeps_statistics = False
+    max_wait: float | None = None
 
     def __init__(self, name: str, clock: Clock) -> None:
         """Be called `name`."""
