@@ -205,6 +205,28 @@ def test_a_stream_that_was_retried_counts_once():
         assert _counted(guard) == (1, 0)
 
 
+def test_a_block_that_is_retried_counts_once():
+    """`guard.attempts()` makes attempts of one call too."""
+    with virtual_time():
+        breaker = Breaker(failure_ratio=1.0, window=100, min_calls=9)
+        guard = new_guard(_retry(), breaker)
+        made = 0
+        for attempt in guard.attempts():
+            with attempt:
+                made += 1
+                if made < ATTEMPTS:
+                    raise Bad
+
+        def fails() -> None:
+            for attempt in guard.attempts():
+                with attempt:
+                    raise Bad
+
+        with pytest.raises(Bad):
+            fails()
+        assert _counted(guard) == (2, 1)
+
+
 def test_keys_count_their_own_calls_once():
     """A keyed breaker counts the calls of each key."""
     with virtual_time():
