@@ -104,7 +104,7 @@ def test_the_next_is_asked_where_that_may_help(whats: list[object]) -> None:
 
 def test_without_telling_errors_apart_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same check fails if every error is taken for a passing one."""
-    monkeypatch.setattr(Models.__init__, "__kwdefaults__", {"name": "x", "passing": bool})
+    monkeypatch.setattr(Models.__init__, "__kwdefaults__", {"name": "x", "passing": Exception})
     assert falsified(only_where_it_helps, WHATS)
 
 
