@@ -24,6 +24,7 @@ from seawall import (
     CircuitOpen,
     RateLimited,
     Shed,
+    Timeout,
     by_cost,
     by_criticality,
     by_deadline,
@@ -56,7 +57,7 @@ from seawall.web.limits import RequestLimits, limit
 from seawall.web.principals import user
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
-from tests.support import falsified, let_pass
+from tests.support import falsified, let_pass, new_guard
 from tests.web.support import App, answer_of, ask, http_scope, text_app
 
 _serial = count()
@@ -135,6 +136,23 @@ def test_plain_requests_go_the_short_way(ways: Ways) -> None:
         assert [await ways.of(edge, client=("10.0.0.7", 1)) for _ in range(2)] == [1, 0]
         assert ways.served == 2
         assert edge.snapshot()["succeeded"] == 8
+
+    run_virtual(main())
+
+
+def test_a_deadline_that_has_ended_is_no_reason_for_the_long_way(ways: Ways) -> None:
+    """A program that calls something with a timeout before it serves leaves one in its context."""
+
+    async def nothing() -> None:
+        pass
+
+    async def main() -> None:
+        await new_guard(Timeout(1.0)).acall(nothing)
+        edge = plain_edge()
+        await ways.of(edge)
+        assert await ways.of(edge) == 0
+        with deadline(5.0):
+            assert await ways.of(edge) == 1
 
     run_virtual(main())
 
