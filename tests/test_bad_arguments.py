@@ -1234,6 +1234,7 @@ SCARCITY = [
     ("Channel(when_full)", lambda x: Channel(1, when_full=x), _CHOICES, "'block', 'drop_newest'"),
     ("Channel(demand)", lambda x: Channel(1, demand=x), _FLAGS, "True or False"),
     ("Channel(on_drop)", lambda x: Channel(1, on_drop=x), _FUNCTIONS, "function"),
+    ("Channel(shed)", lambda x: Channel(1, shed=x), _SHEDS, "write codel"),
     ("Channel(name)", lambda x: Channel(1, name=x), _NAMES, "such as"),
     ("Channel(clock)", lambda x: Channel(1, clock=x), _CLOCKS, "clock"),
     ("Channel.put(timeout)", lambda x: Channel(1).put(1, x), _optional(_SECONDS), "seconds"),

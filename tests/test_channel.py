@@ -20,9 +20,12 @@ from seawall import (
     ChannelClosed,
     ChannelFull,
     DeadlineExceeded,
+    Overloaded,
     SettingsChanged,
     TimedOut,
     VirtualClock,
+    adaptive_lifo,
+    codel,
     deadline,
     subscribe,
 )
@@ -928,3 +931,82 @@ def test_a_finalizer_that_gets_while_somebody_is_served_does_no_harm() -> None:
         assert (channel.depth, len(channel._buffer.room)) == (1, 1)
 
     run_virtual(main())
+
+
+# Items that wait for too long
+
+
+def _overloaded(**settings: Any) -> tuple[Channel[float], list[float], list[float]]:
+    """Put 60 items a second for 20 s, and take 20; return the waits, and when puts were refused."""
+    waits: list[float] = []
+    refused: list[float] = []
+
+    async def main() -> Channel[float]:
+        loop = asyncio.get_running_loop()
+        channel: Channel[float] = Channel(5000, **settings)
+
+        async def consume() -> None:
+            async for came in channel:
+                waits.append(loop.time() - came)
+                await let_pass(0.05)
+
+        consumer = _task(consume())
+        for _ in range(1200):
+            try:
+                if not await channel.aput(loop.time()):
+                    refused.append(loop.time())
+            except Overloaded:
+                refused.append(loop.time())
+            await let_pass(1 / 60)
+        channel.close()
+        await consumer
+        return channel
+
+    return run_virtual(main()), waits, refused
+
+
+@pytest.mark.parametrize("when_full", ["block", "reject", "drop_newest", "drop_oldest"])
+def test_controlled_delay_keeps_a_channel_at_its_target(when_full: Any) -> None:
+    """Newcomers are refused at once, or dropped where the channel drops; what waits is taken."""
+    dropped: list[float] = []
+    reasons: list[str] = []
+    unsubscribe = subscribe(lambda event: reasons.append(event.reason), CallRejected)
+    channel, waits, refused = _overloaded(
+        when_full=when_full, on_drop=dropped.append, shed=codel(0.25, interval=1.0)
+    )
+    unsubscribe()
+    assert sorted(waits)[len(waits) // 2] <= 2 * 0.25
+    assert len(waits) >= 0.9 * 20 * 20
+    assert len(waits) + len(refused) == 1200
+    shown = channel.snapshot()
+    drops = when_full.startswith("drop")
+    assert (shown["dropped"], shown["rejected"]) == (
+        (len(refused), 0) if drops else (0, len(refused))
+    )
+    assert len(dropped) == (len(refused) if drops else 0)
+    assert reasons == ([] if drops else ["shed_by_queue_time"] * len(refused))
+
+
+def test_what_waited_for_too_long_in_a_channel_is_dropped() -> None:
+    """By adaptive LIFO the timeouts hold; the order of a channel stays as it is."""
+    dropped: list[float] = []
+    shed = adaptive_lifo(0.25, patience=1.0)
+    channel, waits, refused = _overloaded(on_drop=dropped.append, shed=shed)
+    assert max(waits[60:]) <= 1.0
+    assert not refused
+    assert channel.snapshot()["dropped"] == len(dropped) > 600
+    assert len(waits) + len(dropped) == 1200
+    assert "shed=adaptive_lifo(0.25" in repr(channel)
+
+
+def test_a_channel_that_keeps_up_refuses_nothing() -> None:
+    """A burst that is taken within an interval is taken whole."""
+    with virtual_time() as clock:
+        channel: Channel[int] = Channel(100, shed=codel(0.05, interval=1.0))
+        for _ in range(5):
+            assert all(channel.put(number) for number in range(50))
+            for number in range(50):
+                clock.advance(0.01)
+                assert channel.get() == number
+            clock.advance(2.0)
+        assert channel.snapshot()["dropped"] == channel.snapshot()["rejected"] == 0

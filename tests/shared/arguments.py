@@ -190,6 +190,12 @@ SHARED: list[tuple[Any, ...]] = [
     ("Worker(concurrency)", lambda x: _worker(concurrency=x), _COUNTS, "write"),
     ("Worker(lease)", lambda x: _worker(lease=x), _POSITIVE, "seconds|write"),
     (
+        "Worker(shed)",
+        lambda x: _worker(shed=x),
+        [(5, TypeError), ("codel", TypeError), (int, TypeError)],
+        "write codel",
+    ),
+    (
         "Worker(backoff)",
         lambda x: _worker(backoff=x),
         [("x", TypeError), (nan, ValueError)],

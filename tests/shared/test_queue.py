@@ -21,14 +21,17 @@ from seawall import (
     Criticality,
     Guard,
     RateLimit,
+    Shed,
     TimedOut,
+    adaptive_lifo,
+    by_queue,
     criticality,
     deadline,
     subscribe,
 )
 from seawall.clock import SYSTEM
 from seawall.errors import JobFailed, JobLost, QueueFull, Rejected, StoreUnavailable, UnknownJob
-from seawall.jobs import JobQueue, LocalQueue, _steps
+from seawall.jobs import Claim, JobQueue, LocalQueue, Worker, _steps
 from seawall.jobs._bells import Bells
 from seawall.jobs._codec import MOST_BYTES, decode, encode
 from seawall.jobs._driven import Ask
@@ -38,8 +41,8 @@ from seawall.shared import queue as module
 from seawall.shared._store import RedisStore
 from seawall.shared.queue import PARTS, PriorityQueue
 from seawall.testing import run_virtual
-from tests.shared.support import FrozenClock, Server, keys_without_expiry, mutate
-from tests.support import let_pass
+from tests.shared.support import FrozenClock, Server, eventually, keys_without_expiry, mutate
+from tests.support import let_pass, new_guard
 
 SECOND = 1_000_000
 Make = Callable[..., JobQueue]
@@ -84,6 +87,39 @@ def test_a_job_goes_through_the_queue(make: Make) -> None:
     with pytest.raises(JobLost, match="the job is done") as lost:
         queue.heartbeat(claim)
     assert (lost.value.job, lost.value.state, lost.value.reason) == (id_, "done", "job_lost")
+
+
+def test_pushes_can_be_refused_by_how_many_jobs_wait(make: Make) -> None:
+    """`by_queue(of=queue)` reads it without waiting; of a store, what that said lately."""
+    queue = make()
+    pushes = new_guard(Shed(by_queue(3, of=queue)))
+    assert pushes.attempt(queue.push, 0).ok
+    queue.push_many([1, 2])
+    eventually(lambda: queue.waiting == 3)
+    assert pushes.attempt(queue.push, 3).reason == "shed_by_queue"
+    queue.claim()
+    eventually(lambda: pushes.attempt(queue.push, 3).ok)
+
+
+def test_a_worker_begins_no_job_that_waited_for_too_long(make: Make) -> None:
+    """By the rule it was given; such jobs are dead letters, and can be requeued."""
+
+    async def main() -> None:
+        queue = make()
+        await queue.apush_many(range(3))
+
+        async def handler(claim: Claim) -> None:
+            raise AssertionError(claim)
+
+        worker = Worker(queue, handler, shed=adaptive_lifo(1e-6, patience=1e-6, scale=0))
+        task = asyncio.create_task(worker.run())
+        while worker.snapshot()["shed"] < 3:
+            await let_pass(0.01)
+        worker.stop()
+        await task
+        assert len(await queue.adead()) == 3
+
+    asyncio.run(main())
 
 
 def test_the_async_twin_does_the_same(make: Make) -> None:

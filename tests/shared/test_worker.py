@@ -10,14 +10,27 @@ from typing import Any
 
 import pytest
 
-from seawall import Breaker, Bulkhead, RateLimit, Retry, Timeout, VirtualClock, current_deadline
+from seawall import (
+    Breaker,
+    Bulkhead,
+    RateLimit,
+    Retry,
+    Shed,
+    Timeout,
+    VirtualClock,
+    adaptive_lifo,
+    by_queue,
+    codel,
+    current_deadline,
+)
 from seawall.clock import SYSTEM
 from seawall.errors import Rejected, StoreUnavailable
 from seawall.jobs import Claim, LocalQueue, Worker
 from seawall.jobs._driven import Ask
+from seawall.models.codel import QueueShed
 from seawall.shared._store import RedisStore
 from seawall.shared.queue import PriorityQueue
-from seawall.testing import no_leaked_permits, run_virtual
+from seawall.testing import no_leaked_permits, run_virtual, virtual_time
 from tests.shared.support import Server
 from tests.support import let_pass, new_guard
 
@@ -90,10 +103,90 @@ def test_jobs_are_done_in_order_and_their_results_kept() -> None:
             "refused": 0,
             "lost": 0,
             "returned": 0,
+            "shed": 0,
         }
 
     run_virtual(main())
     assert peak == 3
+
+
+def _waits_of_an_overload(shed: QueueShed | None) -> tuple[list[float], LocalQueue, Worker]:
+    """Let two workers at once, of 0.1 s a job, be asked for three times as much for 20 s."""
+    waits: list[float] = []
+
+    async def handler(claim: Claim) -> None:
+        waits.append(claim.waited)
+        await let_pass(0.1)
+
+    async def main() -> tuple[list[float], LocalQueue, Worker]:
+        queue = LocalQueue(max_dead=1000)
+        worker = Worker(queue, handler, concurrency=2, shed=shed)
+        task = asyncio.create_task(worker.run())
+        for _ in range(1200):
+            await queue.apush(None, priority=0)
+            await let_pass(1 / 60)
+        worker.stop(0.0)
+        await task
+        return waits, queue, worker
+
+    return run_virtual(main())
+
+
+def test_controlled_delay_of_a_worker_keeps_the_queue_at_its_target() -> None:
+    """Jobs that waited for longer than the target are not begun; nobody loses work that is."""
+    waits, queue, worker = _waits_of_an_overload(codel(0.25, interval=1.0, scale=0))
+    assert sorted(waits)[len(waits) // 2] <= 2 * 0.25
+    assert len(waits) >= 0.9 * 20 * 20
+    shed = worker.snapshot()["shed"]
+    assert shed == queue.snapshot()["dead"] > 0.5 * 1200
+    assert all("in a queue that does not drain" in letter.reason for letter in queue.dead())
+
+
+def test_without_it_jobs_wait_ever_longer() -> None:
+    """The same worker, and nothing shed."""
+    waits, queue, _ = _waits_of_an_overload(None)
+    assert sorted(waits)[len(waits) // 2] > 5.0
+    assert queue.snapshot()["dead"] == 0
+
+
+def test_by_adaptive_lifo_a_worker_begins_nothing_that_waited_for_too_long() -> None:
+    """In a queue that stands; the order stays that of the queue."""
+    waits, _, worker = _waits_of_an_overload(adaptive_lifo(0.25, patience=1.0, scale=0))
+    assert max(waits[60:]) <= 0.26
+    assert worker.snapshot()["shed"] > 0
+
+
+def test_a_job_that_was_delayed_or_tried_before_is_not_shed() -> None:
+    """It counts how long a job could have been claimed, and its first attempt only."""
+
+    async def main() -> None:
+        queue = LocalQueue()
+        seen: list[tuple[Any, float]] = []
+
+        async def handler(claim: Claim) -> None:
+            seen.append((claim.payload, claim.waited))
+            if claim.attempt == 1:
+                raise ValueError("not yet")
+
+        await queue.apush("a", delay=5.0)
+        always = adaptive_lifo(0.01, patience=0.01, scale=0)
+        worker = Worker(queue, handler, backoff=[3.0], shed=always)
+        await working(worker, lambda: queue.snapshot()["done"] == 1)
+        assert [payload for payload, _ in seen] == ["a", "a"]
+        assert seen[0][1] < 1.0
+        assert worker.snapshot()["shed"] == 0
+
+    run_virtual(main())
+
+
+def test_a_local_queue_can_be_measured_by_a_rule() -> None:
+    """`by_queue(of=queue)`: pushes are refused while so many jobs wait."""
+    with virtual_time():
+        queue = LocalQueue()
+        pushes = new_guard(Shed(by_queue(2, of=queue)))
+        assert [pushes.attempt(queue.push, n).ok for n in range(4)] == [True, True, False, False]
+        queue.claim()
+        assert pushes.attempt(queue.push, 5).ok
 
 
 def test_a_plain_handler_runs_in_threads() -> None:

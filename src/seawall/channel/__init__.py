@@ -14,8 +14,9 @@ from seawall import _checks as check
 from seawall import registry
 from seawall.channel._waiters import Drainer, Getter, Putter
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.errors import ChannelClosed, ChannelFull, Rejected, TimedOut
+from seawall.errors import ChannelClosed, ChannelFull, Overloaded, Rejected, TimedOut
 from seawall.models.channel import Buffer, check_capacity, take
+from seawall.models.codel import QueueShed, check_queue_shed
 from seawall.runtime.events import CallRejected, SettingsChanged, emit
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import Wait
@@ -37,6 +38,7 @@ class Channel(Generic[T]):
         when_full: WhenFull = "block",
         demand: bool = False,
         on_drop: Callable[[T], object] | None = None,
+        shed: QueueShed | None = None,
         name: str = "channel",
         clock: Clock | None = None,
     ) -> None:
@@ -45,6 +47,11 @@ class Channel(Generic[T]):
         "block": its producer waits. "drop_newest": it is dropped. "drop_oldest": the oldest inside
         is dropped for it. "reject": `ChannelFull`. With `demand`, there is room only for what
         consumers asked for by `request(n)`. `on_drop(item)` is told of each dropped item.
+
+        `shed` says when items have waited for too long: `codel()` or `adaptive_lifo()`, with times
+        as given, since a channel does not know what consumers take for an item. A newcomer is then
+        refused with `Overloaded`, or dropped where `when_full` says so of any; what has waited past
+        its use is dropped. The order stays as it is.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"Channel(name={name!r}): write a name, such as 'orders'")
@@ -57,13 +64,17 @@ class Channel(Generic[T]):
         self._now = self._clock.now
         self._dropped = self._rejected = 0
         self._mutex = Mutex()
-        self._buffer: Buffer[T] = Buffer(capacity, demanding=demand, lock_free=LOCK_FREE)
+        self.shed = check_queue_shed(shed)
+        self._discipline = None if shed is None else shed.start(_instant)
+        lock_free = LOCK_FREE and shed is None
+        self._buffer: Buffer[T] = Buffer(capacity, demanding=demand, lock_free=lock_free)
         survives_fork(self)
         registry.enter(self, "channel", name)
 
     def __repr__(self) -> str:
-        demand = ", demand=True" if self._buffer.demanding else ""
-        return f"Channel({self.capacity}, when_full={self.when_full!r}{demand}, name={self.name!r})"
+        extra = ", demand=True" if self._buffer.demanding else ""
+        extra += "" if self.shed is None else f", shed={self.shed!r}"
+        return f"Channel({self.capacity}, when_full={self.when_full!r}{extra}, name={self.name!r})"
 
     # What producers do
 
@@ -228,22 +239,34 @@ class Channel(Generic[T]):
             buffer.serve()  # who waits comes first
             if buffer.closed:
                 raise self._closed_error()
-            if take(buffer.room):
+            shed = self._refuses()
+            if not shed and take(buffer.room):
                 buffer.add(item, self._now())
                 return True
             policy = self.when_full
-            refuses = policy == "reject" or (policy == "block" and timeout == 0)
+            refuses = policy == "reject" or (policy == "block" and (shed or timeout == 0))
             if policy == "block" and not refuses:
                 raise Wait(Putter(self, buffer.putters, timeout, item))
-            newest = policy == "drop_newest" or not buffer.items
+            newest = shed or policy == "drop_newest" or not buffer.items
             if not refuses:
                 dropped = item if newest else buffer.exchange(item, self._now())
                 self._dropped += 1
         # What others are told of, they are told without the lock.
         if refuses:
-            raise self._refused(self._full_error())
+            raise self._refused(self._shed_error() if shed else self._full_error())
         self._tell_dropped(dropped)
         return not newest
+
+    def _refuses(self) -> bool:
+        """Tell whether a newcomer would wait for too long."""
+        discipline, ready = self._discipline, self._buffer.ready
+        if discipline is None:
+            return False
+        now = self._now()
+        if ready:
+            return discipline.refuses(len(ready), max(0.0, now - ready[0]), now)
+        discipline.emptied(now)
+        return False
 
     def _take(self, timeout: float | None) -> T:
         """Take at once, refuse, or raise `Wait`."""
@@ -268,13 +291,31 @@ class Channel(Generic[T]):
         with self._mutex:
             buffer = self._buffer
             buffer.serve()
-            if take(buffer.ready):
-                return buffer.remove()
-            if buffer.over:
-                raise self._closed_error()
-            if timeout == 0:
-                raise TimedOut(f"channel {self.name!r} is empty", guard=self.name, seconds=0.0)
-            raise Wait(Getter(self, buffer.getters, timeout))
+            stale = self._take_stale()
+            if not take(buffer.ready):
+                if buffer.over:
+                    raise self._closed_error()
+                if timeout == 0:
+                    raise TimedOut(f"channel {self.name!r} is empty", guard=self.name, seconds=0.0)
+                raise Wait(Getter(self, buffer.getters, timeout))
+            if self._discipline is not None:
+                self._discipline.serves(self._now())
+            item = buffer.remove()
+        for dropped in stale:
+            self._tell_dropped(dropped)
+        return item
+
+    def _take_stale(self) -> list[T]:
+        """Take out what has waited past its use; never the last one."""
+        discipline, buffer = self._discipline, self._buffer
+        stale: list[T] = []
+        if discipline is not None:
+            now = self._now()
+            while len(buffer.ready) > 1 and discipline.sheds(max(0.0, now - buffer.ready[0]), now):
+                take(buffer.ready)
+                stale.append(buffer.remove())
+            self._dropped += len(stale)
+        return stale
 
     def _closing(self, timeout: float | None) -> Drainer:
         waiter = Drainer(self, self._buffer.drainers, timeout)
@@ -298,6 +339,11 @@ class Channel(Generic[T]):
         state = "nothing more is requested" if unasked else f"all {self.capacity} places are taken"
         return ChannelFull(f"channel {self.name!r}: {state}{why}")
 
+    def _shed_error(self) -> Overloaded:
+        error = Overloaded(f"channel {self.name!r}: shed from a queue that does not drain")
+        error.reason = "shed_by_queue_time"
+        return error
+
     def _refused(self, error: Rejected) -> Rejected:
         """Count a refusal, tell of it, and return its error; not under the lock."""
         with self._mutex:
@@ -311,7 +357,13 @@ class Channel(Generic[T]):
         """Be usable in a child process: what was inside belongs to the parent's consumers."""
         old = self._buffer
         self._mutex = Mutex()
-        self._buffer = Buffer(old.capacity, demanding=old.demanding, lock_free=LOCK_FREE)
+        self._buffer = Buffer(old.capacity, demanding=old.demanding, lock_free=old.lock_free)
+        self._discipline = None if self.shed is None else self.shed.start(_instant)
         self._buffer.closed, self._buffer.attention = old.closed, True
         self._buffer.serve()
         self._dropped = self._rejected = 0
+
+
+def _instant(_now: float) -> float:
+    """Return what an item takes, of which a channel knows nothing."""
+    return 0.0

@@ -65,6 +65,10 @@ class Doing:
 
         if run.settling:
             return await self._give_back(run)
+        if run.shed:
+            run.settling = True
+            reason = f"shed: it waited for {run.claim.waited:.3g} s in a queue that does not drain"
+            return await self._tell(run, "shed", self.queue.anack, reason=reason, retry=False)
         try:
             with deadline(run.claim.time_left, clock=self._clock):
                 result = await self._call(run)

@@ -55,6 +55,11 @@ class LocalQueue(JobQueue):
         survives_fork(self)
         registry.enter(self, "queue", self.name)
 
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait now."""
+        return self._queue.waiting
+
     def __repr__(self) -> str:
         return f"LocalQueue({self.name!r})"
 

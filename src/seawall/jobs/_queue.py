@@ -167,6 +167,11 @@ class JobQueue(QueueSteps):
 
     # For those who look after it
 
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait; read without asking anybody, as rules of `Shed` do."""
+        raise NotImplementedError
+
     def dead(self, limit: int = 100) -> list[DeadLetter]:
         """Return the jobs that were given up, the oldest first, at most `limit`.
 

@@ -20,6 +20,7 @@ class Claim:
         "priority",
         "time_left",
         "until",
+        "waited",
     )
 
     def __init__(self, granted: Granted, payload: Any, lease: float, until: float) -> None:
@@ -33,6 +34,8 @@ class Claim:
         """Higher for each claim of the same job."""
         self.age = granted.age / 1e6
         """Seconds since it was pushed, when it was claimed."""
+        self.waited = granted.waited / 1e6
+        """Seconds since it could be claimed first, when it was claimed."""
         self.time_left = granted.left / 1e6
         """Seconds until its deadline, when it was claimed."""
         self.lease = lease

@@ -20,6 +20,8 @@ class Run:
         self.wanted: Literal["nothing", "to stop", "to return"] = (
             "nothing" if wanted else "to return"
         )
+        self.shed = False
+        """Whether the job waited for too long to be begun."""
         self.begun = False
         """Whether the handler was called: from then on it was an attempt."""
         self.returned = False

@@ -9,7 +9,7 @@ while the store is away it goes on trying, and no job is lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +24,9 @@ from seawall.jobs._queue import JobQueue
 from seawall.jobs._records import Claim
 from seawall.jobs._runs import Run
 from seawall.models.backoff import Backoff, as_backoff, full_jitter
+from seawall.models.codel import QueueShed, check_queue_shed
 from seawall.runtime.functions import kind_of
+from seawall.runtime.recent import ResponseTimes
 from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
     from seawall.guard import Guard
 
+TIMES_WINDOW: Final = 60.0
+"""Seconds of jobs by which a queue is measured, at least."""
 CLAIM_WAIT: Final = 5.0
 """Seconds that one claim waits for a job; then it is asked again."""
 TELLING: Final = 2.0
@@ -53,6 +57,7 @@ class Worker(Doing):
         guard: Guard | None = None,
         concurrency: int = 10,
         lease: float = 30.0,
+        shed: QueueShed | None = None,
         backoff: Backoff | float | Iterable[float] | Callable[[int], float] | None = None,
         rng: Random | None = None,
     ) -> None:
@@ -61,6 +66,10 @@ class Worker(Doing):
         What the handler returns is the job's result. If it raises, the job is tried again after a
         pause of `backoff`: full jitter from 1 s up to 5 minutes, unless given. A job is claimed for
         `lease` seconds, and the claim prolonged while it runs.
+
+        `shed` says when the queue has stood for too long: `codel()` or `adaptive_lifo()`. Then jobs
+        that have waited for too long are not begun: they become dead letters. The order stays that
+        of the queue, and a job that was tried before is not shed.
         """
         if not isinstance(queue, JobQueue):
             raise TypeError(f"Worker({queue!r}, ...): pass a PriorityQueue or a LocalQueue")
@@ -70,6 +79,9 @@ class Worker(Doing):
         if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
             raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
         self.queue = queue
+        self.shed = check_queue_shed(shed)
+        self._times = ResponseTimes(TIMES_WINDOW)
+        self._discipline = None if shed is None else shed.start(self._times.quantile(0.5))
         self.concurrency = check.count("concurrency", concurrency, maximum=500)
         self.lease = check.seconds("lease", lease)
         if self.lease > queue.keep:
@@ -93,7 +105,7 @@ class Worker(Doing):
         self._stopped = False
         self._end_at = inf
         self._resume_at = -inf
-        self._counts = dict.fromkeys(("done", "failed", "refused", "lost", "returned"), 0)
+        self._counts = dict.fromkeys(("done", "failed", "refused", "lost", "returned", "shed"), 0)
         registry.enter(self, "worker", queue.name)
 
     def __repr__(self) -> str:
@@ -184,8 +196,21 @@ class Worker(Doing):
                 await self._nap(next(delays))
                 continue
             delays = OUTAGE.delays(self._rng.random)
-            for claim in claims:
-                self._begin(Run(claim, wanted=not self._stopped))
+            for claim in self._judged(claims):
+                self._begin(claim)
+
+    def _judged(self, claims: list[Claim]) -> Iterator[Run]:
+        """Mark the jobs that have waited for too long, by the rule of `shed`."""
+        discipline, now = self._discipline, self._clock.now()
+        if discipline is not None and not claims:
+            discipline.emptied(now)
+        for claim in claims:
+            run = Run(claim, wanted=not self._stopped)
+            if discipline is not None:
+                run.shed = claim.attempt == 1 and discipline.sheds(claim.waited, now)
+                if not run.shed:
+                    discipline.serves(now)
+            yield run
 
     async def _claim(self, free: int) -> list[Claim]:
         queue = self.queue
@@ -267,9 +292,11 @@ class Worker(Doing):
         run.task = asyncio.create_task(self._work(run))
 
     async def _work(self, run: Run) -> None:
-        outcome = "lost"
+        outcome, began = "lost", self._clock.now()
         try:
             outcome = await self._outcome(run)
+            if outcome == "done":
+                self._times.add(self._clock.now() - began)
         except Exception:
             logging.getLogger("seawall").exception("queue %r: %r", self.queue.name, run.claim)
         finally:

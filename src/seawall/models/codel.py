@@ -79,6 +79,16 @@ class QueueShed(Protocol):
         """Return a fresh state for one queue."""
 
 
+def check_queue_shed(shed: QueueShed | None) -> QueueShed | None:
+    """Return `shed` if a queue can shed by it, or raise."""
+    # The rules of Shed begin by `start` too, but decide for one call, not for a queue.
+    if shed is not None and (
+        isinstance(shed, type) or not hasattr(shed, "start") or hasattr(shed, "takes_arguments")
+    ):
+        raise TypeError(f"shed={shed!r}: write codel() or adaptive_lifo()")
+    return shed
+
+
 class _Spans:
     """A short and a long span of time, stretched to what calls take."""
 

@@ -240,6 +240,11 @@ class Queue:
         self._forget(job)
         return True, "dropped"
 
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait."""
+        return sum(self._waiting)
+
     def counts(self, now: int) -> Counts:
         """Return how many there are."""
         oldest = self._since.first()
@@ -292,7 +297,10 @@ class Queue:
         job.at = now + lease
         self._leases.set(job.id, job.at)
         age, left = max(0, now - job.pushed), job.deadline - now
-        return Granted(job.id, job.fence, job.attempts, job.priority, age, left, job.payload)
+        waited = max(0, now - job.score - job.priority * self.rules.head_start)
+        return Granted(
+            job.id, job.fence, job.attempts, job.priority, age, waited, left, job.payload
+        )
 
     def _claimed_by(self, now: int, token: str) -> list[Job]:
         """Return what is still claimed by that token, and not heard of."""

@@ -69,6 +69,8 @@ class Granted(NamedTuple):
     priority: int
     age: int
     """Since it was pushed."""
+    waited: int
+    """Since it could be claimed first."""
     left: int
     """Until its deadline."""
     payload: bytes

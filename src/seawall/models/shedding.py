@@ -245,7 +245,7 @@ class ByQueue(Rule):
 def _length_of(of: Any) -> Callable[[], float]:
     """Return what reads how many wait there."""
     for part, attribute in (
-        (of, "waiting"),  # a bulkhead, a limit
+        (of, "waiting"),  # a bulkhead, a limit, a queue of jobs
         (getattr(of, "slots", None), "waiting"),  # a pool
         (getattr(of, "pool", None), "queued"),  # an executor, a thread bulkhead
         (of, "depth"),  # a channel
@@ -255,7 +255,7 @@ def _length_of(of: Any) -> Callable[[], float]:
     # A policy and a guard can be called too: they are decorators.
     if not callable(of) or hasattr(of, "bind") or hasattr(of, "policies"):
         raise TypeError(
-            f"of={of!r}: pass what has a queue (a Bulkhead, Pool, Channel, executor...), or a"
+            f"of={of!r}: pass what has a queue (a Bulkhead, Pool, Channel, LocalQueue...), or a"
             " function that returns a length"
         )
     read: Callable[[], float] = check.plain_function("of", of)
@@ -349,9 +349,10 @@ def by_cost(
 
 
 def by_queue(length: int, *, of: Any) -> ShedRule:
-    """Shed while `length` or more wait: in the queue of a bulkhead, pool, executor or channel.
+    """Shed while `length` or more wait: in a bulkhead, pool, executor, channel or queue of jobs.
 
-    Or as many as `of()` returns.
+    Or as many as `of()` returns. How many wait in a `PriorityQueue` is what its store said within
+    the last second.
     """
     return ByQueue(length, of)
 

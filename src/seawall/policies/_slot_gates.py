@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from seawall import _checks as check
 from seawall.errors import DeadlineExceeded, Overloaded, Rejected
-from seawall.models.codel import QueueShed
+from seawall.models.codel import QueueShed, check_queue_shed
 from seawall.models.pressure import crowding
 from seawall.models.waiting import ORDERS, Order
 from seawall.runtime.call import patience
@@ -170,11 +170,6 @@ class SlotGate(GateBound):
 
 
 def _check_shed(shed: QueueShed | None, max_wait: float) -> QueueShed | None:
-    if shed is None:
-        return None
-    # The rules of Shed begin by `start` too, but decide for one call, not for a queue.
-    if isinstance(shed, type) or not hasattr(shed, "start") or hasattr(shed, "takes_arguments"):
-        raise TypeError(f"shed={shed!r}: write codel() or adaptive_lifo()")
-    if not max_wait:
+    if check_queue_shed(shed) is not None and not max_wait:
         raise ValueError(f"shed={shed!r}: only who waits can be shed; write max_wait=... too")
     return shed

@@ -10,6 +10,7 @@ Time is the store's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Final
 from weakref import finalize, ref
 
@@ -51,6 +52,8 @@ _ANSWERS: Final = frozenset(
 _MOST: Final = 2**53
 """A number beyond this is none that the script has made."""
 _DIGITS: Final = 17
+LOOK_AGAIN: Final = 1.0
+"""Seconds for which it is good enough to know how many jobs waited."""
 
 
 class PriorityQueue(JobQueue):
@@ -100,6 +103,8 @@ class PriorityQueue(JobQueue):
         self._releases = releases_of(store)
         self._mutex = Mutex()
         self._announced = False
+        self._last_waiting = 0
+        self._look_again = -inf
         registry.enter(self, "queue", self.name, ask="asnapshot", local=False)
         self._heard: set[str] = set()
         survives_fork(self)
@@ -119,6 +124,30 @@ class PriorityQueue(JobQueue):
 
     def _undo(self, ask: Ask, lease: int) -> None:
         self._releases.add(self._calls, ask, lease)
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait, as the store last said; it is asked again once a second.
+
+        The first to look starts that: 0 until there is an answer.
+        """
+        now = self.clock.now()
+        if now >= self._look_again:
+            self._look_again = now + LOOK_AGAIN
+            self._ask_for_counts()
+        return self._last_waiting
+
+    def _ask_for_counts(self) -> None:
+        asking = self._answering("sync", Ask("counts", ()))
+
+        def take() -> bool:
+            try:
+                self._last_waiting = sum(asking.claim().waiting)
+            except StoreUnavailable:
+                self._last_waiting = 0  # nobody is refused for a queue that cannot be seen
+            return True
+
+        asking.publish(take)
 
     @property
     def _up(self) -> bool:
@@ -224,10 +253,11 @@ def _read_claim(reply: list[bytes]) -> tuple[list[Granted], int]:
             _int(attempt),
             _int(level),
             _int(age),
+            _int(waited),
             _int(left),
             _bytes(payload),
         )
-        for id_, fence, attempt, level, age, left, payload in _rows(reply[1:], 7)
+        for id_, fence, attempt, level, age, waited, left, payload in _rows(reply[1:], 8)
     ]
     return granted, _int(reply[0])
 

@@ -220,13 +220,15 @@ local function mine(id, fence)
   return nil, { '0', job.state }
 end
 
--- A claim's id, fence, attempt, priority, age, left, payload, appended to a reply.
+-- A claim's id, fence, attempt, priority, age, waited, left, payload, appended to a reply.
 local function grant(job, lease, reply)
   job.at = now + lease
   changed[job.id] = true
   redis.call('ZADD', LEASES, text(job.at), job.id)
+  local since = job.score + job.priority * rules.head_start
   for _, value in ipairs({ job.id, text(job.fence), text(job.attempts), text(job.priority),
-                           text(math.max(0, now - job.pushed)), text(job.deadline - now),
+                           text(math.max(0, now - job.pushed)), text(math.max(0, now - since)),
+                           text(job.deadline - now),
                            redis.call('HGET', PAYLOADS, job.id) or '' }) do
     reply[#reply + 1] = value
   end
