@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextvars import copy_context
 from random import Random
 from typing import Any
 
@@ -36,11 +37,13 @@ class Server:
         self._drops_expired = drops_expired
         self._guard = Guard("server", Bulkhead(1, max_wait=float("inf"), max_waiting=10**6))
         self._running: set[asyncio.Task[None]] = set()
+        self._context = copy_context()
         self.served = 0
 
     async def handle(self) -> None:
         """Be asked over a network: what has been sent is worked on, also if the client is gone."""
-        task = asyncio.ensure_future(self._serve())
+        # A server knows nothing of its client's context, such as the deadline of its timeout.
+        task = asyncio.get_running_loop().create_task(self._serve(), context=self._context.copy())
         self._running.add(task)
         task.add_done_callback(self._over)
         await asyncio.shield(task)
