@@ -113,6 +113,7 @@ BY_HAND: dict[str, Callable[[Any], Any]] = {
 }
 
 AWAITED = {
+    "Breaker(probe)",
     "Fallback(levels)",
     "Guard.standard(fallback)",
     "Hedge(dispose)",
