@@ -107,7 +107,8 @@ else:
 
     _FIND_TASK = (
         "try:",
-        "    {task} = {tasks}[{lane}.loop] if {lane}.loop._thread_id == {get_ident}() else None",
+        "    {loop} = {lane}.loop",
+        "    {task} = {tasks}[{loop}] if {loop}._thread_id == {get_ident}() else None",
         "except KeyError_:",
         "    {task} = None",
     )
@@ -147,7 +148,7 @@ class AsyncTimeout(Flow):
                 "if {task} is not None and {lane}.pending.setdefault({task}, {at}) is {at}:",
                 "    {ticket} = [{at}, {clock}, held_, {task}, {task}.cancelling(), {lane}]",
                 "    {set}({ticket})",
-                "if {ticket} is ABSENT_:",
+                "else:",
                 "    {task} = None",
                 "    {ticket} = {enter}(now_)",
                 "held_ = {ticket}",
