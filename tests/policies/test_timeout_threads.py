@@ -224,8 +224,9 @@ def test_cooperative_refuses_a_guard_inside_when_time_is_over() -> None:
             clock.sleep(1.0)
             inner.call(began.append, 1)
 
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(TimedOut) as caught:  # the call outside has begun
             outer.call(function)
+        assert isinstance(caught.value.__cause__, DeadlineExceeded)
         assert not began
 
 
