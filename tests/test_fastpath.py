@@ -236,8 +236,8 @@ class SyncTwin:
         stack = contextlib.ExitStack()
         for policy in self.guard.policies:
             if how == "taken" and isinstance(policy, (Bulkhead, AdaptiveLimit)):
-                while policy.slots.take():
-                    stack.callback(policy.slots.give_back)
+                while (slot := policy.slots.take()) is not None:
+                    stack.callback(policy.slots.give_back, slot)
             elif how == "drained" and isinstance(policy, RateLimit) and policy.mode == "enforce":
                 with contextlib.suppress(RateLimited):
                     while True:
@@ -707,9 +707,10 @@ def test_a_refused_call_leaves_no_cycle():
                 guard.call(broken, witness)
             return weakref.ref(witness)
 
-        guard.policies[1].slots.take()
+        taken = guard.policies[1].slots.take()
         with no_collector():
             assert refused()() is None
+        assert taken
 
 
 REFUSALS: dict[str, Callable[[], Any]] = {
@@ -740,7 +741,8 @@ def test_no_refusal_leaves_a_cycle(gate: str, outside: str):
         if isinstance(policy, RateLimit):
             policy.reserve()
         elif not isinstance(policy, Shed):
-            policy.slots.take()
+            taken = policy.slots.take()
+            assert taken
         refused(guard)
         with no_collector():
             assert refused(guard)() is None

@@ -255,8 +255,11 @@ def test_the_fixture_fails_a_test_that_leaks(tmp_path):
                 with guard.hold():
                     pass
 
+            blocks = []
+
             def test_leaking(no_leaked_permits):
-                guard.hold().__enter__()
+                blocks.append(guard.hold())
+                blocks[0].__enter__()
         """)
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "seawall.pytest_plugin"]

@@ -367,8 +367,8 @@ def test_a_slot_is_held_until_the_work_really_stops() -> None:
 
         give_back = policy.slots.give_back
 
-        def told() -> None:
-            give_back()
+        def told(slot: Any) -> None:
+            give_back(slot)
             done.set()
 
         policy.slots.give_back = told  # type: ignore[method-assign]
@@ -596,6 +596,7 @@ def test_repr_and_snapshot() -> None:
         "baseline": None,
         "in_flight": 0,
         "waiting": 0,
+        "recovered": 0,
         "queue_wait": 0.0,
     }
 

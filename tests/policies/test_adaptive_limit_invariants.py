@@ -219,7 +219,7 @@ def _count_the_queue(waiter: SlotWaiter) -> Any:
 
 def _grow_only(slots: Slots, limit: int, _room: int | None) -> None:
     """Change the limit and forget to withdraw slots."""
-    slots.free.extend([None] * max(0, limit - slots.limit))
+    slots.free.extend(slots._new() for _ in range(limit - slots.limit))
     slots.limit = limit
     slots.serve()
 
@@ -304,9 +304,11 @@ def test_without_partitions_a_rush_takes_all(monkeypatch: pytest.MonkeyPatch) ->
 
 def _enter_first_come(gate: PartitionedGate, now: float, /) -> object:
     name = gate._partitions.name(None)
-    if gate._slots.take():
+    slot = gate._slots.take()
+    if slot is not None:
+        slot.began, slot.kind = now, name
         gate._partitions.take(name)
-        return now, name
+        return slot, name
     return gate._enter_full(now, name)
 
 

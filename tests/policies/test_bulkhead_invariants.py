@@ -218,7 +218,7 @@ def _grow_only(bulkhead: Bulkhead, changes: dict[str, Any]) -> None:
     with bulkhead.slots.mutex:
         more = changes.get("limit", bulkhead.limit) - bulkhead.limit
         bulkhead.slots.limit += more
-        bulkhead.slots.free.extend([None] * max(0, more))
+        bulkhead.slots.free.extend(bulkhead.slots._new() for _ in range(more))
         bulkhead.slots.serve()
 
 

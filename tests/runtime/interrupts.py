@@ -17,9 +17,13 @@ from types import FrameType
 from typing import Any
 
 import seawall
+from seawall import Guard, guards
 
 SOURCE = str(Path(seawall.__file__).parent)
 GENERATED = "seawall fast path"
+NAME = "interrupted"
+
+_numbers = count()
 
 _arm = map(interrupt_main, repeat(signal.SIGUSR1))
 """Each step makes the signal pending; taken by a `for`, which does not look for signals."""
@@ -64,16 +68,21 @@ class Interrupt:
         raise Interrupted
 
     def _trace(self, frame: FrameType, event: str, _arg: object) -> Callable[..., Any] | None:
-        if not frame.f_code.co_filename.startswith((SOURCE, GENERATED)):
+        if self._left <= 0 or not frame.f_code.co_filename.startswith((SOURCE, GENERATED)):
             return None
         frame.f_trace_lines = False
         frame.f_trace_opcodes = True
         if event == "opcode":
             self._left -= 1
             if self._left == 0:
-                sys.settrace(None)  # or the signal would take effect as this function is called
+                # Look at no more instructions: the signal would take effect as this is called.
+                running: FrameType | None = frame
+                while running is not None:
+                    del running.f_trace
+                    running = running.f_back
                 for _ in _arm:
                     break
+                return None
         return self._trace
 
 
@@ -91,3 +100,11 @@ def interrupts(scenario: Scenario) -> Iterator[tuple[str, Callable[[], Any]]]:
         if interrupt.place is not None and interrupt.place != last:
             yield interrupt.place, check
         last = interrupt.place
+        for guard in guards():
+            if guard.name.startswith(NAME):
+                guard.close()
+
+
+def interrupted_guard(*policies: Any, **options: Any) -> Guard:
+    """Make a guard for one scenario; it is closed after it."""
+    return Guard(f"{NAME} {next(_numbers)}", *policies, **options)

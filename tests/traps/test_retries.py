@@ -158,7 +158,8 @@ def test_retried_refusals_count_as_attempts(inner: str):
             policy,
         )
         if inner == "bulkhead":
-            policy.slots.free.clear()
+            taken = policy.slots.take()
+            assert taken
         else:
             policy.pool._shared.taken = 1
         unsubscribe = subscribe(stop, CallRetried)

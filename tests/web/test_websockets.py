@@ -108,8 +108,7 @@ def test_a_refused_websocket_is_told_as_well_as_the_server_can(parts: dict[str, 
     async def main() -> None:
         edge = Edge(open_for(60.0), name="refusing", **parts)
         holding: Any = [bound for bound in edge.guard.bounds if hasattr(bound.policy, "slots")]
-        for bound in holding:
-            bound.enter(0.0)
+        taken = [bound.enter(0.0) for bound in holding]
         told = await connect(edge, extensions={"websocket.http.response": {}})
         assert [message["type"] for message in told] == [
             "websocket.http.response.start",
@@ -118,8 +117,8 @@ def test_a_refused_websocket_is_told_as_well_as_the_server_can(parts: dict[str, 
         assert told[0]["status"] == 503
         assert json.loads(told[1]["body"])["status"] == 503
         assert await connect(edge) == [{"type": "websocket.close", "code": 1013}]
-        for bound in holding:
-            bound.leave(None, None, None, 0.0)
+        for bound, ticket in zip(holding, taken, strict=True):
+            bound.leave(ticket, None, None, 0.0)
         assert not held_permits()
         edge.close()
 

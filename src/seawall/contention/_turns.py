@@ -136,17 +136,17 @@ class Serializer:
             "max_waiting": self.max_waiting,
         }
 
-    def _enter(self, key: Hashable, holder: object) -> _Lane:
-        """Open the key's lane, refuse, or raise `Wait`."""
+    def _enter(self, key: Hashable, holder: object, fresh: _Lane) -> None:
+        """Open the key's lane by `fresh`, refuse, or raise `Wait`."""
         if left() <= 0:
             raise self._too_late("before its turn came")
         with self._mutex:
             why = self._obstacle(key)
             lane = self._lanes.get(key)
             if why is None and lane is None:
-                lane = self._lanes[key] = _Lane()
-                lane.holder = holder
-                return lane
+                fresh.holder = holder
+                self._lanes[key] = fresh
+                return
         if why is not None:
             raise self._overloaded(why)
         turn = _Turn(self, key)
@@ -166,14 +166,18 @@ class Serializer:
         full = len(lane) >= self.max_waiting or not self.max_wait
         return f"the key is in use, and {len(lane)} wait for it" if full else None
 
-    def _leave(self, key: Hashable, lane: _Lane) -> None:
-        """Hand the key to who is next, or forget it. Under the lock."""
-        if self._lanes.get(key) is not lane:
+    def _leave(self, key: Hashable, lane: _Lane, hold: _Hold | None = None) -> None:
+        """Hand the key to who is next, or forget it; `hold` has it no more. Under the lock."""
+        # Nothing is called before a key that nobody waits for is free: no signal can come between.
+        if hold is not None:
+            hold._lane = None
+        if key not in self._lanes or self._lanes[key] is not lane:
             return  # a fork took the holder along: here nobody waits for it
-        while lane:
+        if lane:
             lane.holder = None
-            if lane.popitem(last=False)[0].grant():
-                return
+            while lane:
+                if lane.popitem(last=False)[0].grant():
+                    return
         del self._lanes[key]
 
     def _overloaded(self, why: str) -> Rejected:
@@ -213,45 +217,57 @@ class _Hold:
 
     __slots__ = ("_key", "_lane", "_serializer", "_used")
 
-    _lane: _Lane
-
     def __init__(self, serializer: Serializer, key: Hashable) -> None:
         self._serializer = serializer
         self._key = key
         self._used = False
+        self._lane: _Lane | None = None
+        """The lane of the key, until it is left."""
 
-    def _enter(self, holder: object) -> _Lane:
+    def _enter(self, holder: object) -> None:
         if self._used:
             raise RuntimeError("this hold(...) was used already: write hold(key) for each block")
         self._used = True
-        return self._serializer._enter(self._key, holder)
+        self._lane = fresh = _Lane()  # before it is the key's: a signal may end this at any moment
+        try:
+            self._serializer._enter(self._key, holder, fresh)
+        except Wait:
+            self._lane = None
+            raise
+
+    def _leave(self) -> None:
+        if self._lane is not None:
+            self._serializer._leave(self._key, self._lane, self)
+
+    def __del__(self) -> None:
+        if getattr(self, "_lane", None) is not None:  # a signal handler raised
+            self._serializer._mutex.do(self._leave)
 
     def __enter__(self) -> None:
         holder = get_ident()
         try:
-            self._lane = self._enter(holder)
+            self._enter(holder)
         except Wait as wait:
             waiter = wait.waiter
         else:
             return
-        self._lane = wait_sync(waiter, self._serializer._clock)
-        self._lane.holder = holder
+        self._lane = lane = wait_sync(waiter, self._serializer._clock)
+        lane.holder = holder
 
     def __exit__(self, *_exc: object) -> None:
-        serializer = self._serializer
         # The collector may close a coroutine, and so end this block, while the lock is held.
-        serializer._mutex.do(lambda: serializer._leave(self._key, self._lane))
+        self._serializer._mutex.do(self._leave)
 
     async def __aenter__(self) -> None:
         holder = _find_task()
         try:
-            self._lane = self._enter(holder)
+            self._enter(holder)
         except Wait as wait:
             waiter = wait.waiter
         else:
             return
-        self._lane = await wait_async(waiter, self._serializer._clock)
-        self._lane.holder = holder
+        self._lane = lane = await wait_async(waiter, self._serializer._clock)
+        lane.holder = holder
 
     async def __aexit__(self, *_exc: object) -> None:
         self.__exit__()

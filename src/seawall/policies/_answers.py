@@ -89,8 +89,9 @@ class Answers:
             flight = self._flights.get(key)
             if flight is not None:
                 return Follower(self, flight, host)
-            flight = self._flights[key] = Flight(entry)
-            return Lead(self, key, flight, host)
+            lead = Lead(self, key, Flight(entry), host)
+            self._flights[key] = lead.flight
+            return lead
 
     def land(self, key: Hashable, flight: Flight, entry: Entry | None) -> None:
         """End a flight; keep its entry if it has one."""
@@ -151,14 +152,20 @@ class Lead:
     After an error that a stale answer can replace it ends quietly, with that in `answer`.
     """
 
-    __slots__ = ("_answers", "_flight", "_host", "_key", "_token", "_trace", "answer")
+    __slots__ = ("_answers", "_host", "_key", "_token", "_trace", "answer", "flight")
 
     def __init__(self, answers: Answers, key: Hashable, flight: Flight, host: Host) -> None:
         self._answers = answers
         self._key = key
-        self._flight = flight
         self._host = host
         self.answer: Any = None
+        self.flight = flight
+
+    def __del__(self) -> None:
+        # A signal handler raised, perhaps before there was a flight: another has to fetch it.
+        flight = getattr(self, "flight", None)
+        if flight is not None and flight.wakers is not None:
+            self._answers.land(self._key, flight, None)
 
     def __enter__(self) -> None:
         self._trace = Trace(self._host.name)
@@ -166,7 +173,7 @@ class Lead:
 
     def keep(self, value: Any) -> Any:
         """Take the real answer in."""
-        self._flight.value = value
+        self.flight.value = value
         return value
 
     def __exit__(
@@ -177,7 +184,7 @@ class Lead:
     ) -> bool:
         reset(trace_var, self._token)
         self._tell_outside()
-        flight = self._flight
+        flight = self.flight
         now = self._host.clock.now()
         entry = None
         if error is None:

@@ -11,16 +11,13 @@ from seawall.models.partitions import Partitions
 from seawall.policies._slot_gates import SlotGate
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import FAILED, OK, Host, Inline, Outcome, Wait
-from seawall.runtime.slots import GRANTED, Refusal, SlotWaiter
+from seawall.runtime.slots import GRANTED, Refusal, Slot, SlotWaiter
 
 if TYPE_CHECKING:
     from seawall.policies.adaptive_limit import AdaptiveLimit
 
 _BEYOND: Final = None
 """The ticket of a call let in beyond the limit, where it is not enforced. It is no sample."""
-
-_GRANTED: Final = object()
-"""What a waiter claims with a slot, until its time begins."""
 
 
 class _Waiter(SlotWaiter):
@@ -29,13 +26,15 @@ class _Waiter(SlotWaiter):
     __slots__ = ()
 
     def claim(self) -> Any:
-        """Return the instant at which the call begins, if there is a slot for it."""
-        ticket = super().claim()
-        return self.clock.now() if ticket is _GRANTED else ticket
+        """Return the slot, if there is one for it: the call begins now."""
+        slot = super().claim()
+        if slot is not _BEYOND:
+            slot.began = self.clock.now()
+        return slot
 
 
 class Gate(SlotGate):
-    """The limit inside one guard. A ticket is the instant at which the call began."""
+    """The limit inside one guard. A ticket is the slot, which knows when its call began."""
 
     policy: AdaptiveLimit
     beyond = _BEYOND
@@ -56,8 +55,8 @@ class Gate(SlotGate):
                 },
                 enter=(
                     "try:",
-                    "    {free}.pop()",
-                    "    {ticket} = now_",
+                    "    {ticket} = {free}.pop()",
+                    "    {ticket}.began = now_",
                     "except IndexError_:",
                     "    pass",
                     "if {ticket} is ABSENT_:",
@@ -65,10 +64,11 @@ class Gate(SlotGate):
                 ),
                 leave=(
                     "if {ticket} is not None:",
-                    "    {free}.append(None)",
+                    "    {took} = end_ - {ticket}.began",
+                    "    {free}.append({ticket})",
                     "    if {slots}.attention:",
                     "        {slots}.attend()",
-                    "    {sample}(end_ - {ticket})",
+                    "    {sample}({took})",
                     "    if end_ >= {windows}.due:",
                     "        {look}(end_)",
                 ),
@@ -77,32 +77,32 @@ class Gate(SlotGate):
     def enter(self, now: float, /) -> object:
         """Take a free slot. While others wait there is none: it goes from hand to hand."""
         try:
-            self._free.pop()
+            slot = self._free.pop()
         except IndexError:
             pass
         else:
-            return now
+            slot.began = now
+            return slot
         return self._enter_busy(now)
 
     def leave(self, ticket: Any, outcome: Outcome, detail: object, now: float) -> None:
         """Give the slot back, and learn from what the call took."""
         if ticket is _BEYOND:
             return
-        self._slots.give_back()
+        began = ticket.began
+        self._slots.give_back(ticket)
         if outcome is OK and self.policy.is_drop is None:
             windows = self._windows
-            windows.samples.append(now - ticket)
+            windows.samples.append(now - began)
             if now >= windows.due:
                 self._look(now)
         else:
-            self._learn(ticket, outcome, detail, now)
+            self._learn(began, outcome, detail, now)
 
     def _enter_busy(self, now: float) -> object:
         policy = self.policy
         policy._crowded = True
         if policy.mode != "enforce" or not policy.max_wait:
-            if self._slots.take():
-                return now
             self.refuse(self.full("all are in use"))
             return _BEYOND
         raise Wait(self.queue(now))
@@ -110,7 +110,7 @@ class Gate(SlotGate):
     def waiter(self, now: float, max_wait: float, ticket: Any = None) -> SlotWaiter:
         """Return a waiter for a slot."""
         clock = self.host.clock
-        return _Waiter(self._slots, clock, now, max_wait, self.turned_away, _GRANTED)
+        return _Waiter(self._slots, clock, now, max_wait, self.turned_away)
 
     def _learn(self, began: float, outcome: Outcome, detail: Any, now: float) -> None:
         """Count the call as served or dropped; what failed or was cancelled tells nothing."""
@@ -171,20 +171,23 @@ class _PartitionWaiter(_Waiter):
 
     def grant(self) -> bool:
         """Receive a slot; False if nobody is there to use it."""
+        self.slot.kind = self.kind
         self.partitions.take(self.kind)
         if super().grant():
             return True
         self.partitions.give_back(self.kind)
+        self.slot.kind = None
         return False
 
     def claim(self) -> Any:
-        """Return the instant at which the call begins, and its class."""
-        began = super().claim()
-        return began if began is _BEYOND else (began, self.kind)
+        """Return the slot, and the class of the call."""
+        slot = super().claim()
+        return slot if slot is _BEYOND else (slot, self.kind)
 
     def _give_up(self) -> None:
         if self._state == GRANTED:
             self.partitions.give_back(self.kind)
+            self.slot.kind = None
         super()._give_up()
 
 
@@ -198,15 +201,18 @@ class PartitionedGate(Gate):
         self.takes_arguments = policy.partition is not None
         self.inline = None
         self._refused = dict.fromkeys(policy.partitions.in_flight, 0)
+        policy.slots.lost = partial(_count_out, policy.partitions)
 
     def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
         """Take a free slot that the call's class may have."""
         partition, places = self.policy.partition, self._partitions
         name = places.name(current_tier() if partition is None else partition(*args, **kwargs))
         with self._slots.mutex:
-            if places.admits(name) and self._slots.take():
+            if places.admits(name) and self._free:
+                slot = self._free.pop()  # nobody takes one without the lock
+                slot.began, slot.kind = now, name
                 places.take(name)
-                return now, name
+                return slot, name
             if places.total >= places.limit:
                 self.policy._crowded = True
         return self._enter_full(now, name)
@@ -214,13 +220,15 @@ class PartitionedGate(Gate):
     def leave(self, ticket: Any, outcome: Outcome, detail: object, now: float) -> None:
         """Give the slot back, and learn from what the call took."""
         if ticket is not _BEYOND:
-            began, name = ticket
-            self._slots.mutex.do(lambda: self._give_back(name))
+            slot, name = ticket
+            began = slot.began
+            self._slots.mutex.do(lambda: self._give_back(slot, name))
             self._learn(began, outcome, detail, now)
 
-    def _give_back(self, name: str) -> None:
+    def _give_back(self, slot: Slot, name: str) -> None:
         self._partitions.give_back(name)
-        self._slots.free.append(None)
+        slot.kind = None
+        self._slots.free.append(slot)
         if self._slots.attention:
             self._slots.serve()
 
@@ -230,12 +238,12 @@ class PartitionedGate(Gate):
             self._count(name)
             self.refuse(self.full(f"those for {name!r} are in use"))
             return _BEYOND
-        raise Wait(self.queue(now, (now, name)))
+        raise Wait(self.queue(now, (None, name)))
 
     def waiter(self, now: float, max_wait: float, ticket: Any = None) -> SlotWaiter:
         clock, (_, name) = self.host.clock, ticket
         turned_away = partial(self._turned_away_from, name)
-        waiter = _PartitionWaiter(self._slots, clock, now, max_wait, turned_away, _GRANTED, name)
+        waiter = _PartitionWaiter(self._slots, clock, now, max_wait, turned_away, name)
         waiter.partitions = self._partitions
         return waiter
 
@@ -258,3 +266,9 @@ class PartitionedGate(Gate):
             for name, in_flight in places.in_flight.items()
         }
         return {**super().snapshot(now), "partitions": classes}
+
+
+def _count_out(partitions: Partitions, name: str | None) -> None:
+    """Count a call out whose slot was lost. Under the lock."""
+    if name is not None:
+        partitions.give_back(name)

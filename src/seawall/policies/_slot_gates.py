@@ -165,6 +165,7 @@ class SlotGate(GateBound):
             "limit": self.policy.limit,
             "in_flight": self.policy.in_flight,
             "waiting": self.policy.waiting,
+            "recovered": self.policy.slots.recovered,
             "queue_wait": self.policy.queue_wait(now),
         }
 

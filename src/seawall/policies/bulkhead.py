@@ -18,7 +18,7 @@ from seawall.policies._slot_gates import SlotGate, SlotPolicy
 from seawall.runtime.layers import Host, Inline, Outcome, Wait
 from seawall.runtime.policy import Mode
 from seawall.runtime.recent import service_time
-from seawall.runtime.slots import SlotWaiter
+from seawall.runtime.slots import Slot, SlotWaiter
 
 _BEYOND = object()
 """The ticket of a call let in beyond the limit, where the bulkhead is not enforced."""
@@ -90,7 +90,7 @@ class _BulkheadGate(SlotGate):
         self._free = slots.free
         self._typical = service_time(host)
         self.inline = Inline(
-            names={"free": slots.free, "slots": slots},
+            names={"free": slots.free, "slots": slots, "beyond": _BEYOND},
             enter=(
                 "try:",
                 "    {ticket} = {free}.pop()",
@@ -100,8 +100,8 @@ class _BulkheadGate(SlotGate):
                 "    {ticket} = {enter}(now_)",
             ),
             leave=(
-                "if {ticket} is None:",
-                "    {free}.append(None)",
+                "if {ticket} is not {beyond}:",
+                "    {free}.append({ticket})",
                 "    if {slots}.attention:",
                 "        {slots}.attend()",
             ),
@@ -117,14 +117,12 @@ class _BulkheadGate(SlotGate):
 
     def leave(self, ticket: object, outcome: Outcome, detail: object, now: float) -> None:
         """Give the slot back, to whoever is next."""
-        if ticket is None:
-            self._slots.give_back()
+        if isinstance(ticket, Slot):
+            self._slots.give_back(ticket)
 
     def _enter_busy(self, now: float) -> object:
         policy = self.policy
         if policy.mode != "enforce" or not policy.max_wait:
-            if self._slots.take():
-                return None
             self.refuse(self.full("all are in use"))
             return _BEYOND
         raise Wait(self.queue(now))

@@ -26,7 +26,7 @@ from seawall.pools._resources import Stock
 from seawall.pools._steps import Request, drive_async, drive_sync
 from seawall.pools._upkeep import Upkeep
 from seawall.runtime.events import SettingsChanged, emit
-from seawall.runtime.slots import Slots
+from seawall.runtime.slots import AnonymousSlots
 
 if TYPE_CHECKING:
     from random import Random
@@ -148,7 +148,9 @@ class Pool(Generic[T]):
         self._can_degrade = degraded is not None
         self._check_exhaustion(settings, given=self._can_degrade)
         check.choice("order", order, ORDERS)
-        self.slots = Slots(settings.max_size, order=order, room=settings.max_waiting, owner=self)
+        self.slots = AnonymousSlots(
+            settings.max_size, order=order, room=settings.max_waiting, owner=self
+        )
         closes = _optional("close", close)
         self._stock = Stock(name, self.slots, closes, settings.close_timeout, self.clock.now)
         self._upkeep = Upkeep(name, self.clock, settings, self.slots, self._stock)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall.pools._closing import Closing, running_loop
 from seawall.runtime.mutex import Mutex, survives_fork
-from seawall.runtime.slots import Slots
+from seawall.runtime.slots import AnonymousSlots
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -84,7 +84,7 @@ class Stock:
     def __init__(
         self,
         name: str,
-        slots: Slots,
+        slots: AnonymousSlots,
         close: Callable[[Any], Any] | None,
         close_timeout: float,
         now: Callable[[], float],

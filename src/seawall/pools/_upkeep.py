@@ -13,7 +13,7 @@ from seawall.pools._resources import Resource, Stock
 from seawall.runtime.events import ResourceLeaked, emit
 from seawall.runtime.mutex import survives_fork
 from seawall.runtime.recent import Recent
-from seawall.runtime.slots import Slots
+from seawall.runtime.slots import AnonymousSlots
 
 LOOK_EVERY: Final = 0.25
 """Seconds between two looks."""
@@ -23,7 +23,7 @@ class Upkeep:
     """Counts and samples of one pool, and a look at its resources now and then."""
 
     def __init__(
-        self, name: str, clock: Clock, settings: PoolSettings, slots: Slots, stock: Stock
+        self, name: str, clock: Clock, settings: PoolSettings, slots: AnonymousSlots, stock: Stock
     ) -> None:
         """Begin to count now."""
         self.name = name

@@ -72,7 +72,7 @@ class ClosingWaiter(PoolWaiter):
     def claim(self) -> Any:
         """Have the slot, or leave it to the closing and say why, or raise `Wait`."""
         if self._closing.done:
-            return self.ticket
+            return None
         self._go_on()
         self._closing.disown()
         return self._refuse(self._late)

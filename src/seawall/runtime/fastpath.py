@@ -31,13 +31,21 @@ For a gate, a retry that looks at values and a timeout around an `async def` it 
                 return await on_value_(
                     function_, (prompt, size), {}, now_, (t0_, None, t2_), value_
                 )
-            end_ = clock_()
-            leave2_(t2_, OK_, value_, end_)
-            leave0_(t0_, OK_, value_, end_)
-            sample_(end_ - now_)
-            if end_ >= stats_.due:
-                stats_.fold(end_)
-            return value_
+            try:
+                end_ = clock_()
+                left_ = t2_
+                t2_ = ABSENT_
+                leave2_(left_, OK_, value_, end_)
+                left_ = t0_
+                t0_ = ABSENT_
+                leave0_(left_, OK_, value_, end_)
+                sample_(end_ - now_)
+                if end_ >= stats_.due:
+                    stats_.fold(end_)
+                return value_
+            except BaseException_ as error_:
+                cut_short_((t0_, None, t2_), error_)
+                raise
         try:
             return await on_error_(
                 function_, (prompt, size), {}, now_, (t0_, None, t2_), reached_, failure_
@@ -61,7 +69,7 @@ from seawall.context import deadline_scope, deadline_var, live_scope
 from seawall.errors import Rejected
 from seawall.runtime.call import Call, bare, bypass, given_up
 from seawall.runtime.interpreter import refuse_expired
-from seawall.runtime.layers import OK, UNUSED, Flow, Host, Kind, Layer, Wait
+from seawall.runtime.layers import CANCELLED, OK, UNUSED, Flow, Host, Kind, Layer, Wait
 from seawall.runtime.parameters import ANY, Parameters
 from seawall.runtime.runners import refuse_coroutine, run_async, run_sync
 
@@ -78,9 +86,9 @@ _paths: Final[WeakSet[FastPath]] = WeakSet()
 
 
 _COUNT: Final = (
-    "            sample_(end_ - now_)",
-    "            if end_ >= stats_.due:",
-    "                stats_.fold(end_)",
+    "sample_(end_ - now_)",
+    "if end_ >= stats_.due:",
+    "    stats_.fold(end_)",
 )
 
 
@@ -154,6 +162,7 @@ class FastPath:
             "RuntimeError_": RuntimeError,
             "OK_": OK,
             "clock_": host.clock.now,
+            "cut_short_": self._cut_short,
             "deadline_": _no_policies if bypass.on else deadline_var.get,
             "host_": host,
             "own_clock_": host.clock,
@@ -290,6 +299,16 @@ class FastPath:
                 leave(ticket, UNUSED, error, now)
         return True
 
+    def _cut_short(self, tickets: tuple[Any, ...], error: BaseException) -> None:
+        """Leave what is left to leave of a call that was interrupted on its way out, by a signal.
+
+        A ticket that was being left at that moment is absent: it is not left twice.
+        """
+        now = self._host.clock.now()
+        for layer, ticket in zip(reversed(self._layers), reversed(tickets), strict=True):
+            if ticket is not ABSENT and layer.enter is not None and layer.leave is not None:
+                layer.leave(ticket, CANCELLED, error, now)
+
     def _error_sync(self, *stopped: Any) -> Any:
         *_, tickets, reached, error = stopped
         try:
@@ -349,7 +368,7 @@ def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, count
     tickets = "".join(f"{piece.ticket}, " for piece in pieces)
     state = f"function_, {parameters.args}, {parameters.kwargs}, now_, ({tickets})"
     absent = "".join(f"{piece.ticket} = " for piece in pieces if piece.enter)
-    ending = [f"            {line}" for piece in reversed(pieces) for line in piece.leave]
+    ending = [line for piece in reversed(pieces) for line in piece.leave]
     ending += _COUNT if counts else ()
     lines = [
         "def bind_(function_, defaults_):",
@@ -380,9 +399,7 @@ def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, count
                 f"                return {wait}on_value_({state}, value_)",
             )
         ),
-        *(["            end_ = clock_()"] if any("end_" in line for line in ending) else []),
-        *ending,
-        "            return value_",
+        *_left_all(ending, tickets),
         "        try:",
         f"            return {wait}on_error_({state}, reached_, failure_)",
         "        finally:",
@@ -392,13 +409,28 @@ def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, count
     return "\n".join(lines) + "\n"
 
 
+def _left_all(ending: list[str], tickets: str) -> list[str]:
+    """Return the lines that leave all layers, whatever a signal handler raises between them."""
+    if not ending:
+        return ["            return value_"]
+    return [
+        "            try:",
+        *(["                end_ = clock_()"] if any("end_" in line for line in ending) else []),
+        *(f"                {line}" for line in ending),
+        "                return value_",
+        "            except BaseException_ as error_:",
+        f"                cut_short_(({tickets}), error_)",
+        "                raise",
+    ]
+
+
 class _Piece:
     """The lines of one layer."""
 
     def __init__(self, number: int, layer: Layer, parameters: Parameters) -> None:
         self._number = number
         self._arguments = parameters.passed
-        self.ticket = f"t{number}_" if layer.enter is not None else "None"
+        self.ticket = self._name = f"t{number}_" if layer.enter is not None else "None"
         enter: tuple[str, ...] = ()
         leave: tuple[str, ...] = ()
         if layer.inline is not None:
@@ -410,9 +442,14 @@ class _Piece:
             if layer.leave is not None:
                 leave = ("{leave}({ticket}, OK_, value_, end_)",)
         self.enter = [line.format_map(self) for line in enter]
-        self.leave = [line.format_map(self) for line in leave]
+        self.leave = []
+        if leave and layer.enter is not None:
+            # Before it is left: whatever interrupts that, it is not left twice.
+            self.leave = [f"left_ = {self.ticket}", f"{self.ticket} = ABSENT_"]
+            self._name = "left_"
+        self.leave += [line.format_map(self) for line in leave]
 
     def __getitem__(self, name: str) -> str:
         if name == "arguments":
             return self._arguments
-        return self.ticket if name == "ticket" else f"{name}{self._number}_"
+        return self._name if name == "ticket" else f"{name}{self._number}_"

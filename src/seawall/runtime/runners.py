@@ -118,8 +118,8 @@ def wait_sync(waiter: Waiter, clock: Clock) -> Any:
         bell.release()
         return True
 
-    waiter.publish(wake)
     try:
+        waiter.publish(wake)
         clock.wait(bell, None if waiter.until is None else waiter.until - clock.now())
     except BaseException:
         waiter.abandon()
@@ -156,9 +156,9 @@ async def wait_async(waiter: Waiter, clock: Clock) -> Any:
             return False  # the loop is closed: nobody will claim what is granted
         return True
 
-    waiter.publish(wake)
     timer = None
     try:
+        waiter.publish(wake)
         if waiter.until is not None:
             timer = loop.call_later(max(0.0, waiter.until - clock.now()), ring)
         await bell

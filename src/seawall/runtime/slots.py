@@ -2,7 +2,8 @@
 
 Promises: no more slots are out than `limit` (after it was lowered, than are still out); a slot that
 comes back while somebody waits goes to who is next in the queue; a waiter that is cancelled or late
-takes nothing with it; threads and tasks of any loop share the slots and wake each other.
+takes nothing with it; threads and tasks of any loop share the slots and wake each other; a slot
+that nobody holds any more and that never came back (a signal handler raised just then) is found.
 
 In one thread nobody overtakes. Of several threads, one that comes in the very moment between a slot
 being put back and being handed on may take it: that one is served out of turn, and who is next gets
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Literal, Protocol
 from weakref import WeakSet, ref
 
@@ -58,13 +60,44 @@ class Discipline(Protocol):
         """Learn that nobody waited any more."""
 
 
+class Slot:
+    """One slot: an item of the deque while it is free, the ticket of a call while it is taken.
+
+    When nobody refers to it any more, it was lost: its holder is gone, and never gave it back.
+    """
+
+    __slots__ = ("began", "kind", "slots")
+
+    began: float
+    """When its call began, where that is of interest."""
+    kind: Any
+    """What kind of call has it, where there are kinds."""
+
+    def __init__(self, slots: Callable[[], Slots | None]) -> None:
+        """Belong to `slots()`."""
+        self.slots = slots
+        self.kind = None
+
+    def __del__(self) -> None:
+        slots = self.slots()
+        if slots is not None:
+            slots.recover(self)
+
+
+def _nowhere() -> None:
+    """Stand for the slots of a slot that was withdrawn."""
+
+
 class Slots:
     """`limit` slots, and a queue for them. Free slots are the items of a deque.
 
     Its `pop` and `append` are atomic, with or without a global interpreter lock, so taking a slot
-    and giving it back need no lock while nobody waits: `free.pop()`, and `free.append(None)`
+    and giving it back need no lock while nobody waits: `free.pop()`, and `free.append(slot)`
     followed by `attend()` if `attention` is set, in this order.
     """
+
+    anonymous = False
+    """Whether slots are None: where whoever holds one is known in another way."""
 
     def __init__(
         self,
@@ -87,9 +120,14 @@ class Slots:
 
         Asked under the lock.
         """
+        self.lost: Callable[[Any], None] | None = None
+        """Told, under the lock, of which kind the call was that lost its slot."""
         self.queue: WaitQueue[SlotWaiter] = WaitQueue(order, limit if room is None else room)
         self.mutex = Mutex()
-        self.free: deque[None] = deque([None] * limit)
+        self._myself = ref(self)
+        self.free: deque[Any] = deque(self._new() for _ in range(limit))
+        self.recovered = 0
+        """How many slots were lost by their holders, and found."""
         self.attention = False
         """True while someone waits or slots are to be withdrawn: giving back takes the slow way."""
         self._excess = 0
@@ -134,17 +172,26 @@ class Slots:
         self._last_wait = (now, waited)
         self._waits.update(waited, now)
 
-    def take(self) -> bool:
-        """Take a free slot, if there is one. While others wait there is none."""
-        try:
-            self.free.pop()
-        except IndexError:
-            return False
-        return True
+    def _new(self) -> Slot | None:
+        return None if self.anonymous else Slot(self._myself)
 
-    def give_back(self) -> None:
+    def recover(self, lost: Slot) -> None:
+        """Have another slot for one whose holder is gone; from a finaliser, at any moment."""
+        self.recovered += 1
+        if self.lost is not None:
+            self.mutex.do(partial(self.lost, lost.kind))
+        self.give_back(self._new())
+
+    def take(self) -> Any:
+        """Take a free slot, if there is one, or return None. While others wait there is none."""
+        try:
+            return self.free.pop()
+        except IndexError:
+            return None
+
+    def give_back(self, slot: Slot | None = None) -> None:
         """Give a slot back, to whoever is next."""
-        self.free.append(None)
+        self.free.append(slot)
         # In this order: who joins the queue sets the flag first and looks at the slots after.
         if self.attention:
             self.attend()
@@ -161,22 +208,38 @@ class Slots:
             self.limit = limit
             while self._excess < 0:
                 self._excess += 1
-                self.free.append(None)
+                self.free.append(self._new())
             self.serve()
+
+    def _withdraw(self) -> bool:
+        """Have one slot less, if one is free."""
+        try:
+            slot = self.free.pop()
+        except IndexError:
+            return False
+        if slot is not None:
+            slot.slots = _nowhere
+        return True
 
     def serve(self) -> None:
         """Withdraw slots that are too many, then hand free ones to who waits. Under the lock."""
-        while self._excess > 0 and self.take():
+        while self._excess > 0 and self._withdraw():
             self._excess -= 1
         while len(self.free) > self.limit:  # a call that a fork took along gave its slot back
-            self.take()
-        while self.queue and self.take():
+            self._withdraw()
+        while self.queue and self.free:
+            try:
+                slot = self.free.pop()
+            except IndexError:
+                break  # another thread was faster
             waiter = self._next()
             if waiter is None:
-                self.free.append(None)
+                self.free.append(slot)
                 break
+            waiter.slot = slot
             if not waiter.grant():
-                self.free.append(None)
+                waiter.slot = None
+                self.free.append(slot)
         self.attention = bool(self.queue) or self._excess > 0 or self._forked
 
     def _next(self) -> SlotWaiter | None:
@@ -247,14 +310,28 @@ class Slots:
         self.queue = WaitQueue(self.queue.order, self.queue.limit)
         self._excess = 0
         self._forked = self.attention = True
-        self.free.extend([None] * (self.limit - len(self.free)))
+        self.free.extend(self._new() for _ in range(self.limit - len(self.free)))
+
+
+class AnonymousSlots(Slots):
+    """Slots that are only counted: where whoever has one is known in another way."""
+
+    anonymous = True
+
+    def take(self) -> bool:
+        """Take a free slot, if there is one. While others wait there is none."""
+        try:
+            self.free.pop()
+        except IndexError:
+            return False
+        return True
 
 
 class SlotWaiter:
     """One call waiting for a slot. Its state changes under the lock of the slots only.
 
-    `ticket` is what it claims with a slot; without one, `refuse(why)` raises, or returns a ticket
-    where the limit is not enforced.
+    It claims a slot; without one, `refuse(why)` raises, or returns a ticket where the limit is not
+    enforced.
     """
 
     __slots__ = (
@@ -268,7 +345,7 @@ class SlotWaiter:
         "rank",
         "readmitted",
         "since",
-        "ticket",
+        "slot",
         "until",
     )
 
@@ -279,15 +356,15 @@ class SlotWaiter:
         now: float,
         max_wait: float,
         refuse: Callable[[Refusal], Any],
-        ticket: Any = None,
         kind: Any = None,
     ) -> None:
         """Wait from `now` on, for `max_wait` seconds at most, and not beyond the deadline."""
         self._slots = slots
         self._refuse = refuse
         self._state: str = WAITING
-        self.ticket = ticket
         self.kind = kind
+        self.slot: Any = None
+        """The slot that it was granted."""
         self.readmitted = False
         """Whether it was admitted before: then neither a full queue nor shedding refuses it."""
         self.clock = clock
@@ -318,12 +395,12 @@ class SlotWaiter:
         self._wake()
 
     def claim(self) -> Any:
-        """Return the ticket if there is a slot for it, or say why there is none."""
+        """Return the slot that it was granted, or say why there is none."""
         with self._slots.mutex:
             self._slots.note_wait(self.since, self.clock.now())
             state = self._leave_queue()
         if state == GRANTED:
-            return self.ticket
+            return self.slot
         why: Any = self._late if state == WAITING else state
         return self._refuse(why)
 
@@ -333,7 +410,8 @@ class SlotWaiter:
 
     def _give_up(self) -> None:
         if self._leave_queue() == GRANTED:
-            self._slots.free.append(None)
+            self._state = "gone"
+            self._slots.free.append(self.slot)
             self._slots.serve()
 
     def _leave_queue(self) -> str:

@@ -23,7 +23,7 @@ from seawall.errors import DeadlineExceeded, Overloaded
 from seawall.runtime.layers import Host, Wait
 from seawall.runtime.mutex import survives_fork
 from seawall.runtime.policy import GateBound
-from seawall.runtime.slots import Refusal, Slots, SlotWaiter, live_slots
+from seawall.runtime.slots import AnonymousSlots, Refusal, SlotWaiter, live_slots
 
 if TYPE_CHECKING:
     from seawall.web.admission import Turns
@@ -348,7 +348,7 @@ class _TurnWaiter(SlotWaiter):
         self._leave_queue()  # a turn that was granted is lost, not handed on: the next comes soon
 
 
-class _Rights(Slots):
+class _Rights(AnonymousSlots):
     """The right to begin, which is given one by one and never comes back."""
 
     def __init__(self, limit: int, **options: Any) -> None:

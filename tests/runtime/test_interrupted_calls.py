@@ -1,0 +1,258 @@
+"""Calls that a signal handler ends at any moment: what they held is free again afterwards.
+
+Each scenario is run once for every place at which CPython lets a signal in, and then looked at.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from seawall import (
+    AdaptiveLimit,
+    Breaker,
+    Bulkhead,
+    BulkheadFull,
+    Cache,
+    RateLimit,
+    Serializer,
+    ThreadBulkhead,
+    aimd,
+)
+from seawall.clock import VirtualClock
+from seawall.runtime.slots import Slots, SlotWaiter
+from tests.runtime.interrupts import interrupted_guard, interrupts
+
+Made = tuple[Callable[[], Any], Callable[[], Any]]
+
+
+def ok() -> int:
+    """Answer."""
+    return 1
+
+
+def fail() -> None:
+    """Raise."""
+    raise ConnectionError
+
+
+def quietly(work: Callable[[], Any]) -> Callable[[], None]:
+    """Do `work`; its own errors are of no interest."""
+
+    def run() -> None:
+        try:
+            work()
+        except (ConnectionError, BulkheadFull):
+            pass
+
+    return run
+
+
+def elsewhere(work: Callable[[], Any]) -> Any:
+    """Do `work` in another thread; "stuck" if it does not come back."""
+    done: list[Any] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            done.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20.0)
+    return done[0] if done else "stuck"
+
+
+def bulkhead(work: Callable[[], Any]) -> Made:
+    """Make one call in a stack of gates."""
+    limit = Bulkhead(2)
+    guard = interrupted_guard(Breaker(), RateLimit("1000/s"), limit)
+    guard.call(ok)
+    return quietly(lambda: guard.call(work)), lambda: limit.in_flight
+
+
+def refused() -> Made:
+    """Make one call that is refused further in."""
+    limit, full = Bulkhead(2), Bulkhead(1)
+    taken = interrupted_guard(full).hold()
+    taken.__enter__()
+    guard = interrupted_guard(limit, full)
+    work = quietly(lambda: guard.call(ok))
+    work()
+    return work, lambda: (taken, limit.in_flight)[1]
+
+
+def adaptive(**options: Any) -> Made:
+    """Make one call in an adaptive limit."""
+    limit = AdaptiveLimit(aimd(slow_after=9.0, initial=4), **options)
+    guard = interrupted_guard(limit)
+    guard.call(ok)
+
+    def held() -> int:
+        places = limit.partitions
+        return limit.in_flight + (0 if places is None else sum(places.in_flight.values()))
+
+    return lambda: guard.call(ok), held
+
+
+def in_task() -> Made:
+    """Make one awaited call."""
+    limit = Bulkhead(2)
+    guard = interrupted_guard(Breaker(), limit)
+
+    async def answer() -> int:
+        return 1
+
+    def work() -> None:
+        try:
+            guard.acall(answer).send(None)
+        except StopIteration:
+            pass
+
+    work()
+    return work, lambda: limit.in_flight
+
+
+def held_block() -> Made:
+    """Enter and leave a block."""
+    limit = Bulkhead(2)
+    guard = interrupted_guard(limit)
+
+    def work() -> None:
+        with guard.hold():
+            pass
+
+    work()
+    return work, lambda: limit.in_flight
+
+
+class Handing(VirtualClock):
+    """A clock that hands over the slot while somebody waits for it."""
+
+    give_up: Callable[[], None]
+
+    def wait(self, lock: threading.Lock, seconds: float | None) -> bool:
+        """Give up what is held; the lock comes with it."""
+        self.give_up()
+        return lock.acquire(timeout=0 if seconds is None else 1.0)
+
+
+SLOTS: dict[str, Callable[[], Made]] = {
+    "a call that succeeds": lambda: bulkhead(ok),
+    "a call that fails": lambda: bulkhead(fail),
+    "a call that is refused further in": refused,
+    "a call in an adaptive limit": adaptive,
+    "a call in a partition": lambda: adaptive(partitions={"live": 0.5}, partition=lambda: "live"),
+    "a call in a task": in_task,
+    "a block": held_block,
+}
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("scenario", SLOTS)
+def test_no_signal_costs_a_slot(scenario: str) -> None:
+    """Wherever the handler raises, the slot is free when the error is gone."""
+    lost = [place for place, held in interrupts(SLOTS[scenario]) if held()]
+    assert lost == []
+
+
+def test_without_looking_for_them_slots_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal just after a slot was taken loses it: nobody knows of it any more."""
+    monkeypatch.setattr(Slots, "recover", lambda *_: None)
+    assert any(held() for _, held in interrupts(SLOTS["a call that succeeds"]))
+
+
+def test_a_slot_that_was_found_is_counted() -> None:
+    """The snapshot tells how many were lost by their holders."""
+    limit = Bulkhead(3)
+    guard = interrupted_guard(limit)
+    limit.slots.free.pop()
+    assert limit.in_flight == 0
+    (shown,) = guard.snapshot()["policies"]
+    assert shown["recovered"] == 1
+
+
+def test_a_slot_that_was_found_goes_to_who_waits() -> None:
+    """Nobody waits in vain for one whose holder is gone."""
+    limit, clock = Bulkhead(1, max_wait=5.0), Handing()
+    guard = interrupted_guard(limit, clock=clock)
+    taken = [limit.slots.free.pop()]
+    clock.give_up = taken.clear
+    assert guard.call(ok) == 1
+    assert limit.in_flight == 0
+
+
+def test_a_signal_between_joining_a_queue_and_waiting_leaves_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody is left in the queue to be granted a slot that it will never use."""
+    limit = Bulkhead(1, max_wait=5.0)
+    guard = interrupted_guard(limit)
+    publish = SlotWaiter.publish
+
+    def interrupted(waiter: SlotWaiter, wake: Callable[[], bool]) -> None:
+        publish(waiter, wake)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SlotWaiter, "publish", interrupted)
+    with guard.hold():
+        with pytest.raises(KeyboardInterrupt):
+            guard.call(ok)
+        assert limit.waiting == 0
+    assert limit.in_flight == 0
+
+
+def thread_bulkhead() -> Made:
+    """Make one call in a thread of a pool."""
+    limit = ThreadBulkhead(1)
+    guard = interrupted_guard(limit)
+    guard.call(ok)
+    return lambda: guard.call(ok), lambda: elsewhere(lambda: _patiently(guard))
+
+
+def _patiently(guard: Any) -> Any:
+    while True:
+        try:
+            return guard.call(ok)
+        except BulkheadFull:
+            pass
+
+
+def single_flight() -> Made:
+    """Fetch what others wait for."""
+    cache = Cache(9.0, key=lambda: "key")
+    guard = interrupted_guard(cache)
+    guard.call(ok)
+    cache.clear()
+    return lambda: guard.call(ok), lambda: elsewhere(lambda: guard.call(ok))
+
+
+def turn() -> Made:
+    """Enter and leave a block that one at a time may enter."""
+    serializer = Serializer(max_wait=0.0)
+
+    def work() -> None:
+        with serializer.hold("key"):
+            pass
+
+    return work, lambda: elsewhere(lambda: serializer.run("key", ok))
+
+
+OTHERS = {
+    "a thread": thread_bulkhead,
+    "a single flight": single_flight,
+    "a turn": turn,
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("scenario", OTHERS)
+def test_no_signal_locks_others_out(scenario: str) -> None:
+    """Wherever the handler raises, another thread gets its answer afterwards."""
+    seen = [(place, check()) for place, check in interrupts(OTHERS[scenario])]
+    assert [one for one in seen if one[1] != 1] == []
