@@ -85,9 +85,18 @@ class Seen(NamedTuple):
 
 
 def under(
-    times: float, *, seconds: float = 4.0, seed: int = 1, evenly: bool = False, **settings: Any
+    times: float,
+    *,
+    seconds: float = 4.0,
+    seed: int = 1,
+    evenly: bool = False,
+    pause: float = 0.0,
+    **settings: Any,
 ) -> Seen:
-    """Ask a pod for so many times what it can do, evenly or by chance (Poisson)."""
+    """Ask a pod for so many times what it can do, evenly or by chance (Poisson).
+
+    Clients that would come within a `pause` after two seconds all come at its end.
+    """
 
     async def main() -> Pod:
         pod = Pod(**settings, inbound=Inbound())
@@ -96,7 +105,7 @@ def under(
         at, clients = 0.0, []
         while at < seconds:
             at += (1.0 if evenly else rng.expovariate(1.0)) * pod.burn / times
-            clients.append(pod.client(at))
+            clients.append(pod.client(2.0 + pause if 2.0 <= at < 2.0 + pause else at))
         await asyncio.gather(*clients)
         pod.edge.close()
         return pod
@@ -150,6 +159,33 @@ def test_latency_is_bounded_between_capacity_and_overload(times: float) -> None:
     seen = under(times, seconds=6.0, turns=Turns())
     assert seen.goodput >= 0.9 * CAPACITY, seen
     assert seen.p99 <= 0.15, seen
+
+
+PAUSES = [(5, 0.3, 2), (5, 0.5, 1), (10, 0.3, 3), (10, 0.7, 3)]
+
+
+def _check_pause(times: float, pause: float, seed: int) -> None:
+    seen = under(times, seconds=5.0, seed=seed, pause=pause, turns=Turns())
+    assert seen.goodput > 0.75 * CAPACITY * (1 - pause / 4), seen
+    assert seen.p99 < 4 * BURN, seen
+
+
+@pytest.mark.parametrize(("times", "pause", "seed"), PAUSES)
+def test_clients_that_pause_for_a_moment_do_not_end_an_overload(
+    times: float, pause: float, seed: int
+) -> None:
+    """A client that was stopped comes back with all that it had to ask: no queue may form then."""
+    _check_pause(times, pause, seed)
+
+
+def test_without_a_second_of_calm_a_queue_forms_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """End an overload with the first calm window, and it takes three to know it again."""
+    monkeypatch.setattr(_edge_turns, "CALM_TIME", 0.0)
+    for case in ((5, 0.3, 2), (10, 0.3, 3)):
+        with pytest.raises(AssertionError, match="p99"):
+            _check_pause(*case)
 
 
 def test_without_the_rule_for_overload_everybody_waits_for_the_target(

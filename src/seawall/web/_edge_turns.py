@@ -8,7 +8,9 @@ How the gate knows an overload from a burst: it counts in windows of `WINDOW` se
 a window is the busy share of the loop, times the requests that came, divided by those that began.
 The window in which a queue forms says nothing, and neither does the next: a burst drains, however
 expensive its first requests are (imports, connections, empty caches). But requests that were
-waiting at the end of every turn since, while the load stayed above `OVERLOAD`, are an overload.
+waiting at the end of every turn since, while the load stayed above `OVERLOAD`, are an overload. It
+is over when the load was below `CALM`: for a window in which the loop was busy, or for `CALM_TIME`
+seconds.
 """
 
 from __future__ import annotations
@@ -38,7 +40,14 @@ Where 25 requests of 10 ms fit into a window, 38 come by chance in one window of
 """
 
 CALM: Final = 1.25
-"""Load below which an overload is over."""
+"""Load below which a window is calm."""
+
+CALM_TIME: Final = 1.0
+"""Seconds of calm windows after which an overload is over, if the loop rested in them.
+
+Clients that pause for a moment all come back at once, and it takes three windows to know an
+overload: meanwhile a queue would stand. A calm window in which the loop was busy is no pause.
+"""
 
 BURST_WINDOWS: Final = 1
 """Whole windows for which a queue may stand before its load is judged: a burst takes a moment."""
@@ -110,6 +119,8 @@ class TurnsGate(GateBound):
         """Processor time of the loop for one request."""
         self.strict = False
         """Whether the loop is overloaded."""
+        self._calm = 0.0
+        """Seconds for which windows have been calm."""
         self._burst = True
         """Whether the queue is a burst: the loop was idle when it formed, which is not long ago."""
         self._cheap = False
@@ -252,7 +263,11 @@ class TurnsGate(GateBound):
         stands = self._stood > BURST_WINDOWS
         if stands or not self._queued:
             self._burst = self.load < IDLE
-        suspect = self.load > CALM if self.strict else stands and self.load > OVERLOAD
+        self._calm = 0.0 if self.load > CALM else self._calm + passed
+        if self.strict:
+            suspect = self._calm < (CALM_TIME if self.busy < IDLE else WINDOW)
+        else:
+            suspect = stands and self.load > OVERLOAD
         self.strict = suspect and not self._cheap
         self._earlier = burnt, self.served
         self._open_window(now)

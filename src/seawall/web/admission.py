@@ -17,7 +17,8 @@ streams and the work of threads cost it nothing. Promises:
   as much again came as began in the last of them. Then the newest is served first, and a request
   that has waited for longer than one and a half of them compute (or `slice`, if that is more) is
   refused. So is a newcomer, at once and before any limit is asked, while enough others that are as
-  critical wait for the next two turns.
+  critical wait for the next two turns. It is over when hardly more come than begin; while the loop
+  rests, after a second of that: clients that only paused come back all at once.
 - Requests that cost less than `cheap` are not refused as overload: to refuse them costs as much as
   to serve them. They share a turn of up to `CHEAP_SLICE`, as many at once as come, and wait for
   `CHEAP_WAIT`.
