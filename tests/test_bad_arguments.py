@@ -830,6 +830,12 @@ SCARCITY = [
     ),
     ("RateLimit.peek(cost)", lambda x: RateLimit("9/s", cost=lambda: x).peek(), _NATURALS, "write"),
     (
+        "RateLimit.peek(cost=)",
+        lambda x: RateLimit("9/s").peek(cost=x),
+        _optional(_NATURALS),
+        "write",
+    ),
+    (
         "Reservation.settle(actual)",
         lambda x: RateLimit("9/s").reserve().settle(x),
         _NATURALS,

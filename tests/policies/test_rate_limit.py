@@ -864,3 +864,18 @@ def test_a_leaky_bucket_makes_a_burst_into_an_even_flow() -> None:
         assert sum(isinstance(result, RateLimited) for result in results) == 4
 
     run_virtual(main())
+
+
+def test_a_look_says_when_so_much_could_be_taken() -> None:
+    """`peek(cost=)` gives the answer that `reserve(cost=)` would get, and takes nothing."""
+    with virtual_time() as clock:
+        limit = RateLimit("1/s", burst=10)
+        limit.reserve(cost=8)
+        assert (limit.peek(cost=2).retry_after, limit.peek(cost=5).retry_after) == (0.0, 3.0)
+        assert asyncio.run(limit.apeek(cost=5)).retry_after == 3.0
+        assert limit.peek(cost=11).retry_after is None
+        assert limit.peek().left == 2
+        with pytest.raises(RateLimited):
+            limit.reserve(cost=5)
+        clock.advance(3.0)
+        limit.reserve(cost=5)

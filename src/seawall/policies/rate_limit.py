@@ -186,18 +186,19 @@ class RateLimit(GatePolicy):
         finally:
             del error  # or its own frame would keep it alive
 
-    def peek(self, *args: Any, **kwargs: Any) -> Quota:
+    def peek(self, *args: Any, cost: int | None = None, **kwargs: Any) -> Quota:
         """Return what is left for a call with these arguments, and take nothing.
 
         Of several limits, that of the first that is exceeded; else of the one with least left.
-        Shared limits block for the store's answer: in an event loop, `await apeek(...)`.
+        `cost` is that of `reserve`: `retry_after` says when so much could be taken. Shared limits
+        block for the store's answer: in an event loop, `await apeek(...)`.
         """
-        charges = self._charges(args, kwargs)
+        charges = self._charges(args, kwargs, cost, by_hand=cost is not None)
         return self._peek(charges) if self._sharing is None else self._sharing.peek(charges)
 
-    async def apeek(self, *args: Any, **kwargs: Any) -> Quota:
+    async def apeek(self, *args: Any, cost: int | None = None, **kwargs: Any) -> Quota:
         """Do the same in an event loop, which goes on meanwhile."""
-        charges = self._charges(args, kwargs)
+        charges = self._charges(args, kwargs, cost, by_hand=cost is not None)
         return self._peek(charges) if self._sharing is None else await self._sharing.apeek(charges)
 
     def _peek(self, charges: Sequence[Charge]) -> Quota:
