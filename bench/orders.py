@@ -25,6 +25,8 @@ SECONDS = 120.0
 LATENCY = 0.02
 ATTEMPTS = 3
 SLOTS = 10
+BREAK_FOR = 1.0
+"""Seconds: short, so that a run sees many breaks, and not the luck of a few probes."""
 SEEDS = range(1, 6)
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 ORDERS = {
@@ -49,10 +51,10 @@ class Measured(NamedTuple):
 
 
 def stack(order: str, *, budget: bool, counts: str = "calls") -> list[Policy]:
-    """Return the policies in that order, each with its defaults."""
+    """Return the policies in that order, with their defaults where nothing else is said."""
     made: dict[str, Policy] = {
         "retry": Retry(on=BadKeyError, attempts=ATTEMPTS, budget=RetryBudget() if budget else None),
-        "breaker": Breaker(counts=counts),  # type: ignore[arg-type]
+        "breaker": Breaker(break_for=BREAK_FOR, counts=counts),  # type: ignore[arg-type]
         "bulkhead": Bulkhead(SLOTS),
         "timeout": Timeout(1.0),
     }

@@ -26,5 +26,5 @@ def test_our_order_answers_at_least_as_many_at_no_more_load(share: float, budget
 
 
 def test_counting_attempts_the_breaker_opens_for_everybody() -> None:
-    """30 % of bad keys are 56 % of the attempts: nearly nobody is served."""
-    assert measured(OURS, 0.3, counts="attempts").goodput < 0.2
+    """30 % of bad keys are 56 % of the attempts: of good ones, a third is served."""
+    assert measured(OURS, 0.3, counts="attempts").goodput < 0.3
