@@ -962,7 +962,7 @@ def test_the_deadline_of_a_stream_ends_with_its_first_item() -> None:
 
 
 def test_what_a_call_was_is_freed_when_it_has_ended() -> None:
-    """The ended scope stays in the task's context, and must not lead back to the task."""
+    """The ended scope stays in the task's context, and must not lead to the task or the guard."""
 
     async def main() -> None:
         guard = new_guard(Timeout(1.0))
@@ -973,6 +973,12 @@ def test_what_a_call_was_is_freed_when_it_has_ended() -> None:
             del task
             await let_pass(0.0)  # the loop itself has it until then
             assert gone() is None
+            await guard.acall(let_pass, 0.25)  # in the context of this task
+        guard.close()
+        gone = weakref.ref(guard)
+        del guard
+        gc.collect()
+        assert gone() is None
 
     gc.disable()
     try:

@@ -15,6 +15,7 @@ import asyncio
 import sys
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from seawall._expiry import EXPIRED, Expiry, current_task, running_task, take_back
 from seawall.context import Scope, deadline_scope, deadline_var, end_scope, nearer_scope
@@ -36,7 +37,7 @@ Task = asyncio.Task[Any]
 class Lane:
     """The calls of one policy under way in one loop, oldest first, and the timer for them."""
 
-    __slots__ = ("_armed_for", "_clock", "_owner", "host", "loop", "pending", "seconds", "timer")
+    __slots__ = ("_armed_for", "_clock", "_owner", "loop", "pending", "seconds", "timer")
 
     def __init__(
         self,
@@ -48,10 +49,16 @@ class Lane:
         self.loop = loop
         self.seconds = seconds
         self._clock = clock
-        self._owner = owner
-        self.host = None if owner is None else owner.host
+        # Ended scopes stay in contexts, and lead here: they must not keep a guard alive.
+        self._owner = None if owner is None else ref(owner)
         self.pending: dict[Task, float] = {}
         self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def host(self) -> Host | None:
+        """The guard whose calls stand here, while it lives."""
+        owner = None if self._owner is None else self._owner()
+        return None if owner is None else owner.host
 
     def arm(self, at: float) -> None:
         self._armed_for = at
@@ -70,8 +77,9 @@ class Lane:
         for task in expired:
             del self.pending[task]
             task.cancel(EXPIRED)
-        if self.timer is None and self._owner is not None:
-            self._owner.rests(self)
+        owner = None if self._owner is None else self._owner()
+        if self.timer is None and owner is not None:
+            owner.rests(self)
 
 
 class _OwnTimer(Expiry):
@@ -221,9 +229,9 @@ class AsyncTimeout(Flow):
     def settle(self, call: Call, ticket: Scope) -> None:
         """Stop the time; turn a cancellation of ours into the error that says so."""
         # A busy loop can be too late to cancel the task: then a guard inside has noticed first.
+        seconds: float = ticket[5].seconds
         if not self._stop(ticket, call.error) and not refused_for_time(call, ticket):
             return
-        seconds: float = ticket[5].seconds
         error: TimedOut | DeadlineExceeded = self._bound.error(seconds, began=call.reached)
         error.__cause__ = call.error
         left_running = None if call.error is None else Abandoned.of(call.error)
@@ -239,6 +247,7 @@ class AsyncTimeout(Flow):
         """Stop the time; tell whether `error` is the cancellation that it ended with."""
         _at, _clock, _outer, task, cancelling, watch = ticket
         end_scope(ticket)
+        ticket[5] = None  # or it would lead to the guard
         if isinstance(watch, _OwnTimer):
             return watch.disarm(error)
         return watch.pending.pop(task, None) is None and take_back(task, cancelling, error)
