@@ -879,3 +879,33 @@ def test_a_look_says_when_so_much_could_be_taken() -> None:
             limit.reserve(cost=5)
         clock.advance(3.0)
         limit.reserve(cost=5)
+
+
+def test_a_reservation_tells_what_is_left_and_when_it_resets() -> None:
+    """As a look for the same call does; also after it was settled."""
+    with virtual_time() as clock:
+        limit = RateLimit("1/s", burst=10)
+        taken = limit.reserve(cost=6)
+        assert taken.quota() == limit.peek(cost=6)
+        assert (taken.quota().left, taken.quota().reset_after) == (4, 6.0)
+        assert (taken.quota().retry_after, asyncio.run(taken.aquota()).left) == (2.0, 4)
+        taken.settle(1)
+        clock.advance(0.5)
+        assert (taken.quota().left, taken.quota().reset_after) == (9, 0.5)
+
+
+def test_a_reservation_of_one_key_tells_of_that_key() -> None:
+    """What others took is theirs."""
+    with virtual_time():
+        limit = RateLimit("5/min", key=lambda user: user)
+        taken = limit.reserve("ann")
+        limit.reserve("bob", cost=3)
+        assert taken.quota().left == 4
+
+
+def test_a_reservation_that_was_not_enforced_tells_what_is_left() -> None:
+    """Nothing was taken for it; the limit is full all the same."""
+    with virtual_time():
+        limit = RateLimit("1/min", mode="shadow")
+        limit.reserve()
+        assert limit.reserve().quota().left == 0

@@ -129,6 +129,20 @@ def test_who_asks_at_once_is_answered_at_once(store: RedisStore, client: redis.R
     assert limit.peek().left == 1000 - 51
 
 
+def test_a_look_and_a_reservation_tell_of_all_pods(new_store: Stores) -> None:
+    """What another pod took is gone here too, and a cost is asked for as it is."""
+    here, there = (
+        RateLimit("10/day", algorithm="fixed_window", shared=new_store(), name="told")
+        for _ in range(2)
+    )
+    taken = here.reserve(cost=2)
+    there.reserve(cost=5)
+    assert (taken.quota().left, asyncio.run(taken.aquota()).left) == (3, 3)
+    assert here.peek(cost=3).retry_after == 0.0
+    assert (here.peek(cost=4).retry_after or 0.0) > 0.0
+    assert taken.quota().reset_after > 0.0
+
+
 def calls(client: redis.Redis) -> int:
     """Return how many scripts the server has run."""
     stats = client.info("commandstats")

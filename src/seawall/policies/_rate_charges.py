@@ -47,6 +47,10 @@ class Charge:
         self.receipt: Any = None
         """Where it was taken in a store, with all other charges of the call."""
 
+    def again(self) -> Charge:
+        """Return the same, not taken yet."""
+        return Charge(self.meter, self.key, self.asked, estimated=self.estimated, times=self.times)
+
     @property
     def is_open(self) -> bool:
         """Whether it is an estimate that somebody keeps account of."""

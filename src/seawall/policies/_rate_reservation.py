@@ -28,17 +28,35 @@ class Quota(NamedTuple):
 class Reservation:
     """What a call has taken from the limits, until it is settled or given back: once."""
 
-    __slots__ = ("_held", "_policy")
+    __slots__ = ("_asked", "_held", "_policy")
 
-    def __init__(self, policy: RateLimit, charges: Sequence[Charge]) -> None:
-        """Hold what was taken."""
+    def __init__(
+        self,
+        policy: RateLimit,
+        charges: Sequence[Charge],
+        asked: Sequence[Charge] | None = None,
+    ) -> None:
+        """Hold what was taken; `asked` is what was asked for, if nothing was taken for it."""
         self._policy = policy
         self._held = [charges]
+        self._asked = charges if asked is None else asked
 
     def __repr__(self) -> str:
         charges = [charge for charges in self._held for charge in charges]
         held = ", ".join(f"{charge.asked} of {charge.meter.limit.name!r}" for charge in charges)
         return f"<Reservation of {held or 'nothing'}>"
+
+    def quota(self) -> Quota:
+        """Return what is left now of the limits that it took from, and when they reset.
+
+        As `peek` for the same call: `retry_after` says when as much could be taken again. Shared
+        limits block for the store's answer: in an event loop, `await aquota()`.
+        """
+        return self._policy._quota_for([charge.again() for charge in self._asked])
+
+    async def aquota(self) -> Quota:
+        """Do the same in an event loop, which goes on meanwhile."""
+        return await self._policy._aquota_for([charge.again() for charge in self._asked])
 
     def settle(self, actual: int) -> None:
         """Tell the actual cost, where an estimate was taken: less is given back, more is taken.

@@ -257,7 +257,7 @@ class Sharing:
 
     def _reserve_alone(self, charges: Sequence[Charge]) -> Reservation:
         policy = self._policy
-        taken = Reservation(policy, [])
+        taken = Reservation(policy, [], charges)
         if self.failing == "local":
             taken = policy._reserve(self.part(charges))
         elif self.failing == "closed" and policy.mode == "enforce":

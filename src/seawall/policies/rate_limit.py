@@ -175,7 +175,7 @@ class RateLimit(GatePolicy):
             return Reservation(self, charges)
         if self.mode == "enforce":
             self._refuse_reserve(self._over(blocked, now))
-        return Reservation(self, [])
+        return Reservation(self, [], charges)
 
     def _refuse_reserve(self, error: RateLimited) -> NoReturn:
         with self._meters.mutex, self._meters:
@@ -193,12 +193,17 @@ class RateLimit(GatePolicy):
         `cost` is that of `reserve`: `retry_after` says when so much could be taken. Shared limits
         block for the store's answer: in an event loop, `await apeek(...)`.
         """
-        charges = self._charges(args, kwargs, cost, by_hand=cost is not None)
-        return self._peek(charges) if self._sharing is None else self._sharing.peek(charges)
+        return self._quota_for(self._charges(args, kwargs, cost, by_hand=cost is not None))
 
     async def apeek(self, *args: Any, cost: int | None = None, **kwargs: Any) -> Quota:
         """Do the same in an event loop, which goes on meanwhile."""
         charges = self._charges(args, kwargs, cost, by_hand=cost is not None)
+        return await self._aquota_for(charges)
+
+    def _quota_for(self, charges: Sequence[Charge]) -> Quota:
+        return self._peek(charges) if self._sharing is None else self._sharing.peek(charges)
+
+    async def _aquota_for(self, charges: Sequence[Charge]) -> Quota:
         return self._peek(charges) if self._sharing is None else await self._sharing.apeek(charges)
 
     def _peek(self, charges: Sequence[Charge]) -> Quota:
