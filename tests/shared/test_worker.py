@@ -687,19 +687,20 @@ def test_a_plain_handler_that_a_guard_gave_up_on_is_alone_with_its_job() -> None
         go_on.wait(20.0)
 
     async def main() -> None:
-        queue = LocalQueue(clock=SYSTEM)
+        queue = LocalQueue(clock=SYSTEM, max_attempts=1000)
         id_ = queue.push(1)
         worker = Worker(queue, handler, guard=new_guard(Timeout(0.01)), backoff=0.0)
         task = asyncio.create_task(worker.run())
-        while not worker.snapshot()["abandoned"]:
+        # On a busy machine the time of an attempt may be over before its thread begins.
+        while not (at_work and worker.snapshot()["abandoned"]):
             await let_pass(0.01)
         await let_pass(0.1)
-        assert at_work == [1]
+        (first,) = at_work
         assert queue.status(id_).state == "claimed"
         go_on.set()
         while not worker.snapshot()["done"]:
             await let_pass(0.01)
-        assert at_work == [1, 2]
+        assert at_work[1] > first
         worker.stop(0.0)
         await task
 
