@@ -148,7 +148,8 @@ class Prober:
         if share is None or not isinstance(answer, Refusal) or answer.reason != "unknown":
             return answer
         share.begin()
-        permit: Ticket | Refusal = await wait_async(share.ask("async", model, clock), clock)
+        # As threads ask: the store then needs no connection in this loop, which never ends.
+        permit: Ticket | Refusal = await wait_async(share.ask("sync", model, clock), clock)
         return permit
 
     async def _ask(self, gate: BreakerGate, key: Hashable) -> None:
