@@ -51,6 +51,10 @@ class SystemClock:
             return lock.acquire()
         return lock.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))
 
+    def epoch(self) -> float:
+        """Return the instant at which 1970 began in UTC, by the time of day that it is now."""
+        return time.monotonic() - time.time()
+
     def __repr__(self) -> str:
         return "SystemClock()"
 
@@ -113,6 +117,12 @@ class VirtualClock:
 
 SYSTEM: Final[SystemClock] = SystemClock()
 """The clock of everything that is given no other."""
+
+
+def epoch_of(clock: Clock) -> float:
+    """Return the instant of `clock` at which 1970 began in UTC; 0 if it knows no time of day."""
+    epoch = getattr(clock, "epoch", None)
+    return 0.0 if epoch is None else float(epoch())
 
 
 def check_clock(clock: Clock) -> Clock:

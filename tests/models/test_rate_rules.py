@@ -526,3 +526,26 @@ def test_the_largest_amount_is_counted_exactly(name: str) -> None:
     assert 0 < rule.rest(state, 0.0) < 2**53
     if name in ("token_bucket", "settled_bucket", "leaky_bucket"):
         assert -(-(rule.most + 1) * 1_000_000 // 7) >= 2**53
+
+
+@pytest.mark.parametrize("kind", [FixedWindow, SlidingCounter])
+@given(
+    origin=st.integers(-(2**51), 0),
+    steps=st.lists(st.tuples(st.integers(0, 2_500), st.integers(0, 6)), max_size=20),
+)
+def test_windows_are_the_same_wherever_their_clock_begins(
+    kind: Any, origin: int, steps: list[tuple[int, int]]
+) -> None:
+    """A clock that began later comes to the same verdicts, if it knows when."""
+    plain, shifted = kind(Rate(5, 1000)), kind(Rate(5, 1000))
+    shifted.origin = float(origin)
+    now = float(-origin)
+    states = [plain.fresh(now), shifted.fresh(0.0)]
+    for step, cost in steps:
+        now += step
+        said = []
+        for rule, at, number in ((plain, now, 0), (shifted, now + origin, 1)):
+            verdict = rule.decide(states[number], at, cost)
+            states[number] = verdict.state
+            said.append((verdict.wait, rule.left(verdict.state, at), rule.rest(verdict.state, at)))
+        assert said[0] == said[1]

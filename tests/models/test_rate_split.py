@@ -221,3 +221,15 @@ def test_a_key_that_was_never_heard_of_has_the_gain_taken_too(whole: Rule[Any]) 
     assert grown.left(grown.fresh(10.0 * SECOND), 10.0 * SECOND) <= of_two.capacity + 1
     assert grown.left(grown.fresh(30.0 * SECOND), 30.0 * SECOND) == alone.capacity
     assert repr(Members()) == "Members(1?)"
+
+
+@pytest.mark.parametrize("kind", [FixedWindow, SlidingCounter])
+def test_a_part_has_the_windows_of_the_whole(kind: Any) -> None:
+    """They begin where those of the limit do."""
+    rule = kind(Rate(12, SECOND))
+    rule.origin = -300_000.0
+    part = divided(rule, 3)
+    state, _mark = part.take(part.fresh(0.0), 0.0, 4)
+    assert rule.fresh(0.0)[0] == part.fresh(0.0)[0] == -300_000.0
+    assert part.fresh(700_000.0)[0] == 700_000.0
+    assert part.left(state, 700_000.0) == (4 if kind is FixedWindow else 0)

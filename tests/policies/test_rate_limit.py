@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from seawall import (
     RateLimited,
     Retry,
     SettingsChanged,
+    VirtualClock,
     current_tenant,
     deadline,
     subscribe,
@@ -909,3 +911,58 @@ def test_a_reservation_that_was_not_enforced_tells_what_is_left() -> None:
         limit = RateLimit("1/min", mode="shadow")
         limit.reserve()
         assert limit.reserve().quota().left == 0
+
+
+class DatedClock(VirtualClock):
+    """A virtual clock that knows the time of day, as the system's does."""
+
+    utc = 1_000.25
+    """What time it was in UTC when this clock stood at 0."""
+
+    def epoch(self) -> float:
+        """Return when 1970 began."""
+        return -self.utc
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_counter"])
+def test_windows_begin_at_multiples_of_the_period_in_utc(algorithm: Any) -> None:
+    """At 1020 s in UTC a new minute begins, wherever the monotonic clock began."""
+    clock = DatedClock()
+    limit = RateLimit("2/min", algorithm=algorithm)
+    new_guard(limit, clock=clock)
+    limit.reserve(cost=2)
+    more = 60.0 if algorithm == "sliding_counter" else 0.0
+    assert limit.peek().reset_after == 19.75 + more
+    limit.update(limits="3/min")
+    assert limit.peek().reset_after == 19.75 + more
+    clock.advance(19.75 + more)
+    assert limit.peek().left == 3
+
+
+def test_windows_stay_where_they_are_when_the_time_of_day_is_changed() -> None:
+    """The time of day is asked for once, so no window is cut short or begins twice."""
+    clock = DatedClock()
+    limit = RateLimit("2/min", algorithm="fixed_window")
+    new_guard(limit, clock=clock)
+    clock.utc += 30.0
+    new_guard(limit, clock=clock)
+    limit.update(limits="3/min")
+    limit.reserve()
+    assert limit.peek().reset_after == 19.75
+
+
+def test_windows_of_the_system_clock_begin_by_the_time_of_day() -> None:
+    """Whether a policy is in a guard or not."""
+    limit = RateLimit("2/week", algorithm="fixed_window")
+    limit.reserve()
+    week = 7 * 86_400
+    end = limit.peek().reset_after + time.time()  # noqa: TID251 - it is about the time of day
+    assert min(end % week, week - end % week) < 3600.0
+
+
+def test_windows_of_a_virtual_clock_begin_by_that_clock_alone() -> None:
+    """Also where the policy was made before the guard that has the clock: tests repeat."""
+    limit = RateLimit("2/min", algorithm="fixed_window")
+    new_guard(limit, clock=VirtualClock(90.0))
+    limit.reserve()
+    assert limit.peek().reset_after == 30.0

@@ -143,6 +143,19 @@ def test_a_look_and_a_reservation_tell_of_all_pods(new_store: Stores) -> None:
     assert taken.quota().reset_after > 0.0
 
 
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_counter"])
+def test_windows_of_one_process_end_when_those_of_the_store_do(
+    store: RedisStore, algorithm: Any
+) -> None:
+    """Both begin at multiples of the period in UTC."""
+    shared = RateLimit("9/week", algorithm=algorithm, shared=store, name="weekly")
+    local = RateLimit("9/week", algorithm=algorithm)
+    shared.reserve()
+    local.reserve()
+    apart = (shared.peek().reset_after - local.peek().reset_after) % (7 * 86_400)
+    assert min(apart, 7 * 86_400 - apart) < 3600.0
+
+
 def calls(client: redis.Redis) -> int:
     """Return how many scripts the server has run."""
     stats = client.info("commandstats")

@@ -18,7 +18,7 @@ from typing import Any, Final, Generic
 
 from seawall.models.rate_buckets import LeakyBucket, TokenBucket
 from seawall.models.rate_rule import Rule, S
-from seawall.models.rate_windows import FixedWindow, SlidingCounter, SlidingLog
+from seawall.models.rate_windows import AlignedWindow, FixedWindow, SlidingCounter, SlidingLog
 from seawall.models.rates import Rate
 
 BEAT: Final = 500_000
@@ -153,10 +153,10 @@ def divided(rule: Rule[Any], pods: int) -> Rule[Any]:
     if isinstance(rule, LeakyBucket):
         return LeakyBucket(Rate(limit, period * pods), rule.debt)
     part = Rate(max(1, limit // pods), period * max(1, -(-pods // limit)))
-    if isinstance(rule, FixedWindow):
-        return _FixedPart(part)
-    if isinstance(rule, SlidingCounter):
-        return _CounterPart(part)
+    if isinstance(rule, AlignedWindow):
+        window = _FixedPart(part) if isinstance(rule, FixedWindow) else _CounterPart(part)
+        window.origin = rule.origin
+        return window
     return _LogPart(part)
 
 

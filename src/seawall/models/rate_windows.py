@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Generic
 
-from seawall.models.rate_rule import Rule, check_exact
+from seawall.models.rate_rule import Rule, S, check_exact
 from seawall.models.rates import Rate
 
 
-class FixedWindow(Rule[tuple[float, int]]):
+class AlignedWindow(Rule[S], Generic[S]):
+    """What is counted in windows that begin at multiples of the period."""
+
+    origin: float = 0.0
+    """The instant from which these multiples count: 1970 in UTC, on a clock that knows it."""
+
+    def _begin(self, now: float) -> float:
+        """Return when the window of `now` began."""
+        return now - (now - self.origin) % self.rate.period
+
+
+class FixedWindow(AlignedWindow[tuple[float, int]]):
     """At most `limit` between two boundaries; so at most twice that in any stretch as long.
 
     The state is the beginning of a window, and what was taken in it.
     """
 
     def __init__(self, rate: Rate) -> None:
-        """Begin anew at each multiple of the period."""
+        """Begin anew at each multiple of the period, from `origin` on."""
         super().__init__(rate)
         self.capacity: int = rate.limit
         check_exact(rate, rate.period)
@@ -24,11 +36,11 @@ class FixedWindow(Rule[tuple[float, int]]):
         begin, _used = state
         if now < begin + self.rate.period:
             return state
-        return now - now % self.rate.period, 0
+        return self._begin(now), 0
 
     def fresh(self, now: float) -> tuple[float, int]:
         """Have taken nothing."""
-        return now - now % self.rate.period, 0
+        return self._begin(now), 0
 
     def wait(self, state: tuple[float, int], now: float, cost: int, ahead: int = 0) -> float | None:
         """Wait for the next boundary if there is no room."""
@@ -70,7 +82,7 @@ class FixedWindow(Rule[tuple[float, int]]):
 Counts = tuple[float, int, int]
 
 
-class SlidingCounter(Rule[Counts]):
+class SlidingCounter(AlignedWindow[Counts]):
     """At most `limit` by an estimate: the window before counts in part, as if evenly filled.
 
     The error: with `before` admitted in the window before, up to `before * elapsed / period` more
@@ -81,7 +93,7 @@ class SlidingCounter(Rule[Counts]):
     """
 
     def __init__(self, rate: Rate) -> None:
-        """Begin anew at each multiple of the period."""
+        """Begin anew at each multiple of the period, from `origin` on."""
         super().__init__(rate)
         self.capacity: int = rate.limit
         check_exact(rate, 4 * rate.limit * rate.period)
@@ -93,11 +105,11 @@ class SlidingCounter(Rule[Counts]):
             return state
         if now < begin + 2 * period:
             return begin + period, 0, used
-        return now - now % period, 0, 0
+        return self._begin(now), 0, 0
 
     def fresh(self, now: float) -> Counts:
         """Have taken nothing."""
-        return now - now % self.rate.period, 0, 0
+        return self._begin(now), 0, 0
 
     def wait(self, state: Counts, now: float, cost: int, ahead: int = 0) -> float | None:
         """Wait until enough of the window before has slid away."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall.models.rate_accounts import Account, SettledBucket
 from seawall.models.rate_buckets import LeakyBucket, TokenBucket
 from seawall.models.rate_rule import Rule
+from seawall.models.rate_windows import AlignedWindow
 from seawall.policies._rate_caps import KeyedCaps
 from seawall.policies._rate_charges import Charge, Lane
 
@@ -59,6 +60,7 @@ class Meter:
         "_hand",
         "_horizon",
         "_opened",
+        "_origin",
         "_others",
         "_shared",
         "accounts",
@@ -95,13 +97,21 @@ class Meter:
         """The state where there is but one and it is a plain number, for the success path."""
         self.since = float("-inf")
         """What was taken up to this instant, by other numbers, is not given back."""
+        self._origin = 0.0
         self.configure(limit, limit._rule(), max_keys)
         self.reopen()
+
+    def align(self, origin: float) -> None:
+        """Let windows begin at multiples of the period from the instant `origin` on."""
+        self._origin = origin
+        if isinstance(self.rule, AlignedWindow):
+            self.rule.origin = origin
 
     def configure(self, limit: Limit, rule: Rule[Any], max_keys: int) -> None:
         """Take on settings; states are as they were."""
         self.limit = limit
         self.rule = rule
+        self.align(self._origin)
         self.settled = SettledBucket(rule) if isinstance(rule, TokenBucket) else None
         """The same rule for accounts."""
         self.max_keys = max_keys

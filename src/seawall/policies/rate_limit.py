@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, ClassVar, Final, NoReturn
 
 from seawall import _checks as check
-from seawall.clock import current_clock
+from seawall.clock import Clock, current_clock, epoch_of
 from seawall.errors import RateLimited
 from seawall.models.rate_rule import Rule
 from seawall.models.rates import whole_microseconds
@@ -90,6 +90,7 @@ class RateLimit(GatePolicy):
         self.max_keys = check.count("max_keys", max_keys)
         meters = [Meter(limit, self.max_keys) for limit in self.limits]
         self._meters = Meters(meters, check.count("max_waiting", max_waiting))
+        self._align(current_clock())
         self._reserve_rejected = 0
         self.name = name
         self._sharing = Sharing.of(self, shared, name, sharing, batch, on_store_failure)
@@ -360,7 +361,15 @@ class RateLimit(GatePolicy):
         clocks = (bound.host.clock for bound in self.bindings)
         return next(clocks, current_clock()).now()
 
+    def _align(self, clock: Clock) -> None:
+        """Let windows begin where those in a store do; the time of day is asked for only here."""
+        self._aligned_by = clock
+        for meter in self._meters.all:
+            meter.align(whole_microseconds(epoch_of(clock)))
+
     def _bind(self, host: Host) -> RateGate:
+        if host.clock is not self._aligned_by:
+            self._align(host.clock)
         if self._sharing is not None:
             return SharedRateGate(self, host, self._sharing)
         first, *more = self._meters.all
