@@ -22,7 +22,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seawall import RedisStore, StoreUnavailable
-from seawall.shared import _background, _health, _link
+from seawall.runtime import background as background_module
+from seawall.shared import _health, _link
 from seawall.shared._health import Health
 from seawall.testing import run_virtual, virtual_time
 
@@ -232,7 +233,7 @@ def test_a_job_survives_whatever_it_raises():
     runs: list[str] = []
 
     async def main() -> None:
-        background = _background.Background(lambda: None, _nothing)
+        background = background_module.Background(lambda: None, _nothing)
         faults = iter(["unexpected", "cancelled", "exits", "none"])
 
         async def job() -> None:

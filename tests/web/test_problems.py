@@ -44,6 +44,7 @@ STATUSES = {
     errors.KeyMissing: 400,
     errors.KeyReused: 422,
     errors.RecordedFailure: 500,
+    errors.ReportedFailure: 500,
     errors.AnswerNotKept: 500,
     errors.RecordGarbled: 500,
     errors.JobExpired: 410,

@@ -65,8 +65,15 @@ class Mutex(CLock):
             self.do(_nothing)
 
     def _work_off(self) -> None:
+        """Do what had to wait. Nobody is left who could handle its errors, so they are logged."""
         while self._later:
-            self._later.popleft()()
+            work = self._later.popleft()
+            try:
+                work()
+            except Exception:
+                from logging import getLogger
+
+                getLogger("seawall").exception("work that had to wait for a lock failed")
 
     def _do_later(self) -> None:
         """Have another thread wait for the end of the section: nothing of ours runs at it."""
