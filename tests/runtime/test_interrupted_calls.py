@@ -17,10 +17,12 @@ from seawall import (
     Bulkhead,
     BulkheadFull,
     Cache,
+    CircuitOpen,
     RateLimit,
     Serializer,
     ThreadBulkhead,
     aimd,
+    ramp,
 )
 from seawall.clock import VirtualClock
 from seawall.runtime.slots import Slots, SlotWaiter
@@ -256,3 +258,68 @@ def test_no_signal_locks_others_out(scenario: str) -> None:
     """Wherever the handler raises, another thread gets its answer afterwards."""
     seen = [(place, check()) for place, check in interrupts(OTHERS[scenario])]
     assert [one for one in seen if one[1] != 1] == []
+
+
+BREAK = 5.0
+STUCK_FOR = 60.0
+
+
+def breaker(*before: Callable[[], Any] | float, **options: Any) -> Made:
+    """Make one call of a breaker at which `before` has happened: calls and seconds."""
+    clock = VirtualClock(1000.0)
+    policy = Breaker(**{"consecutive": 1, "break_for": BREAK, **options})
+    guard = interrupted_guard(policy, clock=clock)
+    *earlier, last = before
+    for step in earlier:
+        if isinstance(step, float):
+            clock.advance(step)
+        else:
+            quietly(lambda step=step: guard.call(step))()
+
+    def goes_on() -> list[str]:
+        """Tell how it stands when all is well again, after a failure, and after a break."""
+        seen = []
+        for _ in range(4):
+            clock.advance(STUCK_FOR)  # a probe whose end was interrupted is given up by then
+            seen.append(guard.attempt(ok).reason)
+        states = [policy.state]
+        guard.attempt(fail)
+        states += [policy.state, type(guard.attempt(ok).error).__name__]
+        for _ in range(3):
+            clock.advance(STUCK_FOR)
+            guard.attempt(ok)
+        return [*states, policy.state, *({str(why) for why in seen} - {"None", "circuit_open"})]
+
+    def work() -> None:
+        try:
+            guard.call(last)
+        except (ConnectionError, CircuitOpen):
+            pass
+
+    return work, goes_on
+
+
+BREAKERS: dict[str, Callable[[], Made]] = {
+    "opens": lambda: breaker(ok, fail),
+    "is open": lambda: breaker(fail, ok),
+    "half-opens, and closes": lambda: breaker(fail, BREAK, ok),
+    "half-opens, and opens": lambda: breaker(fail, BREAK, fail),
+    "closes by a ramp": lambda: breaker(
+        fail, BREAK, ok, BREAK, ok, BREAK, ok, probes=ramp((0.1, 0.5), step=BREAK)
+    ),
+    "goes up a ramp": lambda: breaker(
+        fail, BREAK, ok, BREAK, ok, probes=ramp((0.1, 0.5), step=BREAK)
+    ),
+    "counts slow calls": lambda: breaker(fail, BREAK, ok, ok, slow_after=3.0, slow_ratio=0.5),
+}
+
+
+@pytest.mark.parametrize("scenario", BREAKERS)
+def test_a_breaker_goes_on_after_a_signal_in_its_change(scenario: str) -> None:
+    """It closes, opens, refuses and closes again, wherever the handler raised."""
+    wrong = [
+        (place, seen)
+        for place, check in interrupts(BREAKERS[scenario])
+        if (seen := check()) != ["closed", "open", "CircuitOpen", "closed"]
+    ]
+    assert wrong == []

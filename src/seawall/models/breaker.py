@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from seawall.models.breaker_settings import BreakerSettings
 from seawall.models.probes import Countdown, Probe, Trial, Verdict
-from seawall.models.windows import ENDED, TimeWindow, Tracked, new_window
+from seawall.models.windows import ENDED, TimeWindow, Tracked, Window, new_window
 
 
 class State(Enum):
@@ -90,6 +90,9 @@ class Refusal(NamedTuple):
 Ticket: TypeAlias = int | Tracked | Probe
 """An admission; the plain one is just the number of its generation."""
 
+_NO_BREAK = Countdown(0.0, 0.0)
+_NO_TRIAL = Trial(0, 0.0)
+
 
 class BreakerModel:
     """A circuit breaker: ask `admit` before each call, tell `settle` its end, once.
@@ -127,6 +130,8 @@ class BreakerModel:
     counter: TimeWindow
     """Whose running bucket, until its end, a success may be added to instead: cheaper still."""
 
+    _window: Window
+
     def __init__(self, settings: BreakerSettings) -> None:
         self.settings = settings
         self.state = State.CLOSED
@@ -135,8 +140,8 @@ class BreakerModel:
         self.failure = ""
         self._opened_at: float | None = None  # when it was closed for the last time, unless it is
         self._opens = 0
-        self._break: Countdown  # while open
-        self._trial: Trial  # while half-open
+        self._break = _NO_BREAK  # while open
+        self._trial = _NO_TRIAL  # while half-open
         self._running: OrderedDict[Tracked, None] = OrderedDict()  # not slow yet, oldest first
         self._count_afresh()
 
@@ -219,15 +224,15 @@ class BreakerModel:
         changed.
         """
         self._notice_slow(now)
-        old, self.settings = self.settings, settings
+        old, self.settings, window = self.settings, settings, self._window
         if settings.slow_after is None or old.slow_after is None:
             self._running.clear()
         else:
             for ticket in self._running:
                 ticket.slow_at += settings.slow_after - old.slow_after
         if (settings.window, settings.window_calls) != (old.window, old.window_calls):
-            self._window = new_window(settings.window, settings.window_calls)
-        self._choose_path()
+            window = self._new_window()
+        self._count_in(window)
 
     def retry_after(self, now: float) -> float | None:
         """Return what is left of the break, or None if there is none."""
@@ -261,33 +266,51 @@ class BreakerModel:
 
     def _move(self, cause: Cause, now: float) -> None:
         """Change the state by the table; nothing else does."""
-        before, after = self.state, TRANSITIONS[self.state, cause]
+        after = TRANSITIONS[self.state, cause]
         if after is State.OPEN:
-            # First of all: if the user's function raises, nothing has changed yet.
-            self._break = Countdown(self.settings.break_after(self._opens + 1), now)
-            self._opens += 1
-        self.calm = False
-        self.state = after
-        self.generation += 1
-        self._running.clear()
-        if after is State.HALF_OPEN:
-            self._begin_trial(now)
-        elif after is State.CLOSED:
-            self._opens = 0
-            self._count_afresh()
-        self._note_since(now)
-        self.changes.append(Change(before, after, cause, now, self.generation))
+            # If the user's function raises, nothing has changed yet.
+            self._open(cause, now)
+        else:
+            opens = 0 if after is State.CLOSED else self._opens
+            self._enter(after, cause, now, opens, self._break)
 
-    def _note_since(self, since: float) -> None:
-        if self.state is State.CLOSED:
+    def _open(self, cause: Cause, now: float) -> None:
+        opens = self._opens + 1
+        self._enter(State.OPEN, cause, now, opens, Countdown(self.settings.break_after(opens), now))
+
+    def _enter(
+        self, after: State, cause: Cause | Told, now: float, opens: int, pause: Countdown
+    ) -> None:
+        """Begin a generation in the state `after`, all at once.
+
+        A signal handler may raise wherever a function is called. So everything is made first, and
+        the rest calls nothing and has no loop.
+        """
+        before, generation = self.state, self.generation + 1
+        closed = after is State.CLOSED
+        if closed:
+            self._count_afresh()  # what is counted is of no use yet, if it is not closed
+        calm = closed and self._is_simple()
+        trial = self._new_trial(generation, now) if after is State.HALF_OPEN else self._trial
+        change = Change(before, after, cause, now, generation)
+        running: OrderedDict[Tracked, None] = OrderedDict()
+        self.calm = False
+        self._break, self._trial, self._running = pause, trial, running
+        self._opens = opens
+        if closed:
             self._opened_at, self.failure = None, ""
         elif self._opened_at is None:
-            self._opened_at = since
+            self._opened_at = now
+        if before is not after:
+            self.changes = [*self.changes, change]
+        self.state = after
+        self.generation = generation
+        self.calm = calm
 
-    def _begin_trial(self, now: float) -> None:
+    def _new_trial(self, generation: int, now: float) -> Trial:
         s = self.settings
         timeout = min(s.probe_timeout, s.slow_after or s.probe_timeout)
-        self._trial = s.probes.begin(self.generation, timeout, s.failure_ratio or 0.5, now)
+        return s.probes.begin(generation, timeout, s.failure_ratio or 0.5, now)
 
     def _conclude(self, shown: Verdict, now: float) -> None:
         if shown is Verdict.SUCCESS:
@@ -320,8 +343,8 @@ class BreakerModel:
 
     def _count_slow(self, ticket: Tracked, now: float) -> None:
         del self._running[ticket]
-        ticket.counted_in = self._window
         ticket.place = self._window.slow(now)
+        ticket.counted_in = self._window
         self._judge(now)
 
     def _judge(self, now: float) -> None:
@@ -342,23 +365,35 @@ class BreakerModel:
             or (s.slow_ratio is not None and slow / calls >= s.slow_ratio)
         )
 
+    def _new_window(self) -> Window:
+        return new_window(self.settings.window, self.settings.window_calls)
+
     def _count_afresh(self) -> None:
         self._streak = 0
-        self._window = new_window(self.settings.window, self.settings.window_calls)
-        self._choose_path()
+        self._count_in(self._new_window())
 
-    def _choose_path(self) -> None:
-        self.counter = ENDED
-        if self.settings.consecutive is None:
+    def _count_in(self, window: Window) -> None:
+        """Count calls in `window`, successes in the cheapest way that these settings allow."""
+        s = self.settings
+        counter = self._counter_of(window) if s.consecutive is None else ENDED
+        calm = self.state is State.CLOSED and self._is_simple()
+        # As in `_enter`: from here on nothing is called.
+        if s.consecutive is None:
             self._streak = 0
-            self.success = self._window.success
-            if isinstance(self._window, TimeWindow):
-                self.counter = self._window
-        elif self.settings.min_calls is None:
+            self.success = window.success
+        elif s.min_calls is None:
             self.success = self._end_streak
         else:
             self.success = self._count_and_end_streak
-        self.calm = self.state is State.CLOSED and self.settings.slow_after is None
+        self._window, self.counter = window, counter
+        self.calm = calm
+
+    def _counter_of(self, window: Window) -> TimeWindow:
+        return window if isinstance(window, TimeWindow) else ENDED
+
+    def _is_simple(self) -> bool:
+        """Tell whether a call needs no more than the number of its generation, while closed."""
+        return self.settings.slow_after is None
 
     def _end_streak(self, _now: float, /) -> None:
         self._streak = 0

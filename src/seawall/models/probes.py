@@ -112,9 +112,10 @@ class Trial:
 
     def admit(self, now: float) -> Probe | None:
         """Let a call through as a probe, or answer None."""
+        probe = Probe(self._generation, now, self._timeout, self._stage)
         if not self._has_room():
             return None
-        probe = Probe(self._generation, now, self._timeout, self._stage)
+        # Nothing may come between what it counted and this: a signal would cost a permit.
         self._out[probe] = None
         return probe
 
@@ -180,10 +181,14 @@ class _RampTrial(Trial):
         super().__init__(generation, timeout)
         self._plan = plan
         self._threshold = threshold
+        self._stage = -1
         self._begin_stage(now)
 
     def _begin_stage(self, now: float) -> None:
-        self._step = Countdown(self._plan.step, now)
+        step = Countdown(self._plan.step, now)
+        # From here on nothing is called: a signal cannot leave half a stage behind.
+        self._step = step
+        self._stage += 1
         self._offered = self._admitted = 0
         self._successes = self._failures = 0
 
@@ -204,7 +209,6 @@ class _RampTrial(Trial):
         if self._successes and self._step.left(now) <= 0:
             if self._stage + 1 == len(self._plan.shares):
                 return Verdict.SUCCESS
-            self._stage += 1
             self._begin_stage(now)
         return Verdict.NONE
 

@@ -15,7 +15,6 @@ from seawall.models.breaker import (
     TRANSITIONS,
     BreakerModel,
     Cause,
-    Change,
     Refusal,
     State,
     Ticket,
@@ -23,7 +22,7 @@ from seawall.models.breaker import (
 from seawall.models.breaker_report import Report, TimeReport, at_once, reported
 from seawall.models.breaker_settings import BreakerSettings
 from seawall.models.probes import Countdown, NOfM, Verdict
-from seawall.models.windows import new_window
+from seawall.models.windows import TimeWindow, Window, new_window
 from seawall.shared._breaker_asking import Leased
 from seawall.shared._breaker_untold import LOST, Order, Sent, Untold
 from seawall.shared._breaker_wire import Breaks, Reply, Standing, microseconds, vote_for
@@ -188,14 +187,6 @@ class Mirror(BreakerModel):
         super().close(now)
         self._order("close")
 
-    def update(self, settings: BreakerSettings, now: float) -> None:
-        """Go on under other settings, in the same state."""
-        window = self._window
-        super().update(settings, now)
-        if self._window is not window:
-            self._window = self._new_window()
-            self._choose_path()
-
     def snapshot(self, now: float) -> dict[str, str | float | None]:
         """Return what there is to see: calls of this pod, and of all pods as last heard of."""
         calls, failures, slow = self._totals
@@ -291,15 +282,15 @@ class Mirror(BreakerModel):
         if moved or missed:
             self._follow(standing, now)
         elif came_back:
-            self._choose_path()
+            self._count_in(self._window)
         if standing.state is State.OPEN and (
             moved or missed or not same or not self._break.left(now)
         ):
             self._break = Countdown(standing.left, now)  # counted here: no clock that jumps ends it
-        self._opened_at = None
-        self._note_since(now - standing.age)
-        if standing.state is not State.CLOSED:
-            self.failure = standing.failure
+        if standing.state is State.CLOSED:
+            self._opened_at, self.failure = None, ""
+        else:
+            self._opened_at, self.failure = now - standing.age, standing.failure
 
     def heard(self, standing: Standing, now: float) -> bool:
         """Take over what was pushed; False if the store had better be asked."""
@@ -347,8 +338,8 @@ class Mirror(BreakerModel):
             self._window.take()
             self._window.mark(now)
         if self.away == "local" and self.state is State.HALF_OPEN:
-            self._begin_trial(now)
-        self._choose_path()
+            self._trial = self._new_trial(self.generation, now)
+        self._count_in(self._window)
         self._untold.trip = self._ahead = False  # open is what this pod is now, by itself
 
     def forked(self) -> None:
@@ -361,23 +352,15 @@ class Mirror(BreakerModel):
         self.generation += 1
         self.suspect = self._known = False
         self.away = None
-        self._choose_path()
+        self._count_in(self._window)
 
     @property
     def _counts(self) -> bool:
         return self.state is State.CLOSED and self.away is None
 
     def _follow(self, standing: Standing, now: float) -> None:
-        before = self.state
-        self.calm = False
-        self.state = standing.state
-        self.generation += 1
-        self._running.clear()
         self._untold.drop()
-        if self.state is State.CLOSED:
-            self._count_afresh()
-        if before is not self.state:
-            self.changes.append(Change(before, self.state, standing.cause, now, self.generation))
+        self._enter(standing.state, standing.cause, now, standing.opens, self._break)
 
     def _order(self, command: str) -> None:
         if self._untold.withdraw():  # on its way to be opened by what was counted before
@@ -403,16 +386,8 @@ class Mirror(BreakerModel):
 
     def _open_here(self, cause: Cause, now: float) -> None:
         """Open in this pod; the store counts the opens, and will say how long the break is."""
-        before = self.state
-        self._break = Countdown(self.settings.break_after(self._opens + 1), now)
-        self._opens += 1
+        self._open(cause, now)
         self._ahead = True
-        self.calm = False
-        self.state = State.OPEN
-        self.generation += 1
-        self._running.clear()
-        self._note_since(now)
-        self.changes.append(Change(before, self.state, cause, now, self.generation))
 
     def _cast(self, now: float, *, renew: bool) -> None:
         """Vote by what this pod has seen; every third of its life a vote is renewed."""
@@ -441,16 +416,15 @@ class Mirror(BreakerModel):
             return window  # judged here: nobody else needs the numbers
         return reported(window) or window
 
-    def _count_afresh(self) -> None:
-        self._streak = 0
-        self._window = self._new_window()
-        self._choose_path()
-
-    def _choose_path(self) -> None:
-        super()._choose_path()
+    def _count_in(self, window: Window) -> None:
         s = self.settings
-        if s.consecutive is None and isinstance(self._window, TimeReport):
-            self.counter = self._window.window
         least = min(s.failure_ratio or 1.0, s.slow_ratio or 1.0) * (s.min_calls or 1)
         self._urgent = max(1, ceil(least / 4))
-        self.calm = self.calm and (self._known if self.away is None else self.away == "local")
+        super()._count_in(window)
+
+    def _counter_of(self, window: Window) -> TimeWindow:
+        return window.window if isinstance(window, TimeReport) else super()._counter_of(window)
+
+    def _is_simple(self) -> bool:
+        known = self._known if self.away is None else self.away == "local"
+        return known and super()._is_simple()
