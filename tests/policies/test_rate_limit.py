@@ -27,6 +27,7 @@ from seawall import (
     subscribe,
     tenant,
 )
+from seawall.policies._rate_meters import RESETS
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow, virtual_time
 from tests.support import let_pass, new_guard
 
@@ -966,3 +967,114 @@ def test_windows_of_a_virtual_clock_begin_by_that_clock_alone() -> None:
     new_guard(limit, clock=VirtualClock(90.0))
     limit.reserve()
     assert limit.peek().reset_after == 30.0
+
+
+# Forgotten by hand
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_reset_forgets_what_one_key_took(algorithm: Any) -> None:
+    """And nothing of what others took."""
+    with virtual_time():
+        limit = RateLimit("3/day", algorithm=algorithm, key=lambda user: user)
+        full = limit.peek("ann")
+        guard = new_guard(limit)
+        assert admitted(guard, 5, "ann") == admitted(guard, 5, "bob") == full.left
+        limit.reset("ann")
+        assert limit.peek("ann") == full
+        assert limit.peek("bob").left == 0
+        assert (admitted(guard, 5, "ann"), admitted(guard, 5, "bob")) == (full.left, 0)
+
+
+def test_a_reset_forgets_all_limits_or_the_one_that_is_named() -> None:
+    """A limit without a key is one for all, so it can be left alone."""
+    with virtual_time():
+        limit = RateLimit(Limit("3/day", key=lambda user: user, name="user"), Limit("9/day"))
+        limit.reserve("ann", cost=3)
+        limit.reset("ann", limit="user")
+        assert (limit.peek("ann").left, limit.peek("bob").left) == (3, 3)
+        limit.reserve("ann", cost=3)
+        assert limit.peek("ann", cost=3) == Quota("user", 0, 86_400.0, 86_400.0)
+        asyncio.run(limit.areset("ann"))
+        limit.reserve("ann", cost=3)
+        limit.reserve("bob", cost=3)
+        assert limit.reserve("cid", cost=3).quota().limit == "user"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("estimated", [False, True])
+def test_what_was_taken_before_a_reset_is_not_given_back(
+    algorithm: Any, *, estimated: bool
+) -> None:
+    """It is forgotten already: else more than the limit could be taken."""
+    with virtual_time() as clock:
+        limit = RateLimit("4/day", algorithm=algorithm)
+        cost = 1 if algorithm == "leaky_bucket" else 3
+        before = limit.reserve(cost=cost) if estimated else None
+        if before is None:
+            limit = RateLimit("4/day", algorithm=algorithm, cost=cost)
+            before = limit.reserve()
+        clock.advance(0.001)
+        limit.reset()
+        taken = limit.reserve(cost=cost)
+        left = limit.peek(cost=1)
+        before.cancel()
+        assert limit.peek(cost=1) == left
+        taken.cancel()
+        assert limit.peek(cost=1).reset_after == 0.0
+
+
+def test_many_resets_are_remembered_as_one() -> None:
+    """Of more keys than are remembered apart, nothing of before the last reset comes back."""
+    with virtual_time() as clock:
+        limit = RateLimit("4/day", algorithm="fixed_window", key=lambda user: user)
+        before = limit.reserve("ann", cost=3)
+        clock.advance(0.001)
+        for user in ("ann", *map(str, range(RESETS + 1))):
+            limit.reset(user)
+        assert len(limit._meters.all[0]._resets) < RESETS
+        limit.reserve("ann", cost=4)
+        before.cancel()
+        assert limit.peek("ann").left == 0
+
+
+def test_a_reset_forgets_what_a_vendor_said() -> None:
+    """The budget is the limit's own again."""
+    with virtual_time():
+        limit = RateLimit("4/day")
+        limit.lower(0, 60.0)
+        limit.reset()
+        assert limit.peek() == Quota("4/day", 4, 0.0, 0.0)
+
+
+def test_a_reset_lets_those_in_who_wait() -> None:
+    """At once, in order."""
+
+    async def main() -> None:
+        limit = RateLimit("2/day", max_wait=1e6)
+        guard = new_guard(limit)
+        for _ in range(2):
+            await guard.acall(_none)
+        waiting = [asyncio.create_task(guard.acall(_none)) for _ in range(2)]
+        await let_pass(1.0)
+        assert limit.waiting == 2
+        await limit.areset()
+        await asyncio.gather(*waiting)
+        assert limit.peek().left == 0
+
+    run_virtual(main())
+
+
+async def _none() -> None:
+    pass
+
+
+def test_a_key_without_room_of_its_own_is_not_reset() -> None:
+    """What others took is counted with it."""
+    with virtual_time():
+        limit = RateLimit("2/day", key=lambda user: user, max_keys=1)
+        for user in ("ann", "bob"):
+            limit.reserve(user, cost=2)
+        for user in ("ann", "bob"):
+            limit.reset(user)
+        assert (limit.peek("ann").left, limit.peek("bob").left) == (2, 0)

@@ -147,6 +147,18 @@ SHARED: list[tuple[Any, ...]] = [
         [("2/s", ValueError)],
         "'1/s'",
     ),
+    (
+        "RateLimit.reset(limit)",
+        lambda x: RateLimit("1/s").reset(limit=x),
+        [("2/s", ValueError), (5, ValueError), ([], ValueError)],
+        "'1/s'",
+    ),
+    (
+        "RateLimit.areset(limit)",
+        lambda x: asyncio.run(RateLimit("1/s").areset(limit=x)),
+        [("2/s", ValueError)],
+        "'1/s'",
+    ),
     ("Breaker(shared)", lambda x: Breaker(shared=x, name="x"), _STORES, "store|Store"),
     ("Breaker(name)", lambda x: _breaker(name=x), [*_NAMES, (None, TypeError)], "name="),
     (

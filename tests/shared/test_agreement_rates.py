@@ -2,9 +2,9 @@
 
 One machine drives all three with the same random history: calls of several users under a limit of
 their own and one for all, some refused further in, reservations settled or cancelled later, batches
-granted and given back in part, words of vendors, other numbers, time, and a server's clock that is
-set back. The store is flushed at every step, and what it refused is not remembered
-(that has tests of its own). Mistakes in the script are found.
+granted and given back in part, resets, words of vendors, other numbers, time, and a server's clock
+that is set back. The store is flushed at every step, and what it refused is not remembered (that
+has tests of its own). Mistakes in the script are found.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Pure:
         self.rules = [limit._rule() for limit in limits]
         self.states: dict[tuple[int, str | None], Any] = {}
         self.caps: dict[tuple[int, str | None], Caps] = {}
+        self.resets: dict[tuple[int, str | None], float] = {}
         self.latest = 0.0
 
     def places(self, user: str) -> list[tuple[int, str | None]]:
@@ -153,8 +154,8 @@ class Pure:
             actual = used[place[0]]
             if actual is None:
                 continue
-            if by is not self.rules[place[0]]:
-                actual = max(actual, cost)  # taken by other numbers
+            if by is not self.rules[place[0]] or at < self.resets.get(place, 0.0):
+                actual = max(actual, cost)  # taken by other numbers, or forgotten
             later = max(now, self.latest)
             rule_, state = self.at(place, later)
             if actual > cost:
@@ -184,6 +185,11 @@ class Pure:
 
     def lower(self, place: tuple[int, str | None], now: float, left: int, until: float) -> None:
         self.cap(place).lower(now, left, until)
+
+    def reset(self, place: tuple[int, str | None], now: float) -> None:
+        self.states[place] = self.rules[place[0]].fresh(now)
+        self.caps.pop(place, None)
+        self.resets[place] = now
 
     def update(self, limits: list[Limit], now: float) -> None:
         self.limits = limits
@@ -446,6 +452,15 @@ class Machine(RuleBasedStateMachine):
         most = 60e6 if self.debt is None else self.debt * 1e6
         self.pure.lower(place, self.us, remaining, self.us + min(us, most))
         self.flush()
+
+    @rule(user=USERS, limit=st.sampled_from([None, "user", "all"]))
+    def reset(self, user: str, limit: str | None) -> None:
+        for policy in (self.memory, self.shared):
+            policy.reset(Order(user, 1, 1), limit=limit)
+        for place in self.pure.places(user):
+            if limit in {None, self.pure.limits[place[0]].name}:
+                self.pure.reset(place, self.us)
+        self.peek(user, 1)
 
     @rule(user=USERS, cost=st.integers(1, 4))
     def peek(self, user: str, cost: int) -> None:

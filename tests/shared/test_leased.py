@@ -370,6 +370,24 @@ def test_a_vendors_word_empties_the_purse(store: RedisStore, frozen: FrozenClock
     asyncio.run(main())
 
 
+def test_a_reset_empties_the_purse(store: RedisStore, frozen: FrozenClock) -> None:
+    """What was granted before is not spent on top of the whole limit, nor given back to it."""
+
+    async def main() -> None:
+        pod = Pod(store, "100/min", algorithm="sliding_log", batch=20)
+        await pod.call()
+        await quiet(pod)
+        assert pod.held[0] > 0
+        frozen.advance(1)
+        await pod.limit.areset()
+        assert pod.held == [0]
+        await settled(store)
+        assert await left(pod) == 100
+        assert await pod.call(times=150) == 100
+
+    asyncio.run(main())
+
+
 @pytest.mark.usefixtures("frozen")
 def test_peeking_counts_what_the_pod_holds(store: RedisStore) -> None:
     """What is left is what the store has and what this pod may spend."""

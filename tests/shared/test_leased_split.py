@@ -281,6 +281,9 @@ def test_reserving_peeking_and_a_vendors_word_go_by_the_part(store: RedisStore) 
     asyncio.run(pod.limit.alower(2, 5.0))
     assert pod.limit.peek().left == 2
     assert asyncio.run(pod.call(times=5)) == 2
+    pod.limit.reset()
+    asyncio.run(pod.limit.areset())
+    assert pod.limit.peek().left == 12
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -156,6 +156,65 @@ def test_windows_of_one_process_end_when_those_of_the_store_do(
     assert min(apart, 7 * 86_400 - apart) < 3600.0
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_reset_is_for_all_pods(new_store: Stores, algorithm: Any) -> None:
+    """Who was refused here before is admitted at once; other keys are as they were."""
+    here, there = (
+        RateLimit("2/day", algorithm=algorithm, key=lambda k: k, shared=new_store(), name="reset")
+        for _ in range(2)
+    )
+    most = here.peek("ann").left
+    guard, other = new_guard(here), new_guard(there)
+    for user in ("ann", "bob"):
+        assert reasons(guard, 3, user) == [None] * most + ["rate_limited"] * (3 - most)
+    here.reset("ann")
+    assert (there.peek("ann").left, there.peek("bob").left) == (most, 0)
+    assert reasons(guard, most, "ann") == [None] * most
+    asyncio.run(there.areset("ann"))
+    assert reasons(other, 3, "ann") == [None] * most + ["rate_limited"] * (3 - most)
+
+
+def left_after_reset(store: RedisStore, frozen: FrozenClock, name: str, cost: int | None) -> int:
+    """Return what is left when all was taken after a reset, and something of before comes back."""
+    limit = RateLimit("4/day", shared=store, name=name, cost=3)
+    before = limit.reserve(cost=cost)
+    frozen.advance(1000)
+    limit.reset()
+    limit.reserve(cost=4)
+    before.cancel()
+    flush(store)
+    return limit.peek().left
+
+
+@pytest.mark.parametrize("cost", [None, 3])
+def test_what_was_taken_before_a_reset_is_not_given_back_to_the_store(
+    store: RedisStore, frozen: FrozenClock, cost: int | None
+) -> None:
+    """Neither an estimate nor a cost that was known."""
+    assert left_after_reset(store, frozen, "before", cost) == 0
+
+
+def test_without_the_time_of_the_reset_too_much_is_given_back(
+    store: RedisStore, frozen: FrozenClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then more than the limit can be taken."""
+    mutate(monkeypatch, "rates", "used < cost and when >= (state.since or 0)", "used < cost")
+    assert left_after_reset(store, frozen, "ablation", None) > 0
+
+
+def test_a_reset_needs_a_loop_that_goes_on(store: RedisStore) -> None:
+    """Where it would block, it says what to write, and changes nothing."""
+    limit = RateLimit("2/day", shared=store, name="loop")
+
+    async def main() -> None:
+        await limit.areserve()
+        with pytest.raises(RuntimeError, match="areset"):
+            limit.reset()
+        assert (await limit.apeek()).left == 1
+
+    asyncio.run(main())
+
+
 def calls(client: redis.Redis) -> int:
     """Return how many scripts the server has run."""
     stats = client.info("commandstats")

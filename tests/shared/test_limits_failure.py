@@ -134,6 +134,18 @@ def test_a_vendors_word_is_kept_without_the_store(store: RedisStore) -> None:
         asyncio.run(main())
 
 
+def test_a_reset_without_the_store_is_one_of_this_process(store: RedisStore) -> None:
+    """It raises, and what was counted here meanwhile is forgotten all the same."""
+    limit = RateLimit("2/min", shared=store, name="reset")
+    guard = new_guard(limit)
+    pods(store, 1)
+    with away(store):
+        assert reasons(guard, 3) == [None, None, "rate_limited"]
+        with pytest.raises(StoreUnavailable):
+            limit.reset()
+        assert reasons(guard, 3) == [None, None, "rate_limited"]
+
+
 def test_a_killed_server_changes_the_mode_and_back(new_store: Stores, server: Server) -> None:
     """Every call has the configured behaviour; each change is an event of each guard; it heals."""
     store = new_store(url=server.url, timeout=0.2)

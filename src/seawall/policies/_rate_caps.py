@@ -44,6 +44,10 @@ class KeyedCaps:
         caps.lower(now, remaining, until)
         self._sweep(now)
 
+    def forget(self, place: Hashable) -> None:
+        """Let nothing that was said hold at `place` any more."""
+        self._caps.pop(place, None)
+
     def _sweep(self, now: float) -> None:
         """Look at a few, and forget those that hold no more."""
         for _ in range(_SWEEP):

@@ -32,6 +32,9 @@ SHUT: Final = -1.0
 SHARED: Final = 1024
 """Into so many buckets are put together all keys that find no room of their own."""
 
+RESETS: Final = 1024
+"""Of so many keys is known when they were reset; of more, they count as reset together."""
+
 _SWEEP_FROM: Final = 1024
 _SWEEP: Final = 2
 _SWEEP_WHEN_FULL: Final = 16
@@ -62,6 +65,7 @@ class Meter:
         "_opened",
         "_origin",
         "_others",
+        "_resets",
         "_shared",
         "accounts",
         "caps",
@@ -97,6 +101,11 @@ class Meter:
         """The state where there is but one and it is a plain number, for the success path."""
         self.since = float("-inf")
         """What was taken up to this instant, by other numbers, is not given back."""
+        self._resets: dict[Hashable, float] = {}
+        """When what was counted at a place was forgotten: what was taken before never comes back.
+
+        Under None, for all places.
+        """
         self._origin = 0.0
         self.configure(limit, limit._rule(), max_keys)
         self.reopen()
@@ -266,7 +275,7 @@ class Meter:
         if self.caps and (caps := self.caps.at(place, now)):
             if used >= charge.cost:
                 caps.take(used - charge.cost)
-            elif charge.rule is self.rule:
+            elif self._counts(charge):
                 caps.give_back(charge.cost - used, charge.at)
         if used > charge.cost:
             if self.limit.key is not None and not self._holds(place):
@@ -275,10 +284,20 @@ class Meter:
             state = rule.owe(state, now, used - charge.cost)
             if rule is self.rule:
                 self.write(place, state)
-        elif used < charge.cost and charge.rule is self.rule and self._holds(place):
+        elif used < charge.cost and self._counts(charge) and self._holds(place):
             given = self._give_back(charge, used, now)
         self._close(charge)
         return given
+
+    def _counts(self, charge: Charge) -> bool:
+        """Tell whether what `charge` took is counted: by these numbers, and not forgotten since."""
+        if charge.rule is not self.rule:
+            return False
+        resets = self._resets
+        if not resets:
+            return True
+        never = float("-inf")
+        return charge.at >= max(resets.get(None, never), resets.get(charge.place, never))
 
     def _give_back(self, charge: Charge, used: int, now: float) -> bool:
         place, settled = charge.place, self.settled
@@ -372,3 +391,19 @@ class Meter:
         if not self._holds(place):
             self.states[place] = self.read(place, now)
         self.caps.lower(place, now, remaining, until)
+
+    def reset(self, key: Hashable, now: float) -> Hashable:
+        """Forget what was counted for `key`; return where its state is kept.
+
+        Where it has no room of its own nothing is forgotten: others are counted there too.
+        """
+        place = key if self.limit.key is None else self.place(key, now)
+        if isinstance(place, _Stripe):
+            return place
+        self.accounts.pop(place, None)
+        self.caps.forget(place)
+        self.write(place, self.rule.fresh(max(now, self._horizon)))
+        if len(self._resets) >= RESETS and place not in self._resets:
+            self._resets = {None: max(self._resets.values())}
+        self._resets[place] = now
+        return place

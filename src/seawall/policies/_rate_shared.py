@@ -7,7 +7,7 @@ While the store is away, the policy does as it was told, and says so in an event
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from seawall import _checks as check
@@ -287,6 +287,24 @@ class Sharing:
         except StoreUnavailable:
             return self._policy._peek(self.part(charges))
         return self._seen(charges, verdict, standings)
+
+    def refuse_reset(self) -> None:
+        """Raise where waiting for the store would stop an event loop."""
+        if not self.share.away:
+            _refuse_in_loop("reset", "areset")
+
+    def reset(self, charges: Sequence[Charge]) -> None:
+        """Forget what was counted, in all pods; blocks this thread until that is done."""
+        self.share.reset(self._places(charges))
+        self._freed(charges)
+
+    async def areset(self, charges: Sequence[Charge]) -> None:
+        """Forget what was counted, in all pods."""
+        await self.share.areset(self._places(charges))
+        self._freed(charges)
+
+    def _places(self, charges: Sequence[Charge]) -> list[tuple[int, Hashable]]:
+        return [(self._policy._meters.all.index(charge.meter), charge.key) for charge in charges]
 
     def _seen(
         self, charges: Sequence[Charge], verdict: Verdict, standings: Sequence[tuple[int, float]]

@@ -265,6 +265,47 @@ class RateLimit(GatePolicy):
         if self._sharing is not None:
             await self._sharing.share.alower(number, key, remaining, us)
 
+    def reset(self, *args: Any, limit: str | None = None, **kwargs: Any) -> None:
+        """Forget what was counted for calls with these arguments, and what vendors said of it.
+
+        Of all limits, or of the one that `limit` names: a limit without a key is one for all calls.
+        Calls in flight that took something before give nothing back later. Shared limits block
+        until the store has forgotten it for all pods, or raise `StoreUnavailable`: then it is
+        forgotten in this process only. In an event loop, `await areset(...)`.
+        """
+        charges = self._reset_charges(args, kwargs, limit)
+        if self._sharing is not None:
+            self._sharing.refuse_reset()
+        self._reset(charges)
+        if self._sharing is not None:
+            self._sharing.reset(charges)
+
+    async def areset(self, *args: Any, limit: str | None = None, **kwargs: Any) -> None:
+        """Do the same in an event loop, which goes on meanwhile."""
+        charges = self._reset_charges(args, kwargs, limit)
+        self._reset(charges)
+        if self._sharing is not None:
+            await self._sharing.areset(charges)
+
+    def _reset_charges(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
+    ) -> list[Charge]:
+        """Return a charge of nothing for each limit that is to be reset."""
+        if name is not None:
+            check.choice("limit", name, [limit.name for limit in self.limits])
+        return [
+            Charge(meter, meter.limit._key_of(args, kwargs), 0, estimated=False)
+            for meter in self._meters.all
+            if name in {None, meter.limit.name}
+        ]
+
+    def _reset(self, charges: Sequence[Charge]) -> None:
+        """Forget what was counted in this process."""
+        now = whole_microseconds(self._now())
+        with self._meters.mutex, self._meters:
+            for charge in charges:
+                self._meters.attend(charge.meter, charge.meter.reset(charge.key, now))
+
     def _lower(
         self,
         remaining: int,

@@ -131,6 +131,12 @@ class LimitShare(Protocol):
     async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
         """Do the same, and wait until the store has taken note."""
 
+    def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+        """Forget what was counted, of these limits and keys; blocks this thread until it is."""
+
+    async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+        """Do the same in the running event loop."""
+
     def see(self) -> None:
         """Let whoever takes be told what is left, where the store was asked."""
 

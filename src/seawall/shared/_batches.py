@@ -351,6 +351,18 @@ class LeasedLimits(SharedLimits):
         self._empty(limit, key)
         await super().alower(limit, key, remaining, reset_after)
 
+    def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+        """Forget what was counted; what this pod holds was taken before, and goes first."""
+        for limit, key in places:
+            self._empty(limit, key)
+        super().reset(places)
+
+    async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+        """Do the same in the running event loop."""
+        for limit, key in places:
+            self._empty(limit, key)
+        await super().areset(places)
+
     def _empty(self, limit: int, key: Hashable) -> None:
         with Section(self, self.clock.now()) as section, self.mutex, section.inside:
             holder = self.holders[limit].get(key)

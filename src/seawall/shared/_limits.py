@@ -276,6 +276,21 @@ class SharedLimits:
         question = f'["l",{limit + 1},{place},{remaining},{reset_after:.0f}]'
         return names.keys, (self.terms.settings, f"[{question}]")
 
+    def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+        """Forget what was counted, of these limits and keys; blocks this thread until it is."""
+        self.store.call(SCRIPT, *self._resetting(places))
+
+    async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+        """Do the same in the running event loop."""
+        await self.store.acall(SCRIPT, *self._resetting(places))
+
+    def _resetting(
+        self, places: Sequence[tuple[int, Hashable]]
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        names = Names(self.terms)
+        asked = ",".join(f"[{n + 1},{names.state(n + 1, key)}]" for n, key in places)
+        return names.keys, (self.terms.settings, f'[["z",[{asked}]]]')
+
     def snapshot(self) -> dict[str, Any]:
         """Return how it is shared, what decides now, and how often the store was asked."""
         return {

@@ -181,6 +181,12 @@ class SplitLimits(SharedLimits):
     async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
         """Do the same."""
 
+    def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+        """Do nothing more: the meters in memory have forgotten it."""
+
+    async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+        """Do the same."""
+
 
 class Settling:
     """A call that comes before it is known whether this pod has a part: a `Waiter`."""

@@ -22,13 +22,14 @@
 --   ["g", limit, key, want, least]                        take what is left, from `least` up to `want`
 --   ["p", [[limit, key, cost, amount], ...]]              take nothing
 --   ["l", limit, key, remaining, microseconds]            let no more than that be taken for so long
+--   ["z", [[limit, key], ...]]                            forget what was counted
 -- Reply: text, the time and an answer for each question, with spaces between them:
 --   t, r   "0" if taken, with ";mark" for each charge where that is not simply this instant; t: as many
 --          answers as `times`, with "|" between them, each followed by "/" and "left,rest" for each
 --          charge, with ";" between them, if it is to see
 --          else "first,longest,wait": which limit is exceeded first, which one longest, for how long
 --          (microseconds; -1: for ever)
---   s, b, l  "0"
+--   s, b, l, z  "0"
 --   g      "taken,mark", or "0,wait"
 --   p      "0" or "first,longest,wait", and ";left,rest" for each charge
 
@@ -607,7 +608,7 @@ local function save()
   for key_number, state in pairs(states) do
     if state.dirty then
       local limit = limit_of[key_number]
-      local ttl = ttl_for(rest_of(limit, state), MARGIN)
+      local ttl = ttl_for(rest_of(limit, state), state.since and REMEMBERED or MARGIN)
       local list = state.list
       if list then
         limit.rule.flush(state)
@@ -672,7 +673,7 @@ local function settle(change, mark, account, when, own)
       state.owed = min(state.owed, max(owed, now + limit.tolerance + limit.debt))
     end
     if state.caps then caps_rules().take(state.caps, used - cost) end
-  elseif used < cost then
+  elseif used < cost and when >= (state.since or 0) then
     local unused = change[4] - change[6]
     if not own then
       limit.rule.give_back(limit, state, {
@@ -796,6 +797,22 @@ function ask.l(limit_number, key_number, remaining, microseconds)
   state.caps = state.caps or {untils = {}, lefts = {}, sinces = {}}
   caps_rules().lower(state.caps, remaining, now + microseconds)
   state.dirty = true
+  return '0'
+end
+
+-- What was taken before is not given back any more: `since`. Accounts have numbers of their own.
+function ask.z(places)
+  for _, place in ipairs(places) do
+    local limit, state = at(place[1], place[2])
+    local fresh = limit.rule.fresh(limit)
+    fresh.serial, fresh.since, fresh.dirty = state.serial, now, true
+    if limit.rule.adopt then limit.rule.adopt(limit, fresh) end
+    if state.list then
+      redis.call('UNLINK', state.list)
+      fresh.list, fresh.extra = state.list, 0
+    end
+    states[place[2]] = fresh
+  end
   return '0'
 end
 
