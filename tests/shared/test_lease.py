@@ -995,7 +995,7 @@ def test_bad_names_and_stores_are_refused_at_once():
     async def on_lost(lease):
         """Want to be awaited."""
 
-    with pytest.raises(TypeError, match="nobody would await"):
+    with pytest.raises(TypeError, match="nothing here would await it"):
         Lease(store, "name", on_lost=on_lost)
     with pytest.raises(ValueError, match="timeout=-1"):
         Lease(store, "name").acquire(-1)
