@@ -9,6 +9,8 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from seawall import (
     Bulkhead,
@@ -1078,3 +1080,82 @@ def test_a_key_without_room_of_its_own_is_not_reset() -> None:
         for user in ("ann", "bob"):
             limit.reset(user)
         assert (limit.peek("ann").left, limit.peek("bob").left) == (2, 0)
+
+
+# As much as is left
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_as_much_is_taken_as_is_left(algorithm: Any) -> None:
+    """Up to what is wanted, then the rest, then nothing; each key has its own."""
+    with virtual_time():
+        limit = RateLimit("5/day", algorithm=algorithm, key=lambda user: user)
+        full = _most_at_once(algorithm)
+        assert limit.take_up_to(0, "ann") == 0
+        first = limit.take_up_to(3, "ann")
+        assert first == min(3, full)
+        assert limit.take_up_to(3, "ann") == full - first
+        assert asyncio.run(limit.atake_up_to(3, "ann")) == 0
+        assert asyncio.run(limit.atake_up_to(10**9, "bob")) == full
+
+
+def _most_at_once(algorithm: str) -> int:
+    return 1 if algorithm == "leaky_bucket" else 5
+
+
+@given(
+    algorithm=st.sampled_from(ALGORITHMS),
+    steps=st.lists(st.tuples(st.integers(0, 1500), st.integers(0, 9)), max_size=20),
+)
+def test_what_is_taken_is_what_a_look_says_is_left(
+    algorithm: Any, steps: list[tuple[int, int]]
+) -> None:
+    """Never more than that, and never less."""
+    with virtual_time() as clock:
+        limit = RateLimit("5/s", "7/2s", algorithm=algorithm)
+        for ms, most in steps:
+            clock.advance(ms / 1000)
+            left = limit.peek().left
+            assert limit.take_up_to(most) == min(most, left)
+            assert limit.peek().left == left - min(most, left)
+
+
+def test_of_several_limits_the_one_with_least_left_decides() -> None:
+    """What is taken is taken from all of them."""
+    with virtual_time():
+        limit = RateLimit(Limit("9/day", key=lambda user: user, name="user"), Limit("12/day"))
+        assert (limit.take_up_to(20, "ann"), limit.take_up_to(20, "bob")) == (9, 3)
+        assert limit.take_up_to(20, "cid") == 0
+
+
+def test_a_limit_of_calls_counts_one_call() -> None:
+    """As for `reserve(cost=)`: only what is estimated is taken in part."""
+    with virtual_time():
+        tokens = Limit("100/day", cost=lambda: 30, name="tokens")
+        limit = RateLimit(Limit("2/day", name="calls"), tokens)
+        assert [limit.take_up_to(40) for _ in range(3)] == [40, 40, 0]
+        limit.reset(limit="calls")
+        assert limit.take_up_to(40) == 20
+
+
+def test_nothing_is_taken_before_those_who_wait() -> None:
+    """What comes next is theirs."""
+
+    async def main() -> None:
+        limit = RateLimit("1/s", burst=4, cost=4, max_wait=10.0)
+        guard = new_guard(limit)
+        await guard.acall(_none)
+        waiting = asyncio.create_task(guard.acall(_none))
+        await let_pass(2.5)
+        assert (limit.take_up_to(2), limit.peek().left) == (0, 2)
+        await waiting
+        assert limit.peek().left == 0
+
+    run_virtual(main())
+
+
+def test_all_may_be_used_where_the_limit_is_not_enforced() -> None:
+    """What there was is counted."""
+    with virtual_time():
+        limit = RateLimit("5/day", mode="shadow")
+        assert (limit.take_up_to(8), limit.peek().left) == (8, 0)

@@ -148,6 +148,18 @@ SHARED: list[tuple[Any, ...]] = [
         "'1/s'",
     ),
     (
+        "RateLimit.take_up_to(most)",
+        lambda x: RateLimit("1/s").take_up_to(x),
+        _NATURALS,
+        "write",
+    ),
+    (
+        "RateLimit.atake_up_to(most)",
+        lambda x: asyncio.run(RateLimit("1/s").atake_up_to(x)),
+        _NATURALS,
+        "write",
+    ),
+    (
         "RateLimit.reset(limit)",
         lambda x: RateLimit("1/s").reset(limit=x),
         [("2/s", ValueError), (5, ValueError), ([], ValueError)],

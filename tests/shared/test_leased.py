@@ -370,6 +370,22 @@ def test_a_vendors_word_empties_the_purse(store: RedisStore, frozen: FrozenClock
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("frozen")
+def test_what_is_left_is_taken_from_the_store_alone(store: RedisStore) -> None:
+    """What pods hold is not touched, so the total is never above the limit."""
+
+    async def main() -> None:
+        pod = Pod(store, "100/min", algorithm="sliding_log", batch=20)
+        await pod.call()
+        await quiet(pod)
+        there, held = await left(pod), pod.held[0]
+        assert held > 0
+        assert await pod.limit.atake_up_to(1000) == there == 100 - held - 1
+        assert pod.held == [held]
+
+    asyncio.run(main())
+
+
 def test_a_reset_empties_the_purse(store: RedisStore, frozen: FrozenClock) -> None:
     """What was granted before is not spent on top of the whole limit, nor given back to it."""
 

@@ -284,6 +284,7 @@ def test_reserving_peeking_and_a_vendors_word_go_by_the_part(store: RedisStore) 
     pod.limit.reset()
     asyncio.run(pod.limit.areset())
     assert pod.limit.peek().left == 12
+    assert (pod.limit.take_up_to(9), asyncio.run(pod.limit.atake_up_to(9))) == (9, 3)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -215,6 +215,29 @@ def test_a_reset_needs_a_loop_that_goes_on(store: RedisStore) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_pods_take_together_no_more_than_is_left(
+    new_store: Stores, client: redis.Redis, algorithm: Any
+) -> None:
+    """One script call each, also where threads ask at once."""
+    pods = [
+        RateLimit("50/day", algorithm=algorithm, shared=new_store(), name="up to") for _ in range(2)
+    ]
+    full = pods[0].peek().left
+    taken: list[int] = []
+    threads = [
+        threading.Thread(target=lambda pod=pod: taken.append(pod.take_up_to(9))) for pod in pods * 4
+    ]
+    before = calls(client)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(taken) == full
+    assert calls(client) - before <= len(threads) + 4  # and the pods say that they live
+    assert asyncio.run(pods[1].atake_up_to(9)) == 0
+
+
 def calls(client: redis.Redis) -> int:
     """Return how many scripts the server has run."""
     stats = client.info("commandstats")

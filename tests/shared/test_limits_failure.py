@@ -146,6 +146,29 @@ def test_a_reset_without_the_store_is_one_of_this_process(store: RedisStore) -> 
         assert reasons(guard, 3) == [None, None, "rate_limited"]
 
 
+@pytest.mark.parametrize(("failing", "taken"), [("local", 3), ("open", 9), ("closed", 0)])
+def test_what_is_left_without_the_store_is_what_the_mode_says(
+    store: RedisStore, failing: Any, taken: int
+) -> None:
+    """A part of the limit, all, or nothing."""
+    limit = RateLimit("6/min", shared=store, name="up to", on_store_failure=failing)
+    new_guard(limit)
+    limit.peek()
+    pods(store, 2)
+    with away(store):
+        assert limit.take_up_to(9) == taken
+        assert asyncio.run(limit.atake_up_to(9)) == (0 if failing == "local" else taken)
+
+
+def test_an_answer_that_makes_no_sense_is_none(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that says it took more than was asked for has not answered."""
+    limit = RateLimit("6/min", shared=store, name="nonsense", on_store_failure="closed")
+    monkeypatch.setattr(store, "call", lambda *_: b"1 10")
+    assert limit.take_up_to(9) == 0
+
+
 def test_a_killed_server_changes_the_mode_and_back(new_store: Stores, server: Server) -> None:
     """Every call has the configured behaviour; each change is an event of each guard; it heals."""
     store = new_store(url=server.url, timeout=0.2)

@@ -51,6 +51,11 @@ class Charge:
         """Return the same, not taken yet."""
         return Charge(self.meter, self.key, self.asked, estimated=self.estimated, times=self.times)
 
+    def known(self, cost: int) -> Charge:
+        """Return the same with its actual cost: `cost` if it is estimated, else its own."""
+        cost = cost if self.estimated else self.asked
+        return Charge(self.meter, self.key, cost, estimated=False, times=self.times)
+
     @property
     def is_open(self) -> bool:
         """Whether it is an estimate that somebody keeps account of."""

@@ -267,6 +267,38 @@ class Sharing:
         self.tell(charges)
         return taken
 
+    def take_up_to(self, most: int, charges: Sequence[Charge]) -> int:
+        """Take what is left, up to `most`; blocks this thread for the store's answer."""
+        if self.share.away:
+            return self._take_alone(most, charges)
+        _refuse_in_loop("take_up_to", "atake_up_to")
+        try:
+            taken = self.share.take_up_to(most, charges)
+        except StoreUnavailable:
+            return self._take_alone(most, charges)
+        return self._policy._enforced(taken, most)
+
+    async def atake_up_to(self, most: int, charges: Sequence[Charge]) -> int:
+        """Take what is left, up to `most`."""
+        if self.share.away:
+            return self._take_alone(most, charges)
+        try:
+            taken = await self.share.atake_up_to(most, charges)
+        except StoreUnavailable:
+            return self._take_alone(most, charges)
+        return self._policy._enforced(taken, most)
+
+    def _take_alone(self, most: int, charges: Sequence[Charge]) -> int:
+        policy = self._policy
+        if self.failing == "local":
+            taken = policy._take_up_to(most, self.part(charges))
+        else:
+            self.alone += 1
+            taken = most if self.failing == "open" else policy._enforced(0, most)
+        if taken:
+            self.tell([charge.known(taken) for charge in charges])
+        return taken
+
     def peek(self, charges: Sequence[Charge]) -> Quota:
         """Take nothing; blocks this thread for the store's answer."""
         if self.share.away:

@@ -187,6 +187,50 @@ class RateLimit(GatePolicy):
         finally:
             del error  # or its own frame would keep it alive
 
+    def take_up_to(self, most: int, *args: Any, **kwargs: Any) -> int:
+        """Take as much as is left now, up to `most`, and return how much that is: 0 if nothing is.
+
+        From the limits for which `reserve(cost=most)` would take that cost; if another limit has no
+        room for the call, nothing is taken. It is taken for good. Never waits, and goes before
+        nobody who does. Shared limits block for the store's answer: in an event loop,
+        `await atake_up_to(...)`.
+        """
+        check.count("most", most, minimum=0)
+        charges = self._charges(args, kwargs, 1, by_hand=True)
+        if self._sharing is None:
+            return self._take_up_to(most, charges)
+        return self._sharing.take_up_to(most, charges)
+
+    async def atake_up_to(self, most: int, *args: Any, **kwargs: Any) -> int:
+        """Do the same in an event loop, which goes on meanwhile."""
+        check.count("most", most, minimum=0)
+        charges = self._charges(args, kwargs, 1, by_hand=True)
+        if self._sharing is None:
+            return self._take_up_to(most, charges)
+        return await self._sharing.atake_up_to(most, charges)
+
+    def _take_up_to(self, most: int, charges: Sequence[Charge]) -> int:
+        """Take up to `most` of what is counted in this process, for those that are estimated."""
+        us = whole_microseconds(self._now())
+        with self._meters.mutex, self._meters:
+            self._meters.look(charges, us)  # finds where they are counted
+            lefts = [
+                charge.meter.standing(charge.place, us)[0] // charge.times
+                for charge in charges
+                if charge.estimated
+            ]
+            taken = min(most, max(1, min(lefts)))  # where each pod counts alone, one at least
+            charges = [charge.known(taken) for charge in charges]
+            if not taken or self._meters.look(charges, us) is not None:
+                taken = 0
+            else:
+                self._meters.take(charges, us)
+        return self._enforced(taken, most)
+
+    def _enforced(self, taken: int, most: int) -> int:
+        """Return how much may be used: what was taken, or all where that is not enforced."""
+        return taken if self.mode == "enforce" else most
+
     def peek(self, *args: Any, cost: int | None = None, **kwargs: Any) -> Quota:
         """Return what is left for a call with these arguments, and take nothing.
 

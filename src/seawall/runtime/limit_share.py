@@ -110,6 +110,15 @@ class LimitShare(Protocol):
     async def adecide(self, charges: Sequence[Wanted]) -> Verdict:
         """Do the same in the running event loop."""
 
+    def take_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
+        """Take up to `most` for those charges that are estimated; blocks this thread.
+
+        Returns how much; 0 also where another charge does not fit.
+        """
+
+    async def atake_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
+        """Do the same in the running event loop."""
+
     def peek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
         """Take nothing, and tell how each limit stands; blocks this thread."""
 

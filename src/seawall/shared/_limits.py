@@ -212,6 +212,26 @@ class SharedLimits:
         """
         self.settle(item, [0] * len(item.terms.rules))
 
+    def take_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
+        """Take up to `most` for those charges that are estimated; blocks this thread."""
+        return _taken(most, self.store.call(SCRIPT, *self._taking(most, charges)))
+
+    async def atake_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
+        """Do the same in the running event loop."""
+        return _taken(most, await self.store.acall(SCRIPT, *self._taking(most, charges)))
+
+    def _taking(self, most: int, charges: Sequence[Wanted]) -> tuple[Sequence[str], Sequence[str]]:
+        if not self._ready:
+            self._prepare()
+        self.asks += 1
+        names = Names(self.terms)
+        asked = ",".join(
+            f"[{n},{names.state(n, c.key)},{c.cost},{self.terms.amount(n, c.cost)},"
+            f"{int(c.estimated)}]"
+            for n, c in enumerate(charges, 1)
+        )
+        return names.keys, (self.terms.settings, f'[["u",[{asked}],{most}]]')
+
     def peek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
         """Take nothing; blocks this thread."""
         keys, args = self._peeking(charges)
@@ -299,6 +319,17 @@ class SharedLimits:
             "mode": self.mode,
             "asks": self.asks,
         }
+
+
+def _taken(most: int, reply: Any) -> int:
+    def taken() -> int:
+        _now, (answer,) = read(reply, 1)
+        (number,) = numbers(answer, 1)
+        if not 0 <= number <= most:
+            raise ValueError(answer)
+        return number
+
+    return sensible(taken)
 
 
 def _moved(me: ref[SharedLimits], up: bool, cause: str) -> None:  # noqa: FBT001 - a watcher's

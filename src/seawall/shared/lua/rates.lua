@@ -20,6 +20,8 @@
 --          settle by reservation: once, since it is forgotten then
 --   ["b", [[... as in "s" ..., mark], ...]]               settle by what "t" or "g" replied
 --   ["g", limit, key, want, least]                        take what is left, from `least` up to `want`
+--   ["u", [[limit, key, cost, amount, estimated], ...], most]   take what is left, up to `most`, of all
+--          that are estimated, and the cost of the others; or nothing
 --   ["p", [[limit, key, cost, amount], ...]]              take nothing
 --   ["l", limit, key, remaining, microseconds]            let no more than that be taken for so long
 --   ["z", [[limit, key], ...]]                            forget what was counted
@@ -31,6 +33,7 @@
 --          (microseconds; -1: for ever)
 --   s, b, l, z  "0"
 --   g      "taken,mark", or "0,wait"
+--   u      how much was taken
 --   p      "0" or "first,longest,wait", and ";left,rest" for each charge
 
 local MARGIN = 60000         -- milliseconds that a state is kept beyond the time when it matters
@@ -704,10 +707,18 @@ local function take_all(charges)
   return answer and table.concat(answer, ';') or '0'
 end
 
+local function left_of(limit, state)
+  local left = limit.rule.left(limit, state)
+  return state.caps and caps_rules().left(state.caps, left) or left
+end
+
+local function amount_of(limit, cost)
+  return limit.time > 0 and over(cost * limit.time, limit.units) or 0
+end
+
 -- In how long more than `left` can be taken; where there never is more, in how long nothing is owed.
 local function more_of(charge, limit, state, left)
-  local amount = limit.time > 0 and over((left + 1) * limit.time, limit.units) or 0
-  local wait = wait_of({charge[1], charge[2], left + 1, amount})
+  local wait = wait_of({charge[1], charge[2], left + 1, amount_of(limit, left + 1)})
   return wait >= 0 and wait or rest_of(limit, state)
 end
 
@@ -717,8 +728,7 @@ local function standings(charges, more)
   local answer = {}
   for number, charge in ipairs(charges) do
     local limit, state = at(charge[1], charge[2])
-    local left = limit.rule.left(limit, state)
-    if state.caps then left = caps_rules().left(state.caps, left) end
+    local left = left_of(limit, state)
     local time = more and more_of(charge, limit, state, left) or rest_of(limit, state)
     answer[number] = text(left) .. ',' .. text(time)
   end
@@ -776,15 +786,25 @@ end
 
 function ask.g(limit_number, key_number, want, least)
   local limit, state = at(limit_number, key_number)
-  local left = limit.rule.left(limit, state)
-  if state.caps then left = caps_rules().left(state.caps, left) end
-  local granted = min(left, want)
+  local granted = min(left_of(limit, state), want)
   local charge = {limit_number, key_number, granted, 0}
   if granted < least then charge[3] = least end
-  if limit.time > 0 then charge[4] = over(charge[3] * limit.time, limit.units) end
+  charge[4] = amount_of(limit, charge[3])
   local wait = wait_of(charge)
   if wait ~= 0 then return '0,' .. text(wait) end
   return text(charge[3]) .. ',' .. text((take(charge, false)))
+end
+
+function ask.u(charges, most)
+  for _, charge in ipairs(charges) do
+    if charge[5] == 1 then most = min(most, left_of(at(charge[1], charge[2]))) end
+  end
+  for _, charge in ipairs(charges) do
+    if charge[5] == 1 then charge[3], charge[4] = most, amount_of(limits[charge[1]], most) end
+  end
+  if most == 0 or look(charges) then return '0' end
+  for _, charge in ipairs(charges) do take(charge, false) end
+  return text(most)
 end
 
 function ask.p(charges)
