@@ -21,11 +21,13 @@ from seawall import (
     RateLimit,
     Serializer,
     ThreadBulkhead,
+    Timeout,
     aimd,
     ramp,
 )
 from seawall.clock import VirtualClock
 from seawall.runtime.slots import Slots, SlotWaiter
+from seawall.testing import run_virtual
 from tests.runtime.interrupts import interrupted_guard, interrupts
 
 Made = tuple[Callable[[], Any], Callable[[], Any]]
@@ -206,6 +208,28 @@ def test_a_signal_between_joining_a_queue_and_waiting_leaves_it(
         with pytest.raises(KeyboardInterrupt):
             guard.call(ok)
         assert limit.waiting == 0
+    assert limit.in_flight == 0
+
+
+def test_a_timeout_that_has_ended_does_not_end_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal after it ended, while other policies are left, is raised as it is."""
+    limit = Bulkhead(2)
+    guard = interrupted_guard(limit, Timeout(60.0))
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    async def answer() -> int:
+        return 1
+
+    async def calls() -> None:
+        await guard.acall(answer)
+        limit.slots.attention = True
+        monkeypatch.setattr(limit.slots, "attend", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            await guard.acall(answer)
+
+    run_virtual(calls())
     assert limit.in_flight == 0
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from seawall._expiry import EXPIRED, Expiry, current_task, running_task, take_back
-from seawall.context import Scope, deadline_scope, deadline_var, end_scope, nearer_scope
+from seawall.context import Scope, deadline_scope, deadline_var, nearer_scope
 from seawall.errors import DeadlineExceeded, TimedOut
 from seawall.policies.timeout import AdaptiveSeconds, refused_for_time
 from seawall.runtime.call import Abandoned
@@ -246,8 +246,14 @@ class AsyncTimeout(Flow):
     def _stop(self, ticket: Scope, error: BaseException | None) -> bool:
         """Stop the time; tell whether `error` is the cancellation that it ended with."""
         _at, _clock, _outer, task, cancelling, watch = ticket
-        end_scope(ticket)
-        ticket[5] = None  # or it would lead to the guard
+        if task is None:
+            return False  # it has been stopped: a signal came after that
         if isinstance(watch, _OwnTimer):
-            return watch.disarm(error)
-        return watch.pending.pop(task, None) is None and take_back(task, cancelling, error)
+            fired = watch.disarm(error)
+            ticket[3] = ticket[5] = None  # it has no effect any more, nor leads to the guard
+            return fired
+        try:
+            fired = watch.pending.pop(task, None) is None
+        finally:
+            ticket[3] = ticket[5] = None  # also if a signal came after that
+        return fired and take_back(task, cancelling, error)

@@ -63,9 +63,9 @@ class Gate(SlotGate):
                     "    {ticket} = {enter}(now_)",
                 ),
                 leave=(
-                    "if {ticket} is not None:",
-                    "    {took} = end_ - {ticket}.began",
-                    "    {free}.append({ticket})",
+                    "if {left} is not None:",
+                    "    {took} = end_ - {left}.began",
+                    "    {free}.append({left})",
                     "    if {slots}.attention:",
                     "        {slots}.attend()",
                     "    {sample}({took})",

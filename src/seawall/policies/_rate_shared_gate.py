@@ -186,7 +186,7 @@ class _Side(Layer):
                     "if held_ is not None:",
                     "    {refuse_expired}(host_)",
                 ),
-                leave=("{leave}({ticket}, OK_, value_, end_)",) if gate.settles else (),
+                leave=("{leave}({left}, OK_, value_, end_)",) if gate.settles else (),
             )
         door = gate.sharing.share.door
         if door is not None and gate.sharing.usual:

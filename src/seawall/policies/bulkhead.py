@@ -100,8 +100,8 @@ class _BulkheadGate(SlotGate):
                 "    {ticket} = {enter}(now_)",
             ),
             leave=(
-                "if {ticket} is not {beyond}:",
-                "    {free}.append({ticket})",
+                "if {left} is not {beyond}:",
+                "    {free}.append({left})",
                 "    if {slots}.attention:",
                 "        {slots}.attend()",
             ),

@@ -118,7 +118,7 @@ class _ThrottleGate(GateBound):
     def __init__(self, policy: Throttle, host: Host) -> None:
         super().__init__(policy, host)
         self._model = policy._model
-        tell = ("{leave}({ticket}, OK_, value_, end_)",) if policy._predicates else ()
+        tell = ("{leave}({left}, OK_, value_, end_)",) if policy._predicates else ()
         if LOCK_FREE:
             self.inline = Inline(
                 names={"model": policy._model},

@@ -8,7 +8,7 @@ admitted at once and the function returns. Whatever else happens, it hands its t
 interpreter, which knows all the rules. The names of the function's parameters appear in it, checked
 to be names; all others end in an underscore, and so cannot clash with them.
 
-For a gate, a retry that looks at values and a timeout around an `async def` it reads:
+For a gate, a retry that looks at values and another gate around an `async def` it reads:
 
     async def guarded_(prompt, size=defaults_[0]):
         now_ = clock_()
@@ -430,7 +430,7 @@ class _Piece:
     def __init__(self, number: int, layer: Layer, parameters: Parameters) -> None:
         self._number = number
         self._arguments = parameters.passed
-        self.ticket = self._name = f"t{number}_" if layer.enter is not None else "None"
+        self.ticket = self._left = f"t{number}_" if layer.enter is not None else "None"
         enter: tuple[str, ...] = ()
         leave: tuple[str, ...] = ()
         if layer.inline is not None:
@@ -440,16 +440,18 @@ class _Piece:
                 arguments = f", {parameters.passed}" if layer.takes_arguments else ""
                 enter = (f"{{ticket}} = {{enter}}(now_{arguments})",)
             if layer.leave is not None:
-                leave = ("{leave}({ticket}, OK_, value_, end_)",)
+                leave = ("{leave}({left}, OK_, value_, end_)",)
         self.enter = [line.format_map(self) for line in enter]
         self.leave = []
-        if leave and layer.enter is not None:
+        if layer.enter is not None and any("{left}" in line for line in leave):
             # Before it is left: whatever interrupts that, it is not left twice.
             self.leave = [f"left_ = {self.ticket}", f"{self.ticket} = ABSENT_"]
-            self._name = "left_"
+            self._left = "left_"
         self.leave += [line.format_map(self) for line in leave]
 
     def __getitem__(self, name: str) -> str:
         if name == "arguments":
             return self._arguments
-        return self._name if name == "ticket" else f"{name}{self._number}_"
+        if name == "left":
+            return self._left
+        return self.ticket if name == "ticket" else f"{name}{self._number}_"

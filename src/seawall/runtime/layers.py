@@ -67,7 +67,9 @@ class Inline(NamedTuple):
 
     They do what `enter` and `leave` do, for the common case only, and call these for the rest: a
     frame saved on each. `{ticket}`, `{enter}` and `{leave}` are the layer's own, `{arguments}`
-    those of the call; every other `{name}` is one of `names`, or a variable of the layer's. The
+    those of the call; every other `{name}` is one of `names`, or a variable of the layer's. Where
+    `leave` has `{left}` for the ticket, it is left once, also if a signal cuts that short; with
+    `{ticket}` it is left again then, as cancelled, and that must change nothing. The
     text's own variables are `now_`, `end_`, `value_` and `held_` (the scope of the deadline: a
     layer that begins one puts it there); see `seawall.runtime.fastpath`.
     """
