@@ -210,7 +210,6 @@ def _push_without_bound(queue: WaitQueue[Any], item: Any, rank: int = 0, kind: A
     lane = (rank if queue.order == "criticality" else 0, kind)
     queue._arrivals += 1
     queue._lanes.setdefault(lane, OrderedDict())[item] = queue._arrivals
-    queue._size += 1
 
 
 def _grow_only(bulkhead: Bulkhead, changes: dict[str, Any]) -> None:

@@ -449,8 +449,8 @@ def _check_room(case: Room) -> None:
     def watched(slots: Slots) -> None:
         before = [waiter for lane in slots.queue._lanes.values() for waiter in lane]
         serve(slots)
-        shed = [waiter.rank for waiter in before if waiter._state == "shed"]
-        kept = [waiter.rank for waiter in before if waiter._state != "shed"]
+        shed = [waiter.rank for waiter in before if waiter.state == "shed"]
+        kept = [waiter.rank for waiter in before if waiter.state != "shed"]
         if shed and kept and max(shed) > min(kept):
             broken.append(f"shed {shed}, kept {kept}")
 

@@ -26,7 +26,7 @@ from seawall import (
     ramp,
 )
 from seawall.clock import VirtualClock
-from seawall.runtime.slots import Slots, SlotWaiter
+from seawall.runtime.slots import Slot, Slots, SlotWaiter
 from seawall.testing import run_virtual
 from tests.runtime.interrupts import interrupted_guard, interrupts
 
@@ -145,6 +145,27 @@ class Handing(VirtualClock):
         return lock.acquire(timeout=0 if seconds is None else 1.0)
 
 
+def waiting() -> Made:
+    """Make one call that waits for the slot of another, which ends meanwhile in this thread."""
+    limit, clock = Bulkhead(1, max_wait=5.0), Handing()
+    guard = interrupted_guard(limit, clock=clock)
+    taken: list[Slot] = []
+    clock.give_up = lambda: [limit.slots.give_back(taken.pop()) for _ in taken[:]]
+
+    def work() -> None:
+        taken.append(limit.slots.free.pop())
+        guard.call(ok)
+
+    def held() -> tuple[int, ...] | None:
+        """Tell what is left behind, if that is anything; others get in afterwards."""
+        taken.clear()
+        left = limit.in_flight, limit.waiting, int(elsewhere(lambda: guard.call(ok)) != 1)
+        return left if any(left) else None
+
+    work()
+    return quietly(work), held
+
+
 SLOTS: dict[str, Callable[[], Made]] = {
     "a call that succeeds": lambda: bulkhead(ok),
     "a call that fails": lambda: bulkhead(fail),
@@ -153,6 +174,7 @@ SLOTS: dict[str, Callable[[], Made]] = {
     "a call in a partition": lambda: adaptive(partitions={"live": 0.5}, partition=lambda: "live"),
     "a call in a task": in_task,
     "a block": held_block,
+    "a call that waits": waiting,
 }
 
 

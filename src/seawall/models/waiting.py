@@ -22,6 +22,9 @@ class WaitQueue(Generic[T]):
 
     Items may be of several kinds. They wait in one order, but each kind of each rank in a lane of
     its own, so that passing over a kind costs the same however many of it wait.
+
+    A signal handler may raise where a function is called. Each change is one assignment or
+    deletion, after which nothing is called until the item is in the hands of the caller.
     """
 
     def __init__(self, order: Order, limit: int) -> None:
@@ -31,11 +34,10 @@ class WaitQueue(Generic[T]):
         # Items with the number of their arrival, in this order, by rank and kind. Whoever leaves
         # from the middle costs no more than who is served.
         self._lanes: dict[tuple[int, Hashable], OrderedDict[T, int]] = {}
-        self._size = 0
         self._arrivals = 0
 
     def __len__(self) -> int:
-        return self._size
+        return sum(map(len, self._lanes.values()))
 
     def push(
         self,
@@ -53,16 +55,18 @@ class WaitQueue(Generic[T]):
         """
         rank = rank if self.order == "criticality" else 0
         displaced: T | None = None
-        if (full or self._size >= self.limit) and not always:
-            if not self._size or self.order == "fifo":
+        size = len(self)
+        if (full or size >= self.limit) and not always:
+            if not size or self.order == "fifo":
                 return item
             lowest = self._ranks()[-1]
             if self.order == "criticality" and lowest >= rank:
                 return item
             displaced = self._take(self._lanes_of(lowest), newest=self.order != "lifo")
         self._arrivals += 1
+        for empty in [key for key, lane in self._lanes.items() if not lane]:
+            del self._lanes[empty]
         self._lanes.setdefault((rank, kind), OrderedDict())[item] = self._arrivals
-        self._size += 1
         return displaced
 
     def pop(self, *, newest: bool = False, fits: Callable[[T], bool] | None = None) -> T | None:
@@ -81,16 +85,15 @@ class WaitQueue(Generic[T]):
 
     def pop_lowest(self) -> T | None:
         """Take out the longest waiting of the lowest rank; None when nobody waits."""
-        if not self._lanes:
+        if not self:
             return None
         return self._take(self._lanes_of(self._ranks()[-1]), newest=False)
 
     def remove(self, item: T) -> bool:
         """Take `item` out, wherever it is; tell whether it was there."""
-        for key, lane in self._lanes.items():
+        for lane in self._lanes.values():
             if item in lane:
                 del lane[item]
-                self._shrunk(key)
                 return True
         return False
 
@@ -101,10 +104,10 @@ class WaitQueue(Generic[T]):
 
     def _ranks(self) -> list[int]:
         """Return the ranks of those who wait, the highest first."""
-        return sorted({rank for rank, _ in self._lanes}, reverse=True)
+        return sorted({rank for (rank, _), lane in self._lanes.items() if lane}, reverse=True)
 
     def _lanes_of(self, rank: int) -> list[tuple[int, Hashable]]:
-        return [key for key in self._lanes if key[0] == rank]
+        return [key for key, lane in self._lanes.items() if lane and key[0] == rank]
 
     def _first(self, lanes: list[tuple[int, Hashable]], *, newest: bool) -> tuple[int, Hashable]:
         """Return in which of these lanes the first to arrive is, or the last."""
@@ -116,12 +119,7 @@ class WaitQueue(Generic[T]):
 
     def _take(self, lanes: list[tuple[int, Hashable]], *, newest: bool) -> T:
         """Take the first to arrive in these lanes, or the last."""
-        lane = self._first(lanes, newest=newest)
-        item, _ = self._lanes[lane].popitem(last=newest)
-        self._shrunk(lane)
+        lane = self._lanes[self._first(lanes, newest=newest)]
+        item = next(reversed(lane)) if newest else next(iter(lane))
+        del lane[item]
         return item
-
-    def _shrunk(self, lane: tuple[int, Hashable]) -> None:
-        self._size -= 1
-        if not self._lanes[lane]:
-            del self._lanes[lane]

@@ -185,7 +185,7 @@ class _PartitionWaiter(_Waiter):
         return slot if slot is _BEYOND else (slot, self.kind)
 
     def _give_up(self) -> None:
-        if self._state == GRANTED:
+        if self.state == GRANTED:
             self.partitions.give_back(self.kind)
             self.slot.kind = None
         super()._give_up()

@@ -35,14 +35,14 @@ class PoolWaiter(SlotWaiter):
             super().publish(wake)
             return
         with self._slots.mutex:
-            self._wake = wake
-            if self._state != WAITING:
+            self.wake = wake
+            if self.state != WAITING:
                 wake()
 
     def claim(self) -> Any:
         """Return the ticket, say why there is none, or raise `Wait` to go on waiting."""
         with self._slots.mutex:
-            if self._state == WAITING:
+            if self.state == WAITING:
                 self._go_on()
         return super().claim()
 

@@ -115,7 +115,8 @@ def wait_sync(waiter: Waiter, clock: Clock) -> Any:
     bell.acquire()
 
     def wake() -> bool:
-        bell.release()
+        if bell.locked():  # else a signal came as it was rung, and it is rung again
+            bell.release()
         return True
 
     try:

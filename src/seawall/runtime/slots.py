@@ -236,9 +236,16 @@ class Slots:
             if waiter is None:
                 self.free.append(slot)
                 break
+            # Since it left the queue nothing was called: no signal can have lost it.
             waiter.slot = slot
-            if not waiter.grant():
-                waiter.slot = None
+            waiter.state = GRANTED
+            try:
+                there = waiter.grant()
+            except BaseException:
+                waiter.wake()
+                raise
+            if not there:
+                waiter.state, waiter.slot = "gone", None
                 self.free.append(slot)
         self.attention = bool(self.queue) or self._excess > 0 or self._forked
 
@@ -260,7 +267,11 @@ class Slots:
         alone = len(self.queue.oldest()) == 1
         waiter = self.queue.pop(fits=self.fits, newest=alone and discipline.newest_first(now))
         if waiter is not None:
-            discipline.serves(now)
+            try:
+                discipline.serves(now)
+            except BaseException:  # a signal: it goes on waiting
+                self.queue.push(waiter, waiter.rank, waiter.kind, always=True)
+                raise
         return waiter
 
     def _longest_wait(self, now: float) -> float:
@@ -338,15 +349,15 @@ class SlotWaiter:
         "_late",
         "_refuse",
         "_slots",
-        "_state",
-        "_wake",
         "clock",
         "kind",
         "rank",
         "readmitted",
         "since",
         "slot",
+        "state",
         "until",
+        "wake",
     )
 
     def __init__(
@@ -361,7 +372,7 @@ class SlotWaiter:
         """Wait from `now` on, for `max_wait` seconds at most, and not beyond the deadline."""
         self._slots = slots
         self._refuse = refuse
-        self._state: str = WAITING
+        self.state: str = WAITING
         self.kind = kind
         self.slot: Any = None
         """The slot that it was granted."""
@@ -380,19 +391,17 @@ class SlotWaiter:
 
     def publish(self, wake: Callable[[], bool]) -> None:
         """Join the queue."""
-        self._wake = wake
+        self.wake = wake
         self._slots.join(self)
 
     def grant(self) -> bool:
-        """Receive a slot; False if nobody is there to use it, now or when it is abandoned."""
-        there = self._wake()
-        self._state = GRANTED if there else "gone"
-        return there
+        """Learn of the slot; False if nobody is there to use it, now or when it is abandoned."""
+        return self.wake()
 
     def turn_away(self, why: Refusal) -> None:
         """Learn that there will be no slot."""
-        self._state = why
-        self._wake()
+        self.state = why
+        self.wake()
 
     def claim(self) -> Any:
         """Return the slot that it was granted, or say why there is none."""
@@ -410,11 +419,11 @@ class SlotWaiter:
 
     def _give_up(self) -> None:
         if self._leave_queue() == GRANTED:
-            self._state = "gone"
+            self.state = "gone"
             self._slots.free.append(self.slot)
             self._slots.serve()
 
     def _leave_queue(self) -> str:
-        if self._state == WAITING:
+        if self.state == WAITING:
             self._slots.leave_queue(self)
-        return self._state
+        return self.state
