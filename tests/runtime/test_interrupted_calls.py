@@ -26,6 +26,7 @@ from seawall import (
     ramp,
 )
 from seawall.clock import VirtualClock
+from seawall.policies._rate_charges import Lane
 from seawall.runtime.slots import Slot, Slots, SlotWaiter
 from seawall.testing import run_virtual
 from tests.runtime.interrupts import interrupted_guard, interrupts
@@ -231,6 +232,25 @@ def test_a_signal_between_joining_a_queue_and_waiting_leaves_it(
             guard.call(ok)
         assert limit.waiting == 0
     assert limit.in_flight == 0
+
+
+def test_a_signal_as_a_call_queues_for_a_rate_leaves_the_queue_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The signal is raised as it is, and others wait as ever."""
+    limit = RateLimit("1/s", max_wait=5.0)
+    guard = interrupted_guard(limit, clock=VirtualClock(1000.0))
+    guard.call(ok)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lane, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            guard.call(ok)
+    assert limit.waiting == 0
+    assert guard.call(ok) == 1
 
 
 def test_a_timeout_that_has_ended_does_not_end_again(monkeypatch: pytest.MonkeyPatch) -> None:

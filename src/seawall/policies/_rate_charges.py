@@ -103,6 +103,7 @@ class Lane:
                 break
             newer.append(other)
         self.waiters[waiter] = None
-        for other in reversed(newer):
-            self.waiters.move_to_end(other)
         self.total += waiter.wants
+        if newer:
+            for other in reversed(newer):
+                self.waiters.move_to_end(other)

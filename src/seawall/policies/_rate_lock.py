@@ -115,9 +115,12 @@ class Meters:
 
     def join(self, waiter: RateWaiter, charge: Charge) -> None:
         """Let `waiter` wait for `charge`, behind all who began to wait before it."""
-        lane = charge.meter.lanes.setdefault(charge.place, Lane())
-        waiter.lane, waiter.charge, waiter.wants = lane, charge, charge.cost
+        lane = charge.meter.lanes.get(charge.place) or Lane()
+        waiter.wants = charge.cost
         lane.join(waiter)
+        # From here on nothing is called: a signal leaves no lane without a waiter.
+        waiter.lane, waiter.charge = lane, charge
+        charge.meter.lanes[charge.place] = lane
         self.waiting += 1
 
     def part(self, waiter: RateWaiter) -> None:
