@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import re
@@ -832,6 +833,12 @@ SCARCITY = [
     (
         "RateLimit.peek(cost=)",
         lambda x: RateLimit("9/s").peek(cost=x),
+        _optional(_NATURALS),
+        "write",
+    ),
+    (
+        "RateLimit.apeek(cost)",
+        lambda x: asyncio.run(RateLimit("9/s").apeek(cost=x)),
         _optional(_NATURALS),
         "write",
     ),

@@ -7,6 +7,7 @@ import inspect
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -489,3 +490,19 @@ def test_a_stack_that_makes_no_sense_is_told_at_the_first_key():
     with pytest.raises(ValueError, match="at least one policy"):
         sensors["a"]
     assert len(sensors) == 0
+
+
+def test_keys_in_use_stay_while_new_ones_come_and_go():
+    """A key that is used again and again is not forgotten for those that are used once."""
+    clock = VirtualClock()
+    family = Guard.family("hot", lambda _key: [Bulkhead(1)], max_keys=100, clock=clock)
+    chance = Random(1)
+    lost = 0
+    for second in range(100):
+        keys = [(f"hot{number}", True) for number in range(50)]
+        keys += [(f"new{second}-{number}", False) for number in range(20)]
+        chance.shuffle(keys)
+        for key, hot in keys:
+            lost += hot and second > 0 and key not in family
+            family[key].call(int)
+    assert lost == 0

@@ -296,3 +296,15 @@ def test_explain_shows_every_guard_and_what_is_dangerous_around_them(monkeypatch
         "in this process, take care:",
         "  - edge 'shop': nobody is trusted",
     ]
+
+
+def test_families_are_part_of_what_is_checked_for_the_whole_process():
+    """Threads of members are added up, explain() has families, and the error knows them."""
+    before = check_threads(100_000)
+    family = Guard.family("registry family", lambda _key: [ThreadBulkhead(8)])
+    assert family["a"] is not family["b"]
+    assert check_threads(100_000) == before + 16
+    assert family.explain() in explain()
+    with pytest.raises(ValueError, match="alive already") as refused:
+        Guard("registry family", Timeout(1.0))
+    assert "get_guard" not in str(refused.value)

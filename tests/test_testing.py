@@ -410,3 +410,14 @@ def test_the_environment_switches_policies_and_retries(name: str, value: str, to
     assert (ended.returncode == 0) == told.isdigit()
     warned = "no guard protects anything" in ended.stderr
     assert warned == ((name, value) == ("SEAWALL_POLICIES", "off"))
+
+
+def test_blocks_without_policies_may_overlap():
+    """The last of them that ends switches policies on again."""
+    first, second = policies_off(), policies_off()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert bypass.on
+    second.__exit__(None, None, None)
+    assert not bypass.on

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
 from enum import IntEnum
 from types import TracebackType
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
@@ -28,7 +28,7 @@ class Criticality(IntEnum):
     CRITICAL_PLUS = 3
 
 
-Scope: TypeAlias = list[Any]
+Scope = list[Any]
 """A deadline in the context: `[at, clock, outer, holder, ...]`.
 
 `at` is the instant and `clock` the clock it is on. `outer` is the scope around it that was on when
@@ -147,10 +147,33 @@ def deadline_scope() -> Scope | None:
     return live_scope(deadline_var.get())
 
 
+class _Borrowed(Scope):
+    """A scope that has the instant of the one around it, which is nearer than its own."""
+
+    __slots__ = ("own",)
+
+    def __init__(self, at: float, clock: Clock, lender: Scope) -> None:
+        super().__init__((lender[0], lender[1], lender, lender[3]))
+        self.own = at, clock
+
+    def give_back(self) -> None:
+        """Have its own instant, or that of the next scope around it: the lender has ended."""
+        outer = live_scope(self[2])
+        self[0], self[1] = nearer_scope(*self.own, outer)[:2]
+        self[2] = outer
+
+
 def live_scope(scope: Scope | None) -> Scope | None:
     """Return `scope` if it has not ended, else the nearest one around it that has not."""
     while scope is not None and scope[3] is None:
         scope = scope[2]
+    if scope is not None:
+        outer = scope[2]
+        if outer is not None and outer[3] is None:
+            if isinstance(scope, _Borrowed):
+                scope.give_back()
+            else:
+                scope[2] = live_scope(outer)  # or ended ones would form an ever longer chain
     return scope
 
 
@@ -161,7 +184,7 @@ def nearer_scope(at: float, clock: Clock, outer: Scope | None) -> Scope:
         same = outer[1] is clock
         nearer = outer[0] < at if same else outer[0] - outer[1].now() < at - clock.now()
         if nearer:
-            return [outer[0], outer[1], outer, outer[3]]
+            return _Borrowed(at, clock, outer)
     return [at, clock, outer, True]
 
 

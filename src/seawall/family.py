@@ -426,7 +426,8 @@ class _Member:
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
-        self.used = True
+        self.used = False
+        """Whether it was used again since somebody had to go: a new key has to show that first."""
 
     def may_go(self, now: float) -> bool:
         """Tell whether forgetting it breaks no bound, and lets nobody off."""

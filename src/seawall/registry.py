@@ -81,10 +81,10 @@ def reserved(name: str, *, replace: bool = False) -> Iterator[None]:
     with _lock:
         known = _known(name) or _families.get(name)
         if known is not None and not replace:
+            how = "" if name in _families else f" (get_guard({name!r}))"
             raise ValueError(
-                f"a guard named {name!r} is alive already: {known!r}. Use that one"
-                f" (get_guard({name!r})), write replace=True to put this one in its place, close()"
-                " it, or choose another name"
+                f"a guard named {name!r} is alive already: {known!r}. Use that one{how}, write"
+                " replace=True to put this one in its place, close() it, or choose another name"
             )
         yield
         if known is not None:
@@ -228,7 +228,8 @@ def check_threads(budget: int) -> int:
     from seawall.runtime.workers import WorkerPool
 
     check.count("budget", budget)
-    owners = [(guard.name, policy) for guard in guards() for policy in guard.policies]
+    everyone = [*guards(), *(guard for family in families() for guard in family.guards().values())]
+    owners = [(guard.name, policy) for guard in everyone for policy in guard.policies]
     owners += [(entry.name, thing) for thing, entry in entered()]
     pools: dict[int, tuple[str, WorkerPool]] = {}
     for name, owner in owners:
@@ -309,7 +310,7 @@ def snapshot() -> dict[str, list[dict[str, Any]]]:
 
 def explain() -> str:
     """Return every guard's `explain()`, and what is dangerous in the process as a whole."""
-    texts = [guard.explain() for guard in guards()]
+    texts = [one.explain() for one in _everyone()]
     found = list(_made_too_often())
     found += [
         f"{entry.kind} {entry.name!r}: {danger}"

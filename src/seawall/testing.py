@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
@@ -114,12 +114,22 @@ def policies_off() -> Iterator[None]:
     For the whole process: also for functions that were decorated before. Calls under way go on as
     they began. What is no guard (an edge, a pool, an executor) works as ever.
     """
-    before = bypass.on
-    switch_policies(off=True)
+    with _blocks_lock:
+        _blocks.append(bypass.on)
+        switch_policies(off=True)
     try:
         yield
     finally:
-        switch_policies(off=before)
+        with _blocks_lock:  # blocks may overlap, in threads or tasks: the last one switches back
+            before = _blocks[0]
+            _blocks.pop()
+            if not _blocks:
+                switch_policies(off=before)
+
+
+_blocks_lock: Final = Lock()
+_blocks: Final[list[bool]] = []
+"""For each block of `policies_off()` that is open, whether policies were off before it."""
 
 
 class Step:

@@ -402,3 +402,12 @@ def test_settings_can_be_read() -> None:
     """The repr is the call that makes them."""
     assert repr(codel()) == "codel(0.005, interval=0.1, scale=2)"
     assert repr(adaptive_lifo()) == "adaptive_lifo(0.005, patience=0.1, scale=2)"
+
+
+def test_time_in_which_the_queue_was_empty_is_left_out_once():
+    """However often an empty queue is looked at, its idle time does not push the window away."""
+    state = model.CodelState(codel(0.1, interval=1.0, scale=0), lambda: None)
+    state._shedding, state._last = True, 0.0
+    for _ in range(5):
+        state.emptied(0.5)
+    assert state._since <= 0.5

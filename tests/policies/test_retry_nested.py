@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Fallback, Guard, Hedge, Retry, ThreadBulkhead, VirtualClock, current_attempt
+from seawall import (
+    Cache,
+    Fallback,
+    Guard,
+    Hedge,
+    Retry,
+    ThreadBulkhead,
+    VirtualClock,
+    current_attempt,
+)
 from seawall.policies import retry as retry_module
 from seawall.testing import ScriptedService, answer, fail, run_virtual, virtual_time
 from seawall.web.inbound import Inbound
@@ -321,3 +330,57 @@ def test_the_rule_holds_for_blocks_that_are_attempted() -> None:
         assert service.calls == 5
         inner.attempt(service.call)
     assert service.calls == 5 + 3
+
+
+def test_a_fallback_inside_a_retry_does_not_multiply():
+    """A level that asks another guard is part of the attempt that the retry around it makes."""
+    calls = 0
+
+    def replica() -> None:
+        nonlocal calls
+        calls += 1
+        raise ConnectionError
+
+    def primary() -> None:
+        raise ConnectionError
+
+    again = {"on": ConnectionError, "attempts": 3, "backoff": 0.0}
+    other = Guard("replica", Retry(**again))
+    guard = Guard("main", Retry(**again), Fallback(lambda: other.call(replica), on=OSError))
+    with pytest.raises(ConnectionError):
+        guard.call(primary)
+    assert calls == 5
+
+
+def test_who_waits_for_a_call_that_may_not_retry_tries_itself():
+    """A follower of a shared call is not held back by the retries around its leader."""
+
+    async def main() -> tuple[object, int]:
+        calls = 0
+
+        async def source(key: int) -> int:
+            nonlocal calls
+            calls += 1
+            await asyncio.sleep(0.1)  # noqa: TID251 - virtual
+            if calls < 3:
+                raise ConnectionError
+            return key
+
+        cached = Guard("cached", Cache(10.0), Retry(on=ConnectionError, attempts=2, backoff=0.0))
+        outer = Guard("outer", Retry(on=ValueError, attempts=2, backoff=0.0))
+        begun: list[int] = []
+
+        async def second_attempt(key: int) -> int:
+            begun.append(key)
+            if len(begun) == 1:
+                raise ValueError
+            return await cached.acall(source, key)
+
+        leader = asyncio.create_task(outer.acall(second_attempt, 1))
+        await asyncio.sleep(0.05)  # noqa: TID251 - virtual
+        follower = await cached.acall(source, 1)
+        with pytest.raises(ConnectionError):
+            await leader
+        return follower, calls
+
+    assert run_virtual(main()) == (1, 3)

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import nullcontext
+from contextvars import copy_context
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,6 +20,7 @@ from seawall import (
     Bulkhead,
     CallTimedOut,
     DeadlineExceeded,
+    Guard,
     IoPool,
     Retry,
     TimedOut,
@@ -31,6 +33,7 @@ from seawall import (
     deadline,
     subscribe,
 )
+from seawall.context import deadline_var
 from seawall.policies import _async_timeout
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
@@ -1017,3 +1020,61 @@ def test_a_thread_has_the_deadline_of_the_timeout_around_it_also_when_it_is_give
     with pool:
         asyncio.run(main())
     assert seen == [30.0, 0.0, "refused"]
+
+
+def test_a_task_left_running_is_not_bound_through_a_scope_of_its_own():
+    """A call that began under a nearer deadline has its own time again when that one has ended."""
+
+    async def main() -> list[str]:
+        tick = Guard("tick", Timeout(1.0))
+        ran: list[str] = []
+        tasks: list[asyncio.Task[None]] = []
+
+        async def work() -> None:
+            ran.append("ran")
+            if len(ran) < 40:
+                tasks.append(asyncio.create_task(later()))
+            await asyncio.sleep(0.1)  # noqa: TID251 - virtual
+
+        async def later() -> None:
+            await asyncio.sleep(0.05)  # noqa: TID251 - virtual
+            await tick.acall(work)
+
+        await tick.acall(work)
+        while tasks:
+            await tasks.pop(0)
+        held = deadline_var.get()
+        depth = 0
+        while held is not None:
+            held, depth = held[2], depth + 1
+        assert depth <= 2
+        return ran
+
+    assert len(run_virtual(main())) == 40
+
+
+def test_a_timeout_around_another_loop_is_kept_inside_it():
+    """Where a cancellation cannot reach, the inner timeout ends the call at the nearer instant."""
+    clock = VirtualClock(100.0)
+    inner = Guard("inner", Timeout(3.0), clock=clock)
+    ends: list[float] = []
+
+    async def call() -> None:
+        scope = deadline_var.get()
+        assert scope is not None
+        ends.append(scope[5].seconds)
+
+    async def elsewhere() -> None:
+        await inner.acall(call)
+
+    async def main() -> None:
+        outer = Guard("outer", Timeout(0.5), clock=clock)
+
+        async def hop() -> None:
+            context = copy_context()
+            await asyncio.to_thread(lambda: context.run(asyncio.run, elsewhere()))
+
+        await outer.acall(hop)
+
+    asyncio.run(main())
+    assert ends == [0.5]

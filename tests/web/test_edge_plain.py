@@ -37,6 +37,7 @@ from seawall.context import (
     Criticality,
     criticality_var,
     current_deadline,
+    deadline_scope,
     deadline_var,
     tenant_var,
     tier_var,
@@ -480,7 +481,7 @@ class World:
         if story.polluted < len(POLLUTION):
             var = list(POLLUTION)[story.polluted]
             var.set(POLLUTION[var])
-        before = deadline_var.get(), criticality_var.get(), tenant_var.get(), tier_var.get()
+        before = deadline_scope(), criticality_var.get(), tenant_var.get(), tier_var.get()
         self.load, self.races = story.load, story.raced
         try:
             await self.edge(scope, None, send)  # type: ignore[arg-type]
@@ -488,7 +489,7 @@ class World:
             causes = type(error.__context__), type(error.__cause__)
             seen.append((type(error), str(error), causes))
         self.races = False
-        after = deadline_var.get(), criticality_var.get(), tenant_var.get(), tier_var.get()
+        after = deadline_scope(), criticality_var.get(), tenant_var.get(), tier_var.get()
         assert after == before
         assert INCOMING not in scope
         answer = answer_of(messages)

@@ -235,6 +235,7 @@ class CodelState:
         idle = max(0.0, now - self._last)
         if self._shedding and idle < self._spans.long:
             self._since += idle
+            self._last = now
         else:
             self._begin(now)
 

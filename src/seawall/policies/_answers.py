@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from seawall.context import deadline_passed, reset, seconds_left
+from seawall.context import attempt_var, deadline_passed, reset, retried_above, seconds_left
 from seawall.errors import DeadlineExceeded
 from seawall.runtime.call import Trace, current_trace, trace_var
 from seawall.runtime.degradation import STALE, Degradation
@@ -197,8 +197,8 @@ class Lead:
                 flight.error = flight.traceback = None
                 flight.value = self.answer = flight.stale.value
                 flight.degradation = Degradation(STALE, 1, error, now - flight.stale.since)
-            elif deadline_passed():
-                # Others may have more time: one of them tries again.
+            elif deadline_passed() or retried_above(attempt_var.get()) is not None:
+                # Others may have more time, or may retry: one of them tries again.
                 flight.error = flight.traceback = None
         self._answers.land(self._key, flight, entry)
         if error is not None and flight.degradation is not None:

@@ -93,6 +93,11 @@ class _OwnTimer(Expiry):
         self.host = host
 
 
+def _is_elsewhere(holder: object, task: Task) -> bool:
+    """Tell whether a cancellation of `holder` cannot reach `task`, as it is in another loop."""
+    return isinstance(holder, asyncio.Task) and holder.get_loop() is not task.get_loop()
+
+
 class _NoLoop:
     """Stands for the loop of the lane that was used last, while there is none."""
 
@@ -197,7 +202,8 @@ class AsyncTimeout(Flow):
         at = now + seconds
         ticket = nearer_scope(at, self._clock, near)
         ticket[2], ticket[3] = held, task
-        if near is not None and near[3] is True:  # nobody else ends the call then
+        if near is not None and (near[3] is True or _is_elsewhere(near[3], task)):
+            # Nobody else ends the call then.
             seconds = min(seconds, near[0] - near[1].now())
         lane = None if self._constant is None else self._lane(task.get_loop())
         if lane is None or lane.seconds != seconds or lane.pending.setdefault(task, at) is not at:

@@ -51,6 +51,10 @@ class Switch:
         mode = check.environment("SEAWALL_RETRIES", ("instant", "off"))
         self.instant = mode == "instant"
         self.off = mode == "off"
+        if mode is not None:
+            from logging import getLogger
+
+            getLogger("seawall").warning("SEAWALL_RETRIES=%s: retries are not as configured", mode)
 
 
 switch = Switch()

@@ -322,7 +322,7 @@ class Call:
 
     def leave_attempt(self, layer: Layer, ticket: Any, now: float) -> None:
         """Leave a layer; what a gate that counts calls has to say waits if a retry may follow."""
-        if layer.attempted is None or not self._is_repeated(len(self.tickets) - 1):
+        if layer.attempted is None or not self.is_repeated(len(self.tickets) - 1):
             self.leave(layer, ticket, now)
             return
         outcome = self.outcome()
@@ -347,12 +347,12 @@ class Call:
         """Note that the call is now outside of a flow: what its inside did counts as one."""
         self.reached = self.attempts > 0
         self.own_abandoned = 0
-        if self.pending and flow.repeats and not self._is_repeated(len(self.tickets)):
+        if self.pending and flow.repeats and not self.is_repeated(len(self.tickets)):
             pending, self.pending = self.pending, {}
             for verdict in pending.values():
                 verdict.count(now)
 
-    def _is_repeated(self, depth: int) -> bool:
+    def is_repeated(self, depth: int) -> bool:
         """Tell whether one of the outermost `depth` layers may repeat what is inside it."""
         return any(layer.repeats for layer in self.layers[:depth])
 

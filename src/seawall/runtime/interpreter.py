@@ -105,9 +105,11 @@ def _instead(
 ) -> Generator[Request, Any, None]:
     """Run a substitute, which can learn why.
 
-    It is not one of this call's attempts: guards inside it may retry.
+    It is not one of this call's attempts, unless a retry stands around it: guards inside it may
+    retry.
     """
-    attempt = attempt_var.set(call.outer_attempt)
+    repeated = call.is_repeated(len(call.tickets) - 1)
+    attempt = attempt_var.set(attempt_var.get() if repeated else call.outer_attempt)
     token = need_var.set(need)
     traced = trace_var.set(None)
     try:
