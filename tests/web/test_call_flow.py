@@ -283,7 +283,8 @@ def test_a_broken_vendor_is_left_alone_by_all_pods(fleet: Fleet):
             assert reasons["circuit_open"] >= 75
             assert (await users.acted() - before)["breaker"] >= 75
             assert reasons["answered"] == 0
-            assert seen["requests"] <= 30
+            # 3 pods, each with 5 failed calls and the 5 retries of its budget; and those under way.
+            assert seen["requests"] <= 45
             _check_refusals(answers, {502, 503})
             await users.vendor_is("good")
             await users.until_well()
