@@ -91,9 +91,11 @@ class WaitQueue(Generic[T]):
 
     def remove(self, item: T) -> bool:
         """Take `item` out, wherever it is; tell whether it was there."""
-        for lane in self._lanes.values():
+        for key, lane in self._lanes.items():
             if item in lane:
                 del lane[item]
+                if not lane:
+                    del self._lanes[key]
                 return True
         return False
 
@@ -119,7 +121,10 @@ class WaitQueue(Generic[T]):
 
     def _take(self, lanes: list[tuple[int, Hashable]], *, newest: bool) -> T:
         """Take the first to arrive in these lanes, or the last."""
-        lane = self._lanes[self._first(lanes, newest=newest)]
+        key = self._first(lanes, newest=newest)
+        lane = self._lanes[key]
         item = next(reversed(lane)) if newest else next(iter(lane))
         del lane[item]
+        if not lane:
+            del self._lanes[key]
         return item
