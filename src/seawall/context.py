@@ -34,8 +34,8 @@ Scope = list[Any]
 `at` is the instant and `clock` the clock it is on. `outer` is the scope around it that was on when
 it began, or None. `holder` is the task that will be cancelled at that instant, True if nobody is,
 and None once the scope has ended: then it has no effect any more, also for tasks and threads that
-copied the context while it was on. What follows belongs to whoever made it: a count, and what
-watches the time, which knows whether it has cancelled the holder, and the guard as its `host`.
+copied the context while it was on. What follows belongs to whoever made it; the last of it may know
+its `host`, the guard.
 
 A list, and not taken out of the context again when it has ended: one is made for each call with a
 Timeout, where an object with attributes, or `reset`, would each cost as much as a bare await.
@@ -165,7 +165,7 @@ class _Borrowed(Scope):
 
 def live_scope(scope: Scope | None) -> Scope | None:
     """Return `scope` if it has not ended, else the nearest one around it that has not."""
-    while scope is not None and (scope[3] is None or _has_fired(scope)):
+    while scope is not None and scope[3] is None:
         scope = scope[2]
     if scope is not None:
         outer = scope[2]
@@ -175,12 +175,6 @@ def live_scope(scope: Scope | None) -> Scope | None:
             else:
                 scope[2] = live_scope(outer)  # or ended ones would form an ever longer chain
     return scope
-
-
-def _has_fired(scope: Scope) -> bool:
-    """Tell whether its holder was cancelled at that instant: whatever still runs is cleaning up."""
-    watch = scope[5] if len(scope) > 5 else None  # noqa: PLR2004 - see `Scope`
-    return watch is not None and watch.has_fired(scope[3])
 
 
 def nearer_scope(at: float, clock: Clock, outer: Scope | None) -> Scope:

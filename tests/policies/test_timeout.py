@@ -1078,29 +1078,3 @@ def test_a_timeout_around_another_loop_is_kept_inside_it():
 
     asyncio.run(main())
     assert ends == [0.5]
-
-
-@pytest.mark.parametrize(
-    "policy", [lambda: Timeout(0.5), lambda: Timeout(adaptive(floor=0.1, cap=0.5))]
-)
-def test_what_cleans_up_after_a_timeout_is_not_refused(policy: Callable[[], Timeout]) -> None:
-    """Once the call is cancelled its deadline has done its work: a rollback under a guard runs."""
-
-    async def main() -> list[str]:
-        done: list[str] = []
-        cleanup, work = Guard("cleanup", Timeout(1.0)), Guard("work", policy())
-
-        async def roll_back() -> None:
-            done.append("rolled back")
-
-        async def hangs() -> None:
-            try:
-                await asyncio.sleep(9.0)  # noqa: TID251 - virtual
-            finally:
-                await cleanup.acall(roll_back)
-
-        with pytest.raises(TimedOut):
-            await work.acall(hangs)
-        return done
-
-    assert run_virtual(main()) == ["rolled back"]

@@ -60,10 +60,6 @@ class Lane:
         owner = None if self._owner is None else self._owner()
         return None if owner is None else owner.host
 
-    def has_fired(self, task: Task) -> bool:
-        """Tell whether the time of the call in `task` is over, and the task was cancelled."""
-        return task not in self.pending
-
     def arm(self, at: float) -> None:
         self._armed_for = at
         self.timer = self.loop.call_later(max(0.0, at - self._clock.now()), self._fire)
@@ -95,10 +91,6 @@ class _OwnTimer(Expiry):
         super().__init__(task, seconds)
         self.seconds = seconds
         self.host = host
-
-    def has_fired(self, task: Task) -> bool:
-        """Tell whether the time of the call is over, and its task was cancelled."""
-        return self._fired
 
 
 def _is_elsewhere(holder: object, task: Task) -> bool:
