@@ -33,6 +33,7 @@ from seawall import (
     static,
     subscribe,
 )
+from seawall.runtime import events as events_module
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
 
 _BROKEN = ScriptedService(fail(ConnectionError)).call
@@ -341,6 +342,7 @@ def test_nothing_is_built_without_listeners(monkeypatch):
     """An event that nobody wants is never made."""
     built = []
     monkeypatch.setattr(Event, "__init__", lambda _self, guard: built.append(guard))
+    monkeypatch.setattr(events_module, "_listeners", ())  # of other tests
     go_on = threading.Event()
 
     async def main():

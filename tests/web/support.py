@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from seawall.testing import held_permits
+
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
@@ -141,3 +143,8 @@ def _until_started(server: Any, thread: threading.Thread) -> None:
         assert thread.is_alive(), "the server did not start"
         waited.wait(0.01)
     raise AssertionError("the server did not start in time")
+
+
+def held_slots() -> dict[str, int]:
+    """Return the slots that are taken; not threads, which other tests may have left hanging."""
+    return {name: n for name, n in held_permits().items() if not name.endswith(" threads")}

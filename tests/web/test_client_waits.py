@@ -17,14 +17,14 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from seawall import AdaptiveLimit, Bulkhead, BulkheadFull, Overloaded, aimd, codel
 from seawall.runtime.layers import UNUSED
 from seawall.runtime.slots import live_slots
-from seawall.testing import held_permits, run_virtual
+from seawall.testing import run_virtual
 from seawall.web import _client_waits
 from seawall.web._client_waits import ClientWaits
 from seawall.web.admission import Turns
 from seawall.web.edge import Edge
 from seawall.web.inbound import Inbound
 from tests.support import falsified, let_pass
-from tests.web.support import Answer, answer_of, http_scope
+from tests.web.support import Answer, answer_of, held_slots, http_scope
 from tests.web.test_edge_release import Counting
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -146,7 +146,7 @@ def test_a_body_that_does_not_come_holds_no_place() -> None:
         slow.says(more=False)
         assert (await slow.answer()).body == b"xxxx"
         assert edge.snapshot()["succeeded"] == 4
-        assert not held_permits()
+        assert not held_slots()
         edge.close()
 
     run_virtual(main())
@@ -190,7 +190,7 @@ def test_without_a_place_at_the_end_of_its_body_a_request_is_refused() -> None:
         told = edge.snapshot()
         counts = told["succeeded"], told["rejected"], told["failed"], told["cancelled"]
         assert counts == (1, 1, 0, 0)
-        assert not held_permits()
+        assert not held_slots()
         edge.close()
 
     run_virtual(main())
@@ -320,7 +320,7 @@ def test_the_end_of_a_body_takes_a_turn_of_the_loop() -> None:
         assert not client.task.done()
         client.says(more=False)
         assert (await client.answer()).status == 503
-        assert not held_permits()
+        assert not held_slots()
         edge.close()
 
     run_virtual(main())
@@ -383,7 +383,7 @@ def test_a_client_that_hangs_up_in_mid_body_waits_for_nothing() -> None:
         await blocked()
         assert gone.task.done()
         await other.answer()
-        assert not held_permits()
+        assert not held_slots()
         edge.close()
 
     run_virtual(main())
@@ -407,7 +407,7 @@ def test_a_response_that_is_not_read_holds_no_place() -> None:
             unread.reads()
             assert (await unread.answer()).body == b"xxx"
         assert edge.snapshot()["succeeded"] == 4
-        assert not held_permits()
+        assert not held_slots()
         edge.close()
 
     run_virtual(main())
@@ -439,7 +439,7 @@ def test_a_place_of_any_kind_is_left_and_taken_again(limit: Any) -> None:
             stream.reads()
         assert [(await stream.answer()).body for stream in streams] == [b"x"] * 3
         assert edge.snapshot()["succeeded"] == 3
-        assert not held_permits()
+        assert not held_slots()
         edge.close()
 
     run_virtual(main())
@@ -471,7 +471,7 @@ def test_a_stream_that_is_read_again_waits_for_its_place(max_wait: float, shed: 
         assert places.waiting == 4
         assert (await other.answer()).status == 200
         assert [(await stream.answer()).body for stream in streams] == [b"xxx"] * 4
-        assert not held_permits()
+        assert not held_slots()
         edge.close()
 
     run_virtual(main())
@@ -526,7 +526,7 @@ def test_a_stream_of_which_nothing_is_read_is_ended() -> None:
         told = edge.snapshot()
         assert (told["stalled"], told["cancelled"]) == (1, 1)
         assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
-        assert not held_permits()
+        assert not held_slots()
         edge.close()
 
     run_virtual(main())
@@ -666,7 +666,7 @@ def test_messages_may_be_sent_by_tasks() -> None:
             assert (await client.answer()).body == b"xxxxx"
             assert places.in_flight == 0
             assert places.left.count(UNUSED) <= 1
-        assert not held_permits()
+        assert not held_slots()
         edge.close()
 
     run_virtual(main())
@@ -864,7 +864,7 @@ def test_of_several_tasks_one_takes_the_place_for_all(
         assert stream.task.done() == locked
         stream.task.cancel()
         await asyncio.gather(stream.task, return_exceptions=True)
-        assert not held_permits()
+        assert not held_slots()
         edge.close()
 
     run_virtual(main())

@@ -28,7 +28,7 @@ from seawall import (
 from seawall.clock import current_clock
 from seawall.context import current_criticality, current_deadline
 from seawall.errors import KeyMissing, UnknownJob
-from seawall.testing import held_permits, run_virtual
+from seawall.testing import run_virtual
 from seawall.web._edge_answers import Answering
 from seawall.web._upstream_log import UpstreamLog
 from seawall.web.admission import Turns, default_concurrency
@@ -39,7 +39,7 @@ from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimits, limit
 from seawall.web.trust import Trust
 from tests.support import let_pass, new_guard
-from tests.web.support import App, ask, http_scope, serve, text_app
+from tests.web.support import App, ask, held_slots, http_scope, serve, text_app
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
@@ -98,7 +98,7 @@ def test_a_request_passes_and_is_counted() -> None:
         assert told["lifecycle"]["in_flight"] == 0
         assert told["inbound"]["expired"] == 0
         assert repr(edge) == "<Edge 'whole'>"
-        assert not held_permits()
+        assert not held_slots()
 
     run_virtual(main())
 
@@ -206,7 +206,7 @@ def test_the_deadline_cuts_the_app_off_until_the_response_starts() -> None:
         assert edge.snapshot()["failed"] == 1
         edge.app = hanging(after=1)
         assert (await ask(edge)).body == b"done"
-        assert not held_permits()
+        assert not held_slots()
         assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
 
     run_virtual(main())
@@ -244,7 +244,7 @@ def test_somebody_elses_cancellation_is_not_taken_for_a_timeout() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert edge.snapshot()["cancelled"] == 1
-        assert not held_permits()
+        assert not held_slots()
 
     run_virtual(main())
 
@@ -419,7 +419,7 @@ def test_a_route_has_a_limit_of_its_own() -> None:
         assert answers[1].json()["reason"] == "bulkhead_full"
         assert (await ask(edge, paths[0])).status == 200
         assert edge.snapshot()["routes"]["/v1/reports/{id}"]["limit"] == 1
-        assert not held_permits()
+        assert not held_slots()
         edge.close()
         Edge(text_app(), name="routed", routes=routes).close()  # their names are free again
 
@@ -499,7 +499,7 @@ def test_who_waits_for_a_place_of_a_route_is_served_or_told() -> None:
         assert served == ["CRITICAL", "CRITICAL"]
         told = (await ask(edge)).headers["ratelimit"]
         assert "r=6" in told  # two were served before this one, and those refused took nothing
-        assert not held_permits()
+        assert not held_slots()
 
     run_virtual(main())
 
@@ -556,7 +556,7 @@ def test_a_refusal_further_in_gives_back_what_was_taken_before(refuses: str) -> 
             assert (place.in_flight, full.in_flight) == (0, 0)
         assert (await ask(edge, "/a")).status == 200
         assert (await ask(edge, "/a")).status == 429
-        assert not held_permits()
+        assert not held_slots()
 
     run_virtual(main())
 

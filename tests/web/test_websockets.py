@@ -12,14 +12,14 @@ from websockets.asyncio.client import connect as dial_async
 
 from seawall import Bulkhead, Shed, by_criticality
 from seawall.context import current_deadline
-from seawall.testing import held_permits, run_virtual
+from seawall.testing import run_virtual
 from seawall.web.admission import Turns
 from seawall.web.edge import Edge
 from seawall.web.fastapi import protect
 from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
 from tests.support import let_pass
-from tests.web.support import http_scope, serve
+from tests.web.support import held_slots, http_scope, serve
 
 
 async def connect(
@@ -76,7 +76,7 @@ def test_an_open_websocket_holds_no_place_among_requests() -> None:
         assert (places.in_flight, sockets.in_flight, life.in_flight) == (0, 1, 1)
         kinds = [message["type"] for message in await task]
         assert kinds == ["websocket.accept", "websocket.close"]
-        assert not held_permits()
+        assert not held_slots()
         assert life.in_flight == 0
 
     run_virtual(main())
@@ -119,7 +119,7 @@ def test_a_refused_websocket_is_told_as_well_as_the_server_can(parts: dict[str, 
         assert await connect(edge) == [{"type": "websocket.close", "code": 1013}]
         for bound, ticket in zip(holding, taken, strict=True):
             bound.leave(ticket, None, None, 0.0)
-        assert not held_permits()
+        assert not held_slots()
         edge.close()
 
     run_virtual(main())
@@ -157,7 +157,7 @@ def test_a_websocket_that_fails_or_is_cancelled_gives_its_place_back() -> None:
             await let_pass(1.0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            assert not held_permits()
+            assert not held_slots()
 
     run_virtual(main())
 
@@ -179,7 +179,7 @@ def test_one_address_has_no_more_than_its_share() -> None:
             assert sockets.in_flight == 3
             greedy[0].cancel()
             await asyncio.gather(*greedy, other, return_exceptions=True)
-            assert not held_permits()
+            assert not held_slots()
         assert edge._share is not None
         assert not edge._share._open
         edge.close()
