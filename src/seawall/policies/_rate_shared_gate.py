@@ -33,9 +33,9 @@ ASK: Final = object()
 
 SPEND: Final = (
     "{lot}, {cost} = {door}.open, {door}.cost",
-    "{left} = {lot}.left - {cost}",
-    "if {left} >= {lot}.floor and now_ < {lot}.until:",
-    "    {lot}.left = {left}",
+    "{rest} = {lot}.left - {cost}",
+    "if {rest} >= {lot}.floor and now_ < {lot}.until:",
+    "    {lot}.left = {rest}",
     "    {ticket} = {lot}, {cost}",
     "else:",
 )
