@@ -260,11 +260,11 @@ def test_a_blocked_loop_holds_up_no_other_thread(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its question is asked again by the background; ablation: else all wait for that loop."""
-    with RedisStore(redis_url, prefix="blocked", timeout=0.2) as store:
+    with RedisStore(redis_url, prefix="blocked", timeout=2.0) as store:
         admitted, slowest = calls_beside_a_blocked_loop(store)
         assert admitted == 10
-        assert slowest < 0.2
-    with RedisStore(redis_url, prefix="starved", timeout=0.05) as store:
+        assert slowest < 2.0
+    with RedisStore(redis_url, prefix="starved", timeout=0.3) as store:
         monkeypatch.setattr(Section, "_doubt", lambda *_args: None)
         assert calls_beside_a_blocked_loop(store)[0] == 0
 
