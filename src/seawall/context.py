@@ -34,8 +34,8 @@ Scope = list[Any]
 `at` is the instant and `clock` the clock it is on. `outer` is the scope around it that was on when
 it began, or None. `holder` is the task that will be cancelled at that instant, True if nobody is,
 and None once the scope has ended: then it has no effect any more, also for tasks and threads that
-copied the context while it was on. What follows belongs to whoever made it; the last of it may know
-its `host`, the guard.
+copied the context while it was on. What follows belongs to its maker; the last
+item may know its `host`, the guard.
 
 A list, and not taken out of the context again when it has ended: one is made for each call with a
 Timeout, where an object with attributes, or `reset`, would each cost as much as a bare await.

@@ -197,7 +197,7 @@ def free_name(name: str) -> str:
 
 
 def get_guard(name: str, make: Callable[[], Guard] | None = None) -> Guard:
-    """Return the live guard called `name`, or what `make()` makes: once, whoever else asks.
+    """Return the live guard called `name`, or the one that `make()` returns. Atomic.
 
     Without `make`, raises KeyError with the names there are.
     """

@@ -167,7 +167,7 @@ class Serializer:
         return f"the key is in use, and {len(lane)} wait for it" if full else None
 
     def _leave(self, key: Hashable, lane: _Lane, hold: _Hold | None = None) -> None:
-        """Hand the key to who is next, or forget it; `hold` has it no more. Under the lock."""
+        """Hand the key to the next waiter, or forget it; `hold` has ended. Under the lock."""
         # Nothing is called before a key that nobody waits for is free: no signal can come between.
         if hold is not None:
             hold._lane = None

@@ -146,8 +146,8 @@ def plus_minus(share: float) -> PlusMinus:
 def above_floor(floor: float, rng: Rng) -> float:
     """Return a pause of at least `floor` seconds, and up to a quarter more.
 
-    The rule for every `retry_after`, of a server or of a guard's refusal: all who were refused
-    together are told the same, and must not come back in the same instant.
+    The rule for every `retry_after`, of a server or of a guard's refusal: clients
+    that were refused together receive the same value, and must not come back together.
     """
     return floor * (1.0 + FLOOR_SPREAD * rng())
 

@@ -1,16 +1,16 @@
-"""Who is refused by a queue that does not drain: controlled delay, and adaptive LIFO.
+"""Which callers a queue refuses when it does not drain: controlled delay, and adaptive LIFO.
 
 A queue that empties now and then is a good one: it takes up bursts. One in which everybody waits
-is only delay. Both disciplines here tell the two apart by how long the longest waiting has waited,
+is only delay. Both disciplines here tell the two apart by the age of the oldest waiter,
 and both measure that against what a call takes: where a call takes 50 ms, a wait of 5 ms is
 nothing.
 
 Controlled delay takes from RFC 8289 when a queue is a bad one: the wait has been above a target for
 an interval. What to do about it is our own. The RFC drops one, then ever more often, which is for
 senders that slow down when they see a drop; clients that come whatever happens fill any queue long
-before that has caught up. Here a newcomer is refused at once if it would wait for longer than the
-target: as many may wait as were served in that time lately. So those who are refused have not
-waited, and those who wait are served.
+before that has caught up. Here a new arrival is refused at once if it would wait for longer than
+the target, judged by the recent rate of service. So refused callers have not waited, and waiting
+callers are served.
 
 `codel(...)` and `adaptive_lifo(...)` are settings; each `start(...)` makes a state of its own.
 """
@@ -199,7 +199,7 @@ class CodelState:
         return True
 
     def sheds(self, sojourn: float, now: float) -> bool:
-        """Shed from a bad queue who has waited past its use."""
+        """Tell whether to shed a caller that has waited too long to be of use, in a bad queue."""
         self._judge(sojourn, now)
         longest = FLOOD * self._spans.long if self._door else self._spans.short
         if not self._shedding or sojourn <= longest:
@@ -208,7 +208,7 @@ class CodelState:
         return True
 
     def serves(self, now: float) -> None:
-        """Count who is served, while others wait."""
+        """Count a caller that is served while others wait."""
         self._served += 1
         self._last = now
 
@@ -231,7 +231,7 @@ class CodelState:
             self._shedding = True
 
     def emptied(self, now: float) -> None:
-        """Begin anew, unless a bad queue was empty for a moment only: then leave that one out."""
+        """Start again, unless a bad queue was empty for a moment only: then skip that moment."""
         idle = max(0.0, now - self._last)
         if self._shedding and idle < self._spans.long:
             self._since += idle
@@ -243,9 +243,9 @@ class CodelState:
 def codel(target: float = TARGET, *, interval: float = INTERVAL, scale: float = 2.0) -> QueueShed:
     """Keep the wait in a queue at `target`, once it was above that for `interval` seconds.
 
-    From then on a newcomer that would wait for longer than `target` is refused at once, by how many
-    were served lately, until hardly anybody has to be refused; before, one that would wait for
-    longer than `interval`. Whoever has waited for three intervals in such a queue is shed too.
+    From then on a new arrival that would wait for longer than `target`, by the recent rate of
+    service, is refused at once, until hardly any has to be refused; before, one that would wait for
+    longer than `interval`. A caller that waited for three intervals in such a queue is shed too.
     Where the median call takes longer, `target` is `scale` times the median and `interval` at least
     twice `target`; until there is a median nobody is shed. `scale=0` keeps both as they are.
     """

@@ -9,7 +9,7 @@ from typing import Final
 from seawall import _checks as check
 
 ERROR_RATES: Final[Mapping[float, int]] = MappingProxyType({0.2: 2, 0.5: 1})
-"""Above these shares of failed calls, so many retries are made."""
+"""The most retries above each share of failed calls."""
 
 
 class Pressure:
@@ -36,9 +36,9 @@ class Pressure:
     ) -> None:
         """Take what is known; what is not known presses nothing.
 
-        `queue_wait` is how long calls wait in seconds now, `average_queue_wait` of late,
+        `queue_wait` is how long calls wait in seconds now, `average_queue_wait` on average,
         `saturation` the share of slots in use (above 1 when more wait), `error_rate` the share of
-        calls that failed lately, `load` the highest of the signals that are looked at.
+        recent calls that failed, `load` the highest of the signals that are looked at.
         """
         self.breaker_open = breaker_open
         self.queue_wait = check.seconds("queue_wait", queue_wait, zero=True, infinite=True)

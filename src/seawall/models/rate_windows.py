@@ -27,7 +27,7 @@ class FixedWindow(AlignedWindow[tuple[float, int]]):
     """
 
     def __init__(self, rate: Rate) -> None:
-        """Begin anew at each multiple of the period, from `origin` on."""
+        """Start a window at each multiple of the period, counted from `origin`."""
         super().__init__(rate)
         self.capacity: int = rate.limit
         check_exact(rate, rate.period)
@@ -93,7 +93,7 @@ class SlidingCounter(AlignedWindow[Counts]):
     """
 
     def __init__(self, rate: Rate) -> None:
-        """Begin anew at each multiple of the period, from `origin` on."""
+        """Start a window at each multiple of the period, counted from `origin`."""
         super().__init__(rate)
         self.capacity: int = rate.limit
         check_exact(rate, 4 * rate.limit * rate.period)

@@ -31,7 +31,7 @@ class LeastCriticalFirst:
     """Which calls to shed so that a share of all goes, and the least critical first.
 
     Classes are laid side by side on a line from 0 to 1, each as wide as its share of recent calls,
-    or `evenly`: all that were seen lately equally wide. A call is somewhere on the stretch of its
+    or `evenly`: all recent classes equally wide. A call is somewhere on the stretch of its
     class, by chance or by its key; the share to shed is counted from the left. Where stretches are
     even, calls lie the closer the further to the right: of a class few go at first.
     """
@@ -209,7 +209,7 @@ class ByLatency(_ByShare):
         return 0.0 if latency is None else max(0.0, min(MOST, latency / self.sla - 1))
 
     def shares(self, sources: Sources) -> Callable[[float], float]:
-        """Return `share(now)`, by what calls took lately."""
+        """Return `share(now)`, by the latency of recent calls."""
         latency, share = sources.response_time(self.quantile), self.share
         return lambda now: share(latency(now))
 
@@ -222,7 +222,7 @@ def by_chance(
 ) -> ShedRule:
     """Shed by chance, the more probably the higher the load is, and the least critical first.
 
-    The range from `start` to a load of 1 is divided among the classes that were seen lately: one
+    The range from `start` to a load of 1 is divided among the classes of recent calls: one
     class alone is shed with a probability that grows over the whole of it, by the square, so that
     few go at first; of two, the lower one over the first half. For the first 256 calls all classes
     that may be shed are taken to be there. Calls of `keep` and above are never shed. With `key`, a

@@ -57,7 +57,7 @@ class Prober:
     """The probes of one breaker, which it does not keep alive."""
 
     def __init__(self, policy: Breaker, probe: Callable[..., Any], every: float) -> None:
-        """Ask `probe` every so many seconds, once it is begun."""
+        """Call `probe` every `every` seconds, once it is begun."""
         self._policy = ref(policy)
         self._probe = probe
         self._every = every

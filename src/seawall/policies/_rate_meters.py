@@ -30,10 +30,10 @@ SHUT: Final = -1.0
 """The slack of a meter whose success path is shut."""
 
 SHARED: Final = 1024
-"""Into so many buckets are put together all keys that find no room of their own."""
+"""Number of shared buckets for the keys that find no room of their own."""
 
 RESETS: Final = 1024
-"""Of so many keys is known when they were reset; of more, they count as reset together."""
+"""Number of keys whose reset is remembered. Beyond it, all keys count as reset together."""
 
 _SWEEP_FROM: Final = 1024
 _SWEEP: Final = 2

@@ -71,11 +71,11 @@ class SlotPolicy(GatePolicy):
         return not self.in_flight and not self.waiting
 
     def queue_wait(self, now: float) -> float:
-        """Return for how long the longest waiting has waited by now."""
+        """Return the age of the oldest waiter in seconds."""
         return self.slots.queue_wait(now)
 
     def crowding(self, *, own: int) -> float:
-        """Return the share of slots that others than the caller, who has `own`, have or want."""
+        """Return the share of slots that others hold or wait for; the caller holds `own`."""
         return crowding(self.in_flight, self.waiting, self.limit, own=own)
 
     def _queue_repr(self) -> str:

@@ -86,8 +86,8 @@ class Breaker(GatePolicy):
         `break_for` seconds (or a function of consecutive opens, such as `growing(5.0)`), lets
         `probes` through (`single()`, `n_of_m(2, 3)`, `ramp(step=10.0)`), and closes if they pass.
 
-        While it is open and nobody calls, `probe()` is asked `probe_every` so many seconds, as a
-        probe like any other: a plain or an async function, which fails by raising or returning
+        While it is open and nobody calls, `probe()` runs every `probe_every` seconds, as a probe
+        like any other: a plain or an async function, which fails by raising or returning
         False, or by taking longer than that. Of a keyed breaker it is given the key.
 
         `is_failure(error, value)` decides what is a failure, or types of errors are; by default

@@ -225,8 +225,7 @@ class TimeoutBound(Bound):
 def refused_for_time(call: Call, ticket: Scope) -> bool:
     """Tell whether a call began, and ended because more of its work was refused for lack of time.
 
-    Then it is as good as timed out. Where a scope further out has the nearer instant, whoever set
-    that says so.
+    Then it counts as timed out. Where an outer scope has the nearer instant, that scope reports it.
     """
     at, clock, outer = ticket[:3]
     own = outer is None or at is not outer[0]

@@ -1,7 +1,7 @@
-"""Answers that are less than the real one: how they are told of, and who collects them.
+"""Degraded answers: how they are reported, and the collectors of them.
 
-Promises: a lesser answer names its source, its level and its cause to whoever listens or collects;
-with nobody there nothing is built. Neither an event nor a collector keeps the error itself alive,
+Promises: a degraded answer names its source, level and cause to subscribers and collectors; without
+any, nothing is built. Neither an event nor a collector keeps the error itself alive,
 whose traceback leads to the frames of the caller: only its kind, and the redacted line of what it
 says.
 """
@@ -19,7 +19,7 @@ from seawall.runtime.events import Degraded, deliver, listening
 from seawall.runtime.mutex import Mutex, survives_fork
 
 MOST_COLLECTED: Final = 100
-"""Degraded answers that one collector keeps; of more it tells the number."""
+"""Maximum number of degraded answers in one collector. Further ones are only counted."""
 
 STALE: Final = "cache: stale"
 """The source of an old answer of a cache."""

@@ -80,7 +80,7 @@ class Mutex(CLock):
         try:
             start_new_thread(self.do, (_nothing,))
         except RuntimeError:
-            pass  # no more threads, or the interpreter ends: the next who comes does it
+            pass  # no more threads, or the interpreter ends: the next caller does it
 
 
 def _nothing() -> None:
@@ -95,7 +95,7 @@ class Nesting:
         self._frames: list[FrameType] = []
 
     def enter(self) -> None:
-        """Note a section of whoever called our caller."""
+        """Note a section of the caller of our caller."""
         here = sys._getframe(2)  # noqa: SLF001 - inspect would load half the library
         if self._frames:
             running = set()

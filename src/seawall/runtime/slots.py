@@ -28,7 +28,7 @@ Refusal = Literal["no room", "too long", "impatient", "deadline", "shed"]
 """Why a waiter gets no slot: the queue is full, its time or deadline is over, or it was shed."""
 
 RECENT: Final = 1.0
-"""Seconds for which the wait of who was served last tells how long the queue is."""
+"""Seconds for which the wait of the last served caller stands for the wait of the queue."""
 
 AVERAGED: Final = 5.0
 """The half-life of the average wait, in seconds."""
@@ -97,7 +97,7 @@ class Slots:
     """
 
     anonymous = False
-    """Whether slots are None: where whoever holds one is known in another way."""
+    """Whether slots are None: where the holder of one is known in another way."""
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class Slots:
             self.serve()
 
     def _refuses(self, discipline: Discipline, now: float) -> bool:
-        """Tell whether by its discipline the queue is as good as full for who comes now."""
+        """Tell whether the discipline refuses a new arrival."""
         waiting = len(self.queue)
         if waiting:
             return discipline.refuses(waiting, self._longest_wait(now), now)
@@ -311,7 +311,7 @@ class Slots:
         return True
 
     def leave_queue(self, waiter: SlotWaiter) -> None:
-        """Let `waiter` wait no more; whoever it held up is served. Under the lock."""
+        """Take `waiter` out of the queue, and serve those it held up. Under the lock."""
         self.queue.remove(waiter)
         self.serve()
 
@@ -325,7 +325,7 @@ class Slots:
 
 
 class AnonymousSlots(Slots):
-    """Slots that are only counted: where whoever has one is known in another way."""
+    """Slots that are only counted: where the holder of one is known in another way."""
 
     anonymous = True
 

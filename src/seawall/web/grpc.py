@@ -62,7 +62,7 @@ class ServerInterceptor(grpc.ServerInterceptor):
         """Let calls in through the gates of `guard`; health checks pass by them.
 
         `trust` says whose criticality, tenant and timeout headers count: nobody's without it. The
-        number of an attempt counts whoever sends it. `timeout` is the most that a call gets, and
+        attempt number is trusted from any caller. `timeout` is the most that a call gets, and
         what one gets that brings no deadline; `stream_timeout` the same for streams, which by
         default may take as long as they do. `reserve` is how much of it is kept back from what a
         handler calls, as for `Inbound`.

@@ -1,14 +1,14 @@
 """What a request brings along, into the context of its handler: deadline, criticality, and so on.
 
-The number of the attempt counts whoever sends it: above 1 it makes this service retry less, and can
-do nothing else. The rest counts from callers that are believed (see `Trust`). From others it is
-taken out of the request, so that nothing further in can pass it on. Who is believed can ask for
+The attempt number is trusted from any caller: above 1 it makes this service retry less, and can do
+nothing else. The other headers are trusted from the callers that `Trust` names. From others they
+are removed from the request, so that no inner layer can pass them on. A trusted caller can ask for
 less, not for more: a shorter time than the server's own, a lower criticality than the server's
 highest.
 
 The first service of a chain ranks its requests itself: `classify(incoming)` gives each a
-criticality, a tier or both, before anything else looks at it. What a believed caller says can only
-lower that.
+criticality, a tier or both, before anything else looks at it. The headers of a trusted
+caller can only lower that.
 
 What the context holds when a request comes in is not the request's. A server may call the app from
 the context of an earlier request on the same connection: reading that was paused for a large body

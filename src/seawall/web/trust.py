@@ -5,8 +5,8 @@ connection comes from, so that address is the client's, and its headers count fo
 the network it is in was named here:
 
 - `proxies` forward what others ask, and say whose request it is (`X-Forwarded-For`, `Forwarded`).
-- `callers` are services of your own: their deadlines, criticality and tenants count. (The number of
-  an attempt counts whoever sends it: it can only make this service do less.)
+- `callers` are services of your own: their deadlines, criticality and tenants count. (The attempt
+  number is trusted from any caller: it can only make this service do less.)
 
 A request that comes through a proxy is its sender's, not the proxy's: it is believed only if the
 proxy says that the sender is one of the callers.
