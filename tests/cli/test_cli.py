@@ -120,7 +120,7 @@ def test_a_file_gets_all_and_the_terminal_nothing(
         (["metrics", "--nonsense"], "unrecognized arguments: --nonsense"),
         (["metrics", "--grafana", "--alerts"], "not allowed with argument"),
         (["metrics", "--runbooks", "x"], "--runbooks goes with --alerts"),
-        (["metrics", "--alerts", "--runbooks", "two words"], "write an address"),
+        (["metrics", "--alerts", "--runbooks", "two words"], "write an absolute address"),
         (["metrics", "--output", "/"], "seawall metrics: "),
     ],
 )

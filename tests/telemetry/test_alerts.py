@@ -17,7 +17,8 @@ from tests.telemetry.promql import Fault, labels_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "alerts.md"
 yaml = pytest.importorskip("yaml")
-(GROUP,) = yaml.safe_load(alert_rules())["groups"]
+ADDRESS = "https://wiki.example/alerts"
+(GROUP,) = yaml.safe_load(alert_rules(runbooks=ADDRESS))["groups"]
 RULES = {rule["alert"]: rule for rule in GROUP["rules"]}
 NAMES = sorted(RULES)
 
@@ -85,7 +86,7 @@ def test_templates_are_whole():
 def test_every_alert_has_its_heading(name: str):
     """Whoever is woken finds what it means and what to do."""
     anchor = RULES[name]["annotations"]["runbook_url"]
-    assert anchor == f"docs/alerts.md#{name.lower()}"
+    assert anchor == f"{ADDRESS}#{name.lower()}"
     assert f"\n### {name}\n" in PAGE.read_text("utf-8")
 
 
@@ -115,6 +116,21 @@ def test_a_look_is_taken_before_something_is_wrong():
         assert getattr(threshold, name) < getattr(threshold, name.removesuffix("_WARN"))
 
 
+def test_alerts_have_no_link_unless_an_address_is_given():
+    """A relative link leads nowhere from a pager."""
+    (group,) = yaml.safe_load(alert_rules())["groups"]
+    assert all(set(rule["annotations"]) == {"summary", "description"} for rule in group["rules"])
+
+
+def test_an_address_with_a_place_for_the_name_is_a_template():
+    """Each runbook is a page of its own."""
+    address = "https://wiki.example/runbooks/{alert}?from=pager"
+    (group,) = yaml.safe_load(alert_rules(runbooks=address))["groups"]
+    for rule in group["rules"]:
+        wanted = f"https://wiki.example/runbooks/{rule['alert']}?from=pager"
+        assert rule["annotations"]["runbook_url"] == wanted
+
+
 def _read_back(base: str) -> object:
     """Return the address of the runbook of one rule, as it is read out of the file."""
     written = "\n".join(module._written(module.ALERTS[0], base))
@@ -126,7 +142,7 @@ def _read_back(base: str) -> object:
 
 
 def _survives(base: str) -> None:
-    assert _read_back(base) == f"{base}#{module.ALERTS[0].name.lower()}"
+    assert _read_back(base) == module._runbook(module.ALERTS[0], base)
 
 
 @given(st.text().filter(lambda text: text.isprintable() and " " not in text))
@@ -141,8 +157,22 @@ def test_without_quotes_an_address_would_not_survive(monkeypatch: pytest.MonkeyP
     assert falsified(_survives, st.sampled_from(["a", "[a", "{a}", "&a"]))
 
 
-@pytest.mark.parametrize("base", [None, "two words", "two\nlines", 7])
-def test_an_address_that_is_none_is_refused(base: Any):
+@pytest.mark.parametrize(
+    "base",
+    [
+        "two words",
+        "two\nlines",
+        7,
+        "docs/alerts.md",
+        "/alerts",
+        "//wiki.example/alerts",
+        "https://",
+        "https:///alerts",
+        "https://{alert}/x",
+        "ftp://wiki.example/alerts",
+    ],
+)
+def test_an_address_that_is_not_absolute_is_refused(base: Any):
     """The message says what to write instead."""
-    with pytest.raises(ValueError, match="write an address"):
+    with pytest.raises(ValueError, match="write an absolute address"):
         alert_rules(runbooks=base)

@@ -11,7 +11,7 @@ from shutil import get_terminal_size
 from textwrap import wrap
 
 from seawall.telemetry._names import METRICS
-from seawall.telemetry.alerts import RUNBOOKS, alert_rules
+from seawall.telemetry.alerts import alert_rules
 from seawall.telemetry.grafana import grafana_dashboard
 
 
@@ -24,7 +24,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--runbooks",
         metavar="URL",
-        help=f"with --alerts: where the page about them is (default: {RUNBOOKS})",
+        help="with --alerts: link each alert to its heading at this address, or to the address"
+        " with {alert} replaced by its name (default: no links)",
     )
     parser.add_argument(
         "--output", metavar="FILE", help="write to FILE, not to the standard output"
@@ -45,7 +46,7 @@ def main(args: Namespace) -> int:
 
 def _text(args: Namespace) -> str:
     if args.alerts:
-        return alert_rules(runbooks=RUNBOOKS if args.runbooks is None else args.runbooks)
+        return alert_rules(runbooks=args.runbooks)
     if args.grafana:
         return _json(grafana_dashboard())
     if args.json:

@@ -15,9 +15,6 @@ from seawall.telemetry._promql import Asking
 
 __all__ = ["alert_rules"]
 
-RUNBOOKS: Final = "docs/alerts.md"
-"""Where the headings are, unless told otherwise."""
-
 Severity = Literal["page", "ticket"]
 
 
@@ -32,14 +29,32 @@ class Alert(NamedTuple):
     description: str
 
 
-def alert_rules(*, runbooks: str = RUNBOOKS) -> str:
-    """Return the rule file, as YAML; `runbooks` is where the page about alerts is to be found."""
-    if not isinstance(runbooks, str) or not runbooks.isprintable() or " " in runbooks:
-        raise ValueError(f"runbooks={runbooks!r}: write an address, such as {RUNBOOKS!r}")
+def alert_rules(*, runbooks: str | None = None) -> str:
+    """Return the rule file, as YAML.
+
+    With `runbooks` each alert has a link: to its heading on the page at that address, or, where
+    the address has `{alert}` in it, to the address with the name of the alert in that place. The
+    address is absolute, since pagers and chats show the link far from the rules. Without
+    `runbooks` alerts have no link.
+    """
+    if runbooks is not None and not _is_address(runbooks):
+        raise ValueError(
+            f"runbooks={runbooks!r}: write an absolute address, such as"
+            " 'https://wiki.example/seawall/alerts' or 'https://wiki.example/runbooks/{alert}', or"
+            " leave it out"
+        )
     lines = ["groups:", "  - name: seawall", "    rules:"]
     for alert in ALERTS:
         lines += _written(alert, runbooks)
     return "\n".join(lines) + "\n"
+
+
+def _is_address(text: object) -> bool:
+    if not isinstance(text, str) or not text.isprintable() or " " in text:
+        return False
+    scheme, _, rest = text.partition("://")
+    host = rest.partition("/")[0]
+    return scheme in {"http", "https"} and bool(host) and "{" not in host
 
 
 # The rules
@@ -318,7 +333,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
 # The file
 
 
-def _written(alert: Alert, runbooks: str) -> Iterator[str]:
+def _written(alert: Alert, runbooks: str | None) -> Iterator[str]:
     yield f"      - alert: {alert.name}"
     yield "        expr: |-"
     yield from (f"          {line}" for line in alert.expr.splitlines())
@@ -327,10 +342,15 @@ def _written(alert: Alert, runbooks: str) -> Iterator[str]:
     yield "        labels:"
     yield f"          severity: {alert.severity}"
     yield "        annotations:"
-    for name, text in (
-        ("summary", alert.summary),
-        ("description", alert.description),
-        ("runbook_url", f"{runbooks}#{alert.name.lower()}"),
-    ):
+    texts = [("summary", alert.summary), ("description", alert.description)]
+    if runbooks is not None:
+        texts.append(("runbook_url", _runbook(alert, runbooks)))
+    for name, text in texts:
         # A string of JSON is one of YAML, and needs no care for what is special there.
         yield f"          {name}: {json.dumps(text, ensure_ascii=False)}"
+
+
+def _runbook(alert: Alert, runbooks: str) -> str:
+    if "{alert}" in runbooks:
+        return runbooks.replace("{alert}", alert.name)
+    return f"{runbooks}#{alert.name.lower()}"
