@@ -309,7 +309,10 @@ def _enter_anyway(serializer: Serializer, key: Any, _holder: Any) -> Any:
     return serializer._lanes.setdefault(key, _Lane())
 
 
-def _last_first(serializer: Serializer, key: Any, lane: Any) -> None:
+def _last_first(serializer: Serializer, key: Any, lane: Any, hold: Any = None) -> None:
+    if hold is not None:
+        hold._lane = None
+    lane.holder = None
     while lane:
         if lane.popitem()[0].grant():
             return

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -126,3 +128,16 @@ def test_passing_over_a_kind_costs_the_same_however_many_wait():
     asked = []
     assert queue.pop(fits=lambda number: asked.append(number) or number == 4000) == 4000
     assert len(asked) == 5
+
+
+def test_the_length_may_be_read_while_the_queue_changes() -> None:
+    """A thread that reads it without the lock gets a number, not an error."""
+    queue: WaitQueue[str] = WaitQueue("fifo", 10)
+
+    class ChangingLane(OrderedDict[str, int]):
+        def __len__(self) -> int:
+            queue._lanes[1, "another thread"] = OrderedDict()
+            return super().__len__()
+
+    queue._lanes[0, None] = ChangingLane(a=1)
+    assert len(queue) == 1

@@ -125,7 +125,7 @@ def world(
 ) -> Iterator[World]:
     """Return a world in which pods beat when they are told to."""
     monkeypatch.setattr(_pods.Pods, "start", lambda self: self._store.start())
-    monkeypatch.setattr(_pods, "PATIENCE", 2.0)  # a busy machine is no failure
+    monkeypatch.setattr(_pods, "PATIENCE", 30.0)  # a busy machine is no failure
     made = World(new_store, client)
     yield made
     client.delete(made.frozen._key)

@@ -37,7 +37,8 @@ class WaitQueue(Generic[T]):
         self._arrivals = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._lanes.values()))
+        # A copy: others may read the length without the lock while the queue changes.
+        return sum(map(len, list(self._lanes.values())))
 
     def push(
         self,
