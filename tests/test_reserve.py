@@ -15,11 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import (
+    Bulkhead,
     Fallback,
     Guard,
+    RateLimit,
     Retry,
     Timeout,
     VirtualClock,
+    constant,
     current_deadline,
     deadline,
     static,
@@ -198,6 +201,109 @@ def test_a_timeout_inside_a_fallback_leaves_time_for_it(kind: str) -> None:
         with deadline(1.0, clock=clock):
             assert guard.call(obey) == "cached"
     assert left == [pytest.approx(0.1)]
+
+
+def _hanging(inside: str) -> Guard:
+    """Return a guard with a fallback, that has to wait for 5 s inside it."""
+    if inside == "slot":
+        return new_guard(Fallback(static("cached")), Bulkhead(1, max_wait=5.0))
+    if inside == "rate":
+        return new_guard(Fallback(static("cached")), RateLimit("1/min", burst=1, max_wait=90.0))
+    if inside == "pause":
+        return new_guard(
+            Fallback(static("cached")), Retry(on=KeyError, attempts=2, backoff=constant(5.0))
+        )
+    return new_guard(Fallback(static("cached")))
+
+
+async def _call_hanging(guard: Guard, inside: str) -> object:
+    inner = new_guard(Timeout(5.0))
+
+    async def work() -> object:
+        if inside == "pause":
+            raise KeyError
+        return await inner.acall(let_pass, 60.0)
+
+    if inside in ("slot", "rate"):
+        holder = asyncio.create_task(guard.acall(let_pass, 9.0), context=Context())
+        await let_pass(0.0)
+        try:
+            return await guard.acall(work)
+        finally:
+            holder.cancel()
+    return await guard.acall(work)
+
+
+HANGING = ["slot", "rate", "guard", "pause"]
+
+
+@pytest.mark.parametrize("inside", HANGING)
+def test_a_fallback_answers_within_the_callers_time_whatever_is_waited_for(inside: str) -> None:
+    """A slot, a token, a guard that the function calls, a pause between two attempts.
+
+    Without any reserve of the edge's own.
+    """
+    clock = VirtualClock()
+
+    async def main() -> tuple[int, str, float]:
+        guard = _hanging(inside)
+        app = FastAPI()
+        edge = protect(app, timeout=1.0, reserve=0.0, health=None, lifecycle=None)
+
+        @app.get("/")
+        async def handler() -> str:
+            return str(await _call_hanging(guard, inside))
+
+        try:
+            return await _ask(app, clock)
+        finally:
+            edge.guard.close()
+
+    status, text, seconds = run_virtual(main(), clock=clock)
+    assert (status, text) == (200, '"cached"')
+    assert seconds <= 0.9
+
+
+@pytest.mark.parametrize("inside", ["slot", "guard"])
+def test_without_a_reserve_a_fallback_is_cut_off_with_its_caller(
+    inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ablation: what is waited for inside ends in the same instant as the caller's time."""
+    monkeypatch.setattr("seawall.policies.fallback.reserve_scope", lambda _reserve: None)
+
+    async def main() -> object:
+        async with deadline(1.0):
+            return await _call_hanging(_hanging(inside), inside)
+
+    with pytest.raises(TimeoutError):
+        run_virtual(main())
+
+
+def test_a_sync_wait_for_a_slot_leaves_time_for_a_fallback() -> None:
+    """A thread that waits gives up before its caller's deadline, and the level has all of it."""
+    clock = VirtualClock()
+    left: list[float] = []
+
+    def level() -> str:
+        held = current_deadline()
+        assert held is not None
+        left.append(held.remaining())
+        return "cached"
+
+    guard = new_guard(Fallback(level), Bulkhead(1, max_wait=5.0), clock=clock)
+    with guard.hold(), deadline(1.0, clock=clock):
+        assert guard.call(str, 1) == "cached"
+    assert left == [pytest.approx(0.1)]
+
+
+def test_a_call_that_comes_too_late_is_answered_by_a_fallback() -> None:
+    """Nothing is kept back then, as nothing is left: the level is asked all the same."""
+    clock = VirtualClock()
+    guard = new_guard(Fallback(static("cached")), Bulkhead(1), clock=clock)
+    with deadline(1.0, clock=clock):
+        clock.advance(2.0)
+        assert guard.call(str, 1) == "cached"
+        assert guard.attempt(str, 1).value == "cached"
 
 
 def test_only_the_outermost_timeout_inside_a_fallback_leaves_time() -> None:

@@ -6,7 +6,7 @@ Each lives in a context variable, so every task and every thread sees its own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from enum import IntEnum
 from types import TracebackType
@@ -156,25 +156,40 @@ class _Borrowed(Scope):
         super().__init__((lender[0], lender[1], lender, lender[3]))
         self.own = at, clock
 
-    def give_back(self) -> None:
-        """Have its own instant, or that of the next scope around it: the lender has ended."""
+    def lender_ended(self) -> None:
+        """Have its own instant, or that of the next scope around it."""
         outer = live_scope(self[2])
         self[0], self[1] = nearer_scope(*self.own, outer)[:2]
         self[2] = outer
 
 
+class _Reserved(Scope):
+    """A scope that ends a reserve before the one around it, and has no instant of its own."""
+
+    __slots__ = ()
+
+    def __init__(self, lender: Scope, reserve: float | None) -> None:
+        at, clock = lender[:2]
+        super().__init__((at - reserve_of(at - clock.now(), reserve), clock, lender, True))
+
+    def lender_ended(self) -> None:
+        """End too."""
+        end_scope(self)
+
+
 def live_scope(scope: Scope | None) -> Scope | None:
     """Return `scope` if it has not ended, else the nearest one around it that has not."""
-    while scope is not None and scope[3] is None:
-        scope = scope[2]
-    if scope is not None:
+    while scope is not None:
         outer = scope[2]
-        if outer is not None and outer[3] is None:
-            if isinstance(scope, _Borrowed):
-                scope.give_back()
-            else:
-                scope[2] = live_scope(outer)  # or ended ones would form an ever longer chain
-    return scope
+        if scope[3] is None:
+            scope = outer
+        elif outer is None or outer[3] is not None:
+            return scope
+        elif isinstance(scope, (_Borrowed, _Reserved)):
+            scope.lender_ended()
+        else:
+            scope[2] = live_scope(outer)  # or ended scopes would form an ever longer chain
+    return None
 
 
 def nearer_scope(at: float, clock: Clock, outer: Scope | None) -> Scope:
@@ -295,12 +310,25 @@ def reserve_of(left: float, seconds: float | None = None) -> float:
     return max(0.0, min(seconds, left / 2))
 
 
-def keeping_back(reserve: float | None) -> AbstractContextManager[object]:
-    """Let the deadline inside be nearer by the reserve than the one that applies here, if any."""
-    held = current_deadline()
+def reserve_scope(reserve: float | None) -> Scope | None:
+    """Begin a scope that ends a reserve before the deadline that applies here; None: none does."""
+    held = deadline_scope()
     if held is None:
-        return nullcontext()
-    return deadline(held.shrink(reserve_of(held.remaining(), reserve)))
+        return None
+    scope = _Reserved(held, reserve)
+    deadline_var.set(scope)
+    return scope
+
+
+@contextmanager
+def keeping_back(reserve: float | None) -> Iterator[None]:
+    """Let the deadline inside be nearer by the reserve than the one that applies here, if any."""
+    scope = reserve_scope(reserve)
+    try:
+        yield
+    finally:
+        if scope is not None:
+            end_scope(scope)
 
 
 def current_deadline() -> Deadline | None:

@@ -582,7 +582,7 @@ ABLATIONS: dict[str, tuple[str, Any]] = {
     "known headers": ("seawall.web._edge_plain.KNOWN", frozenset()),
     "incoming is taken out": ("seawall.web.edge.INCOMING", "something else"),
     "lifecycle is told": ("seawall.web.lifecycle.Lifecycle.end", _nothing),
-    "deadline is taken out": ("seawall.web.edge.reset", _nothing),
+    "deadline is ended": ("seawall.web.edge.end_scope", _nothing),
     "time is stopped": ("seawall.web.sending.Passage._stop_time", _nothing),
     "gates are left": ("seawall.web.sending.Passage.end", _nothing),
 }

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import AdaptiveLimit, Bulkhead
+from seawall import (
+    AdaptiveLimit,
+    Bulkhead,
+    Fallback,
+    Guard,
+    Timeout,
+    current_deadline,
+    static,
+)
 from seawall.clock import current_clock
 from seawall.runtime.layers import Outcome
 from seawall.runtime.slots import live_slots
@@ -18,7 +27,7 @@ from seawall.web import sending
 from seawall.web.admission import Turns
 from seawall.web.edge import Edge
 from seawall.web.inbound import Inbound
-from tests.support import falsified, let_pass
+from tests.support import falsified, let_pass, new_guard
 from tests.web.support import ask
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -188,6 +197,59 @@ def test_a_background_task_holds_no_slot_and_is_not_cut() -> None:
         assert asyncio.get_running_loop().time() >= 10.5
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("ends", ["answers", "streams", "raises", "hangs"])
+def test_a_task_that_a_handler_left_running_is_free_of_the_requests_deadline(ends: str) -> None:
+    """However the request ended: the deadline was the request's, and the task goes on after it."""
+    found: list[object] = []
+
+    async def work() -> str:
+        return "done"
+
+    async def call(guard: Guard, seconds: float) -> object:
+        await let_pass(seconds)
+        return await guard.acall(work)
+
+    async def background(over: asyncio.Event) -> None:
+        assert current_deadline() is not None
+        plain = new_guard(Timeout(30.0))
+        # This one is inside a guarded call when the request ends.
+        inside = new_guard(Fallback(static("cached")))
+        begun = asyncio.ensure_future(inside.acall(call, plain, 5.0))
+        await over.wait()
+        found.append(current_deadline())
+        await let_pass(5.0)
+        found.append(await plain.acall(work))
+        found.append(await begun)
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        tasks.append(asyncio.create_task(background(over)))
+        await let_pass(0.5)
+        if ends == "raises":
+            raise ValueError
+        if ends == "hangs":
+            await let_pass(60.0)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if ends == "streams":
+            over.set()
+            await let_pass(10.0)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def main() -> None:
+        nonlocal over
+        over = asyncio.Event()
+        edge = Edge(app, name="left", inbound=Inbound(timeout=1.0), concurrency=Bulkhead(9))
+        with suppress(ValueError):
+            await ask(edge)
+        over.set()
+        await tasks[0]
+        edge.close()
+
+    over: asyncio.Event
+    tasks: list[asyncio.Task[None]] = []
+    run_virtual(main())
+    assert found == [None, "done", "done"]
 
 
 def test_a_stream_holds_its_slot_but_counts_for_its_first_part() -> None:

@@ -253,6 +253,18 @@ def test_undo_leaves_no_trace():
         assert dict(copy_context().items()) == before
 
 
+def test_undo_ends_the_deadline_wherever_it_was_copied_to():
+    """A task that the handler started has a copy of the context, which no reset reaches."""
+    inbound = Inbound(trust=TRUST)
+    for headers in ([], EVERYTHING):
+        incoming = Incoming(http_scope(headers=headers, client=CALLER), TRUST)
+        tokens = inbound.read(incoming, VirtualClock())
+        copied = copy_context()
+        assert copied.run(current_deadline) is not None
+        inbound.undo(tokens)
+        assert copied.run(current_deadline) is None
+
+
 def test_undo_from_another_context_does_no_harm():
     """A coroutine that is closed from elsewhere cannot undo, and must not fail."""
     inbound = Inbound()

@@ -24,8 +24,9 @@ from seawall.context import (
     current_attempt,
     deadline_passed,
     deadline_scope,
+    end_scope,
     idempotency_key_var,
-    keeping_back,
+    reserve_scope,
     reset,
 )
 from seawall.errors import DeadlineExceeded, Rejected, SeawallError, TimedOut, add_note
@@ -125,8 +126,7 @@ class Exchange:
         if self._bar is not None or self._key is not None:
             # None also hides a key of the context: with one, a guard takes all to be repeatable.
             token = idempotency_key_var.set(self._key if self._bar is None else None)
-        kept = keeping_back(self._terms.reserve)
-        kept.__enter__()
+        kept = reserve_scope(self._terms.reserve)
         try:
             answer = yield partial(call, attempt, self.request)
         except BadStatus as bad:
@@ -138,7 +138,8 @@ class Exchange:
         except BaseException as error:  # noqa: BLE001 - raised below, when all is closed
             failure = error
         finally:
-            kept.__exit__(None, None, None)
+            if kept is not None:
+                end_scope(kept)
         if token is not None:
             reset(idempotency_key_var, token)
         failure = (yield from self._close_losers(answer)) or failure

@@ -141,14 +141,10 @@ class AsyncTimeout(Flow):
         self.refresh()
         bound.watchers.append(self.refresh)
         survives_fork(self)
-        # What a Fallback outside keeps back is looked at in `enter`.
-        reserve = bound.most_reserve
-        near = "held_[0] - {reserve} < {at}" if reserve else "held_[0] < {at}"
         self.inline = Inline(
             names={
                 "clock": self._clock,
                 "flow": self,
-                "reserve": reserve,
                 "set": deadline_var.set,
                 **_TASKS,
             },
@@ -156,7 +152,7 @@ class AsyncTimeout(Flow):
                 "{lane} = {flow}.lane",
                 "{at} = now_ + {lane}.seconds",
                 *_FIND_TASK,
-                f"if held_ is not None and (held_[1] is not {{clock}} or {near}):",
+                "if held_ is not None and (held_[1] is not {clock} or held_[0] < {at}):",
                 "    {task} = None",
                 "if {task} is not None and {lane}.pending.setdefault({task}, {at}) is {at}:",
                 "    {ticket} = [{at}, {clock}, held_, {task}, {task}.cancelling(), {lane}]",
@@ -198,13 +194,12 @@ class AsyncTimeout(Flow):
         task = running_task()
         seconds = self._bound.seconds(now)
         held = deadline_scope()
-        near = self._bound.shortened(held)
         at = now + seconds
-        ticket = nearer_scope(at, self._clock, near)
-        ticket[2], ticket[3] = held, task
-        if near is not None and (near[3] is True or _is_elsewhere(near[3], task)):
+        ticket = nearer_scope(at, self._clock, held)
+        ticket[3] = task
+        if held is not None and (held[3] is True or _is_elsewhere(held[3], task)):
             # Nobody else ends the call then.
-            seconds = min(seconds, near[0] - near[1].now())
+            seconds = min(seconds, held[0] - held[1].now())
         lane = None if self._constant is None else self._lane(task.get_loop())
         if lane is None or lane.seconds != seconds or lane.pending.setdefault(task, at) is not at:
             # The last is a guarded function that calls itself.

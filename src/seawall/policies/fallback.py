@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from seawall.context import check_reserve
+from seawall.context import Scope, check_reserve, end_scope, reserve_scope
 from seawall.errors import CacheMiss, add_note, matches
 from seawall.policies.cache import Cache
 from seawall.runtime.call import Need, need_var
 from seawall.runtime.degradation import STALE, Degradation, source_name, unwrapped
-from seawall.runtime.layers import Flow, Host, Kind, Next
+from seawall.runtime.layers import Flow, Host, Inline, Kind, Next, Outcome
 from seawall.runtime.policy import Bound, Policy
 
 if TYPE_CHECKING:
@@ -72,8 +72,9 @@ class Fallback(Policy):
         A level is a function that takes the call's arguments (or none at all), `static(value)`,
         or `cache.stale`. It answers by returning, and passes on by raising.
 
-        `reserve` is how many seconds of the caller's deadline a Timeout inside leaves for the
-        levels: by default a tenth of what is left, at least 10 ms and at most 0.5 s.
+        `reserve` is how many seconds of the caller's deadline are kept back for the levels: by
+        default a tenth of what is left, at least 10 ms and at most 0.5 s. Everything inside has
+        that much less: timeouts, waits at gates, and guards and clients that the function calls.
         """
         super().__init__()
         if not levels:
@@ -138,12 +139,30 @@ class _Memory(Need):
 class _FallbackFlow(Flow):
     """Goes from level to level until one answers."""
 
+    seldom_entered = True
+
     def __init__(self, bound: _FallbackBound) -> None:
         self._bound = bound
         self._policy = bound.policy
+        self.inline = Inline(
+            names={},
+            enter=("if held_ is not None:", "    {ticket} = held_ = {enter}(now_)"),
+            leave=("if {ticket} is not None:", "    {ticket}[3] = None"),
+        )
 
-    def settle(self, call: Call, ticket: None) -> Next | None:
+    def enter(self, _now: float) -> Scope | None:
+        """Keep back some of the caller's time for the levels, if it has a deadline."""
+        return reserve_scope(self._policy.reserve)
+
+    def leave(self, ticket: Scope | None, outcome: Outcome, detail: object, now: float) -> None:
+        """Give the time back."""
+        if ticket is not None:
+            end_scope(ticket)
+
+    def settle(self, call: Call, ticket: Scope | None) -> Next | None:
         """Pass a value on; on an error try the next level."""
+        if ticket is not None:
+            end_scope(ticket)  # the levels have all of the caller's time
         memory: _Memory | None = call.memory.get(self)
         error = call.error
         if memory is None:

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from seawall import _checks as check
 from seawall.context import (
-    MOST_RESERVE,
     Scope,
     deadline_scope,
     deadline_var,
     end_scope,
     nearer_scope,
-    reserve_of,
+    seconds_left,
 )
 from seawall.errors import BulkheadFull, DeadlineExceeded, TimedOut
 from seawall.runtime.events import CallTimedOut, emit
@@ -136,12 +135,6 @@ class TimeoutBound(Bound):
         self._layers: dict[Kind, Layer | Driver] = {}
         self._stale_at = float("-inf")
         self._seconds = 0.0
-        self._fallback = _fallback_around(policy, host)
-        self.most_reserve = 0.0
-        """The most by which the deadline can be nearer for this timeout than it is outside."""
-        if self._fallback is not None:
-            wanted = self._fallback.reserve
-            self.most_reserve = MOST_RESERVE if wanted is None else wanted
 
     def refresh(self) -> None:
         """Take up changed settings."""
@@ -158,13 +151,6 @@ class TimeoutBound(Bound):
             self._seconds = wanted.seconds(self.host, now)
             self._stale_at = now + REFRESH
         return self._seconds
-
-    def shortened(self, held: Scope | None) -> Scope | None:
-        """Return the deadline around a call less the time that a Fallback needs to answer."""
-        if held is None or self._fallback is None:
-            return held
-        left = held[0] - held[1].now()
-        return [held[0] - reserve_of(left, self._fallback.reserve), held[1], held[2], True]
 
     def layer(self, kind: Kind) -> Layer | Driver:
         """Return the way in which a call of that kind can be stopped; raises if there is none."""
@@ -232,17 +218,6 @@ def refused_for_time(call: Call, ticket: Scope) -> bool:
     return own and call.reached and isinstance(call.error, DeadlineExceeded) and clock.now() >= at
 
 
-def _fallback_around(policy: Timeout, host: Host) -> Any:
-    """Return the Fallback that answers for this timeout: none if a Timeout stands in between."""
-    nearest: Any = None
-    for outer in getattr(host, "policies", ()):
-        if outer is policy:
-            break
-        if outer.kind in ("fallback", "timeout"):
-            nearest = outer
-    return nearest if nearest is not None and nearest.kind == "fallback" else None
-
-
 class _Cooperative(Flow):
     """Sets the deadline for what runs inside; stops nothing by itself."""
 
@@ -276,10 +251,8 @@ class _Cooperative(Flow):
 
     def enter(self, now: float) -> Scope:
         """Set the deadline, or again the one that stands if it is nearer."""
-        held = deadline_scope()
-        near = self._bound.shortened(held)
-        scope = nearer_scope(now + self._bound.seconds(now), self._clock, near)
-        scope[2] = held
+        at = now + self._bound.seconds(now)
+        scope = nearer_scope(at, self._clock, deadline_scope())
         deadline_var.set(scope)
         return scope
 
@@ -311,8 +284,8 @@ class _InThread(ThreadDriver):
 
     def limit(self, now: float) -> float | None:
         seconds = self._bound.seconds(now)
-        near = self._bound.shortened(deadline_scope())
-        return seconds if near is None else min(seconds, near[0] - near[1].now())
+        left = seconds_left()
+        return seconds if left is None else min(seconds, left)
 
     def full(self) -> BulkheadFull:
         pool = self.pool

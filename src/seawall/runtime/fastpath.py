@@ -367,7 +367,8 @@ def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, count
     pieces = [_Piece(number, layer, parameters) for number, layer in enumerate(layers)]
     tickets = "".join(f"{piece.ticket}, " for piece in pieces)
     state = f"function_, {parameters.args}, {parameters.kwargs}, now_, ({tickets})"
-    absent = "".join(f"{piece.ticket} = " for piece in pieces if piece.enter)
+    absent = "".join(f"{piece.ticket} = " for piece in pieces if piece.absent == "ABSENT_")
+    skipped = "".join(f"{piece.ticket} = " for piece in pieces if piece.absent == "None")
     ending = [line for piece in reversed(pieces) for line in piece.leave]
     ending += _COUNT if counts else ()
     lines = [
@@ -375,6 +376,7 @@ def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, count
         f"    {'async ' if wait else ''}def guarded_({parameters.declared}):",
         "        now_ = clock_()",
         *([f"        {absent}ABSENT_"] if absent else []),
+        *([f"        {skipped}None"] if skipped else []),
         "        reached_ = False",
         "        try:",
         "            held_ = deadline_()",
@@ -442,6 +444,7 @@ class _Piece:
             if layer.leave is not None:
                 leave = ("{leave}({left}, OK_, value_, end_)",)
         self.enter = [line.format_map(self) for line in enter]
+        self.absent = ("None" if layer.seldom_entered else "ABSENT_") if enter else ""
         self.leave = []
         if layer.enter is not None and any("{left}" in line for line in leave):
             # Before it is left: whatever interrupts that, it is not left twice.

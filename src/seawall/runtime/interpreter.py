@@ -135,11 +135,7 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
     call.remember_waits()
     now = clock.now()
     if waiter is None:
-        # Flows further out that have nothing to enter see this refusal too.
-        while len(tickets) < len(call.layers) and call.layers[len(tickets)].enter is None:
-            tickets.append(None)
-        _refuse_unwanted(call.host)
-        refuse_expired(call.host)
+        _refuse_start(call)
     while len(tickets) < len(call.layers):
         layer = call.layers[len(tickets)]
         try:
@@ -167,6 +163,20 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
     if token is not None:
         reset(trace_var, token)
     _count(call)
+
+
+def _refuse_start(call: Call) -> None:
+    """Raise if a call that enters no layer yet is unwanted or late."""
+    try:
+        _refuse_unwanted(call.host)
+        refuse_expired(call.host)
+    except Rejected:
+        # Flows further out that have nothing to enter see this refusal too.
+        for layer in call.layers[len(call.tickets) :]:
+            if layer.enter is not None and not layer.seldom_entered:
+                break
+            call.tickets.append(None)
+        raise
 
 
 def _wait(call: Call, waiter: Waiter) -> Generator[Request, Any, Any]:

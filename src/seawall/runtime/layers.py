@@ -110,6 +110,9 @@ class Layer:
     repeats = False
     """Whether it is a flow that may go down again with the same call."""
 
+    seldom_entered = False
+    """Whether most calls pass without entering it. Their ticket is None, as if `enter` were."""
+
     inline: Inline | None = None
     """What to write into the success path instead of calls of `enter` and `leave`."""
 

@@ -122,7 +122,7 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
             return
         passage = Passage(scope, receive, send, own)
         entered = False
-        token = taken = None
+        taken = None
         try:
             path = scope["path"]
             if (
@@ -147,7 +147,8 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
                     except RuntimeError:  # there is none: the long way says so
                         raise Otherwise from None
                 at = now + usual
-                token = set_deadline([at - reserve, clock, None, True])
+                passage._deadline = held = [at - reserve, clock, None, True]
+                set_deadline(held)
                 if shed is not None and shed.sheds(now):
                     shed.shed_by(0)
                 us = now * 1e6 + ROUND - ROUND
@@ -185,15 +186,14 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
                     lifecycle.in_flight -= 1
                 else:
                     lifecycle.end()
-                if get_deadline() is not None:
-                    set_deadline(None)
+                held[3] = None  # inlined copy of `end_scope()`
                 return
             failure = None
         try:  # not while it is handled: what goes wrong from here on has nothing to do with it
             if not entered and taken is not None:
                 limits.give_back(us, taken)  # type: ignore[union-attr]
             if entered or not (failure is None or isinstance(failure, (Otherwise, Wait))):
-                failure = await way._end_plainly(passage, failure, send, entered, token)
+                failure = await way._end_plainly(passage, failure, send, entered)
                 if failure is None:
                     return
                 if outer is None:
@@ -204,8 +204,8 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
                 return
         finally:
             failure = None  # or it would lead to itself
-        if token is not None:
-            deadline_var.reset(token)
+        if passage._deadline is not None:
+            held[3] = passage._deadline = None
             passage.sifted = True
         scope[PASSAGE] = passage
         await (outer or way._unusual)(scope, receive, send)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from seawall._expiry import current_task
 from seawall.clock import Clock
-from seawall.context import deadline_scope, keeping_back
+from seawall.context import deadline_scope, end_scope, reserve_scope
 from seawall.errors import RateLimited, Rejected, SeawallError, TimedOut
 from seawall.policies._slot_gates import SlotGate
 from seawall.runtime.call import STREAMED
@@ -154,8 +154,7 @@ class Way:
             if held is not None:
                 self._cutting.arm(passage, held[0], held[1])
                 if inbound is not None:
-                    kept = keeping_back(inbound.reserve)
-                    kept.__enter__()
+                    kept = reserve_scope(inbound.reserve)
             else:
                 passage.task = current_task()
             await self.app(scope, passage.receive, passage.send)
@@ -174,7 +173,7 @@ class Way:
                 scope[INCOMING] = outer
             passage.task = None
             if kept is not None:
-                kept.__exit__(None, None, None)
+                end_scope(kept)
             if tokens:
                 inbound.undo(tokens)  # type: ignore[union-attr]
 

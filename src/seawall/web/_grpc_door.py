@@ -15,12 +15,12 @@ from urllib.parse import unquote
 import grpc
 
 from seawall.clock import Clock, current_clock
-from seawall.context import Criticality, deadline_var
+from seawall.context import Criticality
 from seawall.errors import SeawallError
 from seawall.guard import Guard
 from seawall.runtime.hold import Hold
 from seawall.runtime.policy import GateBound
-from seawall.web.inbound import Classify, Inbound, Tokens
+from seawall.web.inbound import Classify, Inbound, Tokens, begin_deadline
 from seawall.web.problems import problem_of
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
@@ -135,7 +135,7 @@ class Door:
         left = context.time_remaining()
         if left is not None and left < A_YEAR:
             # gRPC itself ends the call then, whoever its caller is.
-            tokens.append(deadline_var.set([self._clock.now() + left, self._clock, None, True]))
+            begin_deadline(tokens, left, self._clock)
         try:
             inbound = self._stream if stream else self._unary
             tokens += inbound.read(incoming, self._clock)

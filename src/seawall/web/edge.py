@@ -16,13 +16,12 @@ and one for each message of its response.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from contextvars import Token
 from typing import Any
 
 from seawall import _checks as check
 from seawall import registry
 from seawall.clock import Clock
-from seawall.context import deadline_var, reset
+from seawall.context import end_scope
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
@@ -209,11 +208,10 @@ class Edge(Way):
         error: BaseException | None,
         send: Send,
         entered: bool,  # noqa: FBT001 - as the request was
-        token: Token[Any] | None,
     ) -> BaseException | None:
         """End a request that came by the short way, and of which something is left.
 
-        `token` takes its deadline out of the context again. Return what is to be raised.
+        Return what is to be raised.
         """
 
         def answer(message: Message) -> Awaitable[None]:
@@ -235,8 +233,8 @@ class Edge(Way):
         passage.task = None
         if lifecycle is not None:
             lifecycle.end()
-        if token is not None:
-            reset(deadline_var, token)
+        if passage._deadline is not None:
+            end_scope(passage._deadline)
         try:
             return error
         finally:

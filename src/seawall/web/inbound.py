@@ -33,12 +33,14 @@ from seawall.context import (
     deadline_scope,
     deadline_var,
     end_attempt,
+    end_scope,
     idempotency_key_var,
     reset,
     seconds_left,
     tenant_var,
     tier_var,
 )
+from seawall.context import Scope as DeadlineScope
 from seawall.errors import AmbiguousHeader, DeadlineExceeded
 from seawall.web.principals import plain_function
 from seawall.web.request import INCOMING, Incoming
@@ -74,8 +76,8 @@ CLEAN: Final = frozenset(_UNSET) - {deadline_var}
 Not the deadline's: scopes that have ended stay there.
 """
 
-Tokens = list[Token[Any]]
-"""What `undo` needs."""
+Tokens = list[Token[Any] | DeadlineScope]
+"""What `undo` needs: variables to reset, and deadlines to end."""
 
 
 class Rank(NamedTuple):
@@ -213,7 +215,7 @@ class Inbound:
         else:
             tokens = _start_clean()
         if seconds is not None:
-            tokens.append(deadline_var.set([clock.now() + seconds, clock, deadline_scope(), True]))
+            incoming._deadline = begin_deadline(tokens, seconds, clock)
         if tenant is not None:
             tokens.append(tenant_var.set(tenant))
         if attempt is not None:
@@ -223,9 +225,14 @@ class Inbound:
         return tokens
 
     def undo(self, tokens: Tokens) -> None:
-        """Leave the context as it was before `read`; the attempt is over for its tasks, too."""
+        """Leave the context as it was before `read`.
+
+        Deadline and attempt are over also for tasks that the handler left running.
+        """
         for token in reversed(tokens):
-            if token.var is attempt_var:
+            if isinstance(token, list):
+                end_scope(token)
+            elif token.var is attempt_var:
                 end_attempt(token)
             else:
                 reset(token.var, token)
@@ -342,6 +349,13 @@ def _attempt_in(found: list[tuple[bytes, bytes]]) -> int | None:
     """Return the attempt that these headers name; None if they name none, or several."""
     attempts = {value for name, value in found if name == _ATTEMPT}
     return read_attempt(attempts.pop()) if len(attempts) == 1 else None
+
+
+def begin_deadline(tokens: Tokens, seconds: float, clock: Clock) -> DeadlineScope:
+    """Set a deadline of `seconds` from now, which `undo` ends; return its scope."""
+    scope: DeadlineScope = [clock.now() + seconds, clock, deadline_scope(), True]
+    tokens += (scope, deadline_var.set(scope))
+    return scope
 
 
 def _start_clean() -> Tokens:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall.context import Scope as DeadlineScope
 from seawall.errors import AmbiguousHeader
 from seawall.web.trust import Trust
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER, read_key
@@ -49,8 +50,8 @@ class Incoming:
     address that may be trusted, never what a stranger wrote.
     """
 
-    __slots__ = ("_client", "_state", "headers", "named", "scope", "trust")
-    # Nothing is in the first two before it is asked for.
+    __slots__ = ("_client", "_deadline", "_state", "headers", "named", "scope", "trust")
+    # `_client` and `_state` are unset until they are asked for.
 
     def __init__(self, scope: MutableMapping[str, Any], trust: Trust) -> None:
         """See the request of `scope`, whose peer is trusted as far as `trust` says."""
@@ -59,6 +60,8 @@ class Incoming:
         self.named: dict[bytes, bytes] = dict(self.headers)
         """The headers by name; of several of one name, the last."""
         self.trust = trust
+        self._deadline: DeadlineScope | None = None
+        """The deadline that the edge gave the request, in the context of its handler."""
 
     def __repr__(self) -> str:
         # Both are the caller's text: cut, and their control characters escaped.

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._expiry import EXPIRED, Expiry, take_back
-from seawall.context import deadline_var
+from seawall.context import end_scope
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Outcome
 from seawall.web._client_waits import ClientWaits
@@ -41,7 +41,6 @@ PASSAGE: Final = "seawall.passage"
 """Where in the scope a request that is not plain waits, on its way to those who serve it; or what
 went wrong with one that was, and the status of its response, if that has started."""
 
-set_deadline: Final = deadline_var.set
 FAILURE: Final = 500
 """From this status on, an answer is a failure of the app's."""
 
@@ -122,6 +121,7 @@ class Passage(Incoming):
         self.gates: tuple[tuple[Any, Any], ...] = ()
         self.told: Callable[[], Headers] | Headers | None = None
         self.cut: InLane | Expiry | None = None
+        self._deadline = None
 
     @property
     def _dispatch(self) -> Dispatch | None:
@@ -238,7 +238,8 @@ class Passage(Incoming):
                     self.cut = None  # as `_stop_time` does, without its frame
                 else:
                     self._stop_time()
-                set_deadline(None)  # it was for the answer to begin; see docs/edge.md
+                if self._deadline is not None:  # it was for the answer to begin; see docs/edge.md
+                    self._deadline[3] = None  # inlined copy of `end_scope()`
             told = self.told
             if told is not None:  # the app may send the same message again
                 more = told if type(told) is list else told()  # type: ignore[operator]
@@ -329,7 +330,8 @@ class SocketPassage(Passage):
         if not self.left and kind in _HANDSHAKE_OVER:
             self.status = message.get("status", 101)
             self._stop_time()
-            deadline_var.set(None)  # a connection that is open has all the time there is
+            if self._deadline is not None:
+                end_scope(self._deadline)  # a connection that is open has all the time there is
             if self.told is not None and kind == "websocket.accept":
                 message = {
                     **message,
