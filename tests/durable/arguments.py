@@ -523,6 +523,30 @@ DURABLE: list[Row] = [
     *_method(_jobs, "Jobs.cleanup", {}, "acleanup", **_CLEANUP),
     *(
         row
+        for make, word in ((_jobs, "Jobs"), (lambda: Outbox(DATABASE), "Outbox"))
+        for row in _method(
+            make,
+            f"{word}.browse",
+            {},
+            "abrowse",
+            state=([(5, ValueError), ("no", ValueError)], "write one of"),
+            search=([(5, TypeError), ("x" * 201, ValueError), ("a\0", ValueError)], "write"),
+            after=([(5, ValueError), ("x", ValueError)], "of the page before"),
+            limit=(_LIMITED, "write"),
+            payloads=(_FLAGS, "True or False"),
+        )
+    ),
+    *_method(_jobs, "Jobs.inspect", {"id": JOB_ID}, "ainspect", payload=(_FLAGS, "True or False")),
+    *_method(
+        lambda: Outbox(DATABASE),
+        "Outbox.inspect",
+        {"id": "a"},
+        "ainspect",
+        id=(_NUL, "write"),
+        payload=(_FLAGS, "True or False"),
+    ),
+    *(
+        row
         for make, more in ((JobWorker, {}), (QueuedJobs, {"queue": LocalQueue("bad arguments")}))
         for row in _new(
             make,
@@ -649,8 +673,8 @@ DURABLE: list[Row] = [
     ),
     *_method(lambda: Outbox(DATABASE), "Outbox.dead", {}, "adead", limit=(_LIMITED, "write")),
     *_method(lambda: Outbox(DATABASE), "Outbox.blocked", {}, "ablocked", limit=(_LIMITED, "write")),
-    *_method(lambda: Outbox(DATABASE), "Outbox.retry", {}, "aretry", event_id=(_NUL, "write")),
-    *_method(lambda: Outbox(DATABASE), "Outbox.drop", {}, "adrop", event_id=(_NUL, "write")),
+    *_method(lambda: Outbox(DATABASE), "Outbox.retry", {}, "aretry", id=(_NUL, "write")),
+    *_method(lambda: Outbox(DATABASE), "Outbox.drop", {}, "adrop", id=(_NUL, "write")),
     *_method(
         lambda: Outbox(DATABASE),
         "Outbox.unblock",

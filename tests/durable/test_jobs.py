@@ -524,8 +524,7 @@ OPERATIONS = st.one_of(
         st.sampled_from(["renew", "succeed", "fail", "give_back", "fail for good"]),
         st.integers(0, 5),
     ),
-    st.tuples(st.just("cancel"), st.just(0)),
-    st.tuples(st.just("expire"), st.just(0)),
+    st.tuples(st.sampled_from(["cancel", "expire", "retry"]), st.just(0)),
 )
 LEASE, TTL, GONE = 10 * S, 20 * S, 15 * S
 
@@ -563,6 +562,8 @@ class Both:
             except JobExpired:
                 effect = False
             assert effect == self.model.cancel(self.now, TTL)
+        elif operation == "retry":
+            assert await self.jobs.aretry(self.made.id) == self.model.retry(self.now)
         elif operation == "expire":
             told = {"gone_for": GONE, "most": 5}
             done = await self.world.database.arun(lambda: steps.sweeping("expire", told))

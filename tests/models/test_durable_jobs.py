@@ -29,7 +29,7 @@ HISTORIES = st.lists(
             st.sampled_from(["renew", "succeed", "fail", "give_back", "fail for good"]),
             st.integers(0, 9),
         ),
-        st.tuples(st.sampled_from(["cancel", "expire"]), st.just(0)),
+        st.tuples(st.sampled_from(["cancel", "expire", "retry"]), st.just(0)),
     ),
     max_size=40,
 )
@@ -53,6 +53,8 @@ class Story:
             if got:
                 self.claims.append((value, job.epoch, now))
             return got
+        if operation == "retry":
+            return job.retry(now)
         if operation in ("cancel", "expire"):
             return job.cancel(now, TTL) if operation == "cancel" else job.expire(now, GONE)
         return bool(self.claims) and self.tell(operation, self.claims[value % len(self.claims)])
@@ -78,7 +80,7 @@ def is_lawful(history: list[tuple[str, Any]]) -> None:
         if job.state != before:
             assert job.state in FOLLOWS[before]
         if before in ENDED and operation != "expire":
-            assert job.state == before
+            assert job.state == before or (operation == "retry" and effect)
         if operation == "claim" and effect:
             assert due <= story.now
             assert job.epoch == epoch + 1
@@ -161,7 +163,8 @@ def test_without_the_bound_attempts_have_no_end(monkeypatch: pytest.MonkeyPatch)
 def test_every_state_is_in_the_table():
     """Nothing follows that is not known, and ended jobs can only expire."""
     assert {state for after in FOLLOWS.values() for state in after} <= STATES
-    assert all(FOLLOWS[state] == {"expired"} for state in ENDED)
+    assert all(FOLLOWS[state] == {"expired"} for state in ENDED - {"failed"})
+    assert FOLLOWS["failed"] == {"queued", "expired"}  # an operator begins anew
     assert repr(DurableJob(0, 3)) == "<DurableJob queued: attempt 0, epoch 0>"
 
 

@@ -252,6 +252,20 @@ class Agreement(RuleBasedStateMachine):
     def by_id(self, index: int, verb: str) -> None:
         self.three.ask(verb, self.pick(index))
 
+    @rule(
+        state=st.sampled_from(["dead", "waiting", "delayed", "claimed"]),
+        search=st.sampled_from([b"", b"", b"a", b"broke", b"0003"]),
+        most=st.integers(1, 2),
+        cut=st.sampled_from([0, 3, 100]),
+    )
+    def browse(self, state: str, search: bytes, most: int, cut: int) -> None:
+        """Go through a whole list, and open what is in it."""
+        place: tuple[int, str] | None = (0, "")
+        while place is not None:
+            found, place = self.three.ask("browse", state, *place, search, most, cut)
+            for one in found:
+                self.three.ask("inspect", one.id, cut)
+
     @precondition(lambda self: len(self.three.model._dead))
     @rule(verb=st.sampled_from(["requeue", "requeue", "drop"]))
     def to_the_dead(self, verb: str) -> None:

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import ANY
 from weakref import ref
 
 import pytest
@@ -29,9 +30,9 @@ from seawall import (
     deadline,
     subscribe,
 )
-from seawall.clock import SYSTEM
+from seawall.clock import SYSTEM, VirtualClock
 from seawall.errors import JobFailed, JobLost, QueueFull, Rejected, StoreUnavailable, UnknownJob
-from seawall.jobs import Claim, JobQueue, LocalQueue, Worker, _steps
+from seawall.jobs import Claim, JobQueue, LocalQueue, Worker, WorkItem, _steps
 from seawall.jobs._bells import Bells
 from seawall.jobs._codec import MOST_BYTES, decode, encode
 from seawall.jobs._driven import Ask
@@ -136,8 +137,10 @@ def test_the_async_twin_does_the_same(make: Make) -> None:
         assert await queue.anack(claims[1], reason="bad") == "dead"
         assert await queue.await_(one) == 1
         assert [letter.id for letter in await queue.adead()] == [two]
-        assert await queue.arequeue(two)
-        assert not await queue.adrop(two)
+        assert [item.id for item in (await queue.abrowse()).items] == [two]
+        assert await queue.ainspect("nothing") is None
+        assert await queue.aretry(two)
+        assert not await queue.adrop(one)
         assert await queue.acancel(three)
         assert (await queue.astatus(three)).state == "cancelled"
         snapshot = await queue.asnapshot()
@@ -187,7 +190,7 @@ def test_a_job_without_result_raises_how_it_ended(make: Make) -> None:
         queue.wait(cancelled)
     with pytest.raises(TimedOut, match="is waiting after 0 s"):
         queue.wait(waiting, timeout=0)
-    for ask in (queue.wait, queue.status, queue.cancel, queue.requeue, queue.drop):
+    for ask in (queue.wait, queue.status, queue.cancel, queue.retry, queue.drop):
         with pytest.raises(UnknownJob, match="knows no job 'nope'"):
             ask("nope")
 
@@ -204,7 +207,7 @@ def test_a_full_queue_refuses(make: Make) -> None:
     queue.nack(queue.claim()[0])
     queue.push(4)
     with pytest.raises(QueueFull):
-        queue.requeue(first)
+        queue.retry(first)
 
 
 def test_the_death_of_a_job_is_an_event(make: Make) -> None:
@@ -394,13 +397,164 @@ def test_half_a_character_is_a_value_error_and_no_failure_of_the_store(store: Re
     asyncio.run(main())
 
 
+def browsed(queue: JobQueue, state: str, **asked: Any) -> list[WorkItem]:
+    """Return every page of a list, one behind the other."""
+    found: list[WorkItem] = []
+    after = None
+    while True:
+        page = queue.browse(state, after=after, **asked)
+        found += page.items
+        after = page.next
+        if after is None:
+            return found
+
+
+def died(queue: JobQueue, *payloads: Any) -> list[str]:
+    """Return the ids of jobs that died, the first to die first."""
+    ids = queue.push_many(payloads)
+    claims = sorted(queue.claim(len(ids)), key=lambda claim: ids.index(claim.id))
+    for claim in claims:
+        assert queue.nack(claim, reason=f"ValueError: {claim.payload}", retry=False) == "dead"
+    return ids
+
+
+def test_jobs_of_each_state_are_listed(make: Make) -> None:
+    """A page at a time, each job once, though others come and go meanwhile; as it is."""
+    queue = make(max_attempts=1)
+    waiting = queue.push_many(range(5), priority=3)
+    assert [item.id for item in browsed(queue, "waiting", limit=2)] == waiting
+    page = queue.browse("waiting", limit=2)
+    assert queue.drop(waiting[1])  # the last of that page
+    urgent = queue.push("urgent", priority=9)
+    after = queue.browse("waiting", limit=9, after=page.next)
+    assert [item.id for item in after.items] == waiting[2:]
+    first = queue.browse("waiting", limit=1).items[0]
+    assert (first.id, first.priority, first.payload) == (urgent, 9, b'"urgent"')
+    assert (first.state, first.attempts, first.acts) == ("waiting", 0, ("drop",))
+    later = queue.push("later", delay=60)
+    (delayed,) = browsed(queue, "delayed")
+    assert (delayed.id, delayed.state) == (later, "delayed")
+    assert -60 <= delayed.since < 0
+    (claim,) = queue.claim()
+    (claimed,) = browsed(queue, "claimed")
+    assert (claimed.id, claimed.attempts, claimed.state) == (claim.id, 1, "claimed")
+    assert queue.nack(claim, reason="ValueError: no") == "dead"
+    (dead,) = browsed(queue, "dead")
+    assert (dead.id, dead.error, dead.acts) == (claim.id, "ValueError: no", ("retry", "drop"))
+    assert queue.inspect(dead.id) == dead._replace(age=ANY, since=ANY)
+    assert queue.inspect("nothing") is None
+
+
+def test_dead_letters_are_listed_from_the_latest(make: Make) -> None:
+    """Also those that died at one instant, and behind one that is gone by now."""
+    queue = make(max_attempts=1)
+    ids = died(queue, *range(7))
+    assert [item.id for item in browsed(queue, "dead", limit=3)] == ids[::-1]
+    page = queue.browse("dead", limit=3)
+    queue.drop(ids[4])
+    died(queue, "new")
+    rest = queue.browse("dead", limit=9, after=page.next)
+    assert ([item.id for item in rest.items], rest.next) == (ids[3::-1], None)
+
+
+def test_dead_letters_of_one_instant_are_each_listed_once(
+    store: RedisStore, frozen: FrozenClock
+) -> None:
+    """Time stands still: pages go on by the id, also behind one that is gone."""
+    clock = VirtualClock(frozen.now_us / SECOND)
+    queues: list[JobQueue] = [LocalQueue(clock=clock), PriorityQueue(store, "still")]
+    for queue in queues:
+        ids = died(queue, *range(9))
+        assert [item.id for item in browsed(queue, "dead", limit=2)] == ids[::-1]
+        page = queue.browse("dead", limit=4)
+        for id_ in ids[4:7]:
+            queue.drop(id_)
+        rest = queue.browse("dead", after=page.next)
+        assert [item.id for item in rest.items] == ids[3::-1]
+
+
+def test_jobs_are_found_by_a_text(make: Make) -> None:
+    """In id, reason and payload, as it is written; without payloads these are not searched."""
+    queue = make(max_attempts=1)
+    ids = died(queue, {"to": "Ann"}, {"to": "bob%"}, {"to": "Größe"}, "x.*[")
+    for search, wanted in (
+        ("ANN", [ids[0]]),
+        ("valueerror: x.*[", [ids[3]]),
+        ("b%", [ids[1]]),
+        ("größe", [ids[2]]),
+        (ids[2], [ids[2]]),
+        ("nobody", []),
+    ):
+        found = [item.id for item in browsed(queue, "dead", search=search, limit=1)]
+        assert found == wanted, search
+    assert browsed(queue, "dead", search='"to":', payloads=False) == []
+    hidden = browsed(queue, "dead", payloads=False)
+    assert [(item.id, item.payload) for item in hidden] == [(id_, b"") for id_ in ids[::-1]]
+
+
+def test_a_page_of_jobs_is_bounded(make: Make) -> None:
+    """By how many are looked at, and by how large they are; the search goes on from there."""
+    queue = make(max_payload=600_000)
+    queue.push_many(range(450))
+    pages = [queue.browse("waiting", search="nowhere")]
+    while pages[-1].next is not None:
+        pages.append(queue.browse("waiting", search="nowhere", after=pages[-1].next))
+    assert len(pages) == 3
+    for _ in range(4):
+        queue.push("x" * 500_000, priority=9)
+    page = queue.browse("waiting", limit=100)
+    assert [(len(item.payload), item.size) for item in page.items] == [(512, 500_002)] * 2
+    assert page.next is not None
+    opened = queue.inspect(page.items[0].id)
+    assert opened is not None
+    assert len(opened.payload) == 65_536
+    assert len(browsed(queue, "waiting", limit=100)) == 454
+
+
+def test_a_job_is_retried_or_dropped_once(make: Make) -> None:
+    """Said again, it has no effect; what has ended otherwise is left alone."""
+    queue = make(max_attempts=1)
+    (one, two) = died(queue, 1, 2)
+    assert queue.retry(one)
+    assert not queue.retry(one)
+    assert queue.drop(two)
+    for act in (queue.retry, queue.drop):
+        with pytest.raises(UnknownJob):
+            act(two)
+    assert queue.drop(one)  # it waits: it is cancelled
+    assert queue.status(one).state == "cancelled"
+    assert not queue.drop(one)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"state": "done"}, ValueError),
+        ({"state": None}, ValueError),
+        ({"search": 5}, TypeError),
+        ({"search": "x" * 201}, ValueError),
+        ({"search": "\ud800"}, ValueError),
+        ({"after": "x"}, ValueError),
+        ({"after": 5}, ValueError),
+        ({"after": "1:\n"}, ValueError),
+        ({"limit": 0}, ValueError),
+        ({"limit": 101}, ValueError),
+        ({"payloads": 1}, TypeError),
+    ],
+)
+def test_what_a_list_is_asked_for_is_checked(make: Make, wrong: Any, error: type[Exception]):
+    """Before the store is asked."""
+    with pytest.raises(error):
+        make().browse(**wrong)
+
+
 def test_a_requeue_beside_another_of_its_dedupe_id_is_refused(make: Make) -> None:
     """There are never two live jobs of one dedupe id."""
     queue = make(max_attempts=1)
     dead = queue.push(1, dedupe="a")
     queue.nack(queue.claim()[0])
     queue.push(2, dedupe="a")
-    assert not queue.requeue(dead)
+    assert not queue.retry(dead)
     assert queue.status(dead).state == "dead"
 
 

@@ -12,9 +12,12 @@ from typing import Any, Final, NamedTuple
 from seawall.durable._connections import Ask
 from seawall.durable._jobs_records import Job, job_of
 from seawall.durable._jobs_room import Room
+from seawall.durable._sql import containing
 from seawall.errors import Contended, JobExpired, KeyReused, RecordGarbled, UnknownJob
 from seawall.jobs._codec import decode
-from seawall.models.durable_jobs import LOST, REACH
+from seawall.jobs._work_list import BEYOND, OPENED, Asked, WorkItem, WorkPage, page_of
+from seawall.models.durable_jobs import ENDED, HEAD_START, LOST, REACH
+from seawall.models.queue_jobs import BROWSED
 from seawall.runtime.stepping import Steps
 
 MICRO: Final = 1_000_000
@@ -185,6 +188,76 @@ def sweeping(which: str, arguments: dict[str, Any]) -> Steps[int]:
     """Do one batch of cleaning; return how many that were."""
     rows = yield Ask(f"jobs.{which}", arguments)
     return len(rows)
+
+
+# What an operator sees and does
+
+
+def browsing(asked: Asked) -> Steps[WorkPage]:
+    """Return a page of the jobs of a state, of whatever scope."""
+    ended = asked.state in ENDED
+    number, id_ = asked.number, asked.id
+    if not id_:
+        number = BEYOND if ended else -BEYOND
+    arguments = {
+        "state": asked.state,
+        "number": number,
+        "id": id_,
+        "pattern": containing(asked.search),
+        "cut": asked.cut,
+        "most": BROWSED,
+    }
+    rows = yield Ask("jobs.browse_ended" if ended else "jobs.browse_open", arguments)
+    return page_of(rows, asked.limit, _item)
+
+
+def inspecting(id_: str, *, payload: bool) -> Steps[WorkItem | None]:
+    """Return one job, of whatever scope."""
+    rows = yield Ask("jobs.inspect", {"id": id_, "cut": OPENED if payload else 0})
+    return _item(rows[0]) if rows else None
+
+
+def retrying(id_: str, to_notify: Callable[[], str | None]) -> Steps[bool]:
+    """Begin anew with a job that failed; tell workers that listen."""
+    rows = yield Ask("jobs.retry", {"id": id_, "head_start": HEAD_START})
+    channel = to_notify() if rows else None
+    if channel is not None:
+        yield Ask("jobs.notify", {"channel": channel})
+    return bool(rows)
+
+
+def dropping(id_: str, gone_for: int, ttl: int) -> Steps[bool]:
+    """Forget a job that failed, or cancel one that has not ended."""
+    if (yield Ask("jobs.drop_failed", {"id": id_, "gone_for": gone_for})):
+        return True
+    seen = yield from inspecting(id_, payload=False)
+    if seen is None or seen.state in ENDED:
+        return False
+    asked = {"id": id_, "scope": seen.owner, "ttl": ttl}
+    return bool((yield Ask("jobs.cancel", asked)))
+
+
+def _item(row: tuple[Any, ...]) -> WorkItem:
+    (_, id_, state, kind, scope, priority, attempts, error, created, ended, due, size, payload) = (
+        row[:13]
+    )
+    now = row[-1]
+    moment = ended if ended is not None else due
+    acts = {"failed": ("retry", "drop"), "queued": ("drop",), "running": ("drop",)}
+    return WorkItem(
+        id_,
+        state,
+        kind,
+        scope,
+        priority,
+        attempts,
+        max(0, now - created) / MICRO,
+        (now - moment) / MICRO,
+        error,
+        size,
+        payload.encode("utf-8", "replace"),
+        acts.get(state, ()),
+    )
 
 
 def counting() -> Steps[dict[str, tuple[int, float]]]:

@@ -13,7 +13,11 @@ from seawall.durable._cleaning import Cleaning
 from seawall.durable._connections import Ask
 from seawall.durable._outbox_events import BlockedAggregate, DeadEvent, event_of, new_id, text
 from seawall.durable._outbox_steps import Settled, Taken, adding, fetching, settling
-from seawall.durable.database import Database
+from seawall.durable._sql import containing
+from seawall.durable.database import Database, Operation
+from seawall.jobs import WorkItem, WorkPage
+from seawall.jobs._work_list import BEYOND, OPENED, Asked, asked_page, page_of
+from seawall.models.queue_jobs import BROWSED
 from seawall.runtime.stepping import Steps
 
 MOST_LISTED: Final = 1_000
@@ -25,8 +29,86 @@ KEEP_DEAD: Final = 30 * 86_400.0
 class Care:
     """What somebody asks of an outbox who looks after it."""
 
+    WORK_STATES = ("dead", "blocked", "waiting")
+    """The states by which `browse` lists events."""
+
     database: Database
     name: str
+
+    # What an operator looks through
+
+    def browse(
+        self,
+        state: str = "dead",
+        *,
+        search: str = "",
+        after: str | None = None,
+        limit: int = 50,
+        payloads: bool = True,
+    ) -> WorkPage:
+        """Return a page of the events that are dead, blocked or waiting, up to 100.
+
+        Of dead ones the latest are first; of an aggregate that is blocked there is the event that
+        blocks it. `search` is looked for in id, type, aggregate and error, whatever the case of
+        letters. `after` is `next` of the page before. One call looks at a bounded number of events:
+        a page may have fewer than `limit`, and still a `next`. Without `payloads`, these are not
+        read.
+        """
+        return self.database.run(self._browsing(state, search, after, limit, payloads=payloads))
+
+    async def abrowse(
+        self,
+        state: str = "dead",
+        *,
+        search: str = "",
+        after: str | None = None,
+        limit: int = 50,
+        payloads: bool = True,
+    ) -> WorkPage:
+        """Return a page of events, as `browse` does."""
+        asked = self._browsing(state, search, after, limit, payloads=payloads)
+        return await self.database.arun(asked)
+
+    def _browsing(
+        self, state: str, search: str, after: str | None, limit: int, *, payloads: bool
+    ) -> Operation[WorkPage]:
+        asked = asked_page(self.WORK_STATES, state, search, after, limit, payloads)
+        if state == "waiting" and asked.id and not asked.id.isdecimal():
+            raise ValueError(f"after={after!r:.50}: write None, or `next` of the page before")
+        return lambda: self._page(asked)
+
+    def _page(self, asked: Asked) -> Steps[WorkPage]:
+        number, id_ = asked.number, asked.id
+        if not id_:
+            number, id_ = (BEYOND if asked.state == "dead" else -BEYOND), ""
+        arguments: dict[str, Any] = {
+            "outbox": self.name,
+            "pattern": containing(asked.search),
+            "cut": asked.cut,
+            "number": number,
+            "most": BROWSED,
+        }
+        if asked.state == "dead":
+            arguments["id"] = id_
+        elif asked.state == "waiting":
+            arguments["id"] = int(id_ or 0)
+        rows = yield Ask(f"outbox.browse_{asked.state}", arguments)
+        item = _waiting_item if asked.state == "waiting" else _item
+        return page_of(rows, asked.limit, item)
+
+    def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
+        """Return an event with up to 64 KiB of its payload; None if there is none."""
+        return self.database.run(lambda: self._inspecting(id, payload=payload))
+
+    async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
+        """Return an event, as `inspect` does."""
+        return await self.database.arun(lambda: self._inspecting(id, payload=payload))
+
+    def _inspecting(self, id_: str, *, payload: bool) -> Steps[WorkItem | None]:
+        cut = OPENED if check.flag("payload", payload) else 0
+        asked = {"outbox": self.name, "id": text("id", id_), "cut": cut}
+        rows = yield Ask("outbox.inspect", asked)
+        return _item(rows[0]) if rows else None
 
     # What went wrong
 
@@ -59,36 +141,50 @@ class Care:
             for aggregate, aggregate_id, attempts, error in rows
         ]
 
-    def retry(self, event_id: str) -> bool:
-        """Put a dead event back, behind its aggregate's others, with its id; False if unknown."""
-        return self.database.run(lambda: self._retry(event_id))
+    def retry(self, id: str) -> bool:  # noqa: A002
+        """Try an event again that is dead or blocks its aggregate; False if it is neither.
 
-    async def aretry(self, event_id: str) -> bool:
+        A dead one is put back behind its aggregate's others, with its id.
+        """
+        return self.database.run(lambda: self._retry(id))
+
+    async def aretry(self, id: str) -> bool:  # noqa: A002
         """Do the same, awaiting."""
-        return await self.database.arun(lambda: self._retry(event_id))
+        return await self.database.arun(lambda: self._retry(id))
 
-    def _retry(self, event_id: str) -> Steps[bool]:
-        given = {"outbox": self.name, "id": text("event_id", event_id)}
+    def _retry(self, id_: str) -> Steps[bool]:
+        given = {"outbox": self.name, "id": text("id", id_)}
         rows = yield Ask("outbox.exhume", given)
         if not rows:
-            return False
+            blocked = yield from self._blocked_by(id_)
+            return blocked is not None and (yield from self._unblock(*blocked, skip=False))
         names = ("aggregate", "aggregate_id", "type", "payload", "headers")
         arguments = {**given, **dict(zip(names, rows[0], strict=True))}
         arguments["payload"] = bytes(arguments["payload"])
         yield from adding(self.database.dialect, arguments)
         return True
 
-    def drop(self, event_id: str) -> bool:
-        """Delete a dead event for good; False if there is none of that id."""
-        return self.database.run(lambda: self._drop(event_id))
+    def drop(self, id: str) -> bool:  # noqa: A002
+        """Delete an event for good that is dead or blocks its aggregate; False if it is neither."""
+        return self.database.run(lambda: self._drop(id))
 
-    async def adrop(self, event_id: str) -> bool:
+    async def adrop(self, id: str) -> bool:  # noqa: A002
         """Do the same, awaiting."""
-        return await self.database.arun(lambda: self._drop(event_id))
+        return await self.database.arun(lambda: self._drop(id))
 
-    def _drop(self, event_id: str) -> Steps[bool]:
-        given = {"outbox": self.name, "id": text("event_id", event_id)}
+    def _drop(self, id_: str) -> Steps[bool]:
+        given = {"outbox": self.name, "id": text("id", id_)}
+        if (yield Ask("outbox.exhume", given)):
+            return True
+        blocked = yield from self._blocked_by(id_)
+        if blocked is None or not (yield from self._unblock(*blocked, skip=True)):
+            return False
         return bool((yield Ask("outbox.exhume", given)))
+
+    def _blocked_by(self, id_: str) -> Steps[tuple[str, str] | None]:
+        """Return the aggregate that an event blocks."""
+        rows = yield Ask("outbox.inspect", {"outbox": self.name, "id": id_, "cut": 0})
+        return rows[0][4:6] if rows and rows[0][2] == "blocked" else None
 
     def unblock(
         self, aggregate: str, aggregate_id: str | int | UUID, *, skip: bool = False
@@ -212,3 +308,26 @@ class Care:
         found = {"pending": pending, "oldest_age": age, "dead": dead, "blocked": blocked}
         registry.answered(self, found)
         return found
+
+
+def _waiting_item(row: tuple[Any, ...]) -> WorkItem:
+    return _item(row[1:])  # two columns for its place, and the id
+
+
+def _item(row: tuple[Any, ...]) -> WorkItem:
+    _, id_, state, kind, aggregate, aggregate_id, attempts, error, created, ended = row[:10]
+    size, payload, _, now = row[10:]
+    return WorkItem(
+        id_,
+        state,
+        kind,
+        f"{aggregate} {aggregate_id}",
+        None,
+        attempts,
+        max(0, now - created) / 1e6,
+        (now - (created if ended is None else ended)) / 1e6,
+        error,
+        size,
+        bytes(payload),
+        () if state == "waiting" else ("retry", "drop"),
+    )

@@ -96,6 +96,12 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def containing(text: str) -> str:
+    """Return the pattern of a LIKE, with ! as its ESCAPE, for whatever contains `text`."""
+    escaped = text.replace("!", "!!").replace("%", "!%").replace("_", "!_")
+    return f"%{escaped}%"
+
+
 class Text(NamedTuple):
     """A statement for one driver: its text, and the parameters in their order there."""
 

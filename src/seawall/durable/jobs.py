@@ -34,7 +34,9 @@ from seawall.durable._jobs_room import Room
 from seawall.durable._jobs_steps import MICRO
 from seawall.durable.database import Database, Operation
 from seawall.errors import JobExpired, TimedOut, UnknownJob
+from seawall.jobs import WorkItem, WorkPage
 from seawall.jobs._bells import READY, Bell, Bells
+from seawall.jobs._work_list import asked_page
 from seawall.models.durable_jobs import HEAD_START, LOWEST
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.runners import wait_async, wait_sync
@@ -57,6 +59,9 @@ TOGETHER: Final = (
 
 class Jobs(ClaimedJobs):
     """The jobs of a database."""
+
+    WORK_STATES = ("failed", "queued", "running", "cancelled", "succeeded")
+    """The states by which `browse` lists jobs."""
 
     def __init__(
         self,
@@ -227,6 +232,78 @@ class Jobs(ClaimedJobs):
 
     # For those who look after it
 
+    def browse(
+        self,
+        state: str = "failed",
+        *,
+        search: str = "",
+        after: str | None = None,
+        limit: int = 50,
+        payloads: bool = True,
+    ) -> WorkPage:
+        """Return a page of the jobs of a state, of whatever scope, up to 100.
+
+        Of those that have ended the latest are first, of others the next to be done. `search` is
+        looked for in id, kind, scope, error and payload, whatever the case of letters. `after` is
+        `next` of the page before. One call looks at a bounded number of jobs: a page may have fewer
+        than `limit`, and still a `next`. Without `payloads`, these are neither read nor searched.
+        """
+        return self.database.run(self._browsing(state, search, after, limit, payloads=payloads))
+
+    async def abrowse(
+        self,
+        state: str = "failed",
+        *,
+        search: str = "",
+        after: str | None = None,
+        limit: int = 50,
+        payloads: bool = True,
+    ) -> WorkPage:
+        """Return a page of jobs, as `browse` does."""
+        asked = self._browsing(state, search, after, limit, payloads=payloads)
+        return await self.database.arun(asked)
+
+    def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
+        """Return a job of whatever scope, with up to 64 Ki characters of its payload, or None."""
+        wanted = check.flag("payload", payload)
+        if not is_id(id):
+            return None
+        return self.database.run(lambda: steps.inspecting(id, payload=wanted))
+
+    async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
+        """Return a job, as `inspect` does."""
+        wanted = check.flag("payload", payload)
+        if not is_id(id):
+            return None
+        return await self.database.arun(lambda: steps.inspecting(id, payload=wanted))
+
+    def retry(self, id: str) -> bool:  # noqa: A002
+        """Begin anew with a job that failed, with all its attempts; False if it has not failed."""
+        if not is_id(id):
+            return False
+        return self._retried(self.database.run(lambda: steps.retrying(id, self._to_notify)))
+
+    async def aretry(self, id: str) -> bool:  # noqa: A002
+        """Begin anew with a job that failed, as `retry` does."""
+        if not is_id(id):
+            return False
+        return self._retried(await self.database.arun(lambda: steps.retrying(id, self._to_notify)))
+
+    def drop(self, id: str) -> bool:  # noqa: A002
+        """Forget a job that failed, or cancel one that has not ended; False if it is neither.
+
+        Whoever asks after one that was forgotten learns that it is expired.
+        """
+        if not is_id(id):
+            return False
+        return self._dropped(id, self.database.run(self._dropping(id)))
+
+    async def adrop(self, id: str) -> bool:  # noqa: A002
+        """Forget or cancel a job, as `drop` does."""
+        if not is_id(id):
+            return False
+        return self._dropped(id, await self.database.arun(self._dropping(id)))
+
     def cleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
         """Drop what came out of jobs whose time is over, `batch` by batch; return how many.
 
@@ -256,6 +333,26 @@ class Jobs(ClaimedJobs):
         return counts
 
     # How it is done
+
+    def _browsing(
+        self, state: str, search: str, after: str | None, limit: int, *, payloads: bool
+    ) -> Operation[WorkPage]:
+        asked = asked_page(self.WORK_STATES, state, search, after, limit, payloads)
+        return lambda: steps.browsing(asked)
+
+    def _retried(self, done: bool) -> bool:  # noqa: FBT001 - what the database said
+        if done:
+            self.bells.ring(READY)
+        return done
+
+    def _dropping(self, id_: str) -> Operation[bool]:
+        return lambda: steps.dropping(id_, round(self.gone_for * MICRO), self._ttl)
+
+    def _dropped(self, id_: str, done: bool) -> bool:  # noqa: FBT001 - what the database said
+        if done:
+            self.bells.ring(CANCELLED)  # its worker may be here
+            self.bells.ring(id_)
+        return done
 
     def _adding(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 
 from seawall.jobs._records import Claim, DeadLetter, JobStatus
 from seawall.jobs._steps import QueueSteps
+from seawall.jobs._work_list import WorkItem, WorkPage
 
 
 class JobQueue(QueueSteps):
@@ -183,24 +184,64 @@ class JobQueue(QueueSteps):
         """Return the jobs that were given up, as `dead` does."""
         return await self._async(self._listing(limit))
 
-    def requeue(self, id: str) -> bool:  # noqa: A002
+    def browse(
+        self,
+        state: str = "dead",
+        *,
+        search: str = "",
+        after: str | None = None,
+        limit: int = 50,
+        payloads: bool = True,
+    ) -> WorkPage:
+        """Return a page of the jobs that are dead, waiting, delayed or claimed, up to 100.
+
+        The next to be done are first; of the dead, the latest. `search` is looked for in id,
+        reason and payload, whatever the case of ASCII letters. `after` is `next` of the page
+        before. One call looks at a bounded number of jobs: a page may have fewer than `limit`, and
+        still a `next`. Without `payloads`, these are neither read nor searched.
+        """
+        asked = self._asked(state, search, after, limit, payloads=payloads)
+        return self._sync(self._browsing(asked))
+
+    async def abrowse(
+        self,
+        state: str = "dead",
+        *,
+        search: str = "",
+        after: str | None = None,
+        limit: int = 50,
+        payloads: bool = True,
+    ) -> WorkPage:
+        """Return a page of jobs, as `browse` does."""
+        asked = self._asked(state, search, after, limit, payloads=payloads)
+        return await self._async(self._browsing(asked))
+
+    def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
+        """Return a job with up to 64 KiB of its payload; None if there is none."""
+        return self._sync(self._inspecting(id, payload=payload))
+
+    async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
+        """Return a job, as `inspect` does."""
+        return await self._async(self._inspecting(id, payload=payload))
+
+    def retry(self, id: str) -> bool:  # noqa: A002
         """Begin anew with a dead job, at the end of its line.
 
         False if it is not dead, or if another job has its dedupe id by now.
         """
         return self._sync(self._changing("requeue", id))
 
-    async def arequeue(self, id: str) -> bool:  # noqa: A002
-        """Begin anew with a dead job, as `requeue` does."""
+    async def aretry(self, id: str) -> bool:  # noqa: A002
+        """Begin anew with a dead job, as `retry` does."""
         return await self._async(self._changing("requeue", id))
 
     def drop(self, id: str) -> bool:  # noqa: A002
-        """Forget a dead job; False if it is not dead."""
-        return self._sync(self._changing("drop", id))
+        """Forget a dead job, or cancel one that has not ended; False if it has ended otherwise."""
+        return self._sync(self._dropping(id))
 
     async def adrop(self, id: str) -> bool:  # noqa: A002
-        """Forget a dead job, as `drop` does."""
-        return await self._async(self._changing("drop", id))
+        """Forget or cancel a job, as `drop` does."""
+        return await self._async(self._dropping(id))
 
     def snapshot(self) -> dict[str, Any]:
         """Return how many jobs wait, are delayed, claimed and dead; and what there was so far."""

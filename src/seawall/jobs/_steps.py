@@ -24,10 +24,12 @@ from seawall.jobs._bells import READY, Bell, Bells
 from seawall.jobs._codec import MOST_BYTES, decode, encode
 from seawall.jobs._driven import Ask, Driven, Steps, Tell
 from seawall.jobs._records import Claim, DeadLetter, JobStatus
+from seawall.jobs._work_list import OPENED, Asked, WorkItem, WorkPage, asked_page, place_after
 from seawall.models.queue_jobs import (
     NOBODY,
     PRIORITIES,
     TOTALS,
+    Browsed,
     Counts,
     Granted,
     How,
@@ -45,6 +47,13 @@ POLL: Final = 0.5
 LEAST_ENDED: Final = 1000
 """So many ended jobs are remembered at least, of a queue in which fewer may wait."""
 
+_ACTS: Final = {
+    "dead": ("retry", "drop"),
+    "waiting": ("drop",),
+    "delayed": ("drop",),
+    "claimed": ("drop",),
+}
+"""What an operator may do with a job, by its state."""
 _ENDS: Final = frozenset({"done", "dead", "cancelled", "expired"})
 
 
@@ -55,6 +64,9 @@ def most_ended(max_size: int) -> int:
 
 class QueueSteps(Driven):
     """The settings of a queue, and how its operations go."""
+
+    WORK_STATES = ("dead", "waiting", "delayed", "claimed")
+    """The states by which `browse` lists jobs."""
 
     def __init__(
         self,
@@ -242,6 +254,27 @@ class QueueSteps(Driven):
 
     # Looking after jobs
 
+    def _browsing(self, asked: Asked) -> Steps[WorkPage]:
+        search = asked.search.encode().lower()
+        args = (asked.state, asked.number, asked.id, search, asked.limit, asked.cut)
+        found, place = yield Ask("browse", args)
+        after = None if place is None else place_after(*place)
+        return WorkPage([_item(one) for one in found], after)
+
+    def _asked(
+        self, state: str, search: str, after: str | None, limit: int, *, payloads: bool
+    ) -> Asked:
+        return asked_page(self.WORK_STATES, state, search, after, limit, payloads)
+
+    def _inspecting(self, id_: str, *, payload: bool) -> Steps[WorkItem | None]:
+        cut = OPENED if check.flag("payload", payload) else 0
+        found: Browsed | None = yield Ask("inspect", (short_text("id", id_), cut))
+        return None if found is None else _item(found)
+
+    def _dropping(self, id_: str) -> Steps[bool]:
+        done = yield from self._changing("drop", id_)
+        return done or (yield from self._changing("cancel", id_))
+
     def _changing(self, operation: str, id_: str) -> Steps[bool]:
         """Cancel, requeue or drop a job; False if it is not in a state for that."""
         done, state = yield Ask(operation, (short_text("id", id_),))
@@ -343,6 +376,23 @@ class QueueSteps(Driven):
 
     def _unknown(self, id_: str) -> UnknownJob:
         return UnknownJob(f"queue {self.name!r} knows no job {legible(id_)!r}")
+
+
+def _item(found: Browsed) -> WorkItem:
+    return WorkItem(
+        found.id,
+        found.state,
+        "",
+        "",
+        found.priority,
+        found.attempts,
+        found.age / 1e6,
+        found.since / 1e6,
+        legible(found.reason),
+        found.size,
+        found.payload,
+        _ACTS.get(found.state, ()),
+    )
 
 
 def _read(data: bytes) -> Any:

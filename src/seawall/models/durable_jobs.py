@@ -3,7 +3,8 @@
     queued     ->  running, cancelled
     running    ->  running (taken over), queued (tried again, given back),
                    succeeded, failed, cancelled
-    succeeded, failed, cancelled  ->  expired
+    succeeded, cancelled  ->  expired
+    failed     ->  queued (an operator begins anew), expired
     expired    ->  (nothing: forgotten in the end)
 
 Time is whole microseconds of one clock, that of the database. `sql/*/jobs.sql` does the same, step
@@ -27,7 +28,7 @@ FOLLOWS: Final[dict[State, frozenset[State]]] = {
     "queued": frozenset({"running", "cancelled"}),
     "running": frozenset({"running", "queued", "succeeded", "failed", "cancelled"}),
     "succeeded": frozenset({"expired"}),
-    "failed": frozenset({"expired"}),
+    "failed": frozenset({"queued", "expired"}),
     "cancelled": frozenset({"expired"}),
     "expired": frozenset(),
 }
@@ -183,6 +184,13 @@ class DurableJob:
             self.cancelling = True
             return True
         return False
+
+    def retry(self, now: int) -> bool:
+        """Begin anew, with all attempts; False: it has not failed, or is not kept any more."""
+        if self.state != "failed" or self.expires is None or self.expires <= now:
+            return False
+        self.state, self.attempts, self.due, self.expires = "queued", 0, now, None
+        return True
 
     def expire(self, now: int, gone_for: int) -> bool:
         """Lose what it held, when its time is over; that it was is remembered for `gone_for`."""

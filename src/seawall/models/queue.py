@@ -33,6 +33,7 @@ from typing import Any
 from seawall.models.queue_index import Index, Tokens
 from seawall.models.queue_jobs import (
     BATCH_BYTES,
+    BROWSED,
     CALLED_OFF,
     LATE,
     LEASE_OVER,
@@ -42,6 +43,7 @@ from seawall.models.queue_jobs import (
     TOTALS,
     UNHEARD,
     Answer,
+    Browsed,
     Counts,
     Granted,
     How,
@@ -212,6 +214,38 @@ class Queue:
             for job, age in zip(jobs, ages, strict=True)
         ]
 
+    def browse(
+        self, now: int, state: str, number: int, id_: str, search: bytes, most: int, cut: int
+    ) -> tuple[list[Browsed], tuple[int, str] | None]:
+        """Return the jobs of a state behind a place in their line, at most `most`; and the place.
+
+        Those that come first are first, but of dead ones the latest. They contain `search`, which
+        has no capital letters of ASCII: in the id, the reason or the payload. With `cut`, so many
+        bytes of payloads are returned; with 0 these are not looked at. One call looks at `BROWSED`
+        jobs, and at `BATCH_BYTES` of payloads: from the place on there are more, unless it is None.
+        """
+        lines = {"waiting": self._ready, "delayed": self._delayed, "claimed": self._leases}
+        line = lines.get(state, self._dead)
+        found: list[Browsed] = []
+        last, size = (number, id_), 0
+        for looked, place in enumerate(
+            line.behind(number, id_, BROWSED + 1, back=state not in lines)
+        ):
+            job = self._jobs[place[1]]
+            size += len(job.payload) if cut else 0
+            if looked == BROWSED or len(found) == most or (looked and size > BATCH_BYTES):
+                return found, last
+            last = place
+            texts = [job.id.encode(), job.reason.encode(), *([job.payload] if cut else [])]
+            if any(search in text.lower() for text in texts):
+                found.append(self._shown(now, job, place[0], cut))
+        return found, None
+
+    def inspect(self, now: int, id_: str, cut: int) -> Browsed | None:
+        """Return one job, with so many bytes of its payload; None if it is unknown."""
+        job = self._look(now, id_)
+        return None if job is None else self._shown(now, job, 0, cut)
+
     def requeue(self, now: int, id_: str) -> Answer:
         """Begin anew with a dead job: all attempts, a new place in line, a new deadline."""
         job = self._look(now, id_)
@@ -301,6 +335,11 @@ class Queue:
         return Granted(
             job.id, job.fence, job.attempts, job.priority, age, waited, left, job.payload
         )
+
+    def _shown(self, now: int, job: Job, number: int, cut: int) -> Browsed:
+        age, since = max(0, now - job.pushed), now - job.at
+        told = (number, job.id, job.state, job.priority, job.attempts, age, since, job.reason)
+        return Browsed(*told, len(job.payload), job.payload[:cut])
 
     def _claimed_by(self, now: int, token: str) -> list[Job]:
         """Return what is still claimed by that token, and not heard of."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nlargest, nsmallest
 from math import inf
 from typing import Final
 
@@ -53,6 +53,16 @@ class Index:
     def some(self, most: int) -> list[str]:
         """Return the first ids, at most `most`, and leave them where they are."""
         return [id_ for id_, _ in sorted(self._numbers.items(), key=lambda one: one[::-1])[:most]]
+
+    def behind(
+        self, number: int, id_: str, most: int, *, back: bool = False
+    ) -> list[tuple[int, str]]:
+        """Return the next numbers and ids behind a place, or before it; all if `id_` is empty."""
+        place = (number, id_)
+        found = ((at, one) for one, at in self._numbers.items())
+        if back:
+            return nlargest(most, (one for one in found if not id_ or one < place))
+        return nsmallest(most, (one for one in found if not id_ or one > place))
 
 
 class Tokens:

@@ -10,6 +10,8 @@ SWEEP: Final = 100
 """So much of each sort is settled by one call."""
 BATCH_BYTES: Final = 1_048_576
 """Of payloads in one claim, except for the first: an answer must arrive while somebody waits."""
+BROWSED: Final = 200
+"""Jobs that one call looks at, for a list of those that match a search."""
 UNHEARD: Final = 10
 """So many claims of a job of which nobody has heard are no attempts; more are."""
 LEASE_OVER: Final = "the lease was over"
@@ -97,6 +99,26 @@ class Letter(NamedTuple):
     """Since it died."""
     reason: str
     payload: bytes
+
+
+class Browsed(NamedTuple):
+    """A job as a list of jobs shows it."""
+
+    number: int
+    """Its place in its line: what the line is sorted by."""
+    id: str
+    state: str
+    priority: int
+    attempts: int
+    age: int
+    """Since it was pushed."""
+    since: int
+    """Since it waits or is dead; below 0 until it is ready, or until its lease is over."""
+    reason: str
+    size: int
+    """Of the whole payload, in bytes."""
+    payload: bytes
+    """The beginning of it."""
 
 
 class Counts(NamedTuple):

@@ -20,7 +20,15 @@ from seawall.errors import StoreUnavailable
 from seawall.jobs._bells import READY
 from seawall.jobs._driven import Ask
 from seawall.jobs._queue import JobQueue
-from seawall.models.queue_jobs import PRIORITIES, TOTALS, Counts, Granted, Letter, Seen
+from seawall.models.queue_jobs import (
+    PRIORITIES,
+    TOTALS,
+    Browsed,
+    Counts,
+    Granted,
+    Letter,
+    Seen,
+)
 from seawall.runtime.events import DeadLetterDropped, JobDied, SettingsDiffer, emit
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex, survives_fork
@@ -282,6 +290,36 @@ def _read_dead(reply: list[bytes]) -> list[Letter]:
     ]
 
 
+def _read_browsed(reply: list[bytes]) -> list[Browsed]:
+    return [
+        Browsed(
+            _int(number),
+            _str(id_),
+            _str(state),
+            _int(priority),
+            _int(attempts),
+            _int(age),
+            _int(since),
+            _str(reason),
+            _int(size),
+            _bytes(payload),
+        )
+        for number, id_, state, priority, attempts, age, since, reason, size, payload in _rows(
+            reply, 10
+        )
+    ]
+
+
+def _read_browse(reply: list[bytes]) -> tuple[list[Browsed], tuple[int, str] | None]:
+    number, id_, *rows = reply
+    return _read_browsed(rows), (_int(number), _str(id_)) if number else None
+
+
+def _read_inspect(reply: list[bytes]) -> Browsed | None:
+    found = _read_browsed(reply)
+    return found[0] if found else None
+
+
 def _read_counts(reply: list[bytes]) -> Counts:
     numbers = [_int(value) for value in reply]
     waiting, rest = numbers[:PRIORITIES], numbers[PRIORITIES:]
@@ -296,6 +334,8 @@ _READERS: Final = {
     "claim": _read_claim,
     "status": _read_status,
     "dead": _read_dead,
+    "browse": _read_browse,
+    "inspect": _read_inspect,
     "counts": _read_counts,
     **dict.fromkeys(_ANSWERS, _read_answer),
 }

@@ -17,7 +17,7 @@
 local JOBS, PAYLOADS, RESULTS, READY, SINCE, DELAYED = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local LEASES, DEADLINES, MEMORY, DEAD = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local TOKENS, UNHEARD, DEDUPE, COUNTS = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
-local SWEEP, BATCH_BYTES, MOST_UNHEARD = 100, 1048576, 10
+local SWEEP, BATCH_BYTES, BROWSED, MOST_UNHEARD = 100, 1048576, 200, 10
 local LEASE_OVER, CALLED_OFF, LATE = 'the lease was over', 'cancelled', 'the deadline passed'
 local NOBODY = 'nobody heard of the claim'
 local TOTALS = { 'pushed', 'done', 'died', 'cancelled', 'expired', 'lost', 'dropped' }
@@ -253,6 +253,38 @@ end
 local function remember(token, claims, lease)
   redis.call('HSET', TOKENS, token, cmsgpack.pack(claims))
   redis.call('ZADD', UNHEARD, text(now + lease), token)
+end
+
+-- The next ids of a line with their numbers, behind a place in it (before it, if `back`); all if
+-- `id` is empty. Ids of the same number stand in the order of their text.
+local function behind(line, back, number, id, most)
+  local range, from = back and 'ZREVRANGE' or 'ZRANGE', 0
+  if id ~= '' then
+    from = back and redis.call('ZCOUNT', line, '(' .. number, '+inf')
+      or redis.call('ZCOUNT', line, '-inf', '(' .. number)
+    local to = from + redis.call('ZCOUNT', line, number, number)
+    while from < to do
+      local middle = math.floor((from + to) / 2)
+      local other = redis.call(range, line, middle, middle)[1]
+      if (back and other >= id) or (not back and other <= id) then
+        from = middle + 1
+      else
+        to = middle
+      end
+    end
+  end
+  return redis.call(range, line, from, from + most - 1, 'WITHSCORES')
+end
+
+-- A job's number, id, state, priority, attempts, age, since, reason, size, the beginning of its
+-- payload, appended to a reply.
+local function show(job, number, payload, cut, reply)
+  for _, value in ipairs({ number, job.id, job.state, text(job.priority), text(job.attempts),
+                           text(math.max(0, now - job.pushed)), text(now - job.at), job.reason,
+                           text(redis.call('HSTRLEN', PAYLOADS, job.id)),
+                           string.sub(payload, 1, cut) }) do
+    reply[#reply + 1] = value
+  end
 end
 
 -- The instant for a score: not before the one of the score before.
@@ -524,6 +556,46 @@ function operations.dead(limit)
         reply[#reply + 1] = value
       end
     end
+  end
+  return reply
+end
+
+-- state, number, id, search, most, cut -> the number and id of the last that was looked at (empty if
+-- there are no more); what `show` appends, for each
+function operations.browse(state, number, id, search, most, cut)
+  local lines = { waiting = READY, delayed = DELAYED, claimed = LEASES }
+  local line, found, looked, size, reply = lines[state] or DEAD, 0, 0, 0, { number, id }
+  local function has(value)
+    return string.find(string.lower(value), search, 1, true)
+  end
+  local ahead = behind(line, not lines[state], number, id, BROWSED + 1)
+  for i = 1, #ahead, 2 do
+    local job = load(ahead[i])
+    if job then
+      if cut ~= '0' then
+        size = size + redis.call('HSTRLEN', PAYLOADS, job.id)
+      end
+      if looked == BROWSED or found == tonumber(most) or (looked > 0 and size > BATCH_BYTES) then
+        return reply
+      end
+      local payload = cut ~= '0' and redis.call('HGET', PAYLOADS, job.id) or ''
+      local place = text(tonumber(ahead[i + 1]))
+      reply[1], reply[2], looked = place, job.id, looked + 1
+      if has(job.id) or has(job.reason) or has(payload) then
+        show(job, place, payload, tonumber(cut), reply)
+        found = found + 1
+      end
+    end
+  end
+  reply[1], reply[2] = '', ''
+  return reply
+end
+
+-- id, cut -> what `show` appends; nothing if it is unknown
+function operations.inspect(id, cut)
+  local job, reply = look(id), {}
+  if job then
+    show(job, '0', redis.call('HGET', PAYLOADS, id) or '', tonumber(cut), reply)
   end
   return reply
 end

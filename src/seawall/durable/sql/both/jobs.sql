@@ -87,3 +87,61 @@ RETURNING state;
 
 -- name: counts
 SELECT state, count(*), min(created_at), {now} FROM {jobs} GROUP BY state;
+
+-- name: browse_ended
+-- The latest first. So many are looked at; the last but one column says whether they match.
+SELECT number, id, state, kind, scope, priority, attempts, error, created_at, ended_at, due_at,
+    length(payload), substr(payload, 1, CAST(:cut AS integer)),
+    lower(id || ' ' || kind || ' ' || scope || ' ' || error)
+        LIKE lower(CAST(:pattern AS text)) ESCAPE '!'
+    OR (CAST(:cut AS integer) > 0
+        AND lower(payload) LIKE lower(CAST(:pattern AS text)) ESCAPE '!'),
+    {now}
+FROM (
+    SELECT ended_at AS number, id, state, kind, scope, priority, attempts, error, created_at,
+        ended_at, due_at, payload
+    FROM {jobs}
+    WHERE state = :state AND expires_at > {now}
+        AND (ended_at, id) < (CAST(:number AS bigint), CAST(:id AS text))
+    ORDER BY ended_at DESC, id DESC
+    LIMIT CAST(:most AS bigint)
+) AS looked
+ORDER BY number DESC, id DESC;
+
+-- name: browse_open
+-- The next in line first; the rest as above.
+SELECT number, id, state, kind, scope, priority, attempts, error, created_at, ended_at, due_at,
+    length(payload), substr(payload, 1, CAST(:cut AS integer)),
+    lower(id || ' ' || kind || ' ' || scope || ' ' || error)
+        LIKE lower(CAST(:pattern AS text)) ESCAPE '!'
+    OR (CAST(:cut AS integer) > 0
+        AND lower(payload) LIKE lower(CAST(:pattern AS text)) ESCAPE '!'),
+    {now}
+FROM (
+    SELECT rank AS number, id, state, kind, scope, priority, attempts, error, created_at,
+        ended_at, due_at, payload
+    FROM {jobs}
+    WHERE state = :state AND (rank, id) > (CAST(:number AS bigint), CAST(:id AS text))
+    ORDER BY rank, id
+    LIMIT CAST(:most AS bigint)
+) AS looked
+ORDER BY number, id;
+
+-- name: inspect
+SELECT 0, id, state, kind, scope, priority, attempts, error, created_at, ended_at, due_at,
+    length(payload), substr(payload, 1, CAST(:cut AS integer)), 1 = 1, {now}
+FROM {jobs}
+WHERE id = :id AND (expires_at IS NULL OR expires_at > {now});
+
+-- name: retry
+UPDATE {jobs} SET state = 'queued', attempts = 0, progress = 0, message = '',
+    started_at = NULL, ended_at = NULL, expires_at = NULL, due_at = {now},
+    rank = {now} + priority * CAST(:head_start AS bigint)
+WHERE id = :id AND state = 'failed' AND expires_at > {now}
+RETURNING id;
+
+-- name: drop_failed
+UPDATE {jobs} SET state = 'expired', key_hash = NULL, payload = 'null', error = '', message = '',
+    expires_at = {now} + CAST(:gone_for AS bigint)
+WHERE id = :id AND state = 'failed'
+RETURNING id;

@@ -31,3 +31,5 @@ CREATE INDEX {index_jobs_line} ON {jobs} (kind, rank, id)
     WHERE state IN ('queued', 'running');
 
 CREATE INDEX {index_jobs_expiry} ON {jobs} (expires_at) WHERE expires_at IS NOT NULL;
+
+CREATE INDEX {index_jobs_failed} ON {jobs} (ended_at, id) WHERE state = 'failed';
