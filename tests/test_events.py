@@ -37,6 +37,7 @@ from seawall.runtime import events as events_module
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
 
 _BROKEN = ScriptedService(fail(ConnectionError)).call
+_FAILED = {"reason": "ConnectionError", "failure": "ConnectionError"}
 
 
 @pytest.fixture
@@ -145,10 +146,10 @@ def test_call_retried_and_stopped(events):
         guard = Guard("vendor", Retry(on=ConnectionError, attempts=2, backoff=constant(3.0)))
         guard.attempt(_BROKEN)
     assert _only(events, CallRetried) == [
-        {"guard": "vendor", "attempt": 1, "delay": 3.0, "reason": "ConnectionError"}
+        {"guard": "vendor", "attempt": 1, "delay": 3.0, **_FAILED}
     ]
     assert _only(events, RetryStopped) == [
-        {"guard": "vendor", "attempt": 2, "cause": "attempts", "reason": "ConnectionError"}
+        {"guard": "vendor", "attempt": 2, "cause": "attempts", **_FAILED}
     ]
 
 
@@ -369,7 +370,9 @@ def test_nothing_is_built_without_listeners(monkeypatch):
 def test_events_show_themselves():
     """The repr of an event has its fields; its name is stable."""
     event = CallRetried("vendor", attempt=1, delay=0.5, reason="timed_out")
-    assert repr(event) == "CallRetried(guard='vendor', attempt=1, delay=0.5, reason='timed_out')"
+    assert repr(event) == (
+        "CallRetried(guard='vendor', attempt=1, delay=0.5, reason='timed_out', failure='')"
+    )
     assert event.name == "call_retried"
     assert not hasattr(event, "__dict__")
     names = [kind.name for kind in Event.__subclasses__()]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import seawall
 from seawall import _redaction as module
 from seawall import registry
-from seawall._redaction import described, printable, redacted, safe_line
+from seawall._failures import described
+from seawall._redaction import printable, redacted, safe_line
 from seawall.runtime.edge_events import HealthChanged
 from seawall.runtime.events import subscribe
 from seawall.web import Edge, Health, Unhealthy

@@ -1,4 +1,4 @@
-"""Text of errors made fit to be logged, stored and shown: without secrets, on one line, short.
+"""Text made fit to be logged, stored and shown: without secrets, on one line, short.
 
 Promises:
 - Of a URL only scheme, host and port are left. User, password, path and query may be secrets,
@@ -15,7 +15,7 @@ Promises:
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 LONGEST: Final = 200
 """Default maximum length of a line, in characters."""
@@ -86,27 +86,6 @@ def safe_line(text: str, longest: int = LONGEST) -> str:
         # The last word may be half of a URL, whose password cannot be told from a host any more.
         line = f"{line.rpartition(' ')[0]} …"
     return printable(redacted(line), longest)
-
-
-def described(error: BaseException, longest: int = LONGEST) -> str:
-    """Return the kind of `error` and the first line of what it says, redacted."""
-    kind = printable(type(error).__name__, longest)
-    said = said_by(error, longest)
-    return printable(f"{kind}: {said}", longest) if said else kind
-
-
-def said_by(error: BaseException, longest: int = LONGEST) -> str:
-    """Return the first line of what `error` says, redacted; nothing if it cannot say anything."""
-    try:
-        code: Any = getattr(error, "code", None)
-        details: Any = getattr(error, "details", None)
-        if callable(code) and callable(details):  # gRPC: the first line of its text says nothing
-            text = f"{getattr(code(), 'name', '')} {details() or ''}"
-        else:
-            text = str(error)
-    except Exception:  # noqa: BLE001 - an error of the user's whose text cannot be made
-        return ""
-    return safe_line(text, longest)
 
 
 def _split_closing(run: str) -> tuple[str, str]:

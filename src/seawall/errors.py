@@ -65,6 +65,8 @@ class Rejected(SeawallError):
     """The call was refused before the work began, so it is safe to do again elsewhere or later."""
 
     reason = "rejected"
+    key: object = None
+    """Which key was refused, by a policy that has keys."""
 
     def __init__(
         self,
@@ -354,11 +356,6 @@ class BadSignature(SeawallError, ValueError):
     """What was received is not signed by who knows the secret, or was signed too long ago."""
 
     reason = "bad_signature"
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the stable word for `error`: its `reason` if it is ours, else the name of its type."""
-    return error.reason if isinstance(error, SeawallError) else type(error).__name__
 
 
 def matches(error: BaseException, types: tuple[type[Exception], ...]) -> bool:

@@ -10,9 +10,9 @@ from weakref import ref
 
 from seawall import _checks as check
 from seawall import registry, rules
+from seawall._failures import reason_of
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import reset
-from seawall.errors import reason_of
 from seawall.models.backoff import Backoff
 from seawall.models.pressure import Pressure
 from seawall.policies._retry_on import On

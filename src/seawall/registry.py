@@ -342,7 +342,7 @@ def _seen(thing: Any) -> dict[str, Any]:
     try:
         return dict(plain(thing.snapshot()))
     except Exception as error:  # noqa: BLE001 - whatever it is, the others are to be seen
-        from seawall._redaction import described
+        from seawall._failures import described
 
         return {"snapshot_error": described(error)}
 

@@ -72,11 +72,11 @@ def test_an_upstreams_failure_is_answered_and_told(caplog: pytest.LogCaptureFixt
     first, second = said(caplog)
     assert first == (
         "edge 'shop': GET /v1/orders/{number} is answered with 502, as an upstream failed:"
-        " httpx.ConnectError: All connection attempts failed"
+        " ConnectError: All connection attempts failed"
     )
     assert second == (
         "edge 'shop': GET /v1/orders/{number} is answered with 504, as an upstream failed:"
-        " httpx.ReadTimeout: late"
+        " ReadTimeout: late"
     )
     assert not any(record.exc_info for record in caplog.records)
 
@@ -152,7 +152,7 @@ def test_mounted_apps_tell_as_the_edge_does(caplog: pytest.LogCaptureFixture) ->
     (line,) = said(caplog)
     assert line == (
         "edge 'outer': GET /orders/{number} is answered with 502, as an upstream failed:"
-        " httpx.ConnectError: away"
+        " ConnectError: away"
     )
 
 
@@ -229,8 +229,8 @@ def test_an_outage_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> N
     told.clock.advance(1.0)
     told(httpx.ConnectError("away"))
     fourth, fifth = said(caplog)[3:]
-    assert fourth.endswith("httpx.ConnectError: away (100 more since the last such line)")
-    assert fifth.endswith("httpx.ConnectError: away")
+    assert fourth.endswith("ConnectError: away (100 more since the last such line)")
+    assert fifth.endswith("ConnectError: away")
 
 
 def test_kinds_without_number_do_not_fill_the_memory(
@@ -271,10 +271,10 @@ def test_addresses_are_told_without_what_they_may_hide(caplog: pytest.LogCapture
     assert "secret" not in caplog.text
     whats = [line.partition("failed: ")[2] for line in said(caplog)]
     assert whats == [
-        "httpx.HTTPStatusError: 404 for url 'https://vendor.example:8443/...'",
-        "requests.exceptions.HTTPError: 404 for url: https://vendor.example:8443/...",
-        "requests.exceptions.ConnectionError: Max retries exceeded with url: /... (Caused by x)",
-        "requests.exceptions.Timeout: late: vendor/a?...",
+        "404 from vendor.example",
+        "HTTPError: 404 for url: https://vendor.example:8443/...",
+        "ConnectionError: Max retries exceeded with url: /... (Caused by x)",
+        "Timeout: late: vendor/a?...",
     ]
 
 
@@ -284,17 +284,16 @@ def test_the_cause_is_told_where_it_says_more(caplog: pytest.LogCaptureFixture) 
 
     wrapped = openai.APIConnectionError(request=None)  # type: ignore[arg-type]
     wrapped.__cause__ = httpx.ConnectError("refused by https://vendor/secret")
-    same = httpx.ConnectError("away")
+    same = httpx.ReadError("away")
     same.__cause__ = OSError("away")
     told = Told()
     told(wrapped)
     told(same)
     first, second = said(caplog)
     assert first.endswith(
-        "openai.APIConnectionError: Connection error., by httpx.ConnectError:"
-        " refused by https://vendor/..."
+        "failed: APIConnectionError -> ConnectError: refused by https://vendor/..."
     )
-    assert second.endswith(": httpx.ConnectError: away")
+    assert second.endswith("failed: ReadError: away")
 
 
 def test_of_grpcs_errors_code_and_details_are_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -311,7 +310,7 @@ def test_of_grpcs_errors_code_and_details_are_told(caplog: pytest.LogCaptureFixt
     Failed.__module__ = "grpc"
     told = Told()
     told(Failed("<Failed of RPC that terminated with:"))
-    assert said(caplog)[0].endswith("Failed: UNAVAILABLE no address is reached")
+    assert said(caplog)[0].endswith("failed: UNAVAILABLE: no address is reached")
 
 
 @given(st.text(), st.text())

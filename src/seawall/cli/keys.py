@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from seawall._redaction import described
+from seawall._failures import described
 from seawall.durable import Database, Idempotency, Inbox, KeyInFlight, KeyRecord, Sqlite
 from seawall.durable.asgi import read_scope, scope_text
 

@@ -204,7 +204,7 @@ class Exchange:
             response = yield from self._send(outgoing, time)
             self._sent = True
             keyed = self._key is not None or IDEMPOTENCY_HEADER in outgoing.headers
-            bad = self._terms.failure_in(response, keyed=keyed)
+            bad = self._terms.failure_in(outgoing, response, keyed=keyed)
             with self._lock:
                 over = self._over  # in a thread that nobody waits for any more
                 if bad is not None and not over:

@@ -38,10 +38,11 @@ class BadStatus(Exception):
     no_verdict = False
     """Whether it says nothing about the server's health; see `Call.outcome`."""
 
-    def __init__(self, response: Any, status: int, retry_after: float | None) -> None:
-        """Carry the response, and when the server wants to be asked again (below 0: never)."""
+    def __init__(self, request: Any, response: Any, status: int, retry_after: float | None) -> None:
+        """Carry both, and when the server wants to be asked again (below 0: never)."""
         super().__init__(f"answered {status}")
         self.response = response
+        self.request = request
         self.status = status
         self.retry_after = retry_after
 
@@ -148,7 +149,7 @@ class Terms:
             key = str(uuid4())
         return key, key is not None
 
-    def failure_in(self, response: Any, *, keyed: bool) -> BadStatus | None:
+    def failure_in(self, request: Any, response: Any, *, keyed: bool) -> BadStatus | None:
         """Return what is wrong with an answer, if it means failure; `keyed`: sent with a key."""
         status = response.status_code
         if status < _ERROR:
@@ -159,15 +160,15 @@ class Terms:
             return None
         wish = (headers.get("x-should-retry") or "").strip().lower()
         if wish == "false":
-            return BadStatus(response, status, -1.0) if status in self.statuses else None
+            return BadStatus(request, response, status, -1.0) if status in self.statuses else None
         seconds = _wanted_pause(headers)
         if keyed and status == IN_FLIGHT and seconds is not None:
-            return KeyAtWork(response, status, seconds)
+            return KeyAtWork(request, response, status, seconds)
         # A 413 that says when to come again is temporary (RFC 9110, 15.5.14).
         temporary = status == _TOO_LARGE and seconds is not None
         if status not in self.statuses and wish != "true" and not temporary:
             return None
-        return BadStatus(response, status, seconds)
+        return BadStatus(request, response, status, seconds)
 
 
 def _wanted_pause(headers: Any) -> float | None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._failures import reason_of
 from seawall.clients._llm_ends import CLIENT, SERVER, TIMEOUT, TOO_MANY, status_of
 from seawall.clock import current_clock
 from seawall.context import current_deadline
@@ -24,7 +25,6 @@ from seawall.errors import (
     Rejected,
     add_note,
     error_predicate,
-    reason_of,
 )
 from seawall.guard import Guard
 from seawall.runtime.degradation import Degradation

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Protocol
 
-from seawall._redaction import described
+from seawall._failures import described
 from seawall.durable import _asgi_answers as answers
 from seawall.durable import _idempotency_records as records
 from seawall.durable._asgi_completing import Keyed, Name

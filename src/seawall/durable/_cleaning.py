@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final, Protocol
 
 from seawall import _checks as check
-from seawall._redaction import described
+from seawall._failures import described
 from seawall.clock import current_clock
 from seawall.context import deadline_var
 from seawall.durable.database import Database

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from threading import Condition, Thread
 
-from seawall._redaction import described
+from seawall._failures import described
 from seawall.clock import SYSTEM
 from seawall.context import deadline_var, reset
 from seawall.durable._uncut import Renewal

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from seawall import _checks as check
 from seawall import registry
-from seawall._redaction import described
+from seawall._failures import described
 from seawall.durable._jobs_records import (
     LONGEST_TEXT,
     JobClaim,

@@ -15,7 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
-from seawall._redaction import described
+from seawall._failures import described
 from seawall.durable._jobs_claims import CANCELLED
 from seawall.durable._jobs_run import OUTAGE, JobDoing, JobFunction, Running, log
 from seawall.durable._outbox_listening import Listening

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall import _checks as check
 from seawall import registry
-from seawall._redaction import described
+from seawall._failures import described
 from seawall.context import idempotency_key, reset, tenant
 from seawall.durable._connections import Ask
 from seawall.durable._later_calls import Later, decoded, redoing

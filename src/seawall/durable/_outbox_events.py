@@ -9,7 +9,8 @@ from os import urandom
 from typing import Any, Final, NamedTuple, NoReturn
 from uuid import UUID
 
-from seawall._redaction import described, safe_line
+from seawall._failures import described
+from seawall._redaction import safe_line
 from seawall.durable._json import encoder, plain
 
 LONGEST_TEXT: Final = 255

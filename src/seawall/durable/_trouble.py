@@ -12,7 +12,8 @@ import logging
 from collections.abc import Hashable
 from typing import Final
 
-from seawall._redaction import described, safe_line
+from seawall._failures import described
+from seawall._redaction import safe_line
 from seawall.clock import Clock
 from seawall.durable._missing_tables import TablesMissing
 

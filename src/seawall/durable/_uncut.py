@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from seawall._redaction import described
+from seawall._failures import described
 from seawall.context import deadline_var
 from seawall.runtime.runners import sleep_async
 

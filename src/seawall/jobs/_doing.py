@@ -10,10 +10,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
-from seawall._redaction import described
+from seawall._failures import described, reason_of
 from seawall.clock import Clock
 from seawall.context import deadline
-from seawall.errors import JobLost, Rejected, StoreUnavailable, reason_of
+from seawall.errors import JobLost, Rejected, StoreUnavailable
 from seawall.executors import IoPool
 from seawall.jobs._arguments import MOST_TEXT
 from seawall.jobs._queue import JobQueue

@@ -11,8 +11,8 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall._redaction import described
-from seawall.errors import CircuitOpen, reason_of
+from seawall._failures import described, reason_of
+from seawall.errors import CircuitOpen
 from seawall.models.breaker import BreakerModel, Refusal, Ticket
 from seawall.models.probes import Probe, Verdict
 from seawall.models.windows import Tracked
@@ -141,7 +141,12 @@ class BreakerGate(GateBound):
         since = "" if open_for is None else f"; not closed for {open_for:.3f} s"
         last = f"; the last failure: {failure}" if failure else ""
         message = f"guard {self.host.name!r}: the {what} is {why}{hint}{since}{last}"
-        self.refuse(CircuitOpen(message, failure=failure, open_for=open_for, retry_after=after))
+        error = CircuitOpen(message, failure=failure, open_for=open_for, retry_after=after)
+        error.key = key
+        try:
+            self.refuse(error)
+        finally:
+            del error  # or its own frame would keep it alive
         return _UNCOUNTED
 
     def tell(

@@ -436,11 +436,13 @@ class RateLimit(GatePolicy):
         if blocked.wait is None:
             most = blocked.first.meter.rule.capacity
             why = f"a cost of {blocked.first.asked} never fits, {most} is the most"
-        return RateLimited(
+        error = RateLimited(
             f"{who}over the limit {named}{f': {why}' if why else ''}",
             limit=limit.name,
             retry_after=_seconds(blocked.wait, now),
         )
+        error.key = blocked.first.place
+        return error
 
     def _now(self) -> float:
         clocks = (bound.host.clock for bound in self.bindings)

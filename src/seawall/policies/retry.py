@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from seawall import _checks as check
-from seawall._redaction import described
+from seawall._failures import described, reason_of
 from seawall.context import Attempt, current_idempotency_key, retried_above
-from seawall.errors import Rejected, add_note, reason_of
+from seawall.errors import Rejected, add_note
 from seawall.models.backoff import Backoff, above_floor, as_backoff
 from seawall.models.budget import SuccessDeposit
 from seawall.models.pressure import Pressure, RetryThresholds
 from seawall.policies._retry_on import On, read_on
 from seawall.policies.budget import RetryBudget
 from seawall.runtime.call import STREAMED
-from seawall.runtime.events import CallRetried, RetryStopped, emit
+from seawall.runtime.events import CallRetried, RetryStopped, emit, listening
 from seawall.runtime.layers import FAILED, OK, UNUSED, Flow, Host, Kind, Next, Outcome
 from seawall.runtime.policy import Bound, Policy
 from seawall.runtime.stats import ENOUGH_SAMPLES
@@ -418,18 +418,18 @@ class _RetryFlow(Flow):
             memory.failure = call.error
         cause, delay = self._decide(call, memory, now)
         name = call.host.name
-        reason = "value" if call.error is None else reason_of(call.error)
+        failed = _how(call.error) if listening() else {"reason": ""}
         if cause is not None:
             stopped = self._bound.stopped
             stopped[cause] = stopped.get(cause, 0) + 1
-            emit(RetryStopped, name, attempt=memory.tries, cause=cause, reason=reason)
+            emit(RetryStopped, name, attempt=memory.tries, cause=cause, **failed)
             return None
         memory.retrying = True
         memory.note(call)
         self._bound.values_retried += call.error is None
         self._bound.retries += 1
         call.host.stats.retries += 1
-        emit(CallRetried, name, attempt=memory.tries, delay=delay, reason=reason)
+        emit(CallRetried, name, attempt=memory.tries, delay=delay, **failed)
         return Next(delay=delay)
 
     def _decide(self, call: Call, memory: _Memory, now: float) -> tuple[str | None, float]:
@@ -503,6 +503,13 @@ def _ends_too_late(call: Call, now: float, delay: float) -> bool:
     typical = call.host.stats.quantile(0.5, now)
     known = call.host.stats.latency.count >= ENOUGH_SAMPLES
     return now + delay + (typical if known and typical is not None else 0.0) >= until
+
+
+def _how(error: BaseException | None) -> dict[str, str]:
+    """Return how an attempt failed, as events tell it."""
+    if error is None:
+        return {"reason": "value"}
+    return {"reason": reason_of(error), "failure": described(error)}
 
 
 def _tell_failed(call: Call, error: Exception) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from seawall._redaction import described
+from seawall._failures import described
 from seawall.context import deadline_var
 from seawall.pools._steps import drop
 

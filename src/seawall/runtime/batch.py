@@ -14,7 +14,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from seawall.errors import Rejected, reason_of
+from seawall._failures import reason_of
+from seawall.errors import Rejected
 from seawall.runtime.result import Result
 from seawall.runtime.workers import Job, WorkerPool
 

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar, Token
 from typing import Any, Final, Self, overload
 
-from seawall._redaction import said_by
+from seawall._failures import reason_of, said_by
 from seawall.context import reset
-from seawall.errors import reason_of
 from seawall.runtime.events import Degraded, deliver, listening
 from seawall.runtime.mutex import Mutex, survives_fork
 

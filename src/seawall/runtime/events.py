@@ -76,49 +76,71 @@ class BreakerChanged(Event):
 class CallRejected(Event):
     """A policy refused a call; in shadow mode (`enforced=False`) it would have."""
 
-    __slots__ = ("enforced", "policy", "reason")
+    __slots__ = ("enforced", "key", "message", "policy", "reason")
     name = "call_rejected"
 
-    def __init__(self, guard: str, *, policy: str, reason: str, enforced: bool) -> None:
-        """Tell which policy and why."""
+    def __init__(
+        self,
+        guard: str,
+        *,
+        policy: str,
+        reason: str,
+        enforced: bool,
+        key: object = None,
+        message: str = "",
+    ) -> None:
+        """Tell which policy refused, why, and for which key where the policy has keys.
+
+        `message` is the first line of the refusal's text, redacted.
+        """
         super().__init__(guard)
         self.policy = policy
         self.reason = reason
         self.enforced = enforced
+        self.key = key
+        self.message = message
 
 
 class CallRetried(Event):
     """An attempt failed and another will follow after `delay` seconds."""
 
-    __slots__ = ("attempt", "delay", "reason")
+    __slots__ = ("attempt", "delay", "failure", "reason")
     name = "call_retried"
 
-    def __init__(self, guard: str, *, attempt: int, delay: float, reason: str) -> None:
+    def __init__(
+        self, guard: str, *, attempt: int, delay: float, reason: str, failure: str = ""
+    ) -> None:
         """Tell which attempt failed, how long the pause is, and why.
 
-        `reason` is the name of the error's type, the `reason` of an error of ours, or "value".
+        `reason` is a word with few values: the status of an HTTP answer ("503"), the code of a gRPC
+        call, the `reason` of an error of ours, else the name of the error's type; or "value".
+        `failure` is the error in a line for people ("503 from vendor.example"), redacted.
         """
         super().__init__(guard)
         self.attempt = attempt
         self.delay = delay
         self.reason = reason
+        self.failure = failure
 
 
 class RetryStopped(Event):
     """No further attempt was made though the error is one to retry."""
 
-    __slots__ = ("attempt", "cause", "reason")
+    __slots__ = ("attempt", "cause", "failure", "reason")
     name = "retry_stopped"
 
-    def __init__(self, guard: str, *, attempt: int, cause: str, reason: str) -> None:
+    def __init__(
+        self, guard: str, *, attempt: int, cause: str, reason: str, failure: str = ""
+    ) -> None:
         """Tell the last attempt's number, and what stopped it: attempts, budget, deadline...
 
-        `reason` is how the last attempt failed, as `CallRetried` has it.
+        `reason` and `failure` are how the last attempt failed, as `CallRetried` has it.
         """
         super().__init__(guard)
         self.attempt = attempt
         self.cause = cause
         self.reason = reason
+        self.failure = failure
 
 
 class CallTimedOut(Event):

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from weakref import ref
 
 from seawall import _checks as check
+from seawall._failures import said_by
 from seawall.errors import Rejected
 from seawall.runtime.events import CallRejected, SettingsChanged, emit, listening
 from seawall.runtime.layers import Driver, Host, Kind, Layer
@@ -124,8 +125,15 @@ class GateBound(Layer, Bound):
             return
         enforced = mode == "enforce"
         if listening():
-            fields = {"policy": self.policy.kind, "reason": error.reason, "enforced": enforced}
-            emit(CallRejected, self.host.name, **fields)
+            emit(
+                CallRejected,
+                self.host.name,
+                policy=self.policy.kind,
+                reason=error.reason,
+                enforced=enforced,
+                key=error.key,
+                message=said_by(error),
+            )
         if not enforced:
             self.would_refuse += 1
             return

@@ -16,7 +16,8 @@ from typing import Any, Final, Literal
 from weakref import WeakMethod
 
 from seawall import _checks as check
-from seawall._redaction import described, printable
+from seawall._failures import described
+from seawall._redaction import printable
 from seawall.clock import Clock
 from seawall.errors import StoreUnavailable
 from seawall.runtime.background import OWN_THREAD, Background, Handle, run_in

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall._redaction import described
+from seawall._failures import described
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.runtime.background import bounded

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall._redaction import described
+from seawall._failures import described
 from seawall.runtime.background import bounded
 from seawall.runtime.mutex import Mutex
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from seawall import _checks as check
 from seawall import registry
-from seawall._redaction import described
+from seawall._failures import described
 
 if TYPE_CHECKING:
     import asyncio

@@ -13,7 +13,8 @@ from math import isfinite
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from seawall import _checks as check
-from seawall._redaction import described, safe_line
+from seawall._failures import described
+from seawall._redaction import safe_line
 from seawall.clock import Clock
 from seawall.errors import BulkheadFull
 from seawall.runtime.edge_events import HealthChanged

@@ -8,7 +8,7 @@ from random import SystemRandom
 from typing import Any, Final, Literal, TypeAlias
 
 from seawall import _checks as check
-from seawall._redaction import described
+from seawall._failures import described
 from seawall.models.backoff import exponential
 from seawall.runtime.runners import sleep_async
 from seawall.web._health_doing import Doing, legible

@@ -2,7 +2,7 @@
 
 Promises: one line at WARNING for each route and kind of error, and no more than one a second of
 them: the next says how many there were in between. It says the method, the template of the route
-(never the path, which is the caller's text), the status, the kind of the error and the first line
+(never the path, which is the caller's text), the status, the name of the error and the first line
 of what that says: cut, escaped, and of the addresses in it no more than the host, as the rest may
 hide secrets. The stack, which shows all of it, is there where the logger is set to DEBUG. Refusals
 of Seawall's are counted where they are made, and nothing is said of them here.
@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from seawall._redaction import printable, said_by
+from seawall._failures import cause_in, described, reason_of, said_by
+from seawall._redaction import printable
 from seawall.web.problems import UPSTREAM, Problem
 from seawall.web.request import Incoming
 
@@ -49,8 +50,8 @@ class UpstreamLog:
         log = logging.getLogger("seawall")
         if not log.isEnabledFor(logging.WARNING):
             return
-        route, kind = _route_of(incoming), _kind_of(error)
-        key = (route, kind)
+        route = _route_of(incoming)
+        key = (route, reason_of(error))
         if key not in self._paces and len(self._paces) >= MOST:
             key = _OTHERS
         pace = self._paces.setdefault(key, [float("-inf"), 0])
@@ -66,7 +67,7 @@ class UpstreamLog:
             printable(incoming.method, _LONGEST_METHOD),
             route,
             problem.status,
-            _told_of(error, kind),
+            _told_of(error),
             more,
             exc_info=error if log.isEnabledFor(logging.DEBUG) else None,
         )
@@ -84,17 +85,10 @@ def _route_of(incoming: Incoming) -> str:
     return printable(template, _LONGEST)
 
 
-def _kind_of(error: BaseException) -> str:
-    kind = type(error)
-    return printable(f"{kind.__module__}.{kind.__qualname__}", _LONGEST)
-
-
-def _told_of(error: BaseException, kind: str) -> str:
-    """Return the kind of an error and what it says; and those of its cause, if that says more."""
-    said = said_by(error)
-    told = f"{kind}: {said}" if said else kind
-    cause = error.__cause__  # an SDK says "Connection error.", and no more than that
-    if cause is None:
+def _told_of(error: BaseException) -> str:
+    """Return what `error` is and says; and its cause, if that says more."""
+    told = described(error)
+    cause = error.__cause__
+    if cause is None or cause_in(error) is not error:  # then `described` has told the cause
         return told
-    below = said_by(cause)
-    return f"{told}, by {_kind_of(cause)}: {below}" if below and below != said else told
+    return told if said_by(cause) in ("", said_by(error)) else f"{told}, by {described(cause)}"

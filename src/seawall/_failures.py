@@ -1,0 +1,148 @@
+"""How an error is named and described, for logs, events, metrics, dead letters and the page.
+
+Promises:
+- `reason_of` returns a stable word with few values, fit for a metric's label: an HTTP status
+  ("503"), a gRPC code ("UNAVAILABLE"), the `reason` of an error of ours, else the type's name.
+- `described` returns a line for people: "503 from vendor.example", "ConnectTimeout: ...".
+- An SDK's wrapper is named after the error inside: `APIConnectionError -> CircuitOpen: ...`.
+- All text is redacted, printable and bounded (`_redaction`). Nothing here raises or keeps a
+  reference to the error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from seawall._redaction import LONGEST, printable, safe_line
+from seawall.errors import SeawallError
+
+LONGEST_NAME: Final = 80
+"""Maximum length of a reason and of a host, in characters."""
+
+WRAPPERS: Final = frozenset({"APIConnectionError", "APITimeoutError"})
+"""Errors by which SDKs (openai, anthropic, stripe...) report that their HTTP client failed. Their
+own text says no more than "Connection error."."""
+
+_MOST_CAUSES: Final = 8
+_STATUS_ERRORS: Final = frozenset(
+    {"BadStatus", "KeyAtWork", "HTTPStatusError", "HTTPError", "ClientResponseError"}
+)
+"""Errors whose text says nothing but the status and the URL."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the stable word for `error`; see the promises above."""
+    inner = cause_in(error)
+    if isinstance(inner, SeawallError):
+        return inner.reason
+    status, _host = _status_of(inner)
+    return status or _grpc_code(inner)[0] or printable(type(inner).__name__, LONGEST_NAME)
+
+
+def described(error: BaseException, longest: int = LONGEST) -> str:
+    """Return the name of `error` and the first line of what it says, redacted."""
+    inner = cause_in(error)
+    said = said_by(inner, longest)
+    kind = printable(type(inner).__name__, longest)
+    if _status_of(inner)[0] or _grpc_code(inner)[0]:
+        text = said
+    else:
+        text = f"{kind}: {said}" if said else kind
+    if inner is not error:
+        outside = type(error).__name__
+        if outside not in WRAPPERS and not isinstance(error, BaseExceptionGroup):
+            own = _text_of(error, longest)
+            outside = f"{outside}: {own}" if own else outside
+        text = f"{outside} -> {text}"
+    return printable(text, longest)
+
+
+def said_by(error: BaseException, longest: int = LONGEST) -> str:
+    """Return the first line of what `error` says, redacted; nothing if it cannot say anything."""
+    inner = cause_in(error)
+    status, host = _status_of(inner)
+    if status:
+        text = f"{status} from {host}" if host else status
+        kind = type(inner).__name__
+        own = "" if kind in _STATUS_ERRORS else _text_of(inner, longest)
+        return printable(f"{text} ({kind}: {own})" if own else text, longest)
+    code, details = _grpc_code(inner)
+    if code:
+        return safe_line(f"{code}: {details}" if details else code, longest)
+    return _text_of(inner, longest)
+
+
+def cause_in(error: BaseException) -> BaseException:
+    """Return the error inside a wrapper: an SDK's, a group of one, or any around one of ours."""
+    for _ in range(_MOST_CAUSES):
+        if isinstance(error, SeawallError):
+            break
+        inner: BaseException | None = error.__cause__
+        if isinstance(error, BaseExceptionGroup):
+            inner = error.exceptions[0] if len(error.exceptions) == 1 else None
+        elif not isinstance(inner, SeawallError) and type(error).__name__ not in WRAPPERS:
+            inner = None
+        if inner is None:
+            break
+        error = inner
+    return error
+
+
+def _status_of(error: BaseException) -> tuple[str, str]:
+    """Return the status of the HTTP answer that `error` reports, and the host; or empty texts."""
+    try:
+        answer: Any = getattr(error, "response", None)
+        if answer is None:  # aiohttp; urllib, where the error is the answer
+            answer = getattr(error, "request_info", None)
+            if answer is None and hasattr(error, "geturl"):
+                answer = error
+        if answer is None:
+            return "", ""
+        told = (
+            getattr(error, "status", None),
+            getattr(error, "status_code", None),
+            getattr(answer, "status_code", None),
+            getattr(error, "code", None),
+        )
+        statuses = [one for one in told if type(one) is int and 400 <= one <= 599]  # noqa: PLR2004
+    except Exception:  # noqa: BLE001 - the properties of somebody else's error
+        return "", ""
+    return (str(statuses[0]), _host_of(error, answer)) if statuses else ("", "")
+
+
+def _host_of(error: Any, answer: Any) -> str:
+    """Return the host that gave `answer`; nothing if that is not known."""
+    from operator import attrgetter
+    from urllib.parse import urlsplit
+
+    for whose, name in ((answer, "url"), (error, "request.url")):
+        try:
+            url = attrgetter(name)(whose)
+            host = getattr(url, "host", None) or urlsplit(str(url)).hostname
+        except Exception:  # noqa: BLE001, S112 - httpx raises where a response has no request
+            continue
+        if host and isinstance(host, str):
+            return printable(host, LONGEST_NAME)
+    return ""
+
+
+def _grpc_code(error: BaseException) -> tuple[str, str]:
+    """Return the code of the gRPC call that `error` reports, and its details; or empty texts."""
+    code: Any = getattr(error, "code", None)
+    details: Any = getattr(error, "details", None)
+    if not (callable(code) and callable(details)):
+        return "", ""
+    try:
+        name = getattr(code(), "name", "")
+        return printable(name, LONGEST_NAME), str(details() or "")
+    except Exception:  # noqa: BLE001 - somebody else's methods
+        return "", ""
+
+
+def _text_of(error: BaseException, longest: int) -> str:
+    """Return the first line of the error's own text, redacted; nothing if it cannot be made."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - an error of the user's whose text cannot be made
+        return ""
+    return safe_line(text, longest)
