@@ -20,6 +20,7 @@ from seawall import _checks as check
 from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.guard import Guard
+from seawall.models.histogram import Tally
 from seawall.policies._rate_settings import asked
 from seawall.policies.breaker import Breaker
 from seawall.runtime.batch import CONCURRENCY, Batch, arun_batch, run_batch
@@ -102,6 +103,7 @@ class Family:
         self._others: Guard | None = None
         self._gone: dict[str, int] = dict.fromkeys(_COUNTS, 0)
         self._gone_policies: dict[tuple[int, str], dict[str, Any]] = {}
+        self._gone_durations, self._gone_waits = Tally(), Tally()
         """What evicted members have counted, so that no counter ever falls."""
         self._lock = RLock()
         survives_fork(self)
@@ -303,6 +305,8 @@ class Family:
         guard.stats.fold(now)
         for name in _COUNTS:
             self._gone[name] += getattr(guard.stats, name)
+        self._gone_durations.merge(guard.stats.tally(now))
+        self._gone_waits.merge(guard.stats.waits)
         for place, bound in enumerate(guard.bounds):
             kind = bound.policy.kind
             gone = self._gone_policies.setdefault((place, kind), {"policy": kind})
@@ -347,7 +351,12 @@ class Family:
         members = self._all()
         total = dict(self._gone)
         recent = [0, 0]
+        durations, waits = Tally(), Tally()
+        durations.merge(self._gone_durations)
+        waits.merge(self._gone_waits)
         for guard in members.values():
+            durations.merge(guard.stats.tally(now))
+            waits.merge(guard.stats.waits)
             for place, number in enumerate(guard.stats.recent(now)):
                 recent[place] += number
             for name in _COUNTS:
@@ -361,6 +370,8 @@ class Family:
             "p50": None,
             "p95": None,
             "p99": None,
+            "histogram": durations.snapshot(),
+            "waits": waits.snapshot(),
             "policies": self._policies(list(members.values()), worst),
             "family": {
                 "keys": len(self._members),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.models.histogram import LONGEST, SHORTEST, Histogram, LatencyWindow
+from seawall.models.histogram import BOUNDS, LONGEST, SHORTEST, Histogram, LatencyWindow, Tally
 
 PRECISION = 0.04
 IN_RANGE = st.floats(SHORTEST, LONGEST) | st.floats(-6, 3.5).map(lambda power: 10**power)
@@ -175,7 +175,8 @@ def test_a_quiet_hour_leaves_nothing():
     """After a long silence both halves are dropped, not the older one alone."""
     window = LatencyWindow()
     window.add_all([0.5] * 10, now=10.0)
-    assert window.snapshot(now=3600.0) == Histogram().snapshot()
+    window_left = window.snapshot(now=3600.0)
+    assert {key: window_left[key] for key in Histogram().snapshot()} == Histogram().snapshot()
 
 
 def test_a_clock_read_late_counts_now():
@@ -200,3 +201,45 @@ def test_a_window_reads_as_the_call_that_makes_it():
     assert repr(LatencyWindow()) == "LatencyWindow(span=30)"
     with pytest.raises(ValueError, match=r"^span=0"):
         LatencyWindow(span=0)
+
+
+# --- What is exported ---
+
+
+@given(st.lists(IN_RANGE.filter(lambda value: value not in BOUNDS)))
+def test_exported_buckets_hold_what_is_below_their_bounds(values):
+    """Each bound is one of the fine buckets too, so no sample is counted on the wrong side."""
+    tally = Tally()
+    for value in values:
+        tally.add(value)
+    assert filled(values).tally().counts == tally.counts
+    assert filled(values).tally().sum == pytest.approx(sum(values), rel=PRECISION)
+
+
+@given(st.lists(st.tuples(IN_RANGE, st.floats(0, 200)), max_size=30), st.integers(1, 5))
+def test_a_window_forgets_and_its_tally_does_not(samples, weight):
+    """Whenever samples come and whenever somebody looks, all of them are counted once."""
+    window, now, everything = LatencyWindow(span=30.0), 0.0, []
+    before = window.tally(now)
+    for value, pause in samples:
+        now += pause
+        window.add_all([value], now, weight)
+        everything.append(value)
+        after = window.tally(now)
+        assert after.counts == filled(everything, weight).tally().counts
+        assert all(new >= old for new, old in zip(after.counts, before.counts, strict=True))
+        assert after.sum >= before.sum
+        before = after
+
+
+def test_tallies_of_processes_can_be_added():
+    """The bounds are the same everywhere, so counts and sums are."""
+    one, two = Tally(), Tally()
+    one.add(0.1)
+    two.add(0.1)
+    two.add(100.0)
+    one.merge(two)
+    assert sum(one.counts) == 3
+    assert one.counts[-1] == 1
+    assert one.snapshot() == {"counts": one.counts, "sum": pytest.approx(100.2)}
+    assert repr(one) == "<Tally of 3 values>"

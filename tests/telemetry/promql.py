@@ -122,6 +122,11 @@ class Prometheus:
         return found
 
     def _call(self, node: Any, at: float) -> Vector:
+        if node.func.name == "histogram_quantile":
+            share, buckets = (self._value(one, at) for one in node.args)
+            assert isinstance(share, float)
+            assert isinstance(buckets, dict)
+            return _quantiles(share, buckets)
         (ranged,) = node.args
         span = ranged.range.total_seconds()
         found = {}
@@ -141,6 +146,30 @@ class Prometheus:
         for labels, value in values.items():
             groups[frozenset(pair for pair in labels if pair[0] in by)].append(value)
         return {labels: FOLDS[str(node.op)](group) for labels, group in groups.items()}
+
+
+def _quantiles(share: float, buckets: Vector) -> Vector:
+    """Return the quantile of each histogram, interpolated within a bucket as Prometheus does."""
+    histograms: dict[Labels, list[tuple[float, float]]] = defaultdict(list)
+    for labels, count in buckets.items():
+        own = frozenset(pair for pair in labels if pair[0] != "le")
+        histograms[own].append((float(dict(labels)["le"]), count))
+    return {labels: _quantile(share, sorted(found)) for labels, found in histograms.items()}
+
+
+def _quantile(share: float, cumulative: list[tuple[float, float]]) -> float:
+    assert cumulative[-1][0] == math.inf
+    rank = share * cumulative[-1][1]
+    if not cumulative[-1][1]:
+        return math.nan
+    lower, below = 0.0, 0.0
+    for bound, count in cumulative:
+        if count >= rank and count > below:
+            if bound == math.inf:
+                return lower
+            return lower + (bound - lower) * (rank - below) / (count - below)
+        lower, below = bound, count
+    return lower
 
 
 def _divided(left: float, right: float) -> float:
@@ -247,9 +276,7 @@ def _labels(node: Any) -> set[str] | None:
         case "VectorSelector":
             return _selected(node, "gauge")
         case "Call":
-            if node.func.name not in {"rate", "increase"}:
-                raise Fault(f"{node.func.name}() is not known here")
-            return _selected(node.args[0].vector_selector, "counter")
+            return _called(node)
         case "AggregateExpr":
             inner = _labels(node.expr) or set()
             by = set(node.modifier.labels) if node.modifier else set()
@@ -264,11 +291,26 @@ def _labels(node: Any) -> set[str] | None:
     raise Fault(f"{type(node).__name__} is not known here")
 
 
+def _called(node: Any) -> set[str]:
+    if node.func.name == "histogram_quantile":
+        inner = _labels(node.args[1]) or set()
+        if "le" not in inner:
+            raise Fault("a quantile needs the bounds of the buckets: sum by (le, ...)")
+        return inner - {"le"}
+    if node.func.name not in {"rate", "increase"}:
+        raise Fault(f"{node.func.name}() is not known here")
+    return _selected(node.args[0].vector_selector, "counter")
+
+
 def _selected(selector: Any, kind: str) -> set[str]:
-    metric = BY_NAME.get(selector.name)
+    bare, _, suffix = selector.name.rpartition("_")
+    metric = BY_NAME.get(selector.name) or BY_NAME.get(bare)
     if metric is None:
         raise Fault(f"there is no metric {selector.name}")
-    if metric.kind != kind:
+    is_part = metric.name == bare and suffix in {"bucket", "sum", "count"}
+    if metric.kind == "histogram" and is_part and kind == "counter":
+        return {*metric.labels, *TARGET, *(["le"] if suffix == "bucket" else [])}
+    if metric.name != selector.name or metric.kind != kind:
         raise Fault(f"{metric.name} is a {metric.kind}, asked for as a {kind}")
     labels = {*metric.labels, *TARGET}
     unknown = {one.name for one in selector.matchers.matchers} - labels

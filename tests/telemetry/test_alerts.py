@@ -64,6 +64,8 @@ def test_rules_ask_only_for_what_there_is(name: str):
         'max by (guard) (seawall_slots{colour="red"}) > 0',
         "max by (colour) (seawall_slots) > 0",
         "sum by (guard) (rate(seawall_retries_total[5m])) / sum(rate(seawall_attempts_total[5m]))",
+        "histogram_quantile(0.9, sum by (pool) (rate(seawall_pool_use_seconds_bucket[5m])))",
+        "max by (guard) (seawall_attempt_duration_seconds) > 1",
         "1 + 1",
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import pytest
 from hypothesis import assume, given
@@ -143,11 +144,6 @@ GAUGES: dict[str, tuple[str, dict[str, str], float]] = {
         {"guard": "v", "policy": "bulkhead"},
         threshold.SLOT_WAIT_SECONDS,
     ),
-    "SeawallPoolWait": (
-        "pool_wait_seconds",
-        {"pool": "p", "percentile": "p99"},
-        threshold.POOL_WAIT_SECONDS,
-    ),
     "SeawallAbandonedThreads": ("abandoned_threads", {"guard": "v"}, threshold.ABANDONED_THREADS),
     "SeawallLoopLag": ("loop_lag_seconds", {"watchdog": "w"}, threshold.LOOP_LAG_SECONDS),
     "SeawallOutboxOld": ("outbox_age_seconds", {"outbox": "o"}, threshold.OUTBOX_AGE_SECONDS),
@@ -192,6 +188,7 @@ COUNTED = {
     "SeawallBreakerFlapping",
     "SeawallFifoGap",
     "SeawallHostsOut",
+    "SeawallPoolWait",
 }
 """Rules that have tests of their own."""
 
@@ -274,6 +271,22 @@ def test_a_gap_fires_at_once(gaps: int):
         prometheus.tell(at, "seawall_fifo_gaps_total", gaps if step > 1 else 0, name="orders")
 
     assert _fires("SeawallFifoGap", tell, 3 * STEP) == (gaps > 0)
+
+
+@given(slow=st.integers(0, 30), quick=st.integers(0, 3000))
+def test_pool_wait_fires_by_the_p99_of_all_processes(slow: int, quick: int):
+    """It fires if, and only if, more than one borrower in a hundred waits too long, of all pods."""
+    assume(slow * 100 != slow + quick)
+
+    def tell(prometheus: Prometheus, at: float, step: int) -> None:
+        # One pod is slow and has few borrowers: its own p99 says nothing of all.
+        for instance, bound, number in (("pod-1", 1.0, slow), ("pod-2", 0.25, quick)):
+            for upper in (0.25, 0.5, 1.0, inf):
+                total = number * step if upper >= bound else 0
+                labels = {"pool": "p", "le": str(upper), "instance": instance}
+                prometheus.tell(at, "seawall_pool_wait_seconds_bucket", total, **labels)
+
+    assert _fires("SeawallPoolWait", tell) == (slow * 100 > slow + quick)
 
 
 @given(serving=st.integers(0, 9), ejected=st.integers(0, 9))

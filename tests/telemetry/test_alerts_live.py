@@ -169,6 +169,6 @@ def test_every_rule_can_be_answered_of_a_real_process():
         (about, *_) = re.split(r"\s(?:>|>=|==)\s", rule["expr"])
         if not prometheus.ask(about, 3 * EVERY):
             unanswered.add(name)
-    # No retry was refused, nobody had to wait for a pool, all can be read, names are few.
-    expected = {"RetryBudgetSpent", "PoolWait", "Unreadable", "SeriesFolded"}
+    # No retry was refused, all can be read, names are few.
+    expected = {"RetryBudgetSpent", "Unreadable", "SeriesFolded"}
     assert unanswered == {f"Seawall{name}" for name in expected}

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import inf
-from operator import add
+from operator import add, mul
 from struct import pack, unpack
 from sys import byteorder
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from seawall import _checks as check
 
@@ -26,6 +26,13 @@ LONGEST = 3600.0
 
 USUAL = (0.5, 0.95, 0.99)
 """The quantiles that are shown."""
+
+BOUNDS: Final = (*(step * 2.0**power for power in range(-11, 6) for step in (1.0, 1.5)), 64.0)
+"""Upper bounds of the exported buckets in seconds, from 0.5 ms to 64 s.
+
+All processes have the same ones, so their counts can be added. Each is a bound between two of the
+fine buckets, too, so a count is exact.
+"""
 
 
 def _bucket(value: float) -> int:
@@ -42,6 +49,41 @@ _FIRST = _bucket(SHORTEST)
 _LAST = _bucket(LONGEST)
 _NEGATIVE = _bucket(-0.0)
 _TOP_SIXTEEN_BITS = slice(3 if byteorder == "little" else 0, None, 4)
+_MIDDLES = [_middle(bucket) for bucket in range(_FIRST, _LAST + 1)]
+_EDGES = [0, *(_bucket(bound) - _FIRST for bound in BOUNDS), len(_MIDDLES)]
+
+
+class Tally:
+    """Counts of values by `bounds`, and their sum: all that can be added over processes.
+
+    The last count is of values above all bounds. Both only grow.
+    """
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float] = BOUNDS) -> None:
+        """Start without values."""
+        self.bounds = bounds
+        self.counts: list[float] = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def merge(self, other: Tally) -> None:
+        """Count the values of another tally with the same bounds too."""
+        self.counts = list(map(add, self.counts, other.counts))
+        self.sum += other.sum
+
+    def snapshot(self) -> dict[str, object]:
+        """Return the counts of the buckets, and the sum."""
+        return {"counts": list(self.counts), "sum": self.sum}
+
+    def __repr__(self) -> str:
+        """Return it in short."""
+        return f"<Tally of {sum(self.counts):g} values>"
 
 
 class Histogram:
@@ -67,8 +109,7 @@ class Histogram:
         count = self.count
         if not count:
             return None
-        weighed = enumerate(self._counts, _FIRST)
-        return sum(_middle(bucket) * weight for bucket, weight in weighed if weight) / count
+        return self.tally().sum / count
 
     def add(self, value: float, weight: float = 1) -> None:
         """Count one sample."""
@@ -104,6 +145,14 @@ class Histogram:
         """Count the samples of another histogram too."""
         self._counts = list(map(add, self._counts, other._counts))
 
+    def tally(self) -> Tally:
+        """Return the samples by the exported buckets; their sum is as precise as a quantile."""
+        tally, counts = Tally(), self._counts
+        if any(counts):
+            tally.counts = [sum(counts[first:last]) for first, last in pairwise(_EDGES)]
+            tally.sum = sum(map(mul, counts, _MIDDLES))
+        return tally
+
     def snapshot(self) -> dict[str, float | None]:
         """Return the count and the usual quantiles."""
         p50, p95, p99 = self.quantiles(USUAL)
@@ -118,13 +167,14 @@ class Histogram:
 
 
 class LatencyWindow:
-    """The latencies of the last `span` to twice `span` seconds.
+    """The latencies of the last `span` to twice `span` seconds, and a tally of all there ever were.
 
-    Two histograms: one fills while the one before it is still read. `now` does not go back. A
+    Two histograms: one fills while the one before it is still read. What leaves the window is added
+    to the tally, so that a sample costs the same with and without one. `now` does not go back. A
     quantile costs tens of microseconds: on a hot path, read it now and then and keep it.
     """
 
-    __slots__ = ("_current", "_period", "_previous", "span")
+    __slots__ = ("_before", "_current", "_period", "_previous", "span")
 
     def __init__(self, span: float = 30.0) -> None:
         """Start without samples."""
@@ -132,6 +182,7 @@ class LatencyWindow:
         self._period = -inf
         self._current = Histogram()
         self._previous = Histogram()
+        self._before = Tally()
 
     @property
     def count(self) -> float:
@@ -151,9 +202,15 @@ class LatencyWindow:
         """Return the quantile of each of `shares`, for little more than the price of one."""
         return self._both(now).quantiles(shares)
 
-    def snapshot(self, now: float) -> dict[str, float | None]:
-        """Return the count and the usual quantiles of the window."""
-        return self._both(now).snapshot()
+    def tally(self, now: float) -> Tally:
+        """Return all samples since the beginning by the exported buckets."""
+        tally = self._both(now).tally()
+        tally.merge(self._before)
+        return tally
+
+    def snapshot(self, now: float) -> dict[str, object]:
+        """Return the count and the usual quantiles of the window, and the tally of all samples."""
+        return {**self._both(now).snapshot(), "histogram": self.tally(now).snapshot()}
 
     def __repr__(self) -> str:
         """Return the call that makes it."""
@@ -169,6 +226,11 @@ class LatencyWindow:
         period = now // self.span
         if period <= self._period:
             return
-        self._previous = self._current if period == self._period + 1 else Histogram()
+        self._before.merge(self._previous.tally())
+        if period == self._period + 1:
+            self._previous = self._current
+        else:
+            self._before.merge(self._current.tally())
+            self._previous = Histogram()
         self._current = Histogram()
         self._period = period

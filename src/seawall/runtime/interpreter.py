@@ -185,9 +185,12 @@ def _wait(call: Call, waiter: Waiter) -> Generator[Request, Any, Any]:
     clock = call.host.clock
     began = clock.now()
     try:
-        return (yield waiter)
+        ticket = yield waiter
     finally:
-        call.note_wait(clock.now() - began)
+        waited = clock.now() - began
+        call.note_wait(waited)
+    call.host.stats.waits.add(waited)
+    return ticket
 
 
 def enter(layer: Any, now: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 
-from seawall.models.histogram import USUAL, LatencyWindow
+from seawall.models.histogram import USUAL, LatencyWindow, Tally
 from seawall.runtime.mutex import survives_fork
 
 FOLD_EVERY: Final = 0.25
@@ -46,9 +46,12 @@ class Stats:
         self.stale = 0
         self.abandoned = 0
         """Worker threads whose caller gave up and which still run."""
+        self.waits = Tally()
+        """How long calls waited at a gate that then admitted them; others are not in it."""
         self._lock = Lock()
         self._cut_off: list[float] = []
         self._quantiles: dict[float, float | None] = {}
+        self._tally = Tally()
         self._rate_since = now
         self._rate_base = (0, 0)
         self._rate_previous = (0, 0)
@@ -90,6 +93,16 @@ class Stats:
         """Return the latency that a share `p` of recent calls stayed below, or None."""
         return self._ask((p,), now)[0]
 
+    def tally(self, now: float) -> Tally:
+        """Return the durations of all attempts that succeeded or ran out of time, by bucket."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._fold(now)
+                self._tally = self.latency.tally(now)
+            finally:
+                self._lock.release()
+        return self._tally
+
     def _ask(self, shares: tuple[float, ...], now: float) -> list[float | None]:
         # Who asks in the middle of a fold (a signal handler, a finaliser) is told what was known.
         if self._lock.acquire(blocking=False):
@@ -111,8 +124,8 @@ class Stats:
         self.fold(now)
         return self.succeeded - self._rate_previous[0], self.failed - self._rate_previous[1]
 
-    def snapshot(self, now: float) -> dict[str, float | None]:
-        """Return all counts, the error rate and p50, p95, p99 of recent latency."""
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return all counts, the error rate, p50, p95, p99 of recent latency, and histograms."""
         p50, p95, p99 = self._ask(USUAL, now)
         return {
             "succeeded": self.succeeded,
@@ -128,6 +141,8 @@ class Stats:
             "p50": p50,
             "p95": p95,
             "p99": p99,
+            "histogram": self.tally(now).snapshot(),
+            "waits": self.waits.snapshot(),
         }
 
     def _after_fork(self) -> None:

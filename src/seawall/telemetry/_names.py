@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-Kind = Literal["counter", "gauge"]
+from seawall.models.histogram import BOUNDS
+
+Kind = Literal["counter", "gauge", "histogram"]
 Fold = Literal["sum", "max", "min"]
 
-CLOSED: Final = frozenset(
-    {"kind", "level", "outcome", "percentile", "result", "state", "to", "metric"}
-)
+CLOSED: Final = frozenset({"kind", "level", "outcome", "result", "state", "to", "metric"})
 """Labels whose values are words of ours, so that there are few of them."""
 
 
@@ -28,6 +28,8 @@ class Metric(NamedTuple):
     help: str
     source: str
     fold: Fold = "sum"
+    bounds: tuple[float, ...] = ()
+    """Of a histogram: the upper bounds of its buckets, but for the last, which has none."""
 
     @property
     def otel_name(self) -> str:
@@ -55,6 +57,11 @@ def _seconds(name: str, labels: str, help_: str, source: str) -> Metric:
     return _gauge(f"{name}_seconds", labels, help_, source, "s", "max")
 
 
+def _durations(name: str, labels: str, help_: str, source: str) -> Metric:
+    name, names = f"seawall_{name}_seconds", tuple(labels.split())
+    return Metric(name, "histogram", "s", names, help_, source, bounds=BOUNDS)
+
+
 METRICS: Final[tuple[Metric, ...]] = (
     # Guards
     _counter(
@@ -73,11 +80,17 @@ METRICS: Final[tuple[Metric, ...]] = (
         "guard: error_rate",
         fold="max",
     ),
-    _seconds(
+    _durations(
         "attempt_duration",
-        "guard percentile",
-        "Duration of recent attempts: p50, p95, p99",
-        "guard: p50, p95, p99",
+        "guard",
+        "Duration of the attempts that succeeded or ran out of time",
+        "guard: histogram",
+    ),
+    _durations(
+        "queue_wait",
+        "guard",
+        "How long calls waited at a gate until it admitted them, of those that had to wait",
+        "guard: waits",
     ),
     _gauge(
         "abandoned_threads", "guard", "Threads that run on without a caller", "guard: abandoned"
@@ -180,13 +193,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     _gauge("pool_in_use", "pool", "Resources that are borrowed", "pool: in_flight"),
     _gauge("pool_idle", "pool", "Resources that can be borrowed at once", "pool: idle"),
     _gauge("pool_waiting", "pool", "Borrowers that wait", "pool: waiting"),
-    _seconds(
+    _durations(
         "pool_wait",
-        "pool percentile",
-        "How long recent borrowers waited: p50, p95, p99",
-        "pool: wait",
+        "pool",
+        "How long borrowers waited, of those that had to",
+        "pool: wait: histogram",
     ),
-    _seconds("pool_use", "pool percentile", "How long they used it: p50, p95, p99", "pool: use"),
+    _durations("pool_use", "pool", "How long borrowers used a resource", "pool: use: histogram"),
     _counter("pool_borrowed", "pool", "Resources lent", "pool: borrowed"),
     _counter(
         "pool_troubles",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Final, Literal, NamedTuple
 
+from seawall.models.histogram import USUAL
 from seawall.telemetry import _thresholds as threshold
 from seawall.telemetry._names import METRICS, Metric
 from seawall.telemetry._promql import Asking
@@ -57,6 +58,14 @@ def _rate(name: str, by: str, where: str = "", legend: str = "") -> Query:
 
 def _gauge(fold: str, name: str, by: str, where: str = "", legend: str = "") -> Query:
     return Query(_ask.gauge(fold, name, by, where), legend or _legend(by))
+
+
+def _quantiles(title: str, name: str, by: str, bad: float | None = None) -> Panel:
+    """Show p50, p95 and p99 of all processes together, from their histograms."""
+    queries = (
+        Query(_ask.quantile(share, name, by), f"{_legend(by)} p{share * 100:g}") for share in USUAL
+    )
+    return Panel(title, tuple(queries), "s", bad=bad)
 
 
 def _share(part: str, whole: str, legend: str) -> Query:
@@ -148,11 +157,8 @@ _OVERVIEW: Final = (
 )
 
 _GUARDS: Final = (
-    Panel(
-        "Duration: p50, p95, p99",
-        (_gauge("max", "attempt_duration_seconds", "guard percentile"),),
-        "s",
-    ),
+    _quantiles("Duration: p50, p95, p99", "attempt_duration_seconds", "guard"),
+    _quantiles("Waited to be admitted: p50, p95, p99", "queue_wait_seconds", "guard"),
     _speed("Attempts", "attempts", "guard outcome"),
     Panel(
         "Share of recent attempts that failed, worst process",
@@ -224,13 +230,10 @@ _LENT: Final = (
         ),
     ),
     _count("Borrowers that wait", "sum", "pool_waiting", "pool"),
-    _seconds(
-        "Borrowers waited: p50, p95, p99",
-        "pool_wait_seconds",
-        "pool percentile",
-        threshold.POOL_WAIT_SECONDS,
+    _quantiles(
+        "Borrowers waited: p50, p95, p99", "pool_wait_seconds", "pool", threshold.POOL_WAIT_SECONDS
     ),
-    _seconds("Borrowers used it: p50, p95, p99", "pool_use_seconds", "pool percentile"),
+    _quantiles("Borrowers used it: p50, p95, p99", "pool_use_seconds", "pool"),
     _speed("Lent", "pool_borrowed", "pool"),
     _speed("Borrowers and resources that fared badly", "pool_troubles", "pool result"),
     Panel(
@@ -334,11 +337,14 @@ def rows(metrics: tuple[Metric, ...] = METRICS) -> list[tuple[str, tuple[Panel, 
 
 def mentions(expr: str, metric: Metric) -> bool:
     """Tell whether a question is about `metric`, not about one whose name begins the same."""
-    return f"({metric.name}{{" in expr
+    suffix = "_bucket" if metric.kind == "histogram" else ""
+    return f"({metric.name}{suffix}{{" in expr
 
 
 def _plain(metric: Metric) -> Panel:
     by = " ".join(metric.labels)
     name = metric.name.removeprefix("seawall_").removesuffix("_total")
+    if metric.kind == "histogram":
+        return _quantiles(metric.help, name, by)
     query = _rate(name, by) if metric.kind == "counter" else _gauge(metric.fold, name, by)
     return Panel(metric.help, (query,), "s" if metric.unit == "s" else "short")

@@ -1,7 +1,7 @@
 """Questions to Prometheus, put together from the table of metrics.
 
 Promises: a question names only metrics and labels that are in the table; a counter is asked only
-for its rate or increase, a gauge never.
+for its rate or increase, a gauge never; a quantile is that of all processes together.
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ class Asking(NamedTuple):
         metric = _known(name, "counter")
         return _folded("sum", metric, by, f"increase({self._series(metric, where)}[{self.window}])")
 
+    def quantile(self, share: float, name: str, by: str = "") -> str:
+        """Return a quantile of all values of a histogram within the window, `by` labels."""
+        metric = _known(name, "histogram")
+        buckets = self._series(metric, "", "_bucket")
+        summed = _folded("sum", metric, f"{by} le", f"rate({buckets}[{self.window}])")
+        return f"histogram_quantile({share:g}, {summed})"
+
     def gauge(self, fold: str, name: str, by: str = "", where: str = "") -> str:
         """Return a gauge's values now, folded `by` labels: "sum", "max", "min" or "avg"."""
         metric = _known(name, "gauge")
@@ -42,12 +49,12 @@ class Asking(NamedTuple):
         """Return a gauge's series as they are."""
         return self._series(_known(name, "gauge"), where)
 
-    def _series(self, metric: Metric, where: str) -> str:
+    def _series(self, metric: Metric, where: str, suffix: str = "") -> str:
         known = {*TARGET, *metric.labels}
         conditions = [condition for label, condition in self.scope if label in known]
         if where:
             conditions.insert(0, where)
-        return metric.name + (f"{{{','.join(conditions)}}}" if conditions else "")
+        return metric.name + suffix + (f"{{{','.join(conditions)}}}" if conditions else "")
 
 
 def _known(name: str, kind: Kind) -> Metric:
@@ -59,7 +66,8 @@ def _known(name: str, kind: Kind) -> Metric:
 
 def _folded(fold: str, metric: Metric, by: str, values: str) -> str:
     labels = by.split()
-    unknown = [label for label in labels if label not in (*TARGET, *metric.labels)]
+    known = (*TARGET, *metric.labels, *(["le"] if metric.kind == "histogram" else []))
+    unknown = [label for label in labels if label not in known]
     if unknown:
         raise ValueError(f"{metric.name} has no label {unknown[0]!r}")
     return f"{fold} by ({', '.join(labels)}) ({values})" if labels else f"{fold}({values})"

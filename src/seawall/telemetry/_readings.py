@@ -32,11 +32,18 @@ def readings_of(snapshot: Snapshot) -> list[Reading]:
         if unreadable:
             told.append(("unreadable", (kind,), unreadable))
     told.append(("autoscale_load", (), autoscale_load(snapshot)))
-    return combined(
-        Reading(BY_NAME[f"seawall_{name}"], tuple(label(str(one)) for one in labels), float(value))
-        for name, labels, value in told
-        if _is_number(value)
-    )
+    return combined(_readings(told))
+
+
+def _readings(told: Iterable[Told]) -> Iterator[Reading]:
+    """Return what was told, but for what is no number, or no histogram of the right bounds."""
+    for name, labels, value in told:
+        metric = BY_NAME[f"seawall_{name}"]
+        numbers = value if isinstance(value, tuple) else (value,)
+        expected = len(metric.bounds) + 2 if metric.kind == "histogram" else 1
+        if len(numbers) == expected and all(map(_is_number, numbers)):
+            first, *counts = map(float, numbers)
+            yield Reading(metric, tuple(label(str(one)) for one in labels), first, tuple(counts))
 
 
 def autoscale_load(snapshot: Snapshot) -> float:
@@ -98,7 +105,8 @@ def _guard(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
         error_rate="error_ratio",
         abandoned="abandoned_threads",
     )
-    yield from _percentiles("attempt_duration_seconds", name, seen)
+    yield from _histogram("attempt_duration_seconds", name, seen.get("histogram"))
+    yield from _histogram("queue_wait_seconds", name, seen.get("waits"))
     for policy in _policies(seen):
         told = _POLICIES.get(str(policy.get("policy")))
         for metric in ("rejected", "would_reject"):
@@ -118,7 +126,6 @@ def _worst_keys(name: str, worst: Mapping[str, Mapping[str, Any]]) -> Iterator[T
     for key, seen in worst.items():
         member = f"{name}[{key}]"
         yield "error_ratio", (member,), seen.get("error_rate")
-        yield from _percentiles("attempt_duration_seconds", member, seen)
         for policy in _policies(seen):
             if policy.get("policy") == "breaker" and "state" in policy:
                 yield from _states("breaker_state", (member,), policy["state"], BREAKER_STATES)
@@ -220,8 +227,10 @@ def _pool(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
     )
     troubles = ("rejected", "timed_out", "connect_failed", "leaked", "close_failed", "degraded")
     yield from _results("pool_troubles_total", (name,), seen, troubles)
-    yield from _percentiles("pool_wait_seconds", name, seen.get("wait", {}))
-    yield from _percentiles("pool_use_seconds", name, seen.get("use", {}))
+    for key in ("wait", "use"):
+        times = seen.get(key)
+        if isinstance(times, Mapping):
+            yield from _histogram(f"pool_{key}_seconds", name, times.get("histogram"))
 
 
 def _executor(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
@@ -374,10 +383,9 @@ def _states(metric: str, labels: Labels, state: str, states: Iterable[str]) -> I
         yield metric, (*labels, known), float(known == state)
 
 
-def _percentiles(metric: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
-    for percentile in ("p50", "p95", "p99"):
-        if seen.get(percentile) is not None:
-            yield metric, (name, percentile), seen[percentile]
+def _histogram(metric: str, name: str, seen: Any) -> Iterator[Told]:
+    if isinstance(seen, Mapping):
+        yield metric, (name,), (seen["sum"], *seen["counts"])
 
 
 def _policies(guard: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -1,14 +1,15 @@
 """Series: values with their labels, and no more of them than a cap. Pure.
 
 Promises: values with the same labels are told once; of each metric at most `cap` series have names
-of their own, whatever things are called, and the rest is told together, as "other"; what is told of
-a counter never falls.
+of their own, whatever things are called, and the rest is told together, as "other" (a histogram
+counts as one series); what is told of a counter, or of a bucket of a histogram, never falls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
+from operator import add, lt
 from typing import Final, NamedTuple
 
 from seawall.telemetry._names import BY_NAME, METRICS, Fold, Metric
@@ -21,6 +22,8 @@ LONGEST_LABEL: Final = 120
 _HASH_DIGITS: Final = 8
 
 Labels = tuple[str, ...]
+Numbers = tuple[float, ...]
+"""What is counted of one series: a counter's value, or the sum of a histogram and its buckets."""
 
 _ORDER: Final = {metric.name: place for place, metric in enumerate(METRICS)}
 _FOLDS: Final[dict[Fold, Callable[[tuple[float, float]], float]]] = {
@@ -31,11 +34,15 @@ _FOLDS: Final[dict[Fold, Callable[[tuple[float, float]], float]]] = {
 
 
 class Reading(NamedTuple):
-    """One value of one metric."""
+    """One value of one metric; of a histogram, the sum of its values and how many each bucket has.
+
+    The last bucket is that of values above all bounds.
+    """
 
     metric: Metric
     labels: Labels
     value: float
+    counts: tuple[float, ...] = ()
 
 
 class Series:
@@ -64,7 +71,7 @@ class Series:
             rest = [one for owner, of in owners.items() if owner not in admitted for one in of]
             own = [one for owner in admitted for one in owners[owner]]
             # Together: something may really be called "other".
-            if BY_NAME[name].kind == "counter":
+            if BY_NAME[name].kind != "gauge":
                 counter = self._counters.setdefault(name, _Counter(BY_NAME[name], self.cap))
                 told += counter.told(
                     [(one, one) for one in own] + [(one, _anonymous(one)) for one in rest]
@@ -108,40 +115,49 @@ class _Counter:
     def told(self, readings: Iterable[tuple[Reading, Reading]]) -> list[Reading]:
         """Return what to tell, of readings and what each is told as."""
         sums, totals = self._state
-        found: dict[Labels, float] = {}
-        rises: dict[Labels, float] = {}
+        found: dict[Labels, Numbers] = {}
+        rises: dict[Labels, Numbers] = {}
         for own, told_as in readings:
-            found[own.labels] = own.value
-            rise = sums.rise(own.labels, own.value)
-            rises[told_as.labels] = rises.get(told_as.labels, 0.0) + rise
-        told = {labels: totals.last(labels) + rise for labels, rise in rises.items()}
+            found[own.labels] = numbers = (own.value, *own.counts)
+            rise = sums.rise(own.labels, numbers)
+            rises[told_as.labels] = _added(rises.get(told_as.labels), rise)
+        told = {labels: _added(totals.last(labels), rise) for labels, rise in rises.items()}
         self._state = sums.followed_by(found, self._cap), totals.followed_by(told, self._cap)
-        return [Reading(self._metric, labels, value) for labels, value in told.items()]
+        return [
+            Reading(self._metric, labels, value, tuple(counts))
+            for labels, (value, *counts) in told.items()
+        ]
 
 
 class _Remembered(NamedTuple):
-    """Values by labels: those that were there the last time, and those that had gone before."""
+    """Numbers by labels: those that were there the last time, and those that had gone before."""
 
-    there: Mapping[Labels, float]
-    gone: Mapping[Labels, float]
+    there: Mapping[Labels, Numbers]
+    gone: Mapping[Labels, Numbers]
 
-    def last(self, labels: Labels) -> float:
-        """Return the last value of a series; 0 of a new one."""
-        return self.there.get(labels, self.gone.get(labels, 0.0))
+    def last(self, labels: Labels) -> Numbers | None:
+        """Return the last numbers of a series; None of a new one."""
+        return self.there.get(labels, self.gone.get(labels))
 
-    def rise(self, labels: Labels, value: float) -> float:
+    def rise(self, labels: Labels, numbers: Numbers) -> Numbers:
         """Return how much was counted since, as far as one can tell from sums."""
         last = self.last(labels)
-        if value >= last:
-            return value - last
-        # Part of what counted has gone; or all of it, and what is here now has begun at 0.
-        return 0.0 if labels in self.there else max(0.0, value)
+        if last is None:
+            return numbers
+        if labels not in self.there and any(map(lt, numbers, last)):
+            return tuple(max(0.0, new) for new in numbers)  # another one, which has begun at 0
+        # Where it is less, part of what counted has gone.
+        return tuple(max(0.0, new - old) for new, old in zip(numbers, last, strict=True))
 
-    def followed_by(self, there: Mapping[Labels, float], cap: int) -> _Remembered:
+    def followed_by(self, there: Mapping[Labels, Numbers], cap: int) -> _Remembered:
         """Return what is remembered after another time; `cap` of those that are gone."""
         known = (*self.gone.items(), *self.there.items())
-        gone = [(labels, value) for labels, value in known if labels not in there]
+        gone = [(labels, numbers) for labels, numbers in known if labels not in there]
         return _Remembered(there, dict(gone[-cap:]))
+
+
+def _added(one: Numbers | None, other: Numbers) -> Numbers:
+    return other if one is None else tuple(map(add, one, other))
 
 
 def combined(readings: Iterable[Reading]) -> list[Reading]:
@@ -152,7 +168,8 @@ def combined(readings: Iterable[Reading]) -> list[Reading]:
         before = known.get(key)
         if before is not None:
             total = _FOLDS[reading.metric.fold]((before.value, reading.value))
-            reading = reading._replace(value=total)  # noqa: PLW2901
+            counts = _added(before.counts, reading.counts)
+            reading = reading._replace(value=total, counts=counts)  # noqa: PLW2901
         known[key] = reading
     return list(known.values())
 

@@ -176,10 +176,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SeawallPoolWait",
         "ticket",
-        _above(
-            _ask.gauge("max", "pool_wait_seconds", "job pool", 'percentile="p99"'),
-            threshold.POOL_WAIT_SECONDS,
-        ),
+        _above(_ask.quantile(0.99, "pool_wait_seconds", "job pool"), threshold.POOL_WAIT_SECONDS),
         300,
         "{{ $labels.pool }}: borrowers wait {{ $value | humanizeDuration }} (p99)",
         "The pool {{ $labels.pool }} in {{ $labels.job }} is too small, or what it lends is kept"

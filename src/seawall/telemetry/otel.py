@@ -2,29 +2,45 @@
 
 Promises: metrics are read when a reader collects, and wait for no store; what happens in the middle
 of a call is an event of the span that the call belongs to.
+
+OpenTelemetry has no histogram that is read: its values are recorded one by one. So that calls do
+not pay for it, what came into each bucket since the last collection is recorded when the next one
+begins, as values of that bucket with the right sum, and not more than `RECORDED_A_SECOND` of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import accumulate, pairwise
+from operator import mul
 from threading import Lock
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from opentelemetry import metrics, trace
-from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
 
 from seawall import _checks as check
+from seawall.clock import current_clock
 from seawall.registry import snapshot
 from seawall.runtime.events import Event, subscribe
 from seawall.runtime.mutex import survives_fork
 from seawall.telemetry._fields import fields_of, values_of
 from seawall.telemetry._names import METRICS, Metric
 from seawall.telemetry._readings import readings_of
-from seawall.telemetry._series import CAP, Series
+from seawall.telemetry._series import CAP, Labels, Reading, Series
 from seawall.telemetry._switch import Switch
 
 __all__ = ["export_opentelemetry"]
+
+RECORDED_A_SECOND: Final = 200.0
+"""Values recorded for one histogram, for each second since the last collection.
+
+Of more values a share is recorded of each bucket: the quantiles stay the same, the count is less.
+"""
+
+RECORDED_ANYWAY: Final = 1000
+"""Values recorded in one collection, however soon it follows the last one."""
 
 _sources: Final[WeakKeyDictionary[MeterProvider, _Source]] = WeakKeyDictionary()
 _spans: Final[set[_Source]] = set()
@@ -78,6 +94,10 @@ class _Source:
         self._series = Series()
         self._told: dict[str, list[Observation]] = {}
         self._asked: set[str] = set()
+        self.histograms: dict[str, Histogram] = {}
+        self._recorded: dict[tuple[str, Labels], Reading] = {}
+        self._clock = current_clock()
+        self._recorded_at = self._clock.now()
         self._lock = Lock()
         survives_fork(self)
 
@@ -112,15 +132,73 @@ class _Source:
 
     def _read(self) -> dict[str, list[Observation]]:
         told: dict[str, list[Observation]] = {}
-        for metric, labels, value in self._series.bounded(readings_of(snapshot())):
-            attributes = dict(zip(metric.labels, labels, strict=True))
-            told.setdefault(metric.name, []).append(Observation(value, attributes))
+        readings = self._series.bounded(readings_of(snapshot()))
+        for metric, labels, value, _ in readings:
+            if metric.kind != "histogram":
+                attributes = dict(zip(metric.labels, labels, strict=True))
+                told.setdefault(metric.name, []).append(Observation(value, attributes))
+        self._record([one for one in readings if one.metric.kind == "histogram"])
         return told
+
+    def _record(self, found: list[Reading]) -> None:
+        """Record what came into the histograms since the last collection."""
+        now = self._clock.now()
+        most = max(RECORDED_ANYWAY, int((now - self._recorded_at) * RECORDED_A_SECOND))
+        self._recorded_at = now
+        recorded = self._recorded
+        for one in found:
+            key = one.metric.name, one.labels
+            before = recorded.pop(key, None)
+            recorded[key] = one  # the last, as it was there last
+            attributes = dict(zip(one.metric.labels, one.labels, strict=True))
+            record = self.histograms[one.metric.name].record
+            for value, times in values_since(before, one, most):
+                for _ in range(times):
+                    record(value, attributes)
+        # Those that have gone are remembered as long as their counters: see `Series`.
+        for _ in range(len(recorded) - len(found) - self._series.cap * len(self.histograms)):
+            del recorded[next(iter(recorded))]
+
+
+def values_since(before: Reading | None, now: Reading, most: int) -> list[tuple[float, int]]:
+    """Return values to record, and how often, for what came into a histogram since `before`.
+
+    Each value lies in its bucket, all at the same share of its width, so that they have the right
+    sum. Of more than `most` the same share of each bucket is returned.
+    """
+    if before is None or before.value > now.value:  # it begins anew
+        before = now._replace(value=0.0, counts=(0.0,) * len(now.counts))
+    counts = [max(0.0, new - old) for new, old in zip(now.counts, before.counts, strict=True)]
+    total = sum(counts)
+    if not total:
+        return []
+    bounds = now.metric.bounds
+    edges = (0.0, *bounds, 2 * bounds[-1])
+    widths = [upper - lower for lower, upper in pairwise(edges)]
+    lowest = sum(map(mul, counts, edges))
+    place = (now.value - before.value - lowest) / sum(map(mul, counts, widths))
+    place = min(1.0, max(0.01, place))  # a lower bound is part of the bucket below
+    share = min(1.0, most / total)
+    # Rounded by the running total, so that no bucket is favoured.
+    ranks = [0, *(round(share * running) for running in accumulate(counts))]
+    return [
+        (lower + place * width, upto - since)
+        for lower, width, (since, upto) in zip(edges, widths, pairwise(ranks), strict=False)
+        if upto > since
+    ]
 
 
 def _instruments(provider: MeterProvider, source: _Source) -> None:
     meter = provider.get_meter("seawall")
     for metric in METRICS:
+        if metric.kind == "histogram":
+            source.histograms[metric.name] = meter.create_histogram(
+                metric.otel_name,
+                unit=metric.unit,
+                description=metric.help,
+                explicit_bucket_boundaries_advisory=metric.bounds,
+            )
+            continue
         make: Callable[..., Any] = (
             meter.create_observable_counter
             if metric.kind == "counter"

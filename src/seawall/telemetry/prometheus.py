@@ -5,25 +5,29 @@ Promises: nothing is done between two scrapes, and a scrape waits for no store a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 from threading import Lock
 from typing import Final
 from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from seawall import _checks as check
 from seawall.registry import snapshot
 from seawall.runtime.mutex import survives_fork
 from seawall.telemetry._names import METRICS, Metric
 from seawall.telemetry._readings import readings_of
-from seawall.telemetry._series import CAP, Series
+from seawall.telemetry._series import CAP, Reading, Series
 from seawall.telemetry._switch import Switch
 
 __all__ = ["export_prometheus"]
+
+AnyFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 _on: Final[WeakKeyDictionary[CollectorRegistry, Switch]] = WeakKeyDictionary()
 
@@ -75,15 +79,30 @@ class SeawallCollector(Collector):
         """Return the metrics that have values now."""
         with self._lock:  # the snapshot, too: of two scrapes at once the older must come first
             readings = self._series.bounded(readings_of(snapshot()))
-        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        for metric, labels, value in readings:
-            if metric.name not in families:
-                families[metric.name] = _family(metric)
-            families[metric.name].add_metric(labels, value)
+        families: dict[str, AnyFamily] = {}
+        for reading in readings:
+            metric = reading.metric
+            family = families.get(metric.name)
+            if family is None:
+                family = families[metric.name] = _family(metric)
+            if isinstance(family, HistogramMetricFamily):
+                family.add_metric(reading.labels, _buckets(reading), reading.value)
+            else:
+                family.add_metric(reading.labels, reading.value)
         yield from families.values()
 
 
-def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+def _family(metric: Metric) -> AnyFamily:
+    kinds: dict[str, Callable[..., AnyFamily]] = {
+        "counter": CounterMetricFamily,
+        "gauge": GaugeMetricFamily,
+        "histogram": HistogramMetricFamily,
+    }
     unit = "seconds" if metric.unit == "s" else ""
-    return kind(metric.name, metric.help, labels=metric.labels, unit=unit)
+    return kinds[metric.kind](metric.name, metric.help, labels=metric.labels, unit=unit)
+
+
+def _buckets(reading: Reading) -> list[tuple[str, float]]:
+    """Return how many values do not exceed each bound."""
+    bounds = [*map(floatToGoString, reading.metric.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(reading.counts), strict=True))

@@ -137,7 +137,7 @@ class Way:
                 try:
                     turns.enter(now)
                 except Wait as wait:
-                    await self._wait(wait, granted)
+                    await self._wait(turns, wait, granted)
                     now = self._now()
             gate = self._concurrency
             if gate is not None:
@@ -145,7 +145,7 @@ class Way:
                 try:
                     ticket = enter(now, passage) if self._place_is_told else enter(now)
                 except Wait as wait:
-                    ticket = await self._wait(wait, granted)
+                    ticket = await self._wait(gate, wait, granted)
                 passage.gates = ((gate, ticket), *passage.gates)
             entered = True
             if granted is not None and granted.accounted:
@@ -184,14 +184,17 @@ class Way:
         try:
             ticket = enter(now, passage) if gate.takes_arguments else enter(now)
         except Wait as wait:
-            ticket = await self._wait(wait, granted)
+            ticket = await self._wait(gate, wait, granted)
         passage.gates = ((gate, ticket), *passage.gates)
 
-    async def _wait(self, wait: Wait, granted: Granted | None) -> Any:
+    async def _wait(self, gate: GateBound, wait: Wait, granted: Granted | None) -> Any:
         """Wait for a gate; what was taken from limits can be given back exactly after that."""
         if granted is not None:
             granted.waits()
-        return await wait_async(wait.waiter, self._clock)
+        began = self._now()
+        ticket = await wait_async(wait.waiter, self._clock)
+        gate.host.stats.waits.add(self._now() - began)
+        return ticket
 
     async def _fail(  # noqa: C901, PLR0912 - what can become of a request, in one place
         self,
