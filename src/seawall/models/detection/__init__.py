@@ -1,0 +1,1 @@
+"""Failure detection: detectors for one peer, and group membership by gossip."""

@@ -1,0 +1,352 @@
+"""Detectors: how strongly the silence of one peer suggests that it has failed.
+
+A detector gives a level of suspicion, never a verdict: a slow peer and a dead one look the same.
+`phi_accrual()`, `exponential()`, `quantile_timeout()` and `fixed_timeout()` are settings;
+`start()` makes the state for one peer. `now` is any clock in seconds; one caller at a time.
+
+Promises:
+- Any sequence of instants is safe, also ones that go back, are infinite or not a number.
+- The level never falls while a peer is silent, and it falls to its least at each heartbeat.
+- Memory is bounded by `window`.
+- The silence that ended a suspicion is not learned: a failure must not make the next one normal.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from math import ceil, exp, isfinite, log, log1p, sqrt
+from typing import Final, Protocol
+
+from seawall import _checks as check
+
+LONGEST: Final = 1e9
+"""Seconds. Longer silences count as this one, so that no sum overflows."""
+
+_LN10: Final = log(10.0)
+
+
+class Detector(Protocol):
+    """Watches one peer."""
+
+    threshold: float
+    """The level from which the peer is suspected."""
+
+    def sent(self, now: float) -> None:
+        """Note that the peer was asked for a sign of life."""
+
+    def heartbeat(self, now: float) -> None:
+        """Note a sign of life."""
+
+    def level(self, now: float) -> float:
+        """Return the level of suspicion, 0 if the peer has never been heard."""
+
+    def suspected(self, now: float) -> bool:
+        """Tell whether the level has reached the threshold."""
+
+
+class DetectorSettings(Protocol):
+    """What makes a detector for each peer."""
+
+    def start(self) -> Detector:
+        """Return a detector that has heard nothing yet."""
+
+
+class _Silence:
+    """How long a peer has been silent."""
+
+    __slots__ = ("_heard_at", "threshold")
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold
+        self._heard_at: float | None = None
+
+    def sent(self, now: float) -> None:
+        """Only the answers count here, so do nothing."""
+
+    def heartbeat(self, now: float) -> None:
+        """Note a sign of life; learn from the silence before it unless it was a suspicious one."""
+        if not isfinite(now):
+            return
+        if self._heard_at is not None and not self.suspected(now):
+            self._learn(self._silence(now))
+        self._heard_at = now
+
+    def level(self, now: float) -> float:
+        """Return the level of suspicion, 0 if the peer has never been heard."""
+        return 0.0 if self._heard_at is None else self._level(self._silence(now))
+
+    def suspected(self, now: float) -> bool:
+        """Tell whether the level has reached the threshold."""
+        return self.level(now) >= self.threshold
+
+    def _silence(self, now: float) -> float:
+        return _elapsed(self._heard_at, now)
+
+    def _learn(self, silence: float) -> None:
+        """Take in the length of a normal silence."""
+
+    def _level(self, silence: float) -> float:
+        raise NotImplementedError
+
+
+def _elapsed(since: float | None, now: float) -> float:
+    """Return the seconds since then: never negative, infinite or NaN."""
+    return 0.0 if since is None else min(max(0.0, now - since), LONGEST)
+
+
+class _Intervals:
+    """Mean and deviation of the last intervals, as exact sums of whole microseconds."""
+
+    __slots__ = ("_squares", "_total", "_values", "deviation", "mean")
+
+    def __init__(self, window: int, first: float) -> None:
+        """Start from an estimate, with a quarter of it as the deviation."""
+        self._values: deque[int] = deque(maxlen=window)
+        self._total = self._squares = 0
+        self.add(first * 0.75)
+        self.add(first * 1.25)
+
+    def add(self, interval: float) -> None:
+        """Take in an interval; the oldest gives way to it."""
+        values = self._values
+        if len(values) == values.maxlen:
+            oldest = values[0]
+            self._total -= oldest
+            self._squares -= oldest * oldest
+        value = round(interval * 1e6)
+        values.append(value)
+        self._total += value
+        self._squares += value * value
+        count = len(values)
+        self.mean = self._total / count / 1e6
+        variance = (self._squares * count - self._total * self._total) / (count * count)
+        self.deviation = sqrt(variance) / 1e6
+
+
+class PhiAccrual(_Silence):
+    """See `phi_accrual`."""
+
+    __slots__ = ("_intervals", "_settings")
+
+    def __init__(self, settings: PhiSettings) -> None:
+        super().__init__(settings.threshold)
+        self._settings = settings
+        self._intervals = _Intervals(settings.window, settings.first_interval)
+
+    def _learn(self, silence: float) -> None:
+        self._intervals.add(silence)
+
+    def _level(self, silence: float) -> float:
+        """Return -log10 of the probability that a live peer is silent for this long.
+
+        The normal distribution by its logistic approximation: with x = y (1.5976 + 0.070566 y^2)
+        that probability is 1 / (1 + e^x), and its logarithm needs no e^x that could overflow.
+        """
+        settings, intervals = self._settings, self._intervals
+        mean = intervals.mean + settings.acceptable_pause
+        if settings.is_exponential:
+            return silence / (max(mean, settings.min_deviation) * _LN10)
+        y = (silence - mean) / max(intervals.deviation, settings.min_deviation)
+        x = y * (1.5976 + 0.070566 * y * y)
+        return (max(x, 0.0) + log1p(exp(-abs(x)))) / _LN10
+
+
+class PhiSettings:
+    """See `phi_accrual` and `exponential`."""
+
+    __slots__ = (
+        "acceptable_pause",
+        "first_interval",
+        "is_exponential",
+        "min_deviation",
+        "threshold",
+        "window",
+    )
+
+    def __init__(
+        self,
+        threshold: float,
+        window: int,
+        min_deviation: float,
+        acceptable_pause: float,
+        first_interval: float,
+        *,
+        is_exponential: bool,
+    ) -> None:
+        self.threshold = check.at_least("threshold", threshold, 0.1)
+        self.window = check.count("window", window, minimum=2)
+        self.min_deviation = check.seconds("min_deviation", min_deviation)
+        self.acceptable_pause = check.seconds("acceptable_pause", acceptable_pause, zero=True)
+        self.first_interval = check.seconds("first_interval", first_interval)
+        self.is_exponential = is_exponential
+
+    def __repr__(self) -> str:
+        name = "exponential" if self.is_exponential else "phi_accrual"
+        return f"{name}({self.threshold:g}, window={self.window})"
+
+    def start(self) -> PhiAccrual:
+        """Return a detector that has heard nothing yet."""
+        return PhiAccrual(self)
+
+
+def phi_accrual(
+    threshold: float = 8.0,
+    *,
+    window: int = 100,
+    min_deviation: float = 0.1,
+    acceptable_pause: float = 0.0,
+    first_interval: float = 1.0,
+) -> PhiSettings:
+    """Suspect a peer when its silence is improbable: at most once in 10**threshold heartbeats.
+
+    The intervals between heartbeats are taken to be normally distributed, with the mean and the
+    deviation of the last `window` ones, but never a deviation below `min_deviation` seconds, so
+    that a very regular peer is not suspected for a moment's delay. `acceptable_pause` is added to
+    the mean: a garbage collection, say. Until intervals are known the estimate is
+    `first_interval`, plus or minus a quarter.
+    """
+    return PhiSettings(
+        threshold, window, min_deviation, acceptable_pause, first_interval, is_exponential=False
+    )
+
+
+def exponential(
+    threshold: float = 8.0,
+    *,
+    window: int = 100,
+    acceptable_pause: float = 0.0,
+    first_interval: float = 1.0,
+) -> PhiSettings:
+    """Suspect a peer by the mean of its intervals alone: 8 is a silence of 18.4 of them.
+
+    For heartbeats that come by chance, such as messages of gossip. The settings are those of
+    `phi_accrual`.
+    """
+    return PhiSettings(
+        threshold, window, 1e-3, acceptable_pause, first_interval, is_exponential=True
+    )
+
+
+class QuantileTimeout(_Silence):
+    """See `quantile_timeout`."""
+
+    __slots__ = ("_asked_at", "_is_asked", "_ordered", "_settings", "_times")
+
+    def __init__(self, settings: QuantileSettings) -> None:
+        super().__init__(1.0)
+        self._settings = settings
+        self._times: deque[float] = deque(maxlen=settings.window)
+        self._ordered: list[float] = []
+        self._asked_at: float | None = None
+        self._is_asked = False
+
+    @property
+    def limit(self) -> float:
+        """The seconds of silence from which the peer is suspected."""
+        settings, ordered = self._settings, self._ordered
+        if not ordered:
+            return max(settings.floor, settings.first)
+        place = min(len(ordered) - 1, max(0, ceil(settings.quantile * len(ordered)) - 1))
+        return max(settings.floor, ordered[place] * settings.factor)
+
+    def sent(self, now: float) -> None:
+        """Note a question. From the first one on, round trips count and not intervals."""
+        self._is_asked = True
+        if self._asked_at is None:
+            self._asked_at = now
+        if self._heard_at is None:
+            self._heard_at = now
+
+    def heartbeat(self, now: float) -> None:
+        """Note a sign of life, which answers the oldest question."""
+        if self._is_asked and self._asked_at is None:
+            return  # nobody asked: there is no round trip to learn from
+        super().heartbeat(now)
+        self._asked_at = None
+
+    def _silence(self, now: float) -> float:
+        return _elapsed(self._asked_at if self._is_asked else self._heard_at, now)
+
+    def _learn(self, silence: float) -> None:
+        times, ordered = self._times, self._ordered
+        if len(times) == times.maxlen:
+            del ordered[bisect_left(ordered, times[0])]
+        times.append(silence)
+        insort(ordered, silence)
+
+    def _level(self, silence: float) -> float:
+        return silence / self.limit
+
+
+class QuantileSettings:
+    """See `quantile_timeout`."""
+
+    __slots__ = ("factor", "first", "floor", "quantile", "window")
+
+    def __init__(
+        self, quantile: float, factor: float, floor: float, first: float, window: int
+    ) -> None:
+        self.quantile = check.ratio("quantile", quantile)
+        self.factor = check.at_least("factor", factor, 1.0)
+        self.floor = check.seconds("floor", floor)
+        self.first = check.seconds("first", first)
+        self.window = check.count("window", window)
+
+    def __repr__(self) -> str:
+        return f"quantile_timeout({self.quantile:g}, factor={self.factor:g}, floor={self.floor:g})"
+
+    def start(self) -> QuantileTimeout:
+        """Return a detector that has heard nothing yet."""
+        return QuantileTimeout(self)
+
+
+def quantile_timeout(
+    quantile: float = 0.99,
+    *,
+    factor: float = 4.0,
+    floor: float = 0.1,
+    first: float = 3.0,
+    window: int = 100,
+) -> QuantileSettings:
+    """Suspect a peer that takes `factor` times as long as it usually does, and at least `floor`.
+
+    "Usually" is the `quantile` of its own last `window` round trips, or of its intervals if it
+    sends heartbeats by itself. So a peer at 10 ms and a peer at 300 ms each have a limit that fits.
+    `first` seconds is the limit until there is a round trip to learn from.
+    """
+    return QuantileSettings(quantile, factor, floor, first, window)
+
+
+class FixedTimeout(_Silence):
+    """See `fixed_timeout`."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(1.0)
+        self._seconds = seconds
+
+    def _level(self, silence: float) -> float:
+        return silence / self._seconds
+
+
+class FixedSettings:
+    """See `fixed_timeout`."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = check.seconds("seconds", seconds)
+
+    def __repr__(self) -> str:
+        return f"fixed_timeout({self.seconds:g})"
+
+    def start(self) -> FixedTimeout:
+        """Return a detector that has heard nothing yet."""
+        return FixedTimeout(self.seconds)
+
+
+def fixed_timeout(seconds: float) -> FixedSettings:
+    """Suspect a peer that has been silent for `seconds`, whatever is usual for it."""
+    return FixedSettings(seconds)

@@ -1,0 +1,688 @@
+"""Group membership by gossip: SWIM with Lifeguard, as a pure state machine of one member.
+
+Every input (a message, the passing of time, a wish to leave) returns what to do about it: messages
+to `Send`, and `Change`s of members to publish. The shell around it only sends, publishes, and calls
+`advance` at `wake_at`. It brings no clock, no chance and no socket of its own.
+
+Promises:
+- A member that crashed is suspected, and confirmed, by every member that reaches the group.
+- A suspicion ends exactly once: cleared by the accused, or confirmed, or the accused has left.
+- Incarnations never fall, and only a member itself raises its own.
+- A process that was paused confirms nobody before the others had as long a time to be heard.
+- The view holds at most `max_members`, and everything that arrives is bounded by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from heapq import heappop, heappush
+from itertools import count
+from math import ceil, log2
+from typing import Final, NamedTuple, TypeVar
+
+from seawall import _checks as check
+from seawall.models.detection.gossip import GossipQueue, MemberState, Update
+from seawall.models.detection.suspicion import LocalHealth, Suspicion
+
+ALIVE, SUSPECTED = MemberState.ALIVE, MemberState.SUSPECTED
+CONFIRMED, LEFT = MemberState.CONFIRMED, MemberState.LEFT
+
+NACK_AFTER: Final = 0.8
+"""The share of the probe timeout after which a helper says that it has heard nothing either."""
+
+MOST_METADATA: Final = 512
+"""Bytes of metadata that a member may have."""
+
+MANY: Final = 32
+"""Above this number of members, full exchanges become rarer, so that their total cost does not."""
+
+Rng = Callable[[], float]
+T = TypeVar("T")
+
+
+class MessageKind(StrEnum):
+    """The kinds of messages."""
+
+    PING = "ping"
+    ACK = "ack"
+    PING_REQUEST = "ping-request"
+    NACK = "nack"
+    """A helper has heard nothing yet, but is there itself."""
+    GOSSIP = "gossip"
+    PUSH = "push"
+    """The whole view of the sender; it is answered with a pull."""
+    PULL = "pull"
+
+
+class Message(NamedTuple):
+    """One message between two members; every kind carries updates."""
+
+    kind: MessageKind
+    source: str
+    """The name of the member that sends it."""
+    updates: tuple[Update, ...] = ()
+    number: int = 0
+    """Which probe it belongs to, as the member counts that asked."""
+    target: str = ""
+    """The member to probe, by name; an answer to another one proves nothing."""
+    address: str = ""
+    """Where a helper reaches the member to probe."""
+
+
+class Send(NamedTuple):
+    """Send `message` to an address; `reliable` means by a connection and not by a datagram."""
+
+    address: str
+    message: Message
+    reliable: bool = False
+
+
+class Change(NamedTuple):
+    """A member has another state than before."""
+
+    name: str
+    before: MemberState | None
+    """None for a member that was not known."""
+    after: MemberState
+    reason: str
+    by: str
+    """The member by whose account it changed."""
+    at: float
+    duration: float
+    """Seconds that the state before has lasted."""
+
+
+Directive = Send | Change
+
+
+@dataclass(frozen=True, slots=True)
+class SwimSettings:
+    """How often to probe and to gossip, and how long to wait before a member is confirmed.
+
+    The defaults suit one data centre; `wan()` and `local()` are for slower and faster networks.
+    """
+
+    interval: float = 1.0
+    timeout: float = 0.5
+    suspicion_multiplier: int = 4
+    retransmit_multiplier: int = 4
+    indirect_probes: int = 3
+    gossip_interval: float = 0.2
+    gossip_nodes: int = 3
+    exchange_interval: float = 30.0
+    gossip_to_dead: float = 30.0
+    forget_after: float = 3600.0
+    """Seconds for which a confirmed member is remembered, and told of it now and then."""
+    pause: float = 5.0
+    """A gap this long between two inputs means that this process itself was stopped."""
+    packet: int = 1400
+    max_members: int = 1000
+    lifeguard: bool = True
+    """Whether the health of this member and further accusers change how long it waits."""
+
+    def __post_init__(self) -> None:
+        for name in ("interval", "timeout", "gossip_interval", "exchange_interval", "pause"):
+            check.seconds(name, getattr(self, name))
+        for name in ("gossip_to_dead", "forget_after"):
+            check.seconds(name, getattr(self, name), zero=True)
+        check.count("suspicion_multiplier", self.suspicion_multiplier, minimum=2)
+        for name in ("retransmit_multiplier", "gossip_nodes", "max_members"):
+            check.count(name, getattr(self, name))
+        check.count("indirect_probes", self.indirect_probes, minimum=0)
+        check.count("packet", self.packet, minimum=512)
+        if self.timeout >= self.interval:
+            raise ValueError(
+                f"timeout={self.timeout:g} is not below interval={self.interval:g}: indirect probes"
+                " need the rest of the interval; write a timeout of about half of it"
+            )
+
+
+def lan() -> SwimSettings:
+    """Return settings for one data centre."""
+    return SwimSettings()
+
+
+def wan() -> SwimSettings:
+    """Return settings for members that are far from each other."""
+    return SwimSettings(
+        interval=5.0,
+        timeout=3.0,
+        suspicion_multiplier=6,
+        gossip_interval=0.5,
+        gossip_nodes=4,
+        exchange_interval=60.0,
+        gossip_to_dead=60.0,
+    )
+
+
+def local() -> SwimSettings:
+    """Return settings for processes on one machine."""
+    return SwimSettings(
+        timeout=0.2,
+        suspicion_multiplier=3,
+        retransmit_multiplier=2,
+        indirect_probes=1,
+        gossip_interval=0.1,
+        exchange_interval=15.0,
+        gossip_to_dead=15.0,
+    )
+
+
+@dataclass(slots=True)
+class Member:
+    """What is known of one member."""
+
+    name: str
+    address: str
+    incarnation: int
+    state: MemberState
+    since: float
+    metadata: bytes = b""
+    suspicion: Suspicion | None = None
+    round_trip: float | None = None
+    """Seconds that its last direct answer took."""
+
+    @property
+    def is_present(self) -> bool:
+        """Whether it counts as a member: a suspected one does."""
+        return self.state in (ALIVE, SUSPECTED)
+
+    @property
+    def introduction(self) -> Update:
+        """The statement that it is alive, and where."""
+        return Update(ALIVE, self.name, self.incarnation, self.address, self.metadata)
+
+    def update(self, by: str = "") -> Update:
+        """Return the statement of its state, by the account of `by`."""
+        if self.state is ALIVE:
+            return self.introduction
+        return Update(self.state, self.name, self.incarnation, by=by or self.name)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened, for metrics."""
+
+    suspicions: int = 0
+    cleared: int = 0
+    confirmed: int = 0
+    refuted: int = 0
+    pauses: int = 0
+    reliable_only: int = 0
+    """Members that answered by connection but not by datagram: a firewall, most probably."""
+    refused: int = 0
+    """Updates about more members than the view may hold."""
+
+
+@dataclass(slots=True)
+class _Probe:
+    """A probe of this member's own that is going on."""
+
+    number: int
+    target: str
+    sent_at: float
+    is_direct: bool = True
+    helpers: set[str] = field(default_factory=set)
+    """Those that were asked to help and have said nothing yet."""
+    answered: bool = False
+
+
+class _Relay(NamedTuple):
+    """A probe made for another member."""
+
+    address: str
+    number: int
+    target: str
+
+
+class Swim:
+    """One member's view of its group. One caller at a time."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        *,
+        settings: SwimSettings | None = None,
+        metadata: bytes = b"",
+        seeds: Iterable[str] = (),
+        rng: Rng,
+        now: float,
+    ) -> None:
+        """Be a group of one. The first `advance` asks the members at `seeds` for their view."""
+        self.settings = settings or SwimSettings()
+        self.own = Member(name, address, 0, ALIVE, now, _checked(metadata))
+        self.members: dict[str, Member] = {}
+        """All that are known but this one itself, by name."""
+        self.health = LocalHealth()
+        self.counts = Counts()
+        self.seeds = list(seeds)
+        self._rng = rng
+        self._gossip = GossipQueue(self.settings.retransmit_multiplier)
+        self._timers: list[tuple[float, int, Callable[[float], Iterator[Directive]]]] = []
+        self._serial = count()
+        self._numbers = count(1)
+        self._order: list[str] = []  # whom to probe next, from the end
+        self._probe: _Probe | None = None
+        self._relays: dict[int, _Relay] = {}
+        self._seen_at = now
+        self._calm_until = now
+        self._is_suspicion_paused = False
+        self._gossip.add(self.own.update())
+        self._at(now, self._exchange_tick)
+        self._at(now + self.settings.interval * rng(), self._probe_tick)
+        self._at(now + self.settings.gossip_interval * rng(), self._gossip_tick)
+
+    # For the shell
+
+    @property
+    def wake_at(self) -> float:
+        """When to call `advance` at the latest."""
+        return self._timers[0][0]
+
+    def advance(self, now: float) -> list[Directive]:
+        """Do what is due at `now`."""
+        done = list(self._noticed(now))
+        while self._timers[0][0] <= now:
+            _at, _serial, act = heappop(self._timers)
+            done += act(now)
+        return done
+
+    def receive(
+        self, message: Message, address: str, now: float, *, reliable: bool = False
+    ) -> list[Directive]:
+        """Take in a message from `address`; a reply goes back the way it came."""
+        done = list(self._noticed(now))
+        whole = message.kind in (MessageKind.PUSH, MessageKind.PULL)
+        for update in message.updates:
+            done += self._apply(update, now, whole=whole)
+        sender = self.members.get(message.source)
+        if sender is not None and sender.state is CONFIRMED:
+            # It does not know that it is taken for dead, or it would have refuted that.
+            verdict = sender.update(self.own.name)
+            done.append(self._send(MessageKind.GOSSIP, sender.address, first=[verdict]))
+        done += self._answer(message, address, now, reliable=reliable)
+        return done
+
+    def set_metadata(self, metadata: bytes, now: float) -> list[Directive]:
+        """Tell the group something else about this member."""
+        self.own.metadata = _checked(metadata)
+        self.own.incarnation += 1
+        self._gossip.add(self.own.update())
+        return list(self._noticed(now))
+
+    def leave(self, now: float) -> list[Directive]:
+        """Tell several members that this one leaves by its own wish."""
+        self.own.state, self.own.since = LEFT, now
+        self._gossip.add(self.own.update())
+        present = [member for member in self.members.values() if member.is_present]
+        told = self._some(present, 2 * self.settings.gossip_nodes)
+        return [self._send(MessageKind.GOSSIP, member.address) for member in told]
+
+    def pause_suspicion(self, *, paused: bool) -> None:
+        """Accuse and confirm nobody while this process does heavy work, or do so again."""
+        self._is_suspicion_paused = paused
+
+    @property
+    def present(self) -> list[Member]:
+        """All members that are not confirmed and have not left, this one among them."""
+        return [self.own, *(one for one in self.members.values() if one.is_present)]
+
+    # Time
+
+    def _at(self, at: float, act: Callable[[float], Iterator[Directive]]) -> None:
+        heappush(self._timers, (at, next(self._serial), act))
+
+    def _noticed(self, now: float) -> Iterator[Directive]:
+        """Notice that this process was stopped: then its view of the others is worth nothing."""
+        gap, self._seen_at = now - self._seen_at, now
+        if gap <= self.settings.pause or self.own.state is LEFT:
+            return
+        self.counts.pauses += 1
+        self._calm_until = now + gap
+        self._probe = None
+        self._relays.clear()
+        self._refute(self.own.incarnation)
+        for member in self._some(self._present_others(), self.settings.gossip_nodes):
+            yield self._send(MessageKind.GOSSIP, member.address, first=[self.own.update()])
+
+    @property
+    def _is_calm(self) -> bool:
+        return self._is_suspicion_paused or self._seen_at < self._calm_until
+
+    # Probes
+
+    def _probe_tick(self, now: float) -> Iterator[Directive]:
+        settings = self.settings
+        yield from self._end_probe(now)
+        scale = self._scale
+        self._at(now + scale(settings.interval), self._probe_tick)
+        target = self._next_target()
+        if target is None or self.own.state is LEFT:
+            return
+        probe = self._probe = _Probe(next(self._numbers), target.name, now)
+        self._at(now + scale(settings.timeout), lambda then: self._ask_others(probe, then))
+        # A suspect hears of it with the ping, so that it can refute at once.
+        first = [target.update(self.own.name)] if target.state is SUSPECTED else []
+        yield self._send(
+            MessageKind.PING, target.address, number=probe.number, target=target.name, first=first
+        )
+
+    def _ask_others(self, probe: _Probe, _now: float) -> Iterator[Directive]:
+        """Ask others to probe a member that has not answered, and try a connection beside them."""
+        target = self.members.get(probe.target)
+        if probe is not self._probe or probe.answered or target is None:
+            return
+        probe.is_direct = False
+        others = [one for one in self._present_others() if one is not target and one.state is ALIVE]
+        for helper in self._some(others, self.settings.indirect_probes):
+            probe.helpers.add(helper.name)
+            yield self._send(
+                MessageKind.PING_REQUEST,
+                helper.address,
+                number=probe.number,
+                target=target.name,
+                about=target.address,
+            )
+        ping = self._send(MessageKind.PING, target.address, number=probe.number, target=target.name)
+        yield ping._replace(reliable=True)
+
+    def _end_probe(self, now: float) -> Iterator[Directive]:
+        probe, self._probe = self._probe, None
+        if probe is None or probe.answered:
+            return
+        self.health.change(1 + len(probe.helpers))
+        target = self.members.get(probe.target)
+        if target is not None and not self._is_calm:
+            accusation = Update(SUSPECTED, target.name, target.incarnation, by=self.own.name)
+            yield from self._apply(accusation, now, reason="no answer to a probe")
+
+    def _next_target(self) -> Member | None:
+        """Return whom to probe: all in turn, in an order that is shuffled for each round."""
+        for _round in range(2):
+            while self._order:
+                member = self.members.get(self._order.pop())
+                if member is not None and member.is_present:
+                    return member
+            names = [one.name for one in self._present_others()]
+            self._order = self._some(names, len(names))
+        return None
+
+    def _answer(
+        self, message: Message, address: str, now: float, *, reliable: bool
+    ) -> Iterator[Send]:
+        kind, number = message.kind, message.number
+        if kind == MessageKind.PING:
+            if message.target == self.own.name and self.own.state is not LEFT:
+                answer = self._send(MessageKind.ACK, address, number=number)
+                yield answer._replace(reliable=reliable)
+        elif kind == MessageKind.ACK:
+            yield from self._acknowledged(message, now, reliable=reliable)
+        elif kind == MessageKind.NACK:
+            if self._probe is not None and self._probe.number == number:
+                self._probe.helpers.discard(message.source)
+        elif kind == MessageKind.PING_REQUEST:
+            yield from self._relay(message, address, now)
+        elif kind == MessageKind.PUSH:
+            yield Send(address, self._state(MessageKind.PULL), reliable=True)
+
+    def _acknowledged(self, message: Message, now: float, *, reliable: bool) -> Iterator[Send]:
+        relay = self._relays.get(message.number)
+        if relay is not None and relay.target == message.source:
+            del self._relays[message.number]
+            yield self._send(
+                MessageKind.ACK, relay.address, number=relay.number, target=relay.target
+            )
+            return
+        probe = self._probe
+        if probe is None or probe.number != message.number or probe.answered:
+            return
+        if probe.target not in (message.source, message.target):
+            return
+        probe.answered = True
+        self.counts.reliable_only += reliable
+        self.health.change(-1)
+        member = self.members.get(probe.target)
+        if member is not None and probe.is_direct:
+            member.round_trip = now - probe.sent_at
+
+    def _relay(self, message: Message, address: str, now: float) -> Iterator[Send]:
+        if len(self._relays) >= self.settings.max_members:
+            return
+        number = next(self._numbers)
+        relay = self._relays[number] = _Relay(address, message.number, message.target)
+        patience = self.settings.timeout
+
+        def give_up(_then: float) -> Iterator[Directive]:
+            self._relays.pop(number, None)
+            return iter(())
+
+        def say_so(then: float) -> Iterator[Directive]:
+            if number in self._relays:
+                self._at(then + patience, give_up)
+                yield self._send(MessageKind.NACK, relay.address, number=relay.number)
+
+        self._at(now + NACK_AFTER * patience, say_so)
+        yield self._send(MessageKind.PING, message.address, number=number, target=message.target)
+
+    # Gossip
+
+    def _gossip_tick(self, now: float) -> Iterator[Directive]:
+        settings = self.settings
+        self._at(now + settings.gossip_interval, self._gossip_tick)
+        if not self._gossip:
+            return
+        near = [
+            member
+            for member in self.members.values()
+            if member.is_present or now - member.since < settings.gossip_to_dead
+        ]
+        for member in self._some(near, settings.gossip_nodes):
+            sent = self._send(MessageKind.GOSSIP, member.address)
+            if sent.message.updates:
+                yield sent
+
+    def _exchange_tick(self, now: float) -> Iterator[Directive]:
+        """Exchange the whole view with one member, and remind one that is taken for dead."""
+        settings = self.settings
+        self._forget(now)
+        present = self._present_others()
+        rarely = max(1, ceil(log2(max(1, len(present)) / MANY)) + 1)
+        self._at(now + settings.exchange_interval * rarely, self._exchange_tick)
+        if self.own.state is LEFT:
+            return
+        whom = [one.address for one in self._some(present, 1)] or self.seeds
+        for address in whom:
+            yield Send(address, self._state(MessageKind.PUSH), reliable=True)
+        # The other side of a partition takes this one for dead too: somebody has to begin.
+        gone = [one for one in self.members.values() if one.state is CONFIRMED]
+        for member in self._some(gone, 1):
+            yield Send(member.address, self._state(MessageKind.PUSH), reliable=True)
+
+    def _state(self, kind: MessageKind) -> Message:
+        """Return a message with the whole view."""
+        updates = []
+        for member in (self.own, *self.members.values()):
+            if member.state is SUSPECTED:
+                updates.append(member.introduction)  # for those that do not know it yet
+            updates.append(member.update("" if member.state is LEFT else self.own.name))
+        return Message(kind, self.own.name, tuple(updates))
+
+    def _forget(self, now: float) -> None:
+        after = self.settings.forget_after
+        for member in list(self.members.values()):
+            if not member.is_present and now - member.since >= after:
+                del self.members[member.name]
+
+    # Updates
+
+    def _apply(
+        self, update: Update, now: float, *, whole: bool = False, reason: str = "gossip"
+    ) -> Iterator[Directive]:
+        """Take over a statement about a member, if it is news.
+
+        `whole` means from a whole view: there a member that is taken for dead becomes suspected
+        here, so that it has a chance to refute.
+        """
+        if update.name == self.own.name:
+            self._hear_of_own(update)
+            return
+        member = self.members.get(update.name)
+        if update.state is ALIVE:
+            yield from self._hear_alive(member, update, now)
+            return
+        if member is None or update.incarnation < member.incarnation or not member.is_present:
+            return
+        if update.state is LEFT:
+            yield from self._move(member, LEFT, update, now, "it left")
+        elif update.state is CONFIRMED and not whole:
+            yield from self._move(member, CONFIRMED, update, now, reason)
+        else:
+            yield from self._hear_suspicion(member, update, now, reason)
+
+    def _hear_of_own(self, update: Update) -> None:
+        """Refute what is said of this member, unless it is true."""
+        own = self.own
+        if own.state is LEFT:
+            return
+        if update.state is not ALIVE:
+            if update.incarnation >= own.incarnation:
+                self.health.change(1)
+                self._refute(update.incarnation)
+        elif update.incarnation > own.incarnation or (
+            update.incarnation == own.incarnation
+            and (update.address, update.metadata) != (own.address, own.metadata)
+        ):
+            self._refute(update.incarnation)  # it is of an earlier life under the same name
+
+    def _refute(self, incarnation: int) -> None:
+        self.own.incarnation = max(self.own.incarnation, incarnation) + 1
+        self.counts.refuted += 1
+        self._gossip.add(self.own.update())
+
+    def _hear_alive(self, member: Member | None, update: Update, now: float) -> Iterator[Directive]:
+        if member is None:
+            if not self._has_room():
+                self.counts.refused += 1
+                return
+            member = Member(update.name, update.address, update.incarnation, ALIVE, now)
+            member.metadata = update.metadata
+            self.members[update.name] = member
+            place = int(self._rng() * (len(self._order) + 1))
+            self._order.insert(place, update.name)
+            self._gossip.add(update)
+            yield Change(update.name, None, ALIVE, "it joined", update.name, now, 0.0)
+            return
+        if update.incarnation <= member.incarnation:
+            return
+        member.incarnation = update.incarnation
+        member.address, member.metadata = update.address, update.metadata
+        self._gossip.add(update)
+        if member.state is not ALIVE:
+            if not member.is_present:
+                self._order.insert(int(self._rng() * (len(self._order) + 1)), member.name)
+            reason = "it refuted" if member.state is SUSPECTED else "it came back"
+            yield from self._move(member, ALIVE, update, now, reason)
+
+    def _has_room(self) -> bool:
+        """Tell whether one more member fits; the longest gone gives way to it."""
+        if len(self.members) + 1 < self.settings.max_members:
+            return True
+        gone = [one for one in self.members.values() if not one.is_present]
+        if not gone:
+            return False
+        del self.members[min(gone, key=lambda one: one.since).name]
+        return True
+
+    def _hear_suspicion(
+        self, member: Member, update: Update, now: float, reason: str
+    ) -> Iterator[Directive]:
+        settings = self.settings
+        known = member.suspicion
+        if known is not None:
+            member.incarnation = max(member.incarnation, update.incarnation)
+            if settings.lifeguard and known.confirm(update.by):
+                self._gossip.add(update)
+                self._watch(member, known)
+            return
+        suspicion = Suspicion(
+            update.by,
+            now,
+            multiplier=settings.suspicion_multiplier,
+            interval=settings.interval,
+            members=len(self._present_others()) + 1,
+            is_shared=settings.lifeguard,
+        )
+        yield from self._move(member, SUSPECTED, update, now, reason)
+        member.suspicion = suspicion
+        self._watch(member, suspicion)
+
+    def _watch(self, member: Member, suspicion: Suspicion) -> None:
+        """Confirm `member` when the suspicion has lasted long enough, unless it has ended."""
+
+        def confirm(now: float) -> Iterator[Directive]:
+            if member.suspicion is not suspicion:
+                return
+            if self._is_calm:
+                later = self._calm_until if now < self._calm_until else now + self.settings.interval
+                self._at(later, confirm)
+            elif now >= suspicion.ends_at:
+                verdict = Update(CONFIRMED, member.name, member.incarnation, by=self.own.name)
+                yield from self._move(member, CONFIRMED, verdict, now, "it did not refute in time")
+
+        self._at(suspicion.ends_at, confirm)
+
+    def _move(
+        self, member: Member, after: MemberState, update: Update, now: float, reason: str
+    ) -> Iterator[Directive]:
+        """Give `member` another state, pass that on, and publish it."""
+        before, since = member.state, member.since
+        member.state, member.since, member.suspicion = after, now, None
+        member.incarnation = max(member.incarnation, update.incarnation)
+        self.counts.suspicions += after is SUSPECTED
+        self.counts.cleared += before is SUSPECTED and after is ALIVE
+        self.counts.confirmed += after is CONFIRMED
+        self._gossip.add(update if update.state is after else member.update(update.by))
+        yield Change(member.name, before, after, reason, update.by, now, now - since)
+
+    # Inside
+
+    def _scale(self, seconds: float) -> float:
+        return self.health.scale(seconds) if self.settings.lifeguard else seconds
+
+    def _present_others(self) -> list[Member]:
+        return [member for member in self.members.values() if member.is_present]
+
+    def _send(
+        self,
+        kind: MessageKind,
+        address: str,
+        *,
+        number: int = 0,
+        target: str = "",
+        about: str = "",
+        first: Iterable[Update] = (),
+    ) -> Send:
+        """Return a message with as much gossip as fits into the packet beside it."""
+        room = self.settings.packet - 128 - len(target.encode()) - len(about.encode())
+        updates = self._gossip.take(room, len(self.members) + 1, first)
+        return Send(address, Message(kind, self.own.name, tuple(updates), number, target, about))
+
+    def _some(self, items: list[T], most: int) -> list[T]:
+        """Return up to `most` of `items`, by chance and in an order of chance."""
+        most = min(most, len(items))
+        for place in range(most):
+            other = place + int(self._rng() * (len(items) - place))
+            items[place], items[other] = items[other], items[place]
+        return items[:most]
+
+
+def _checked(metadata: bytes) -> bytes:
+    if len(metadata) > MOST_METADATA:
+        raise ValueError(
+            f"metadata of {len(metadata)} bytes: write at most {MOST_METADATA}; every member keeps"
+            " it of every other"
+        )
+    return metadata
