@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import inspect
 import os
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from seawall import (
     Breaker,
     Bulkhead,
+    BulkheadFull,
     CircuitOpen,
     Family,
     Guard,
@@ -24,6 +26,7 @@ from seawall import (
     Retry,
     RetryBudget,
     SuccessDeposit,
+    TimedOut,
     Timeout,
     VirtualClock,
     family,
@@ -36,8 +39,8 @@ from seawall import (
 from seawall.context import current_tenant
 from seawall.dashboard._watcher import Watcher
 from seawall.telemetry._readings import readings_of
-from seawall.testing import run_virtual
-from tests.support import falsified
+from seawall.testing import ScriptedService, hang, run_virtual
+from tests.support import falsified, let_pass
 
 
 def _fail(*_args: Any) -> None:
@@ -165,6 +168,8 @@ def test_a_key_in_trouble_is_not_forgotten(trouble: str):
         policy.isolate()
     else:
         held.__enter__()
+        if trouble == "limited":
+            held.__exit__(None, None, None)  # what was taken from the limit is not given back
     for number in range(200):
         guard = sensors[f"flood {number}"]
         if trouble != "limited":
@@ -177,6 +182,182 @@ def test_a_key_in_trouble_is_not_forgotten(trouble: str):
         clock.advance(120)  # the break is over, and the limit is full again
         sensors["one"], sensors["two"], sensors["three"]
         assert "bad" not in sensors
+
+
+def _flood(sensors: Family) -> None:
+    for number in range(50):
+        sensors[f"new {number}"].call(len, "")
+
+
+def _retrying(**settings: Any) -> Family:
+    """Return a family whose policies have nothing that could tell a call in flight."""
+    return Guard.family("sensor", lambda _key: [Retry(on=KeyError, budget=None)], **settings)
+
+
+async def _under_way(kind: str, sensors: Family) -> None:
+    guard, service = sensors["stuck"], ScriptedService(hang())
+
+    async def stream(key: str) -> AsyncIterator[str]:
+        yield key
+        await service.acall()
+
+    if kind == "acall":
+        await guard.acall(service.acall)
+    elif kind == "decorated":
+        await sensors(by=lambda: "stuck")(service.acall)()
+    elif kind == "stream":
+        async for _ in sensors(by="key")(stream)("stuck"):
+            pass
+    elif kind == "hold":
+        async with guard.hold():
+            await service.acall()
+    else:
+        async for attempt in guard.attempts():
+            async with attempt:
+                await service.acall()
+
+
+@pytest.mark.parametrize("kind", ["acall", "decorated", "stream", "hold", "attempts"])
+def test_a_key_whose_calls_hang_is_not_forgotten(kind: str) -> None:
+    """Whatever its policies are: a call that is under way keeps its key."""
+    sensors = _retrying(max_keys=3)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(_under_way(kind, sensors))
+        await let_pass(1.0)
+        kept = sensors["stuck"]
+        _flood(sensors)
+        assert sensors["stuck"] is kept
+        task.cancel()
+        await asyncio.wait([task])
+        _flood(sensors)
+        assert "stuck" not in sensors
+
+    run_virtual(main())
+
+
+def test_a_key_whose_thread_hangs_is_not_forgotten() -> None:
+    """A plain call is under way as an awaited one is."""
+    sensors = _retrying(max_keys=3)
+    begun, over = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert over.wait(60)
+
+    thread = threading.Thread(target=lambda: sensors["stuck"].call(wait))
+    thread.start()
+    assert begun.wait(60)
+    _flood(sensors)
+    assert "stuck" in sensors
+    over.set()
+    thread.join(60)
+    _flood(sensors)
+    assert "stuck" not in sensors
+
+
+class _Impatient(VirtualClock):
+    """A clock on which a wait for a thread is over as soon as the thread has begun."""
+
+    __slots__ = ("begun",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+
+    def wait(self, lock: threading.Lock, seconds: float | None) -> bool:
+        assert self.begun.wait(60)
+        self.advance(seconds or 0.0)
+        return False
+
+
+def test_a_thread_that_was_given_up_keeps_its_key_until_it_ends() -> None:
+    """Its caller has its answer, and the work goes on."""
+    clock, over = _Impatient(), threading.Event()
+    pool = Timeout(1.0, sync="thread", max_threads=1)
+    sensors = Guard.family("sensor", lambda _key: [pool], max_keys=1, clock=clock)
+
+    def work() -> None:
+        clock.begun.set()
+        assert over.wait(60)
+
+    assert isinstance(sensors["stuck"].attempt(work).error, TimedOut)
+    calls = sensors._members["stuck"].calls.under_way
+    assert sensors["other"].name.endswith("[(others)]")
+    over.set()
+    for _ in range(6000):
+        if not calls:
+            break
+        threading.Event().wait(0.01)
+    assert sensors["other"].name.endswith("[other]")
+
+
+def test_without_the_count_of_calls_a_key_that_hangs_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ablation: it is the layer around the policies that keeps it."""
+    monkeypatch.setattr(family, "_CallsUnderWay", _Uncounted)
+    sensors = _retrying(max_keys=1)
+    with sensors["stuck"].hold():
+        sensors["other"].call(len, "")
+        assert "stuck" not in sensors
+
+
+class _Uncounted(family._CallsUnderWay):
+    def enter(self, _now: float) -> None:
+        pass
+
+
+def test_calls_that_end_badly_are_counted_out() -> None:
+    """Refused, failed, retried, cancelled by an exit: none of them keeps the key."""
+    policies = [Retry(on=KeyError, backoff=0, attempts=2, budget=None), Bulkhead(1)]
+    sensors = Guard.family("sensor", lambda _key: policies)
+    guard = sensors["a"]
+    calls = sensors._members["a"].calls.under_way
+
+    def nested() -> None:
+        assert len(calls) == 1
+        with pytest.raises(BulkheadFull):
+            guard.call(len, "")
+        raise KeyError
+
+    for error in (KeyError, KeyboardInterrupt):
+        with pytest.raises(error):
+            guard.call(nested if error is KeyError else _exit)
+        assert not calls
+
+
+def _exit() -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_shared_guard_has_policies_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """They are those of `make("(others)")`, not of the key that happened to come first."""
+
+    def make(key: str) -> list[Any]:
+        return [Breaker(consecutive=1), Bulkhead(5 if key == "(others)" else 100)]
+
+    sensors = Guard.family("sensor", make, max_keys=1)
+    sensors["big"].attempt(_fail)
+    bulkhead = sensors["another"].policies[1]
+    assert isinstance(bulkhead, Bulkhead)
+    assert bulkhead.limit == 5
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_a_make_that_knows_no_others_is_said_and_calls_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A flood of keys must not stop calls: then the first key's policies are shared."""
+    limits = {"a": 1, "b": 2}
+    sensors = Guard.family(
+        "sensor", lambda key: [Breaker(consecutive=1), Bulkhead(limits[key])], max_keys=1
+    )
+    sensors["a"].attempt(_fail)
+    bulkhead = sensors["b"].policies[1]
+    assert isinstance(bulkhead, Bulkhead)
+    assert bulkhead.limit == 2
+    assert "make('(others)') failed" in caplog.text
 
 
 def test_keys_that_find_no_room_share_a_guard(caplog: pytest.LogCaptureFixture):
@@ -379,7 +560,7 @@ def test_a_child_process_can_use_a_family_whose_lock_was_held():
     held, over = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with sensors._lock:
+        with sensors["held"].hold(), sensors._lock:
             held.set()
             over.wait(60)
 
@@ -391,6 +572,8 @@ def test_a_child_process_can_use_a_family_whose_lock_was_held():
         code = 1
         try:
             code = 0 if sensors["new"].call(len, "") == 0 else 2
+            if sensors._members["held"].calls.under_way:
+                code = 3  # a call of a thread that is not in this process
         finally:
             os._exit(code)
     over.set()

@@ -2,19 +2,20 @@
 
 Promises: what one key does spends nothing of another's, neither its retry budget nor its slots;
 there are never more than `max_keys` guards, and they are not lost to the garbage collector; a key
-is forgotten only if it has no call in a slot, nothing taken from a limit that would be forgiven,
+is forgotten only if it has no call under way, nothing taken from a limit that would be forgiven,
 and no breaker that is open or probing, and of these the longest unused and healthy ones first. A
-key that finds no room shares one guard with the others that find none.
+key that finds no room shares one guard with the others that find none: `make("(others)")`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from collections import deque
+from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable, Mapping
 from copy import deepcopy
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from inspect import Parameter, signature
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from seawall import _checks as check
 from seawall import registry
@@ -23,12 +24,12 @@ from seawall.guard import Guard
 from seawall.models.histogram import Tally
 from seawall.policies._rate_settings import asked
 from seawall.policies.breaker import Breaker
-from seawall.runtime.batch import CONCURRENCY, Batch, arun_batch, run_batch
+from seawall.runtime.batch import CONCURRENCY, Batch, Room, arun_batch, run_batch
 from seawall.runtime.functions import kind_of
 from seawall.runtime.generators import guard_async_generator, guard_generator
+from seawall.runtime.layers import Inline, Layer, Outcome
 from seawall.runtime.mutex import survives_fork
 from seawall.runtime.policy import Bound, GateBound, GatePolicy, Policy
-from seawall.runtime.result import Result
 
 if TYPE_CHECKING:
     from random import Random
@@ -79,8 +80,9 @@ class Family:
     ) -> None:
         """Make the guard of a key with the policies that `make(key)` returns, outermost first.
 
-        At most `max_keys` guards are kept. A policy object that `make` returns for several keys is
-        shared by them. The rest is as in `Guard`.
+        At most `max_keys` guards are kept. Keys that find no room share one guard with the policies
+        of `make("(others)")`. A policy object that `make` returns for several keys is shared by
+        them. The rest is as in `Guard`.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"family({name!r}): the first argument is a name, such as 'sensor'")
@@ -191,19 +193,18 @@ class Family:
         items of other keys go first. An item that fails stops no other.
         """
         check.plain_function("function", function, "amap(...) is for an async one")
-        guard_of = self._guard_of(by)
+        key_of = _itself if by is None else check.plain_function("by", by)
 
-        def one(item: A) -> Result[T]:
-            return guard_of(item).attempt(function, item)
+        def room(item: A) -> Room:
+            return self._room(key_of(item), Guard.attempt, function)
 
-        at_once = check.count("concurrency", concurrency)
-        return run_batch(one, items, at_once, lambda item: guard_of(item)._room())  # noqa: SLF001 - its own
+        return run_batch(room, items, check.count("concurrency", concurrency))
 
     @overload
     async def amap(
         self,
         function: Callable[[A], Awaitable[T]],
-        items: Iterable[A],
+        items: Iterable[A] | AsyncIterable[A],
         /,
         *,
         by: Callable[[A], Hashable] | None = None,
@@ -213,7 +214,7 @@ class Family:
     async def amap(
         self,
         function: Callable[[A], T],
-        items: Iterable[A],
+        items: Iterable[A] | AsyncIterable[A],
         /,
         *,
         by: Callable[[A], Hashable] | None = None,
@@ -222,7 +223,7 @@ class Family:
     async def amap(
         self,
         function: Any,
-        items: Iterable[Any],
+        items: Iterable[Any] | AsyncIterable[Any],
         /,
         *,
         by: Callable[[Any], Hashable] | None = None,
@@ -230,19 +231,26 @@ class Family:
     ) -> Any:
         """Do as `map`, with an async function and each item in a task of its own."""
         check.function("function", function)
-        guard_of = self._guard_of(by)
+        key_of = _itself if by is None else check.plain_function("by", by)
 
-        async def one(item: Any) -> Result[Any]:
-            return await guard_of(item).aattempt(function, item)
+        def room(item: Any) -> Room:
+            return self._room(key_of(item), Guard.aattempt, function)
 
-        at_once = check.count("concurrency", concurrency)
-        return await arun_batch(one, items, at_once, lambda item: guard_of(item)._room())  # noqa: SLF001 - its own
+        return await arun_batch(room, items, check.count("concurrency", concurrency))
 
-    def _guard_of(self, by: Callable[[A], Hashable] | None) -> Callable[[A], Guard]:
-        if by is None:
-            return cast("Callable[[A], Guard]", self.__getitem__)
-        key_of = check.plain_function("by", by)
-        return lambda item: self[key_of(item)]
+    def _room(self, key: Hashable, attempt: Callable[..., Any], function: Any) -> Room:
+        """Return where an item is called; its key is kept until the item is over."""
+        with self._lock:
+            guard = self[key]
+            member = self._members.get(key)
+            if member is not None:
+                member.calls.enter(0.0)
+        return Room(
+            guard.name,
+            partial(attempt, guard, function),
+            guard._bulkheads(),  # noqa: SLF001 - members are its own
+            None if member is None else member.calls.end,
+        )
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -259,22 +267,40 @@ class Family:
             if len(self._members) >= self.max_keys and not self._evict():
                 self.overflowed += 1
                 if self._others is None:
-                    self._others = self._made(key, OTHERS)
+                    self._others = self._guard(OTHERS, self._shared_policies(key))
                     self._say_full()
                 return self._others
-            guard = self._made(key, key)
-            self._members[key] = _Member(guard)
+            calls = _CallsUnderWay()
+            guard = self._guard(key, self.make(key), around=calls)
+            self._members[key] = _Member(guard, calls)
             return guard
 
-    def _made(self, key: Hashable, shown: Hashable) -> Guard:
+    def _guard(self, key: Hashable, policies: Iterable[Policy], **more: Any) -> Guard:
         return Guard._unregistered(  # noqa: SLF001 - members are its own
-            f"{self.name}[{shown}]",
-            tuple(self.make(key)),
+            f"{self.name}[{key}]",
+            tuple(policies),
             max_wait=self.max_wait,
             idempotent=self.idempotent,
             clock=self.clock,
             rng=self._rng,
+            **more,
         )
+
+    def _shared_policies(self, key: Hashable) -> Iterable[Policy]:
+        """Return the policies of the guard that keys without room share; `key` is the first."""
+        try:
+            return self.make(OTHERS)
+        except Exception:
+            # To refuse the call would be worse: a flood of keys would stop calls.
+            from logging import getLogger
+
+            getLogger("seawall").exception(
+                "family %r: make(%r) failed, so keys that find no room share the policies of %r",
+                self.name,
+                OTHERS,
+                key,
+            )
+            return self.make(key)
 
     def _evict(self) -> bool:
         """Forget the member that is missed least, of some; False if none of them may go."""
@@ -426,23 +452,67 @@ class Family:
             self._members.clear()
 
     def _after_fork(self) -> None:
-        """Be usable in a child process."""
+        """Be usable in a child process, where no call of another thread goes on."""
         self._lock = RLock()
+        for member in self._members.values():
+            member.calls.under_way.clear()
 
 
 class _Member:
-    """A guard, and whether it was asked for since it was last looked at."""
+    """A guard, its calls, and whether it was asked for since it was last looked at."""
 
-    __slots__ = ("guard", "used")
+    __slots__ = ("calls", "guard", "used")
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, calls: _CallsUnderWay) -> None:
         self.guard = guard
+        self.calls = calls
         self.used = False
         """Whether it was used again since somebody had to go: a new key has to show that first."""
 
     def may_go(self, now: float) -> bool:
         """Tell whether forgetting it breaks no bound, and lets nobody off."""
+        if self.calls.under_way:
+            return False
         return all(policy._at_rest(now) for policy in self.guard.policies)  # noqa: SLF001 - its own
+
+
+class _CallsUnderWay(Layer):
+    """Counts the calls of one member: while there are any, its key is kept."""
+
+    until_stopped = True
+
+    def __init__(self) -> None:
+        self.under_way: deque[None] = deque()
+        self.inline = Inline(
+            names={"append": self.under_way.append, "pop": self.under_way.pop},
+            enter=("{ticket} = {append}(None)",),
+            leave=(
+                "if {left} is None:",
+                "    try:",
+                "        {pop}()",
+                "    except IndexError_:",
+                "        pass",
+            ),
+        )
+
+    def enter(self, _now: float) -> None:
+        """Count one in."""
+        self.under_way.append(None)
+
+    def leave(self, ticket: None, outcome: Outcome, detail: object, now: float) -> None:
+        """Count one out."""
+        self.end()
+
+    def end(self) -> None:
+        """Count one out; none where a child process has forgotten the calls of its parent."""
+        try:
+            self.under_way.pop()
+        except IndexError:
+            pass
+
+
+def _itself(item: Any) -> Any:
+    return item
 
 
 def _state(guard: Guard) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from functools import partial, update_wrapper
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
@@ -112,6 +112,7 @@ class Guard:
         idempotent: bool = True,
         clock: Clock | None = None,
         rng: Random | None = None,
+        around: Layer | None = None,
     ) -> None:
         self.name = name
         self.made_at = ""
@@ -129,7 +130,9 @@ class Guard:
         self.stats = Stats(self.clock.now())
         survives_fork(self)
         self.bounds = [policy.bind(self) for policy in policies]
-        self._plan = Plan(self, self.bounds)
+        self._around = around
+        """A layer of its owner's around all policies, which no policy stands for."""
+        self._plan = Plan(self, self.bounds, around)
 
     def __repr__(self) -> str:
         stack = " > ".join(type(policy).__name__ for policy in self.policies)
@@ -359,41 +362,52 @@ class Guard:
         def one(item: A) -> Result[T]:
             return self.attempt(function, item)
 
-        room = Room(self.name)
-        return run_batch(one, items, self._concurrency(concurrency), lambda _item: room)
+        room = Room(self.name, one)
+        return run_batch(lambda _item: room, items, self._concurrency(concurrency))
 
     @overload
     async def amap(
         self,
         function: Callable[[A], Awaitable[T]],
-        items: Iterable[A],
+        items: Iterable[A] | AsyncIterable[A],
         /,
         *,
         concurrency: int | None = None,
     ) -> Batch[A, T]: ...
     @overload
     async def amap(
-        self, function: Callable[[A], T], items: Iterable[A], /, *, concurrency: int | None = None
+        self,
+        function: Callable[[A], T],
+        items: Iterable[A] | AsyncIterable[A],
+        /,
+        *,
+        concurrency: int | None = None,
     ) -> Batch[A, T]: ...
     async def amap(
-        self, function: Any, items: Iterable[Any], /, *, concurrency: int | None = None
+        self,
+        function: Any,
+        items: Iterable[Any] | AsyncIterable[Any],
+        /,
+        *,
+        concurrency: int | None = None,
     ) -> Any:
         """Call an async function with each of `items`, as `map` does; each in a task of its own.
 
-        If this is cancelled, all of them are.
+        Items may come from an async source too, which is read as there is room. If this is
+        cancelled, all of them are.
         """
         check.function("function", function)
-        one, room = partial(self.aattempt, function), Room(self.name)
-        return await arun_batch(one, items, self._concurrency(concurrency), lambda _item: room)
+        room = Room(self.name, partial(self.aattempt, function))
+        return await arun_batch(lambda _item: room, items, self._concurrency(concurrency))
 
     def _concurrency(self, given: int | None) -> int:
         """Return how many calls a batch makes at once: what is given, or what is let in."""
         if given is not None:
             return check.count("concurrency", given)
-        return min([CONCURRENCY, *(limit for _, limit in self._room().gates)])
+        return min([CONCURRENCY, *(limit for _, limit in self._bulkheads())])
 
-    def _room(self) -> Room:
-        """Return how many calls are let in, by each policy that bounds that."""
+    def _bulkheads(self) -> list[tuple[int, int]]:
+        """Return the identity of each policy that bounds calls, and how many it lets in."""
         gates = []
         for policy in self.policies:
             gate: Any = policy
@@ -401,7 +415,7 @@ class Guard:
                 gates.append((id(policy), max(1, int(gate.limit))))
             elif policy.kind == "thread_bulkhead":
                 gates.append((id(policy), gate.pool.size))
-        return Room(self.name, gates)
+        return gates
 
     def _plan_for(self, function: Any, wrong: int = NO_CALL) -> tuple[Plan, Any]:
         """Return how to call `function`: once is enough if this very guard has decorated it."""
@@ -423,7 +437,8 @@ class Guard:
 
         The arguments are those that a `key=` function looks at, if a gate has one.
         """
-        gates = [bound for bound in self.bounds if isinstance(bound, GateBound)]
+        gates: list[Layer] = [] if self._around is None else [self._around]
+        gates += [bound for bound in self.bounds if isinstance(bound, GateBound)]
         return Hold(self, gates, args, kwargs)
 
     def attempts(self, *args: Any, **kwargs: Any) -> Attempts:
@@ -559,7 +574,7 @@ class _Marked(Guard):
     def __init__(self, guard: Guard, *, idempotent: bool) -> None:
         vars(self).update(vars(guard))
         self.idempotent = idempotent
-        self._plan = Plan(self, guard.bounds)
+        self._plan = Plan(self, guard.bounds, guard._around)  # noqa: SLF001 - it is the same guard
 
 
 def _caller() -> str:

@@ -6,8 +6,11 @@ import asyncio
 import gc
 import math
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import CancelledError
 from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -345,23 +348,126 @@ def test_a_batch_that_is_cancelled_twice_still_leaves_nothing_behind():
     assert run_virtual(main()) == (True, [0, 1], 0, 1)
 
 
-def test_an_item_that_is_cancelled_ends_the_batch():
-    """It is no failure: nobody may take the rest for the whole."""
+@pytest.mark.parametrize("how", ["raised", "cancelled"])
+def test_an_item_that_is_cancelled_by_its_own_function_fails_alone(how: str) -> None:
+    """The caller of the batch was not cancelled: the other items are answered."""
 
-    async def main():
+    async def main() -> tuple[Batch[int, int], int, int]:
         bulkhead = Bulkhead(2)
         guard = Guard("vendor", bulkhead)
 
-        async def work(item: int) -> None:
-            if item == 1:
+        async def work(item: int) -> int:
+            await ScriptedService(slow(1.0)).acall()
+            if item == 1 and how == "raised":
                 raise asyncio.CancelledError
-            await ScriptedService(hang()).acall()
+            if item == 1:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                await ScriptedService(hang()).acall()
+            return item
 
-        with pytest.raises(asyncio.CancelledError):
-            await guard.amap(work, range(10))
-        return bulkhead.in_flight, len(asyncio.all_tasks())
+        batch = await guard.amap(work, range(6))
+        return batch, bulkhead.in_flight, len(asyncio.all_tasks())
 
-    assert run_virtual(main()) == (0, 1)
+    batch, in_flight, tasks = run_virtual(main())
+    assert [item for item, _ in batch.ok] == [0, 2, 3, 4, 5]
+    ((item, error),) = batch.failed
+    assert (item, type(error)) == (1, CancelledError)
+    assert batch.results[1].elapsed == 1.0
+    assert (in_flight, tasks) == (0, 1)
+    with pytest.raises(ExceptionGroup):
+        batch.unwrap()
+
+
+# --- Async sources ---
+
+
+def test_items_of_an_async_source_are_taken_as_there_is_room() -> None:
+    """In one task, while items run, and never more than may be held back."""
+
+    async def main() -> tuple[Batch[int, int], int, set[object]]:
+        guard = Guard("vendor", Bulkhead(3))
+        under_way = Gauge()
+        tasks: set[object] = set()
+        most = taken = done = 0
+
+        async def source() -> AsyncIterator[int]:
+            nonlocal taken, most
+            for item in range(20):
+                tasks.add(asyncio.current_task())
+                await ScriptedService(slow(0.125)).acall()
+                taken += 1
+                most = max(most, taken - done)
+                yield item
+
+        async def work(item: int) -> int:
+            nonlocal done
+            with under_way:
+                await ScriptedService(slow(1.0)).acall()
+            done += 1
+            return fussy(item)
+
+        batch = await guard.amap(work, source())
+        assert under_way.most == 3
+        return batch, most, tasks
+
+    batch, most, tasks = run_virtual(main())
+    assert batch.items == [*range(20)]
+    assert batch.ok == [(n, n * 10) for n in range(20) if n % 3 != 2]
+    assert len(batch.failed) == 6
+    assert most <= 4
+    assert len(tasks) == 1
+
+
+def test_a_family_and_an_executor_take_async_sources_too() -> None:
+    """Also where an item is held back because its key is full."""
+
+    async def source() -> AsyncIterator[int]:
+        for item in (0, 0, 1, 0, 1):
+            yield item
+
+    async def work(item: int) -> int:
+        await ScriptedService(slow(1.0)).acall()
+        return item
+
+    async def main() -> None:
+        hosts = Guard.family("host", lambda _host: [Bulkhead(1)])
+        assert (await hosts.amap(work, source())).unwrap() == [0, 0, 1, 0, 1]
+        with IoPool("io", workers=2) as pool:
+            assert (await pool.amap(fussy, source())).unwrap() == [0, 0, 10, 0, 10]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("ends", ["raises", "is cancelled"])
+def test_an_async_source_that_fails_ends_the_batch_and_leaves_nothing(ends: str) -> None:
+    """Its error comes out when all items have stopped; a cancelled batch ends its source."""
+
+    async def main() -> tuple[int, int, list[str]]:
+        bulkhead = Bulkhead(3)
+        closed: list[str] = []
+
+        async def source() -> AsyncIterator[int]:
+            try:
+                yield 1
+                await ScriptedService(slow(1.0)).acall()
+                if ends == "raises":
+                    raise ZeroDivisionError
+                await ScriptedService(hang()).acall()
+            finally:
+                closed.append("closed")
+
+        task = asyncio.ensure_future(
+            Guard("vendor", bulkhead).amap(ScriptedService(hang()).acall, source())
+        )
+        await ScriptedService(slow(2.0)).acall()
+        task.cancel()
+        with pytest.raises(ZeroDivisionError if ends == "raises" else asyncio.CancelledError):
+            await task
+        return bulkhead.in_flight, len(asyncio.all_tasks()), closed
+
+    assert run_virtual(main()) == (0, 1, ["closed"])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -542,6 +648,65 @@ def test_a_family_maps_in_threads_too():
     assert hosts.map(fussy, [3, 4], by=str, concurrency=2).unwrap() == [30, 40]
 
 
+def test_a_batch_of_more_keys_than_a_family_keeps_refuses_none_of_its_items() -> None:
+    """Keys of items under way or held back are kept, the others come and go."""
+
+    async def main(most: int) -> tuple[int, int, int]:
+        hosts = Guard.family(f"host {most}", lambda _host: [Bulkhead(1)], max_keys=most)
+        inside: Counter[int] = Counter()
+        overrun = 0
+
+        async def work(item: tuple[int, int]) -> int:
+            nonlocal overrun
+            inside[item[0]] += 1
+            overrun += inside[item[0]] > 1
+            await ScriptedService(slow(1.0 + item[1] % 3)).acall()
+            inside[item[0]] -= 1
+            return item[1]
+
+        chance = Random(most)
+        items = [(chance.randrange(40), n) for n in range(300)]
+        batch = await hosts.amap(work, items, by=lambda item: item[0])
+        assert batch.unwrap() == [*range(300)]
+        kept = [member.calls.under_way for member in hosts._members.values()]
+        assert not any(kept)
+        assert hosts.overflowed == 0 or most < 20
+        return len(hosts), 0 if hosts.overflowed else overrun, hosts.evicted
+
+    for most in (1, 2, 5, 20):
+        keys, overrun, evicted = run_virtual(main(most))
+        assert keys == most
+        assert overrun == 0
+        assert evicted
+
+
+def test_a_batch_in_threads_of_more_keys_than_a_family_keeps_works_too() -> None:
+    """Each item is called under the guard in whose bulkhead there was room for it."""
+    hosts = Guard.family("host", lambda _host: [Bulkhead(1)], max_keys=2)
+    items = [n % 9 for n in range(200)]
+    assert hosts.map(abs, items).unwrap() == items
+    assert len(hosts) == 2
+
+
+@pytest.mark.parametrize("ends", ["by", "source"])
+def test_a_batch_that_ends_early_keeps_no_key(ends: str) -> None:
+    """What was held back for it may be forgotten again."""
+
+    def source() -> Iterator[int]:
+        yield from (1, 1, 1, 2)
+        if ends == "source":
+            raise ZeroDivisionError
+        yield 0
+
+    async def main() -> list[int]:
+        hosts = Guard.family("host", lambda _host: [Bulkhead(1)])
+        with pytest.raises(ZeroDivisionError):
+            await hosts.amap(ScriptedService(hang()).acall, source(), by=lambda n: 6 // n)
+        return [len(member.calls.under_way) for member in hosts._members.values()]
+
+    assert run_virtual(main()) == [0, 0]
+
+
 def test_a_key_that_cannot_be_found_ends_the_batch():
     """It is an error of whoever wrote `by`, not of the call."""
     hosts = Guard.family("host", lambda _host: [Bulkhead(1)])
@@ -559,7 +724,7 @@ def test_a_schedule_keeps_its_bounds_and_forgets_no_item(keys, concurrency, limi
     """Whoever ends when: never too many of a gate, nor in all, and each item begins once."""
 
     def room(key: str) -> Room:
-        return Room(key, [(ord(key), limits[key])] if key in limits else [])
+        return Room(key, str, [(ord(key), limits[key])] if key in limits else [])
 
     schedule = _Schedule(keys, concurrency, room)
     begun: list[int] = []

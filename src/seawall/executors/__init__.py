@@ -8,7 +8,7 @@ waits for any more is stopped if it runs in a process, else counted until it end
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable
 from contextvars import ContextVar
 from functools import partial
 from math import ceil
@@ -96,11 +96,16 @@ class _Executor:
         def one(item: A) -> Result[T]:
             return settled(partial(self.run, function, item), self._clock)
 
-        room = Room(self.name)
-        return run_batch(one, items, self._concurrency(concurrency), lambda _item: room)
+        room = Room(self.name, one)
+        return run_batch(lambda _item: room, items, self._concurrency(concurrency))
 
     async def amap(
-        self, function: Callable[[A], T], items: Iterable[A], /, *, concurrency: int | None = None
+        self,
+        function: Callable[[A], T],
+        items: Iterable[A] | AsyncIterable[A],
+        /,
+        *,
+        concurrency: int | None = None,
     ) -> Batch[A, T]:
         """Do as `map`, and suspend only this task meanwhile; if it is cancelled, all items are."""
         check.plain_function("function", function, "an async one is awaited as it is")
@@ -108,8 +113,8 @@ class _Executor:
         async def one(item: A) -> Result[T]:
             return await asettled(partial(self.arun, function, item), self._clock)
 
-        room = Room(self.name)
-        return await arun_batch(one, items, self._concurrency(concurrency), lambda _item: room)
+        room = Room(self.name, one)
+        return await arun_batch(lambda _item: room, items, self._concurrency(concurrency))
 
     def _concurrency(self, given: int | None) -> int:
         return self.workers if given is None else check.count("concurrency", given)

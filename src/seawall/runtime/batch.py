@@ -8,8 +8,8 @@ not begun never begins, tasks are cancelled and waited for, threads run to the e
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
@@ -20,7 +20,7 @@ from seawall.runtime.result import Result
 from seawall.runtime.workers import Job, WorkerPool
 
 if TYPE_CHECKING:
-    from asyncio import Queue, Task
+    from asyncio import Task
 
     from seawall.clock import Clock
 
@@ -82,11 +82,15 @@ class Batch(Generic[A, T]):
 
 
 class Room(NamedTuple):
-    """Whose call an item is, a guard's or an executor's, and what bounds such calls at once."""
+    """Where an item is called: in a guard or an executor, and what bounds such calls at once."""
 
     name: str
+    attempt: Callable[[Any], Any]
+    """Calls the function with the item. An error of the function is in the `Result`."""
     gates: Sequence[tuple[int, int]] = ()
     """The identity of each bulkhead, which several guards may share, and how many it lets in."""
+    release: Callable[[], object] | None = None
+    """Called once when the item is over, also if it never began."""
 
 
 class _Schedule(Generic[A]):
@@ -135,18 +139,45 @@ class _Schedule(Generic[A]):
         self._running += 1
         return True
 
-    def whose(self, number: int) -> str:
-        """Return the name of the guard whose call it is."""
-        return self._rooms[number].name
+    @property
+    def wants_more(self) -> bool:
+        """Whether another item would be taken from the source, if it had one."""
+        return max(self._running, len(self._held)) < self._concurrency
+
+    def room_of(self, number: int) -> Room:
+        """Return where an item is called."""
+        return self._rooms[number]
 
     def ended(self, number: int) -> None:
         """Take in that an item has ended."""
-        self._busy.subtract(gate for gate, _ in self._rooms.pop(number).gates)
+        room = self._rooms.pop(number)
+        self._busy.subtract(gate for gate, _ in room.gates)
         self._running -= 1
+        if room.release is not None:
+            room.release()
+
+    def close(self) -> None:
+        """Release the rooms of items that are not over: the batch has ended."""
+        while self._rooms:
+            room = self._rooms.popitem()[1]
+            if room.release is not None:
+                room.release()
 
     def batch(self, found: dict[int, Result[T]]) -> Batch[A, T]:
         """Return how it went with all items."""
         return Batch(self.items, [found[number] for number in range(len(self.items))])
+
+
+class _Arrived(Iterator[A]):
+    """Items of an async source that have arrived: it can be asked again after it was empty."""
+
+    def __init__(self) -> None:
+        self.items: deque[A] = deque()
+
+    def __next__(self) -> A:
+        if not self.items:
+            raise StopIteration
+        return self.items.popleft()
 
 
 def _iterator(items: Iterable[A]) -> Iterator[A]:
@@ -157,31 +188,38 @@ def _iterator(items: Iterable[A]) -> Iterator[A]:
         raise TypeError(message) from None
 
 
-def run_batch(
-    attempt: Callable[[A], Result[T]],
-    items: Iterable[A],
-    concurrency: int,
-    room: Callable[[A], Room],
-) -> Batch[A, T]:
-    """Do `attempt(item)` for each of `items`, in threads of its own; block until all have ended.
+def run_batch(room: Callable[[A], Room], items: Iterable[A], concurrency: int) -> Batch[A, Any]:
+    """Attempt each of `items` in its room, in threads of its own; block until all have ended.
 
-    What `attempt` raises ends the batch: an error of the function is in its result.
+    What an attempt raises ends the batch: an error of the function is in its result.
     """
     schedule = _Schedule(items, concurrency, room)
-    found: dict[int, Result[T]] = {}
-    if concurrency == 1:
-        while (number := schedule.begin()) is not None:
-            found[number] = attempt(schedule.items[number])
-            schedule.ended(number)
-        return schedule.batch(found)
+    try:
+        if concurrency == 1:
+            return _run_one_by_one(schedule)
+        return _run_in_threads(schedule, concurrency)
+    finally:
+        schedule.close()
+
+
+def _run_one_by_one(schedule: _Schedule[A]) -> Batch[A, Any]:
+    found: dict[int, Result[Any]] = {}
+    while (number := schedule.begin()) is not None:
+        found[number] = schedule.room_of(number).attempt(schedule.items[number])
+        schedule.ended(number)
+    return schedule.batch(found)
+
+
+def _run_in_threads(schedule: _Schedule[A], concurrency: int) -> Batch[A, Any]:
+    found: dict[int, Result[Any]] = {}
     pool = WorkerPool(concurrency, 0, "map")
     ended: SimpleQueue[int] = SimpleQueue()
     jobs: dict[int, Job] = {}
     try:
         while True:
             while (number := schedule.begin()) is not None:
-                args, name = (schedule.items[number],), schedule.whose(number)
-                job = Job(attempt, args, {}, partial(ended.put, number), name, pool)
+                room, done = schedule.room_of(number), partial(ended.put, number)
+                job = Job(room.attempt, (schedule.items[number],), {}, done, room.name, pool)
                 jobs[number] = job
                 pool.submit(job)
             if not jobs:
@@ -196,53 +234,108 @@ def run_batch(
 
 
 async def arun_batch(
-    attempt: Callable[[A], Awaitable[Result[T]]],
-    items: Iterable[A],
-    concurrency: int,
-    room: Callable[[A], Room],
-) -> Batch[A, T]:
-    """Do `await attempt(item)` for each of `items`, each in a task of its own."""
-    from asyncio import Queue, ensure_future
-
-    schedule = _Schedule(items, concurrency, room)
-    found: dict[int, Result[T]] = {}
-    ended: Queue[Task[Any]] = Queue()
-    running: dict[Task[Any], int] = {}
-    try:
-        while True:
-            while (number := schedule.begin()) is not None:
-                task: Any = ensure_future(attempt(schedule.items[number]))
-                running[task] = number
-                task.add_done_callback(ended.put_nowait)
-            if not running:
-                return schedule.batch(found)
-            task = await ended.get()
-            number = running.pop(task)
-            found[number] = task.result()
-            schedule.ended(number)
-    except BaseException:
-        await _stop(running, ended)
-        raise
+    room: Callable[[A], Room], items: Iterable[A] | AsyncIterable[A], concurrency: int
+) -> Batch[A, Any]:
+    """Attempt each of `items` in its room, each in a task of its own."""
+    return await _Tasks(room, items, concurrency).run()
 
 
-async def _stop(running: dict[Task[Any], int], ended: Queue[Task[Any]]) -> None:
-    """Cancel what runs and wait until it has stopped; pass a further cancellation on."""
-    from asyncio import CancelledError
+class _Tasks(Generic[A]):
+    """The tasks of one batch: those of its items, and the one that reads an async source."""
 
-    again: BaseException | None = None
-    for task in running:
-        task.cancel()
-    while running:
-        try:
-            task = await ended.get()
-        except CancelledError as error:
-            again = error  # they are cancelled already; to do so again would cut their cleaning up
+    def __init__(
+        self, room: Callable[[A], Room], items: Iterable[A] | AsyncIterable[A], concurrency: int
+    ) -> None:
+        from asyncio import Event, Queue, get_running_loop
+
+        self._running: dict[Task[Any], tuple[int, float]] = {}
+        """The number of the item of each task, and when it began; -1 is the source."""
+        self._loop = get_running_loop()
+        self._ended: Queue[Task[Any] | None] = Queue()
+        """Tasks that have ended; None where an item has arrived."""
+        self._wanted = Event()
+        if isinstance(items, AsyncIterable):
+            arrived = _Arrived[A]()
+            self._schedule = _Schedule(arrived, concurrency, room)
+            self._start(self._read(items, arrived), -1)
         else:
-            running.pop(task, None)
-            if not task.cancelled():
-                task.exception()  # it is looked at: asyncio need not complain
-    if again is not None:
-        raise again
+            self._schedule = _Schedule(items, concurrency, room)
+
+    async def run(self) -> Batch[A, Any]:
+        """Go through all items."""
+        schedule = self._schedule
+        found: dict[int, Result[Any]] = {}
+        try:
+            while True:
+                while (number := schedule.begin()) is not None:
+                    self._start(schedule.room_of(number).attempt(schedule.items[number]), number)
+                if schedule.wants_more:
+                    self._wanted.set()
+                if not self._running:
+                    return schedule.batch(found)
+                task = await self._ended.get()
+                if task is None:
+                    continue
+                number, began = self._running.pop(task)
+                if number < 0:
+                    task.result()  # raises what the source raised
+                    continue
+                found[number] = self._result(task, began)
+                schedule.ended(number)
+        except BaseException:
+            await self._stop()
+            raise
+        finally:
+            schedule.close()
+
+    def _start(self, work: Awaitable[Any], number: int) -> None:
+        from asyncio import ensure_future
+
+        task: Any = ensure_future(work)
+        self._running[task] = number, self._loop.time()
+        task.add_done_callback(self._ended.put_nowait)
+
+    async def _read(self, items: AsyncIterable[A], arrived: _Arrived[A]) -> None:
+        """Take items from an async source, each when there is room for it."""
+        await self._wanted.wait()
+        async for item in items:
+            arrived.items.append(item)
+            self._wanted.clear()
+            self._ended.put_nowait(None)
+            await self._wanted.wait()
+
+    def _result(self, task: Task[Any], began: float) -> Result[Any]:
+        if not task.cancelled():
+            result: Result[Any] = task.result()
+            return result
+        # Nobody here cancelled it: its function did, or raised the error of something cancelled.
+        from concurrent.futures import CancelledError
+
+        error = CancelledError("the function raised asyncio.CancelledError; nobody cancelled it")
+        return _failed(error, self._loop.time() - began)
+
+    async def _stop(self) -> None:
+        """Cancel what runs and wait until it has stopped; pass a further cancellation on."""
+        from asyncio import CancelledError
+
+        running = self._running
+        again: BaseException | None = None
+        for task in running:
+            task.cancel()
+        while running:
+            try:
+                ended = await self._ended.get()
+            except CancelledError as error:
+                # They are cancelled already; to do so again would cut their cleaning up.
+                again = error
+                continue
+            if ended is None:
+                continue
+            running.pop(ended, None)
+            if not ended.cancelled():
+                ended.exception()  # it is looked at: asyncio need not complain
+        if again is not None:
+            raise again
 
 
 def settled(call: Callable[[], T], clock: Clock) -> Result[T]:

@@ -18,9 +18,10 @@ Function = Callable[..., Any]
 class Plan:
     """How the calls of one guard run; compiled when first needed."""
 
-    def __init__(self, host: Host, bounds: Sequence[Bound]) -> None:
-        """Go through `bounds`, the first outermost."""
+    def __init__(self, host: Host, bounds: Sequence[Bound], around: Layer | None = None) -> None:
+        """Go through `bounds`, the first outermost; with a layer `around` all of them."""
         self._host = host
+        self._outermost = [] if around is None else [around]
         self._bounds = bounds
         self._segments: dict[tuple[int, Kind, bool], _Segment] = {}
         self._binders: dict[Kind, Binder] = {}
@@ -87,7 +88,7 @@ class Plan:
         for bound, layer in layers:
             if isinstance(layer, Driver):
                 raise TypeError(f"guard {self._host.name!r}: {bound.policy!r} cannot {purpose}")
-        return [layer for _, layer in layers if isinstance(layer, Layer)]
+        return self._outermost + [layer for _, layer in layers if isinstance(layer, Layer)]
 
     def _segment(
         self, start: int, kind: Kind, *, in_thread: bool, repeated: bool = False
@@ -95,7 +96,7 @@ class Plan:
         known = self._segments.get((start, kind, in_thread))
         if known is not None:
             return known
-        layers: list[Layer] = []
+        layers = [] if start else list(self._outermost)
         driver: Driver | None = None
         end = start
         for bound in self._bounds[start:]:
