@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from seawall.runtime.stop_signals import STOP_SIGNALS
 from seawall.testing import run_virtual
 from seawall.web.lifecycle import Lifecycle
 from tests.dashboard.app_support import Shown, Viewer, get
@@ -104,16 +105,17 @@ def test_streams_end_when_the_service_drains():
     run_virtual(main())
 
 
-def test_streams_end_when_uvicorn_is_told_to_stop(monkeypatch: pytest.MonkeyPatch):
-    """Uvicorn waits for its streams before it says anything: its server is asked."""
+@pytest.mark.parametrize("number", STOP_SIGNALS, ids=lambda s: s.name)
+def test_streams_end_when_uvicorn_is_told_to_stop_without_a_signal(number: signal.Signals):
+    """Whichever signal it handles in person, its server is asked with each sample."""
 
     class Server:
         should_exit = False
 
-        def handle_exit(self) -> None: ...
+        def handle_exit(self, *_: object) -> None: ...
 
     server = Server()
-    monkeypatch.setattr(signal, "getsignal", lambda _: server.handle_exit)
+    before = signal.signal(number, server.handle_exit)
 
     async def main() -> None:
         viewer = Viewer(Shown())
@@ -123,7 +125,10 @@ def test_streams_end_when_uvicorn_is_told_to_stop(monkeypatch: pytest.MonkeyPatc
         assert viewer.task.done()
         await viewer.task
 
-    run_virtual(main())
+    try:
+        run_virtual(main())
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_new_event_loop_begins_anew():

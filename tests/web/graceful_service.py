@@ -9,6 +9,7 @@ import asyncio
 import json
 import socket
 import sys
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
@@ -18,7 +19,7 @@ from tests.web.support_health import plain_app
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answer after the seconds that the path names; for ever, if it names none."""
+    """Answer after the seconds that the path names; at draining, or never, if it names none."""
     if scope["type"] == "lifespan":
         await plain_app(scope, receive, send)
         print("closed", flush=True)  # noqa: T201 - the test reads it
@@ -27,6 +28,11 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     try:
         seconds = float(scope["path"][1:])
     except ValueError:
+        if scope["path"] == "/until-draining":
+            await send({"type": "http.response.body", "body": b"tick\n", "more_body": True})
+            await scope["lifecycle"].until_draining()
+            await send({"type": "http.response.body", "body": b"goodbye"})
+            return
         while True:
             await send({"type": "http.response.body", "body": b"tick\n", "more_body": True})
             await _pause(0.05)
@@ -43,11 +49,17 @@ async def _pause(seconds: float) -> None:
 def main() -> None:
     """Serve on a free port of the loopback."""
     lifecycle = Lifecycle(**json.loads(sys.argv[1]))
-    edge = Edge(app, health=Health(lifecycle=lifecycle), lifecycle=lifecycle)
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        scope["lifecycle"] = lifecycle
+        await app(scope, receive, send)
+
+    edge = Edge(served, health=Health(lifecycle=lifecycle), lifecycle=lifecycle)
     listening = socket.create_server(("127.0.0.1", 0))
     print(listening.getsockname()[1], flush=True)  # noqa: T201
     config = uvicorn.Config(edge, log_level="error", http="httptools", lifespan="on")
-    uvicorn.Server(config).run(sockets=[listening])
+    with suppress(KeyboardInterrupt):  # uvicorn raises SIGINT again when it has stopped
+        uvicorn.Server(config).run(sockets=[listening])
     print(json.dumps(lifecycle.snapshot()), flush=True)  # noqa: T201
 
 

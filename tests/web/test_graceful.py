@@ -203,6 +203,23 @@ def test_a_stream_without_end_is_cut_at_the_deadline():
     assert float(found[1]) >= 0.5
 
 
+def test_ctrl_c_ends_a_stream_that_waits_for_draining():
+    """Uvicorn would wait for the stream, and the stream for the draining that comes after it."""
+    with service(drain_timeout=60.0) as target:
+        connection = HTTPConnection("127.0.0.1", target.port, timeout=60)
+        connection.request("GET", "/until-draining")
+        response = connection.getresponse()
+        assert response.read(5) == b"tick\n"
+        target.process.send_signal(signal.SIGINT)
+        assert response.read() == b"goodbye"
+        code, printed, errors = target.end()
+        connection.close()
+    assert code == 0
+    assert printed[0] == "closed"
+    assert json.loads(printed[1])["cut"] == 0
+    assert errors == ""
+
+
 # --- Between the system and the server's handler ---
 
 

@@ -26,6 +26,7 @@ from seawall.dashboard._sse import Broadcast, Frame
 from seawall.dashboard._stored import Stored
 from seawall.dashboard._validate import valid_view
 from seawall.dashboard.views import Trouble, View
+from seawall.web.server_stop import ServerStop
 
 if TYPE_CHECKING:
     from seawall.dashboard._watcher import Watcher
@@ -126,6 +127,7 @@ class Live:
         self._began_at = 0.0
         self._stored = Stored()
         self._rush = Rush(self._soonest, self.hurry)
+        self._server_stop = ServerStop.of_this_loop()
         self._task = asyncio.get_running_loop().create_task(self._run(), context=context)
 
     @property
@@ -143,6 +145,11 @@ class Live:
         if not self._watched(now):
             return None
         return self._began_at + max(APART, self._cost / SHARE) - now
+
+    def end_with_server(self) -> None:
+        """End the streams when the server begins to stop: it waits for them before it stops."""
+        if self.on:
+            self._server_stop.listen(self.cancel)
 
     def end_streams(self) -> None:
         """Let those who look now be cut off; the sampling goes on for who comes next."""
@@ -213,6 +220,7 @@ class Live:
         await self._end()  # a task that is cancelled before it begins ends nothing
 
     async def _end(self) -> None:
+        self._server_stop.ignore(self.cancel)
         self.broadcast.end()
         self._rush.close()
         asking, self._asking = self._asking, None
@@ -226,7 +234,7 @@ class Live:
 
     async def _run(self) -> None:
         try:
-            while self._owner() is not None and not _goes_away():
+            while self._owner() is not None and not self._goes_away():
                 self._hurry.clear()
                 try:
                     await self._sample()
@@ -239,6 +247,13 @@ class Live:
                     pass
         finally:
             await self._end()
+
+    def _goes_away(self) -> bool:
+        """Tell whether this service stops: a server waits for its streams before it does."""
+        for thing, entry in registry.entered():
+            if entry.kind == "lifecycle" and getattr(thing, "state", "") == "draining":
+                return True
+        return self._server_stop.asked()
 
     async def _sample(self) -> None:
         loop = asyncio.get_running_loop()
@@ -367,15 +382,3 @@ class Live:
 
 def _member(name: str, value: Any) -> bytes:
     return to_json(name) + b":" + to_json(value)
-
-
-def _goes_away() -> bool:
-    """Tell whether this service is told to stop: a server waits for its streams before it does."""
-    for thing, entry in registry.entered():
-        if entry.kind == "lifecycle" and getattr(thing, "state", "") == "draining":
-            return True
-    import signal
-
-    # Uvicorn tells nobody, but who handles its signal can be asked.
-    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-    return getattr(server, "should_exit", False) is True

@@ -344,6 +344,7 @@ class Dashboard:
             await self._door.admit(visit)
             return await self._door.operator(visit)
 
+        live.end_with_server()
         stream = Stream(live.broadcast, send, ask, live.history, live.look())
         self._viewers.add(stream)
         try:

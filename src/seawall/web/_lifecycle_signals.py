@@ -12,6 +12,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, TypeAlias
 
+from seawall.runtime.stop_signals import behind_taps, is_loop_handler, put_back
+
 Stop: TypeAlias = Callable[[float], None]
 """Tells the server to stop, and how many seconds it has for that."""
 
@@ -43,7 +45,7 @@ class Signals:
         previous = signal.getsignal(signal.SIGTERM)
         if not callable(previous):  # the default: the process ends, and nobody drains
             return "its server has no handler of SIGTERM in this process"
-        if _heard_by_loop(previous):
+        if is_loop_handler(behind_taps(previous)):
             return "its server handles SIGTERM by loop.add_signal_handler"
         self._loop = get_running_loop()
         self._previous = previous
@@ -56,7 +58,7 @@ class Signals:
         """Tell whether the signal still comes here first."""
         import signal
 
-        return signal.getsignal(signal.SIGTERM) == self._handle
+        return bool(behind_taps(signal.getsignal(signal.SIGTERM)) == self._handle)
 
     def stands_before_uvicorn(self) -> bool:
         """Tell whether the handler behind this one is that of a uvicorn server."""
@@ -69,8 +71,7 @@ class Signals:
         if self._loop is None:
             return
         self._loop = None
-        if self.holds():
-            signal.signal(signal.SIGTERM, self._previous)
+        put_back(signal.SIGTERM, self._handle, self._previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Begin; whoever sends it again does not want to wait for the delay."""
@@ -95,15 +96,6 @@ class Signals:
         return stop
 
 
-def _heard_by_loop(handler: Any) -> bool:
-    """Tell whether `handler` is what `loop.add_signal_handler` installs.
-
-    That is an empty function, and whoever stands before it stops nothing.
-    """
-    module = getattr(handler, "__module__", None) or ""
-    return module.partition(".")[0] in {"asyncio", "uvloop"}
-
-
 def _stop_uvicorn(handler: Any, seconds: float) -> bool:
     """Ask uvicorn's server to stop as its manual says, if `handler` is of one.
 
@@ -121,7 +113,7 @@ def _stop_uvicorn(handler: Any, seconds: float) -> bool:
 
 def _uvicorn_of(handler: Any) -> Any:
     """Return the uvicorn server whose handler this is; None if it is another's."""
-    server: Any = getattr(handler, "__self__", None)
+    server: Any = getattr(behind_taps(handler), "__self__", None)
     config: Any = getattr(server, "config", None)
     fits = hasattr(server, "should_exit") and hasattr(config, "timeout_graceful_shutdown")
     return server if fits else None

@@ -19,6 +19,7 @@ from asyncio import (
 )
 from asyncio import timeout as time_limit
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from seawall import _checks as check
@@ -28,6 +29,7 @@ from seawall.runtime.events import emit
 from seawall.web._lifecycle_lifespan import Lifespan
 from seawall.web._lifecycle_signals import Signals, Stop
 from seawall.web._lifecycle_steps import OnFailure, Step, StepFunction, warm
+from seawall.web.server_stop import ServerStop
 
 __all__ = ["Drained", "Lifecycle"]
 
@@ -205,8 +207,19 @@ class Lifecycle:
         return self._state
 
     async def until_draining(self) -> None:
-        """Suspend this task until draining begins: for streams and websockets that end by then."""
-        await self._told.wait()
+        """Suspend this task until draining begins: for streams and websockets that end by then.
+
+        A server that gets a signal waits for open streams before it tells the app, so the signal
+        itself ends the wait, too.
+        """
+        stop, told = ServerStop.of_this_loop(), self._told
+        listener = partial(told.set)  # one for each task that waits
+        stop.listen(listener)
+        try:
+            if not stop.asked():  # before anybody listened
+                await told.wait()
+        finally:
+            stop.ignore(listener)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the phase, how many are in flight, were refused, and what warm-up waits for."""

@@ -1,0 +1,106 @@
+"""SIGINT and SIGTERM: for workers that stop by them, and for streams that end with their server.
+
+Promises: a handler that the program or its server installed still gets every signal, and so does
+the event loop that handles signals itself; handlers are put back when they are not needed any more;
+outside of the main thread, where Python handles no signals, nothing is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from threading import current_thread, main_thread
+from types import FrameType
+from typing import Any, Final, TypeAlias
+
+Handler: TypeAlias = Callable[[int, FrameType | None], Any]
+
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+# --- Listening in front of somebody else's handler ---
+
+
+class _Link:
+    """A handler that stands in front of the one before it."""
+
+    __slots__ = ("_pid", "heard", "previous")
+
+    def __init__(self, heard: Handler, previous: Handler) -> None:
+        self.heard: Handler | None = heard
+        self.previous = previous
+        self._pid = os.getpid()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        # A forked child inherits the handler, but not the event loop that listens.
+        if self.heard is not None and self._pid == os.getpid():
+            self.heard(number, frame)
+        self.previous(number, frame)
+
+
+class SignalTap:
+    """Calls `heard(number, frame)` before the handler that is in place.
+
+    A signal that ends the process, or is ignored, is left alone. An event loop hears of a signal by
+    a file descriptor, whatever the handler is: what `loop.add_signal_handler` installed goes on.
+    """
+
+    def __init__(self, heard: Handler) -> None:
+        """Install nothing yet."""
+        self._heard = heard
+        self._links: dict[signal.Signals, _Link] = {}
+
+    def install(self) -> None:
+        """Listen to both signals from now on; do nothing outside of the main thread."""
+        if self._links or current_thread() is not main_thread():
+            return
+        for number in STOP_SIGNALS:
+            previous = signal.getsignal(number)
+            if callable(previous):
+                self._links[number] = link = _Link(self._heard, previous)
+                _set_handler(number, link)
+
+    def remove(self) -> None:
+        """Listen no more; a handler that was put in front of this one since stays there."""
+        links, self._links = self._links, {}
+        for number, link in links.items():
+            link.heard = None  # a handler in front of it may still call it
+            put_back(number, link, link.previous)
+
+
+def _set_handler(number: signal.Signals, handler: Any) -> None:
+    signal.signal(number, handler)
+    if is_loop_handler(behind_taps(handler)) and hasattr(signal, "siginterrupt"):
+        signal.siginterrupt(number, False)  # noqa: FBT003 - as event loops do for their handlers
+
+
+def put_back(number: signal.Signals, handler: Handler, previous: Any) -> None:
+    """Put `previous` in the place of `handler`, which may stand behind taps.
+
+    A handler that somebody else has put in front of it since stays there.
+    """
+    if current_thread() is not main_thread():
+        return
+    front: Any = signal.getsignal(number)
+    if front == handler:
+        _set_handler(number, previous)
+        return
+    while isinstance(front, _Link):
+        if front.previous == handler:
+            front.previous = previous
+            return
+        front = front.previous
+
+
+def behind_taps(handler: Any) -> Any:
+    """Return the handler behind all taps: `handler` itself if it is none."""
+    while isinstance(handler, _Link):
+        handler = handler.previous
+    return handler
+
+
+def is_loop_handler(handler: Any) -> bool:
+    """Tell whether `handler` is the empty function that `loop.add_signal_handler` installs."""
+    module = getattr(handler, "__module__", None) or ""
+    return module.partition(".")[0] in {"asyncio", "uvloop"}
