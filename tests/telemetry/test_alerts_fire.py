@@ -187,6 +187,7 @@ COUNTED = {
     "SeawallRetryBudgetSpent",
     "SeawallBreakerFlapping",
     "SeawallFifoGap",
+    "SeawallRefusedLate",
     "SeawallHostsOut",
     "SeawallPoolWait",
 }
@@ -271,6 +272,17 @@ def test_a_gap_fires_at_once(gaps: int):
         prometheus.tell(at, "seawall_fifo_gaps_total", gaps if step > 1 else 0, name="orders")
 
     assert _fires("SeawallFifoGap", tell, 3 * STEP) == (gaps > 0)
+
+
+@given(st.integers(0, 3))
+def test_an_answer_that_was_refused_late_fires_at_once(late: int):
+    """Each may stand for something that was done twice."""
+
+    def tell(prometheus: Prometheus, at: float, step: int) -> None:
+        labels = {"kind": "jobs", "name": "reports"}
+        prometheus.tell(at, "seawall_refused_late_total", late if step > 1 else 0, **labels)
+
+    assert _fires("SeawallRefusedLate", tell, 3 * STEP) == (late > 0)
 
 
 @given(slow=st.integers(0, 30), quick=st.integers(0, 3000))

@@ -16,8 +16,10 @@ from seawall.telemetry import METRICS
 from seawall.telemetry._names import BY_NAME, Metric
 from seawall.telemetry._readings import autoscale_load, readings_of
 from seawall.telemetry._series import OTHER, Series, label
+from seawall.telemetry._thresholds import LOAD_WARN
 from seawall.testing import run_virtual
 from tests.support import falsified, let_pass
+from tests.telemetry.promql import labels_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
 UNITS = {"1", "s"}
@@ -151,6 +153,17 @@ def test_several_in_one_state_are_told_as_one():
     assert told["seawall_requests_in_flight", "s"] == 2
     assert told["seawall_ladder_level", "l", "full"] == told["seawall_ladder_level", "l", "static"]
     assert max(told.values()) == 2
+
+
+def test_what_was_refused_late_is_one_counter_of_all_kinds():
+    """It is the number to watch, so it is not one among many results."""
+    counts = {"name": "n", "refused_late": 2, "done": 1}
+    kinds = ("dispatcher", "jobs", "idempotency", "idempotent_requests")
+    told = _values({kind: [counts] for kind in kinds})
+    for kind in kinds:
+        assert told["seawall_refused_late_total", kind, "n"] == 2
+    assert not [key for key in told if key[-1] == "refused_late"]
+    assert told["seawall_worker_jobs_total", "dispatcher", "n", "done"] == 1
 
 
 def test_trouble_is_counted():
@@ -288,6 +301,42 @@ def test_the_load_is_that_of_the_fullest_part():
     assert autoscale_load({"worker": [worker]}) == 1
     assert autoscale_load({"worker": [worker], "queue": [{"name": "q", "waiting": 900}]}) == 2
     assert autoscale_load({"worker": [{**worker, "running": False}]}) == 0
+
+
+def _scaling() -> dict[str, Any]:
+    """Return the examples of the page for autoscalers, by kind."""
+    yaml = pytest.importorskip("yaml")
+    blocks = re.findall(r"```yaml\n(.+?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    parsed = [yaml.safe_load(block) for block in blocks]
+    return {one.get("kind", "adapter"): one for one in parsed}
+
+
+def test_autoscalers_of_the_page_want_as_many_pods_as_it_says():
+    """Both come to pods x mean / 0.7, by a metric that is there, with the target of the warning."""
+    found = _scaling()
+    (trigger,) = found["ScaledObject"]["spec"]["triggers"]
+    (metric,) = found["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert labels_of(trigger["metadata"]["query"]) == set()
+    assert trigger["metadata"]["query"].startswith("sum(seawall_autoscale_load{")
+    assert trigger["metricType"] == metric["pods"]["target"]["type"] == "AverageValue"
+    assert float(trigger["metadata"]["threshold"]) == LOAD_WARN
+    assert metric["type"] == "Pods"
+    assert metric["pods"]["metric"]["name"] in BY_NAME
+    assert metric["pods"]["target"]["averageValue"] == f"{LOAD_WARN * 1000:g}m"
+    (rule,) = found["adapter"]["rules"]
+    assert rule["seriesQuery"].startswith(f"{metric['pods']['metric']['name']}{{")
+
+
+def test_autoscalers_of_the_page_have_the_fields_that_they_must_have():
+    """A field at the wrong place would be refused, or not be seen."""
+    keda, hpa = (_scaling()[kind] for kind in ("ScaledObject", "HorizontalPodAutoscaler"))
+    assert (keda["apiVersion"], hpa["apiVersion"]) == ("keda.sh/v1alpha1", "autoscaling/v2")
+    known = {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "triggers", "fallback"}
+    assert set(keda["spec"]) == known
+    known = {"scaleTargetRef", "minReplicas", "maxReplicas", "metrics", "behavior"}
+    assert set(hpa["spec"]) == known
+    # What KEDA takes as metadata of a trigger is text.
+    assert all(isinstance(one, str) for one in keda["spec"]["triggers"][0]["metadata"].values())
 
 
 def test_a_pool_at_its_limit_tells_how_long_its_borrowers_waited():

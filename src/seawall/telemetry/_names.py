@@ -274,6 +274,12 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Requests with an idempotency key by what became of them; `replays` are the hits",
         "idempotency, idempotent_requests: counts",
     ),
+    _counter(
+        "refused_late",
+        "kind name",
+        "Answers refused because another had taken the work over: it may have been done twice",
+        "dispatcher, jobs, idempotency, idempotent_requests: refused_late",
+    ),
     _counter("fifo_gaps", "name", "Messages missing for too long", "fifo_receiver: gaps"),
     # What is around
     _gauge("store_up", "store", "1 while the shared store answers", "store: up", fold="min"),

@@ -291,6 +291,7 @@ _WAITING: Final = (
 _ONCE: Final = (
     _speed("Came again and was dropped", "duplicates_dropped", "kind name"),
     _speed("Requests with a key, by what became of them", "idempotency", "kind name result"),
+    _speed("Refused late: may have been done twice", "refused_late", "kind name"),
     _speed("FIFO: messages missing", "fifo_gaps", "name"),
 )
 

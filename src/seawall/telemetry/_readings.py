@@ -264,6 +264,7 @@ def _waiting(kind: str, name: str, thing: Mapping[str, Any]) -> Iterator[Told]:
     for key in ("repeated", "again"):
         if key in seen:
             yield "duplicates_dropped_total", (kind, name), seen[key]
+    yield from _refused_late(kind, name, seen)
     if kind == "channel":
         results = ("put", "got", "dropped", "rejected")
         yield from _results("channel_items_total", (name,), seen, results)
@@ -288,7 +289,7 @@ def _flat(kind: str, thing: Mapping[str, Any]) -> dict[str, Any]:
 _WORKERS: Final = {"worker": "queue", "job_worker": "jobs", "later_worker": "later"}
 """What works, by what it works off."""
 
-_NOT_ENDS: Final = frozenset({"concurrency", "at_work", "rounds", "abandoned"})
+_NOT_ENDS: Final = frozenset({"concurrency", "at_work", "rounds", "abandoned", "refused_late"})
 
 
 def _worker(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
@@ -298,12 +299,19 @@ def _worker(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
     for result, number in seen.items():
         if type(number) is int and result not in _NOT_ENDS:
             yield "worker_jobs_total", (kind, name, result), number
+    yield from _refused_late(kind, name, seen)
 
 
 def _idempotency(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
     for result, number in seen.items():
-        if type(number) is int:
+        if type(number) is int and result != "refused_late":
             yield "idempotency_total", (kind, name, result), number
+    yield from _refused_late(kind, name, seen)
+
+
+def _refused_late(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    if "refused_late" in seen:
+        yield "refused_late_total", (kind, name), seen["refused_late"]
 
 
 def _inbox(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:

@@ -87,6 +87,9 @@ DEAD: Final = 0.0
 BLOCKED_AGGREGATES: Final = 0.0
 """Aggregates of an outbox whose events wait for `unblock`."""
 
+REFUSED_LATE: Final = 0.0
+"""Answers of owners that had been taken over, within `WINDOW`."""
+
 FIFO_GAPS: Final = 0.0
 """Messages that were missing for too long, within `WINDOW`."""
 

@@ -247,6 +247,16 @@ ALERTS: Final[tuple[Alert, ...]] = (
         " looked at.",
     ),
     Alert(
+        "SeawallRefusedLate",
+        "ticket",
+        _above(_ask.increase("refused_late", "job kind name"), threshold.REFUSED_LATE),
+        0,
+        "{{ $labels.kind }} {{ $labels.name }}: work was taken over while it went on",
+        "Answers of {{ $labels.kind }} {{ $labels.name }} in {{ $labels.job }} came after another"
+        " process had taken the work over. The database refused them, but what was done outside of"
+        " it may have been done twice.",
+    ),
+    Alert(
         "SeawallFifoGap",
         "page",
         _above(_ask.increase("fifo_gaps", "job name"), threshold.FIFO_GAPS),
