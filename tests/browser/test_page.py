@@ -11,6 +11,7 @@ import pytest
 
 from seawall import Breaker, Guard
 from seawall.dashboard._watcher import Watcher
+from seawall.runtime.events import StoreModeChanged, emit
 from tests.browser.service import (
     HOSTILE,
     Service,
@@ -79,6 +80,84 @@ def test_updates_live(service: Service, open_page: Opening):
     assert re.search(r"since|for \d|\d s", trouble.inner_text())
     assert page.locator("#verdict").get_attribute("data-tone") == "bad"
     assert page.evaluate("window.stayed")
+
+
+class _Cut:
+    """Two other pods that share a store with each other, which is cut."""
+
+    def __init__(self) -> None:
+        self.told = []
+        for pod in ("pod-2", "pod-3"):
+            with closing(Watcher(pod=pod)) as watcher:
+                for place in range(3):
+                    fields = {"policy": "breaker", "before": "shared", "after": "local"}
+                    emit(StoreModeChanged, f"g{place}", store="redis", cause="away", **fields)
+                view: Any = watcher.sample()
+            began = {"tone": "warn", "advice": "", "since": view["at"] - 90}
+            follows = [
+                began | {"id": f"store_mode:{guard}:0", "where": guard, "cause": "store:redis"}
+                for guard in ("orders", HOSTILE)
+            ]
+            lost = began | {"id": "store:redis", "tone": "bad", "where": "redis"}
+            lost |= {"what": "The store does not answer", "trace": "<ab>"}
+            troubles = [lost, *({**one, "what": "It goes without its store"} for one in follows)]
+            self.told.append({**view, "guards": [], "troubles": troubles, "age": 0.1})
+
+    async def views(self) -> list[Any]:
+        return self.told
+
+
+def test_one_lost_store_is_one_trouble(open_page: Opening):
+    """What follows from it stands below it, as text; runbook and trace are links of the web."""
+    links = {"runbook": "https://wiki.example/{kind}", "trace": "http://traces.example/{trace_id}"}
+    with running(pods=_Cut(), **links) as service:
+        page = open_page(service.url)
+        until_live(page)
+        trouble = page.locator("#troubles > li")
+        trouble.filter(has_text="redis").wait_for()
+        assert trouble.count() == 1
+        assert "on pod-2, pod-3" in trouble.inner_text()
+        follows = trouble.locator(".consequence")
+        assert {one.split(" It")[0] for one in follows.all_inner_texts()} == {"orders", HOSTILE}
+        told = trouble.locator("p").first.get_by_role("link")
+        assert [one.get_attribute("href") for one in told.all()] == [
+            "https://wiki.example/store",
+            "http://traces.example/%3Cab%3E",
+        ]
+        assert {one.get_attribute("rel") for one in told.all()} == {"noopener noreferrer"}
+        assert page.locator("#verdict-title").inner_text() == "1 thing is wrong"
+        assert page.locator("img").count() == 0
+        happened = page.locator(".happening").filter(has_text="redis")
+        assert happened.count() == 1
+        assert "the store was lost" in happened.inner_text()
+        assert sideways(page) == []
+
+
+def test_an_address_that_is_none_of_the_web_is_no_link(open_page: Opening):
+    """Whatever another server sends as an address, the page makes no link that runs something."""
+    with running() as service:
+        page = open_page(service.url)
+        until_live(page)
+        made = page.evaluate(
+            """async () => {
+                const { webAddress } = await import('./page/dom.js');
+                return ['javascript:alert(1)', ' java\\nscript:1', 'data:text/html,1', '/x', '',
+                    null, 3, 'https://', 'https://a/<b>'].map(webAddress);
+            }"""
+        )
+        assert made == [None] * 8 + ["https://a/%3Cb%3E"]
+
+
+def test_broken_guards_come_first(service: Service, open_page: Opening):
+    """A guard that breaks moves to the front, of the bands and of the jumps."""
+    page = open_page(service.url)
+    until_live(page)
+    names = page.locator(".band .band-name")
+    assert names.all_inner_texts() == [HOSTILE, "payments", "search"]
+    service.call(service.payments, 10, well=False)
+    page.locator(".band[data-tone=bad]").wait_for()
+    assert names.all_inner_texts() == ["payments", HOSTILE, "search"]
+    assert page.locator("#jump .jump-name").first.inner_text() == "payments"
 
 
 def test_a_lost_service_is_told_and_found_again(open_page: Opening, complaints: Any):

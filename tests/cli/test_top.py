@@ -45,7 +45,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (message(), 0, "All is well."),
         (message(view(guards=[guard(tone="warn")])), 0, "Worth a look."),
-        (ill(), 1, "1 thing wrong now."),
+        (ill(), 1, "1 thing is wrong."),
     ],
 )
 def test_the_exit_status_tells_how_it_is(
@@ -226,7 +226,7 @@ def dashboard(*told: dict[str, Any]) -> Iterator[str]:
 def test_the_terminal_is_left_as_it_was(leave: bytes | int, code: int):
     """However it is ended, the terminal's settings, screen and cursor are what they were."""
     with dashboard(ill()) as url, terminal(url) as shown:
-        shown.until("1 thing wrong now")
+        shown.until("1 thing is wrong")
         assert not shown.is_as_before()
         if isinstance(leave, bytes):
             shown.press(leave)
@@ -264,7 +264,7 @@ def test_a_lost_dashboard_is_told_and_found_again():
     with served(events=answer) as (url, _), terminal(url) as shown:
         shown.until("All is well")
         shown.until("NOT LIVE, last heard .* ago")
-        shown.until("1 thing wrong now")
+        shown.until("1 thing is wrong")
         shown.press(b"q")
         assert shown.ended() == 0
 

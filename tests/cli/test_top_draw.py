@@ -42,7 +42,7 @@ def drawn(told: dict[str, Any], width: int = 120, height: int | None = None, **m
 def test_it_says_what_is_wrong_and_since_when():
     """A trouble is told with its place, its sentence, its beginning, how long and what to do."""
     text = drawn(ill())
-    assert "■ 1 thing wrong now." in text
+    assert "■ 1 thing is wrong." in text
     assert re.search(
         r"■ vendor: The breaker is open\. +since \d\d:\d\d:\d\d, 2 min\n  Look at the vendor\.",
         text,

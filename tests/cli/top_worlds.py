@@ -86,7 +86,15 @@ def view(pod: str = "web-1", **more: Any) -> dict[str, Any]:
         "guards": [guard()],
         "sections": {"Queues": [row()]},
         "happenings": [
-            {"at": NOW - 130, "tone": "bad", "where": "vendor", "what": "The breaker opened."}
+            {
+                "at": NOW - 130,
+                "began": NOW - 130,
+                "tone": "bad",
+                "where": "vendor",
+                "what": "The breaker opened.",
+                "about": "the breaker",
+                "counts": {"opened": 1},
+            }
         ],
     }
     return told | more

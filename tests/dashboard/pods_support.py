@@ -72,7 +72,17 @@ def view(name: str = "pod", pid: int = 1, **more: Any) -> View:
         "troubles": [],
         "guards": [guard()],
         "sections": {"Limits": []},
-        "happenings": [{"at": 1.0, "tone": "bad", "where": "vendor", "what": "It opened."}],
+        "happenings": [
+            {
+                "at": 1.0,
+                "began": 1.0,
+                "tone": "bad",
+                "where": "vendor",
+                "what": "It opened.",
+                "about": "It",
+                "counts": {"opened": 1},
+            }
+        ],
         **more,
     }
     return made

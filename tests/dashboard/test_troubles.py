@@ -48,6 +48,15 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
         "bad",
         "The breaker is open, calls are refused for 12 s more",
     ),
+    *(
+        (
+            _guard(_breaker(retry_after=seconds)),
+            "breaker:vendor:0",
+            "bad",
+            "The breaker is open, the next call probes",
+        )
+        for seconds in (0.0, 0.04, -1.0)
+    ),
     (
         _guard(_breaker(state="half_open")),
         "breaker:vendor:0",
@@ -255,7 +264,7 @@ def test_what_happens_now_is_told() -> None:
             full.attempt(int)
     told = {one["id"]: one["what"] for one in pair.later()["troubles"]}
     assert told == {
-        "degraded:vendor": "20 calls in 1 s got less: 20 a fallback",
+        "degraded:vendor": "All answers of the last 1 s are lesser ones: 20 fallbacks",
         "errors:vendor": "100 % of recent attempts failed",
         "rate_limit:vendor:2": "The rate limit refuses 50 % of calls, 10/s",
         "bulkhead:full:0": "The bulkhead refuses 75 % of calls, 3/s",

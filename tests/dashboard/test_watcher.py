@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from seawall.dashboard import _bounds, _watcher
+from seawall.dashboard import _bounds, _happenings, _watcher
 from seawall.dashboard._bounds import MOST_BYTES, MOST_GUARDS
 from seawall.dashboard._fitting import fitted, most_wanted, size_of
 from seawall.dashboard._watcher import Watcher
@@ -154,7 +154,7 @@ def test_a_watcher_listens_until_it_is_closed_or_forgotten() -> None:
 
 
 def test_events_become_sentences() -> None:
-    """What happened is told with its time, whose it is and how bad; repeated, it is counted."""
+    """A happening has its time, its place and its tone; repeated events are one, counted."""
     pair = Pair()
     emit(BreakerChanged, "g\x1b[2J", before="closed", after="open", cause="failures", key="k" * 99)
     pair.wall.now += 5
@@ -164,13 +164,72 @@ def test_events_become_sentences() -> None:
     assert first["at"] == NOW
     assert (first["tone"], first["where"]) == ("bad", "g\\x1b[2J")
     assert first["what"].startswith("the breaker for kkk")
-    assert second["what"] == "a job was given up after 3 attempts (3 times)"
-    for _ in range(500):
-        emit(events.LeaseChanged, "lease", token=1, held=True, cause="acquired")
-        emit(events.LeaseChanged, "lease", token=1, held=False, cause="lost")
+    assert second["what"] == "a job was given up after 3 attempts"
+    assert second["counts"] == {"": 3}
+    for _ in range(10):
+        for place in range(50):
+            emit(events.LeaseChanged, f"lease-{place}", token=1, held=True, cause="acquired")
+        pair.later(200.0)
     view = pair.later()
     assert len(view["happenings"]) == 100
+    assert [one["at"] for one in view["happenings"]] == sorted(o["at"] for o in view["happenings"])
     check_view(view)
+
+
+def test_a_subject_that_flaps_is_one_happening_until_it_is_quiet() -> None:
+    """Its changes are counted, the last one is told; after a quiet time another one begins."""
+    pair = Pair()
+    for _ in range(7):
+        emit(BreakerChanged, "g", before="closed", after="open", cause="tripped", key=None)
+        emit(BreakerChanged, "g", before="open", after="closed", cause="probes passed", key=None)
+        pair.later(10.0)
+    (one,) = pair.later()["happenings"]
+    assert one["counts"] == {"opened": 7, "closed": 7}
+    assert (one["began"] - NOW, one["at"] - NOW, one["tone"]) == (0.0, 60.0, "ok")
+    assert one["what"] == "the breaker is closed, it was open (probes passed)"
+    pair.later(_happenings.TOGETHER)
+    emit(BreakerChanged, "g", before="closed", after="open", cause="tripped", key=None)
+    assert [one["counts"]["opened"] for one in pair.later()["happenings"]] == [7, 1]
+
+
+def test_a_flap_without_end_is_cut_into_happenings() -> None:
+    """One that never rests begins anew after a while: its first hours are not one line."""
+    pair = Pair()
+    for _ in range(100):
+        emit(events.JobDied, "jobs", job="1", attempts=3, cause="c")
+        pair.later(60.0)
+    told = pair.later()["happenings"]
+    assert len(told) == 10  # 600 s and the one event after it
+    assert sum(one["counts"][""] for one in told) == 100
+
+
+def test_what_one_store_does_to_many_policies_is_one_happening() -> None:
+    """A store that is lost and comes back is told once, under its own name."""
+    pair = Pair()
+    for before, after in (("shared", "local"), ("local", "shared")):
+        for place in range(3):
+            fields = {"policy": "breaker", "store": "redis", "before": before, "after": after}
+            emit(events.StoreModeChanged, f"guard-{place}", cause="away", **fields)
+        pair.later()
+    (one,) = pair.later()["happenings"]
+    assert (one["where"], one["counts"]) == ("redis", {"was lost": 1, "came back": 1})
+
+
+def test_a_happening_has_the_trace_in_which_it_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where OpenTelemetry is loaded, the trace of the thread is kept; a broken tracer is not."""
+    from opentelemetry import trace as tracing
+
+    pair = Pair()
+    context = tracing.SpanContext(0xABC, 0xDEF, is_remote=False)
+    with tracing.use_span(tracing.NonRecordingSpan(context)):
+        emit(BreakerChanged, "g", before="closed", after="open", cause="tripped", key=None)
+    snapshot = {"guard": [{"name": "g", "policies": [{"policy": "breaker", "state": "open"}]}]}
+    view = pair.look(snapshot)
+    check_view(view)
+    assert view["happenings"][0]["trace"] == view["troubles"][0]["trace"] == f"{0xABC:032x}"
+    monkeypatch.setattr(tracing, "get_current_span", lambda: 1 / 0)
+    emit(BreakerChanged, "h", before="closed", after="open", cause="tripped", key=None)
+    assert "trace" not in pair.later()["happenings"][-1]
 
 
 class _Talkative:
@@ -195,9 +254,10 @@ def test_each_event_has_its_sentence() -> None:
         emit(kind, "g", **{name: values.get(name, name) for name in names})
     emit(BreakerChanged, "g", before="closed", after="open", cause="failures", key=_Talkative())
     view = pair.later()
-    assert len(view["happenings"]) == len(kinds) + 1 == 20
-    untold = [told["what"] for told in view["happenings"] if "cannot be told" in told["what"]]
-    assert untold == ["breaker changed, which cannot be told"]
+    # A host that is ejected and restored is one happening; the breaker that cannot be told another.
+    assert sum(len(one["counts"]) for one in view["happenings"]) == len(kinds) + 1 == 20
+    untold = [one["what"] for one in view["happenings"] if "cannot be shown" in one["what"]]
+    assert untold == ["breaker changed, which cannot be shown"]
     assert view["happenings"][-1]["what"] == untold[0]
     assert "limit 3, key, mode off" in json.dumps(view)
 

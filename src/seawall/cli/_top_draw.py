@@ -38,15 +38,16 @@ from seawall.cli._top_lines import (
 )
 from seawall.cli._top_message import verdict, worst
 from seawall.dashboard._bounds import WORST
+from seawall.dashboard._summary import tone_of
 from seawall.dashboard.views import (
     GuardView,
-    Happening,
     History,
     Layer,
     Message,
+    Occurrence,
+    Problem,
     Row,
     Tone,
-    Trouble,
     View,
 )
 
@@ -140,24 +141,15 @@ class _Drawing:
 
     def says(self) -> Text:
         """Return in a line how it is."""
-        tone = verdict(self._message)
-        found = len(list(self._troubles()))
-        wrong = sum(t["tone"] == "bad" for t, _ in self._troubles())
-        if not self._views:
-            tone, text = "off", "Nothing to see: no pod is shown."
-        elif tone == "bad":
-            text = f"{_counted(wrong, 'thing')} wrong now." if wrong else "Something is wrong."
-        elif tone == "warn":
-            text = f"{_counted(found, 'thing')} to look at." if found else "Worth a look."
-        else:
-            text = "All is well."
-        return line((f"{self._glyphs.tones[tone]} {text}", STYLES[tone]))
+        tone, told = verdict(self._message), self._message["verdict"]
+        words = told["words"] if told["tone"] != "ok" or tone == "ok" else "Worth a look"
+        return line((f"{self._glyphs.tones[tone]} {words}.", STYLES[tone]))
 
     # What is said in blocks
 
     def blocks(self) -> Iterator[Block]:
         """Give what there is to show, the most important first."""
-        troubles = [self._trouble(*told) for told in self._troubles()]
+        troubles = [self._problem(problem) for problem in self._message["troubles"]]
         if troubles:
             yield Block(line(("TROUBLES", "bold")), troubles, 7)
         old = [unit for unit in map(self._old, self._views) if unit is not None]
@@ -174,35 +166,30 @@ class _Drawing:
         if happenings:
             yield Block(line(("LATELY", "bold")), happenings, 4)
 
-    def _troubles(self) -> Iterator[tuple[Trouble, list[str]]]:
-        """Give each trouble with the pods that have it, the worst and then the oldest first."""
-        found: dict[tuple[str, str], tuple[Trouble, list[str]]] = {}
-        for view in self._views:
-            for trouble in view["troubles"]:
-                key = (trouble["where"], trouble["id"])
-                told, pods = found.get(key, (trouble, []))
-                first = min(told["since"], trouble["since"])
-                found[key] = ({**told, "since": first}, [*pods, view["pod"]["name"]])
-        yield from sorted(
-            found.values(), key=lambda told: (WORST.index(told[0]["tone"]), told[0]["since"])
-        )
+    def _problem(self, problem: Problem) -> Unit:
+        """Return a problem, what follows from it below."""
+        lines = self._trouble(problem, f"{self._glyphs.tones[problem['tone']]} ", problem["advice"])
+        follows = problem["consequences"]
+        ends = [self._glyphs.branch] * (len(follows) - 1) + [self._glyphs.last]
+        for one, end in zip(follows, ends, strict=False):
+            lines += self._trouble(one, f"  {end} ")
+        return Unit(lines, tone_of(problem))
 
-    def _trouble(self, trouble: Trouble, have: list[str]) -> Unit:
+    def _trouble(self, problem: Problem, mark: str, advice: str = "") -> list[Text]:
         now = self._message["at"]
-        style = STYLES[trouble["tone"]]
-        pods = f" ({_listed(have)})" if self._many else ""
-        text = f"{self._glyphs.tones[trouble['tone']]} {trouble['where']}{pods}: {trouble['what']}"
-        since = f"since {moment(trouble['since'], now)}, {span(now - trouble['since'])}"
-        advice = trouble["advice"]
+        style = STYLES[problem["tone"]]
+        pods = f" ({_listed(problem['pods'])})" if self._many else ""
+        text = f"{mark}{problem['where']}{pods}: {problem['what']}"
+        since = f"since {moment(problem['since'], now)}, {span(now - problem['since'])}"
         beside = self._width - len(since) - 1
         if cell_len(text) <= beside:
             first = fit(line((text, style)), beside, self._glyphs, pad=True)
             lines = [first.append(f" {since}", "dim")]
         else:
             lines = [line((part, style)) for part in self._wrapped(text)]
-            advice = f"{since}. {advice}"
+            advice = f"{since}. {advice}" if advice else since
         lines += [line((part, "dim")) for part in self._wrapped(f"  {advice}") if advice]
-        return Unit(lines, trouble["tone"])
+        return lines
 
     def _old(self, view: View) -> Unit | None:
         """Return from when what is shown of a pod is, if that is not now."""
@@ -371,16 +358,15 @@ class _Drawing:
 
     def _happenings(self) -> list[Unit]:
         """Return what happened last, the latest first; all of one tone: none comes before it."""
-        told = [(view, one) for view in self._views for one in view["happenings"]]
-        told.sort(key=lambda pair: pair[1]["at"], reverse=True)
-        return [Unit([self._happening(*pair)], "ok") for pair in told[:MOST_HAPPENINGS]]
+        latest = self._message["happened"][:MOST_HAPPENINGS]
+        return [Unit([self._happening(one)], "ok") for one in latest]
 
-    def _happening(self, view: View, happening: Happening) -> Text:
-        pod = f" ({view['pod']['name']})" if self._many else ""
+    def _happening(self, one: Occurrence) -> Text:
+        pods = f" ({_listed(one['pods'])})" if self._many else ""
         return line(
-            (moment(happening["at"], self._message["at"]), "dim"),
-            (f" {self._glyphs.tones[happening['tone']]} ", STYLES[happening["tone"]]),
-            f"{happening['where']}{pod}: {happening['what']}",
+            (moment(one["at"], self._message["at"]), "dim"),
+            (f" {self._glyphs.tones[one['tone']]} ", STYLES[one["tone"]]),
+            f"{one['where']}{pods}: {one['what']}",
         )
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any, Final, NamedTuple, NoReturn, cast
+from typing import Any, Final, NamedTuple, NoReturn, TypedDict, cast
 from unicodedata import category
 
 from seawall.dashboard._bounds import LONGEST_NAME, MOST_GUARDS, MOST_ROWS, WORST, number, shown
+from seawall.dashboard._summary import happened, problems_of, verdict_of
 from seawall.dashboard._validate import valid_view
 from seawall.dashboard.views import (
     FORMAT,
@@ -22,9 +23,12 @@ from seawall.dashboard.views import (
     GuardView,
     History,
     Message,
+    Occurrence,
+    Problem,
     Row,
     Tone,
     Trouble,
+    Verdict,
     View,
 )
 
@@ -80,13 +84,13 @@ def understood(raw: dict[str, Any]) -> Reading:
             foreign, broken = foreign + other, broken + (not other)
         else:
             views.setdefault(view["pod"]["name"], view)
-    history = raw.get("history")
+    history, at = raw.get("history"), number(raw.get("at"))
     title, operator = raw.get("title"), raw.get("operator")
     message = Message(
         title=legible(title) if isinstance(title, str) else "Seawall",
-        at=number(raw.get("at")),
+        at=at,
         operator=legible(operator) if isinstance(operator, str) else None,
-        views=list(views.values()),
+        **_summary(list(views.values()), at),
         history=_histories(history, views) if isinstance(history, dict) else None,
         extra=None,
     )
@@ -102,7 +106,25 @@ def narrowed(message: Message, pods: Iterable[str], guards: Iterable[str]) -> Me
     views = [v for v in message["views"] if not wanted_pods or _like(v["pod"]["name"], wanted_pods)]
     if wanted:
         views = [_about(view, wanted) for view in views]
-    return {**message, "views": views}
+    return {**message, **_summary(views, message["at"])}
+
+
+class _Summary(TypedDict):
+    verdict: Verdict
+    troubles: list[Problem]
+    happened: list[Occurrence]
+    views: list[View]
+
+
+def _summary(views: list[View], at: float) -> _Summary:
+    """Return the views with their summary, made anew: the views may be fewer than were sent."""
+    problems = problems_of(views, at)
+    return {
+        "verdict": verdict_of(views, problems),
+        "troubles": problems,
+        "happened": happened(views),
+        "views": views,
+    }
 
 
 def worst(tones: Iterable[Tone]) -> Tone:

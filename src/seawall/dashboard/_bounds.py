@@ -19,6 +19,8 @@ MOST_ROWS: Final = 500
 MOST_SECTIONS: Final = 20
 MOST_TROUBLES: Final = 100
 MOST_HAPPENINGS: Final = 100
+MOST_VERBS: Final = 8
+"""Different things that a happening counts of its subject."""
 MOST_FACTS: Final = 16
 MOST_CHANGES: Final = 16
 MOST_ACTS: Final = 8

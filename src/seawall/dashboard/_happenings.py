@@ -1,18 +1,20 @@
-"""What happened: the rare events, each as a sentence, and since when a trouble lasts.
+"""What happened in this process: rare events as sentences, grouped by their subject.
 
 Only events that are rare by nature are heard (a breaker that opens, a store that is lost): one that
-comes with each call would make calls pay for being watched. What an event quotes of users' data
-(payloads, ids, the text of errors) is not told.
+comes with each call would make calls pay for being watched. Users' data that an event quotes
+(payloads, ids, the text of errors) is not shown.
 
-Promises: bounded; nothing is done in the thread where something happens but to write it down; and
-whoever forgets to `close` leaves no subscription behind.
+Promises: bounded. The thread in which something happens only writes it down. A listener that is
+never closed leaves no subscription behind. A breaker that flaps is one happening with its counts,
+for up to `LONGEST` seconds. `_summary` brings the happenings of all pods together.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from weakref import finalize, ref
 
 from seawall.dashboard import _words as say
@@ -22,6 +24,7 @@ from seawall.dashboard._bounds import (
     LONGEST_TEXT,
     LONGEST_WORD,
     MOST_HAPPENINGS,
+    MOST_VERBS,
     shown,
 )
 from seawall.dashboard.views import Happening, Tone
@@ -34,21 +37,39 @@ MOST_BEGINNINGS: Final = 1000
 """Troubles whose beginning was heard, and is remembered."""
 
 DIFFER_FOR: Final = 600.0
-"""Seconds for which pods that disagree are told of: they announce it when they notice."""
+"""Seconds for which pods that disagree are a trouble: they announce it when they notice."""
+
+TOGETHER: Final = 120.0
+"""Seconds between two events of one subject that are still one happening."""
+
+LONGEST: Final = 600.0
+"""Seconds after which a happening that goes on is followed by another one."""
 
 _SHARED: Final = "shared"
 
 
+class Heard(NamedTuple):
+    """An event, when it happened, and the trace in which it happened ("" if there is none)."""
+
+    at: float
+    event: Event
+    trace: str
+
+
 class Happenings:
-    """The latest of what happened. `take_in` and `latest` are for one thread at a time."""
+    """The latest happenings. `take_in` and `latest` are for one thread at a time."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
         """Listen from now on; `wall` returns unix seconds."""
         self._wall = wall
-        self._heard: deque[tuple[float, Event]] = deque(maxlen=MOST_HAPPENINGS)
-        self._told: deque[tuple[Happening, int]] = deque(maxlen=MOST_HAPPENINGS)
+        self._heard: deque[Heard] = deque(maxlen=MOST_HAPPENINGS)
+        self._known: dict[tuple[str, str], Happening] = {}
+        """The latest happening of each subject, the one that began first at the front."""
+        self._past: deque[Happening] = deque(maxlen=MOST_HAPPENINGS)
         self.began: dict[str, float] = {}
         """When what lasts began, by what it is: "breaker:vendor"."""
+        self.traces: dict[str, str] = {}
+        """The trace in which it began, by the same key, if there was one."""
         self.differing: dict[tuple[str, str], float] = {}
         """By guard and policy, when it was heard that pods disagree on its settings."""
         self.changes = 0
@@ -57,54 +78,71 @@ class Happenings:
 
     def __repr__(self) -> str:
         state = "listening" if self._end.alive else "closed"
-        return f"<Happenings: {len(self._told)} told, {state}>"
+        return f"<Happenings: {len(self._past)} kept, {state}>"
 
     def close(self) -> None:
         """Listen no more."""
         self._end()
 
     def forget(self) -> None:
-        """Know of nothing that happened so far: in a child process it happened to another."""
+        """Forget what happened so far: in a child process it happened to another."""
         self._heard = deque(maxlen=MOST_HAPPENINGS)
-        self._told = deque(maxlen=MOST_HAPPENINGS)
-        self.began, self.differing = {}, {}
+        self._past = deque(maxlen=MOST_HAPPENINGS)
+        self._known, self.began, self.traces, self.differing = {}, {}, {}, {}
 
     def hear(self, event: Event) -> None:
         """Write an event down, from any thread: it may hold any lock, so nothing is waited for."""
-        self._heard.append((self._wall(), event))
+        self._heard.append(Heard(self._wall(), event, _current_trace()))
 
     def note(self, where: str, tone: Tone, what: str) -> None:
-        """Tell of something that no event has told."""
-        self._tell(self._wall(), where, tone, what)
+        """Add something for which there is no event."""
+        self._add(self._wall(), where, tone, what, (what, ""), "")
 
     def take_in(self) -> None:
-        """Make sentences of what was heard since the last time."""
+        """Make happenings of the events that were heard since the last time."""
         while self._heard:
-            at, event = self._heard.popleft()
+            at, event, trace = self._heard.popleft()
             say_it = _SENTENCES.get(type(event))
             if say_it is None:
                 continue
+            where = event.guard
             try:
                 tone, what = say_it(event)
+                subject = _SUBJECTS.get(type(event))
+                did = (what, "") if subject is None else subject(event)
+                if isinstance(event, events.StoreModeChanged):
+                    where = event.store  # a lost store is one happening, whatever shares it
             except Exception:  # noqa: BLE001 - an event may hold a key whose repr raises
-                tone, what = "warn", f"{say.plainly(event.name)}, which cannot be told"
-            self._tell(at, event.guard, tone, what)
-            self._remember(at, event)
+                tone, what = "warn", f"{say.plainly(event.name)}, which cannot be shown"
+                did = what, ""
+            self._add(at, where, tone, what, did, trace)
+            self._remember(at, event, trace)
         wall = self._wall()
         for key in [key for key, at in self.differing.items() if wall - at > DIFFER_FOR]:
             del self.differing[key]
 
-    def _tell(self, at: float, where: str, tone: Tone, what: str) -> None:
-        where, what = shown(where, LONGEST_NAME), shown(what, LONGEST_TEXT - 20)
-        times = 1
-        if self._told:
-            last, before = self._told[-1]
-            if (last["where"], last["what"]) == (where, what):
-                self._told.pop()
-                times = before + 1
-        self._told.append((Happening(at=at, tone=tone, where=where, what=what), times))
+    def _add(
+        self, at: float, where: str, tone: Tone, what: str, did: tuple[str, str], trace: str
+    ) -> None:
+        where, what = shown(where, LONGEST_NAME), shown(what, LONGEST_TEXT - 40)
+        about, verb = shown(did[0], LONGEST_TEXT - 40), shown(did[1], LONGEST_WORD)
+        known = self._known.get((where, about))
+        if known is None or at - known["at"] > TOGETHER or at - known["began"] > LONGEST:
+            known = Happening(
+                at=at, began=at, tone=tone, where=where, what=what, about=about, counts={}
+            )
+            if len(self._past) == MOST_HAPPENINGS:
+                oldest = self._past.popleft()
+                if self._known.get(subject := (oldest["where"], oldest["about"])) is oldest:
+                    del self._known[subject]
+            self._past.append(known)
+            self._known[where, about] = known
+        _count(known["counts"], verb)
+        known["at"], known["tone"], known["what"] = max(at, known["at"]), tone, what
+        if trace:
+            known["trace"] = trace
 
-    def _remember(self, at: float, event: Event) -> None:
+    def _remember(self, at: float, event: Event, trace: str) -> None:
         if isinstance(event, events.SettingsDiffer) and len(self.differing) < MOST_BEGINNINGS:
             self.differing[event.guard, event.policy] = at
         elif isinstance(event, events.SettingsChanged):
@@ -113,26 +151,52 @@ class Happenings:
         for what, lasts in _LASTING.get(type(event), _no_time)(event):
             if not lasts:
                 self.began.pop(what, None)
-            elif len(self.began) < MOST_BEGINNINGS:
-                self.began.setdefault(what, at)
+                self.traces.pop(what, None)
+            elif what not in self.began and len(self.began) < MOST_BEGINNINGS:
+                self.began[what] = at
+                if trace:
+                    self.traces[what] = trace
 
     def latest(self) -> list[Happening]:
         """Return what happened, the latest last."""
-        return [
-            told if times == 1 else Happening(**{**told, "what": f"{told['what']} ({times} times)"})
-            for told, times in self._told
-        ]
+        copies = [Happening(**{**one, "counts": dict(one["counts"])}) for one in self._past]
+        return sorted(copies, key=lambda one: one["at"])
+
+
+def _count(counts: dict[str, int], verb: str) -> None:
+    """Count what a subject did; what it did last stands last.
+
+    A subject that has states does not do twice in a row what it has done: several policies lose one
+    store, several keys have one limit.
+    """
+    if verb and next(reversed(counts), None) == verb:
+        return
+    if verb in counts or len(counts) < MOST_VERBS:
+        counts[verb] = counts.pop(verb, 0) + 1
+
+
+def _current_trace() -> str:
+    """Return the id of the OpenTelemetry trace that this thread is in; "" if there is none."""
+    tracing: Any = sys.modules.get("opentelemetry.trace")
+    if tracing is None:
+        return ""
+    try:
+        span = tracing.get_current_span().get_span_context()
+        known = f"{span.trace_id:032x}" if span.is_valid else ""
+    except Exception:  # noqa: BLE001 - a tracer of the user's own may do anything
+        return ""
+    return known
 
 
 class Hears(Protocol):
-    """Whoever is told of events; in any thread, which may hold any lock."""
+    """A listener: it is called in any thread, which may hold any lock."""
 
     def hear(self, event: Event, /) -> None:
-        """Be told of one."""
+        """Take in one event."""
 
 
 def listen(hears: Hears, *types: type[Event]) -> finalize[..., Any]:
-    """Tell it of these events without keeping it alive; what is returned ends it when called."""
+    """Pass these events to `hears` without keeping it alive; call what is returned to end it."""
     me = ref(hears)
 
     def heard(event: Event) -> None:
@@ -186,10 +250,9 @@ def _breaker(event: events.BreakerChanged) -> Sentence:
 
 
 def _store_mode(event: events.StoreModeChanged) -> Sentence:
-    what = f"the {_word(event.policy)}"
     if event.after == _SHARED:
-        return "ok", f"{what} goes with the store {event.store} again"
-    return "warn", f"{what} goes without the store {event.store}: {_word(event.after)}"
+        return "ok", "the store is back: what shares it decides together again"
+    return "bad", "the store was lost: what shares it decides without it"
 
 
 def _settings(event: events.SettingsChanged) -> Sentence:
@@ -252,6 +315,41 @@ def _gap(event: durable.FifoGap) -> Sentence:
     return "warn", f"a message is missing for {say.seconds(event.age)}{goes_on}"
 
 
+_BREAKER_VERBS: Final = {
+    "open": "opened",
+    "half_open": "tried again",
+    "closed": "closed",
+    "isolated": "was isolated",
+}
+
+_SUBJECTS: Final[dict[type[Event], Callable[[Any], tuple[str, str]]]] = {
+    events.BreakerChanged: lambda event: (
+        "the breaker" if event.key is None else f"the breaker for {shown(event.key, LONGEST_KEY)}",
+        _BREAKER_VERBS.get(event.after, _word(event.after)),
+    ),
+    events.StoreModeChanged: lambda event: (
+        "the store",
+        "came back" if event.after == _SHARED else "was lost",
+    ),
+    events.LevelChanged: lambda event: (
+        "the level of service",
+        f"went to {_word(event.after)}",
+    ),
+    events.LoopBlocked: lambda event: (
+        "the event loop",
+        "came round again" if event.over else "was blocked",
+    ),
+    events.LeaseChanged: lambda event: ("the lease", "was won" if event.held else "was lost"),
+    edge.HealthChanged: lambda event: (
+        f"the check {shown(event.check, LONGEST_KEY)}",
+        f"became {_word(event.after)}",
+    ),
+    edge.LifecycleChanged: lambda event: ("the service", f"became {_word(event.after)}"),
+    edge.HostEjected: lambda event: (say.address(event.host), "was ejected"),
+    edge.HostRestored: lambda event: (say.address(event.host), "came back"),
+}
+"""Subjects that have states, and what they did. Other events are grouped by their sentence."""
+
 _SENTENCES: Final[dict[type[Event], Callable[[Any], Sentence]]] = {
     events.BreakerChanged: _breaker,
     events.StoreModeChanged: _store_mode,
@@ -291,4 +389,4 @@ _SENTENCES: Final[dict[type[Event], Callable[[Any], Sentence]]] = {
     ),
     durable.FifoGap: _gap,
 }
-"""What is heard, and how it is told."""
+"""The events that are heard, and how each becomes a sentence."""

@@ -55,6 +55,15 @@ def failing(seen: Seen, moves: Moves) -> Tone | None:
     return "bad" if ratio > limits.ERROR_RATIO else "warn"
 
 
+def degraded_share(name: str, moves: Moves) -> float:
+    """Return the share of lesser ones among the recent answers of a guard, from 0 to 1.
+
+    Failures do not count: what a fallback answers is a failed or refused attempt as well.
+    """
+    degraded = moves.lately(("guard", name, "degraded"))
+    return degraded / (degraded + moves.lately(("guard", name, "succeeded"))) if degraded else 0.0
+
+
 def share_lately(name: str, place: int, counter: str, moves: Moves) -> float:
     """Return what share of a guard's calls a policy's counter has counted lately."""
     counted = moves.lately(("layer", name, place, counter))

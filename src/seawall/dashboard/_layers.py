@@ -84,7 +84,10 @@ def _breaker(_name: str, _place: int, seen: Seen, _moves: Moves) -> Told:
             facts.append(("broken keys", listed(broken)))
     else:
         if "retry_after" in seen and seen["retry_after"] is not None:
-            facts.append(("tries again in", say.seconds(seen["retry_after"])))
+            left = round(number(seen["retry_after"]), 1)
+            facts.append(
+                ("probes", f"in {say.seconds(left)}" if left > 0 else "with the next call")
+            )
         if seen.get("failure"):
             facts.append(fact("last failure", str(seen["failure"])))
         facts.append(_window(seen))

@@ -24,6 +24,14 @@ from seawall.dashboard._pasts import Pasts
 from seawall.dashboard._rush import APART, Rush
 from seawall.dashboard._sse import Broadcast, Frame
 from seawall.dashboard._stored import Stored
+from seawall.dashboard._summary import (
+    NO_LINKS,
+    PODS_UNKNOWN,
+    Links,
+    happened,
+    problems_of,
+    verdict_of,
+)
 from seawall.dashboard._validate import valid_view
 from seawall.dashboard.views import Trouble, View
 from seawall.web.server_stop import ServerStop
@@ -91,6 +99,7 @@ class Live:
         checked: bool = False,
         shows_itself: bool = True,
         owner: Callable[[], object] = object,
+        links: Links = NO_LINKS,
     ) -> None:
         """`operable`: whether an operator can act on this pod, and on the others.
 
@@ -115,6 +124,7 @@ class Live:
         self._looked_at = float("-inf")
         self._blind = False
         self._owner = owner
+        self._links = links
         self._checked = checked or pods in closing
         self._others: list[View] = []
         self._known: tuple[float, list[View]] = (0.0, [])
@@ -279,10 +289,14 @@ class Live:
         self.broadcast.publish(Frame(self._number, self._title, at, views, more))
 
     async def _write(self, own: View, others: list[View]) -> bytes:
-        """Return the views as JSON, this pod's own whole, the others within their part."""
+        """Return what shows the pods, as JSON: a summary, and the views.
+
+        This pod's view is whole, the others' are within their part.
+        """
         loop = asyncio.get_running_loop()
         part = LARGEST_TOGETHER // max(1, len(others))
         written: list[bytes] = []
+        shown: list[View] = []
         for view in [own, *others] if self._shows_itself else others:
             began = loop.time()
             try:
@@ -290,12 +304,25 @@ class Live:
                 if view is not own and len(data) > part:
                     data = to_json(fitted(view, part)[0])
                 written.append(data)
+                shown.append(view)
             except (TypeError, ValueError) as error:
                 self._tell("view", logging.WARNING, "a pod's view is left out: %r", error)
             self._writing += loop.time() - began
             if view is not own:
                 await asyncio.sleep(0)  # noqa: TID251 - others' turn: a large one takes a while
-        return b"[%b]" % b",".join(written)
+        began = loop.time()
+        summary = self._summary(shown, own["at"])
+        self._writing += loop.time() - began
+        return b'%b,"views":[%b]' % (summary, b",".join(written))
+
+    def _summary(self, views: list[View], at: float) -> bytes:
+        problems = problems_of(views, at, self._links)
+        members = {
+            "verdict": verdict_of(views, problems),
+            "troubles": problems,
+            "happened": happened(views, self._links),
+        }
+        return b",".join(_member(name, value) for name, value in members.items())
 
     async def _more(self) -> bytes:
         try:
@@ -351,14 +378,17 @@ class Live:
         self._tell("pods", logging.WARNING, "the other pods are not known: %r", error)
         what = "What is shown of them is old." if self._others else "Only this pod is shown."
         since = at if self._pods_trouble is None else self._pods_trouble["since"]
-        self._pods_trouble = {
-            "id": "dashboard/pods",
-            "tone": "warn",
-            "where": "dashboard",
-            "what": f"The other pods cannot be asked for ({type(error).__name__}).",
-            "advice": f"{what} Look at the store that the pods share.",
-            "since": since,
-        }
+        self._pods_trouble = Trouble(
+            id=PODS_UNKNOWN,
+            tone="warn",
+            where="dashboard",
+            what=f"The other pods cannot be asked for ({type(error).__name__}).",
+            advice=f"{what} Look at the store that the pods share.",
+            since=since,
+        )
+        store = getattr(self.pods, "store_name", None)
+        if store is not None:
+            self._pods_trouble["cause"] = f"store:{store}"
 
     def _usable(self, views: Any) -> list[View]:
         """Return those that are views, of pods other than this one, each pod once."""

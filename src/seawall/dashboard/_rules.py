@@ -6,7 +6,7 @@ Pure but for the counters in `Moves`: what a guard's counters did lately counts,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from seawall.dashboard import _words as say
 from seawall.dashboard._bounds import number
@@ -14,6 +14,7 @@ from seawall.dashboard._lately import (
     Seen,
     budget_spent,
     budget_state,
+    degraded_share,
     failing,
     full,
     mapping,
@@ -32,7 +33,11 @@ OUT_FOR: Final = 60.0
 
 
 class Found(NamedTuple):
-    """A trouble, without its time; `began` is the key of the event that begins it."""
+    """A trouble, without its time.
+
+    `began` is the key of the event that begins it, `cause` the id of the trouble that it follows
+    from.
+    """
 
     id: str
     tone: Tone
@@ -40,6 +45,8 @@ class Found(NamedTuple):
     what: str
     advice: str = ""
     began: str = ""
+    cause: str = ""
+    degrades: bool = False
 
 
 def kept_of(rule: Iterator[Found]) -> list[Found]:
@@ -60,6 +67,52 @@ Rule = Callable[[str, str, Seen, Moves], Iterator[Found]]
 
 
 def guard_rule(_kind: str, name: str, seen: Seen, moves: Moves) -> Iterator[Found]:
+    yield from _with_causes(kept_of(_guard(name, seen, moves)))
+
+
+def _with_causes(found: list[Found]) -> Iterator[Found]:
+    """Let the troubles of one guard follow from the one that explains them.
+
+    What a dependency does when it fails: the breaker opens, attempts fail, the retry budget is
+    spent, slots stay taken, threads are abandoned, fallbacks answer. The first of these that is
+    there is the cause of the later ones. A limit that refuses explains only the fallbacks.
+    """
+    ranked = [one for one in found if not one.cause and _kind(one) in _EXPLAINS]
+    ranked.sort(key=lambda one: _EXPLAINS.index(_kind(one)))
+    for one in found:
+        if one.cause:
+            yield one
+            continue
+        earlier = (by for by in ranked if _explains(by, one))
+        cause = next(earlier, None)
+        yield one if cause is None else one._replace(cause=cause.id)
+
+
+def _explains(cause: Found, one: Found) -> bool:
+    before, after = _kind(cause), _kind(one)
+    if after not in _EXPLAINS or _EXPLAINS.index(before) >= _EXPLAINS.index(after):
+        return False
+    return after == "degraded" or not (before in _LIMITING or after in _LIMITING)
+
+
+def _kind(one: Found) -> str:
+    return one.id.partition(":")[0]
+
+
+_LIMITING: Final = ("rate_limit", "throttle", "shed", "turns")
+_EXPLAINS: Final = (
+    "breaker",
+    "errors",
+    *("bulkhead", "thread_bulkhead", "adaptive_limit"),
+    *_LIMITING,
+    "budget",
+    "abandoned",
+    "degraded",
+)
+"""Kinds of a guard's troubles: each may follow from those before it."""
+
+
+def _guard(name: str, seen: Seen, moves: Moves) -> Iterator[Found]:
     for place, policy in enumerate(policies_of(seen)):
         if policy.get("mode") != "off":
             rule = _POLICIES.get(str(policy.get("policy")))
@@ -74,11 +127,15 @@ def guard_rule(_kind: str, name: str, seen: Seen, moves: Moves) -> Iterator[Foun
     if degraded:
         moves.rate(("guard", name, "stale"), seen.get("stale"))
         stale = moves.lately(("guard", name, "stale"))
-        what = f"{say.several(degraded, 'call')} in {say.seconds(moves.span)} got less:"
-        what += f" {say.amount(stale)} an old answer," if stale else ""
-        what += f" {say.amount(degraded - stale)} a fallback" if degraded > stale else ""
-        what = what.rstrip(",")
-        yield Found(f"degraded:{name}", "warn", name, what, "Look at what it calls")
+        share = degraded_share(name, moves)
+        answers = "All answers" if share == 1 else f"{say.share(share)} of answers"
+        kinds = [say.several(stale, "stale value")] if stale else []
+        kinds += [say.several(degraded - stale, "fallback")] if degraded > stale else []
+        what = f"{answers} of the last {say.seconds(round(moves.span, 1))} are lesser ones:"
+        what += f" {' and '.join(kinds)}"
+        advice = "Look at what it calls"
+        degrades = share >= limits.DEGRADED
+        yield Found(f"degraded:{name}", "warn", name, what, advice, degrades=degrades)
     abandoned = number(seen.get("abandoned"))
     if abandoned > limits.ABANDONED_THREADS:
         threads = say.several(abandoned, "thread runs", "threads run")
@@ -101,7 +158,14 @@ def _without_store(name: str, place: int, seen: Seen) -> Iterator[Found]:
         what = f"The {say.plainly(kind)} goes without its store, {ways.get(str(mode), str(mode))}"
         advice = "See whether the store answers"
         key = f"store_mode:{name}"
-        yield Found(f"{key}:{place}", tone, name, what, advice, f"{key}:{kind}")
+        cause = _lost_store(shared)
+        yield Found(f"{key}:{place}", tone, name, what, advice, f"{key}:{kind}", cause)
+
+
+def _lost_store(shared: Any) -> str:
+    """Return the id of the trouble that a policy goes without its store because of."""
+    store = mapping(shared).get("store")
+    return f"store:{store}" if store else ""
 
 
 def _breaker(name: str, place: int, seen: Seen, _moves: Moves) -> Iterator[Found]:
@@ -123,9 +187,7 @@ def _breaker(name: str, place: int, seen: Seen, _moves: Moves) -> Iterator[Found
     elif state == "half_open" and not whose:
         what += ": a few calls try whether it works again"
     elif not whose:
-        more = seen.get("retry_after")
-        what += ", calls are refused"
-        what += "" if more is None else f" for {say.seconds(max(0.0, round(number(more), 1)))} more"
+        what += f", {say.until_probe(seen.get('retry_after'))}"
     yield Found(f"breaker:{name}:{place}", tone, name, what, advice, f"breaker:{name}")
 
 
@@ -252,7 +314,8 @@ def _health(_kind: str, name: str, seen: Seen, _moves: Moves) -> Iterator[Found]
         ill = ill_checks(seen)
         what = f"The service is {worst}" + (f": {listed(ill)}" if ill else "")
         tone: Tone = "bad" if worst == "unhealthy" else "warn"
-        yield Found(f"health:{name}", tone, name, what, "", f"health:{name}")
+        key = f"health:{name}"
+        yield Found(key, tone, name, what, "", key, degrades=True)
 
 
 def _lifecycle(_kind: str, name: str, seen: Seen, _moves: Moves) -> Iterator[Found]:
@@ -267,7 +330,8 @@ def _ladder(_kind: str, name: str, seen: Seen, _moves: Moves) -> Iterator[Found]
         pinned = ", since somebody pinned it" if seen.get("pinned") is True else ""
         what = f"The level of service is {say.plainly(level)}{pinned}"
         tone: Tone = "bad" if level == "maintenance" else "warn"
-        yield Found(f"ladder:{name}", tone, name, what, "", f"ladder:{name}")
+        key = f"ladder:{name}"
+        yield Found(key, tone, name, what, "", key, degrades=True)
 
 
 def _upstreams(_kind: str, name: str, seen: Seen, _moves: Moves) -> Iterator[Found]:
@@ -298,7 +362,8 @@ def _request_limits(_kind: str, name: str, seen: Seen, moves: Moves) -> Iterator
         what = f"The limits go without their store: {say.plainly(str(shared['mode']))}"
         key = f"store_mode:{name}"
         advice = "See whether the store answers"
-        yield Found(f"{key}:limits", "warn", name, what, advice, f"{key}:rate_limit")
+        began, cause = f"{key}:rate_limit", _lost_store(shared)
+        yield Found(f"{key}:limits", "warn", name, what, advice, began, cause)
 
 
 def _fifo(kind: str, name: str, seen: Seen, moves: Moves) -> Iterator[Found]:

@@ -38,30 +38,33 @@ _HEADERS: Final = [
 class Frame:
     """One moment, to be sent: all that is the same for everybody, as JSON."""
 
-    __slots__ = ("_once", "_views", "at", "extra", "number", "title")
+    __slots__ = ("_body", "_once", "at", "extra", "number", "title")
 
     def __init__(
         self,
         number: int,
         title: bytes,
         at: bytes,
-        views: bytes | Callable[[], Awaitable[bytes]],
+        body: bytes | Callable[[], Awaitable[bytes]],
         extra: bytes,
     ) -> None:
-        """Have this to send; `views` may be what writes them, when somebody looks."""
+        """Keep what is to be sent; `body` may be a function that writes it, when somebody looks.
+
+        It is the members of a message that show the pods, as JSON.
+        """
         self.number = number
         self.title = title
         self.at = at
-        self._views = views
+        self._body = body
         self._once = asyncio.Lock()
         self.extra = extra
 
     def __repr__(self) -> str:
-        return f"<Frame {self.number}{'' if isinstance(self._views, bytes) else ', unwritten'}>"
+        return f"<Frame {self.number}{'' if isinstance(self._body, bytes) else ', unwritten'}>"
 
     async def message(self, operator: str | None, history: bytes = b"null") -> bytes:
         """Return the message for one who looks."""
-        return b'{"title":%b,"at":%b,"operator":%b,"views":%b,"history":%b,"extra":%b}' % (
+        return b'{"title":%b,"at":%b,"operator":%b,%b,"history":%b,"extra":%b}' % (
             self.title,
             self.at,
             to_json(operator),
@@ -71,14 +74,12 @@ class Frame:
         )
 
     async def _written(self) -> bytes:
-        if isinstance(self._views, bytes):
-            return self._views
-        async with (
-            self._once
-        ):  # who comes while it is written waits for it; who goes breaks nothing
-            if not isinstance(self._views, bytes):
-                self._views = await self._views()
-            return self._views
+        if isinstance(self._body, bytes):
+            return self._body
+        async with self._once:  # other viewers wait for it; one that goes away breaks nothing
+            if not isinstance(self._body, bytes):
+                self._body = await self._body()
+            return self._body
 
 
 class Broadcast:

@@ -17,11 +17,12 @@ from seawall.dashboard._bounds import (
     number,
     shown,
 )
-from seawall.dashboard._lately import failing, policies_of, time_of
+from seawall.dashboard._lately import degraded_share, failing, policies_of, time_of
 from seawall.dashboard._layers import fact, refused_facts, told_of
 from seawall.dashboard._moves import Moves
 from seawall.dashboard._settings import Settings, settings_of
 from seawall.dashboard.views import GuardView, Layer, Rates, Tone
+from seawall.telemetry import _thresholds as limits
 
 Seen = Mapping[str, Any]
 Asked = Callable[[str, Any], Settings]
@@ -50,6 +51,8 @@ def guard_view(
     errors = failing(seen, moves)
     if errors is not None and WORST.index(errors) < WORST.index(worst[0]):
         worst = errors, "failing"
+    if worst[0] == "ok" and degraded_share(name, moves) >= limits.DEGRADED:
+        worst = "warn", "degraded"  # each layer may be well while fallbacks answer
     if "snapshot_error" in seen:
         worst = "warn", "unreadable"
     broken = {one["state"] for one in stack if (one["policy"], one["tone"]) == ("breaker", "bad")}

@@ -1,13 +1,14 @@
-"""What is wrong now, in plain sentences: rules over a snapshot, and since when each holds.
+"""What is wrong with this process now, in plain sentences, and since when.
 
-The rules are pure but for the counters in `Moves`, which what is shown has noted before. Nothing
-raises, whatever a snapshot holds. From where on something is wrong is said in
-`seawall.telemetry._thresholds`, for the alert rules too.
+The rules are pure but for the counters in `Moves`, which are noted before the rules run. Nothing
+raises, whatever a snapshot holds. The thresholds are those of the alert rules
+(`seawall.telemetry._thresholds`). `_summary` brings the troubles of all pods together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from seawall.dashboard import _words as say
@@ -34,11 +35,16 @@ class Since:
         return f"<Since: {len(self._kept)} troubles>"
 
     def date(
-        self, found: Iterable[Found], wall: float, began: Mapping[str, float]
+        self,
+        found: Iterable[Found],
+        wall: float,
+        began: Mapping[str, float],
+        traces: Mapping[str, str] = MappingProxyType({}),
     ) -> list[Trouble]:
-        """Return the troubles with their time, the worst first, and of these the oldest.
+        """Return the troubles with their beginnings: the worst first, then the oldest.
 
-        It is that of the event that began it, if one was heard; else that of the first sample.
+        A trouble begins with its event, if that was heard (`began`, and `traces` if the event had
+        a trace), else with the first sample that shows it.
         """
         first = {one.id: one for one in reversed(list(found))}
         for known, (_, missing) in list(self._kept.items()):
@@ -51,13 +57,16 @@ class Since:
             begin = min(wall, began.get(one.began, wall))
             kept = self._kept.setdefault(one.id, [begin, 0])
             kept[1] = 0
-            troubles.append(_trouble(one, kept[0]))
+            trouble = _trouble(one, kept[0])
+            if one.began in traces:
+                trouble["trace"] = traces[one.began]
+            troubles.append(trouble)
         troubles.sort(key=lambda one: (one["tone"] != "bad", one["since"], one["id"]))
         return _cut(troubles, wall)
 
 
 def _trouble(one: Found, since: float) -> Trouble:
-    return Trouble(
+    trouble = Trouble(
         id=shown(one.id, LONGEST_TEXT),
         tone=one.tone,
         where=shown(one.where, LONGEST_NAME),
@@ -65,6 +74,11 @@ def _trouble(one: Found, since: float) -> Trouble:
         advice=shown(one.advice, LONGEST_TEXT),
         since=since,
     )
+    if one.cause:
+        trouble["cause"] = shown(one.cause, LONGEST_TEXT)
+    if one.degrades:
+        trouble["degrades"] = True
+    return trouble
 
 
 def _cut(troubles: list[Trouble], wall: float) -> list[Trouble]:

@@ -25,6 +25,7 @@ from seawall.dashboard._bounds import (
     MOST_ROWS,
     MOST_SECTIONS,
     MOST_TROUBLES,
+    MOST_VERBS,
     TONES,
     shown,
 )
@@ -142,6 +143,13 @@ def _sections(value: Any, where: str) -> dict[str, list[Any]]:
     return {_WORD(title, where): rows(section, f"{where}.rows") for title, section in told.items()}
 
 
+def _counts(value: Any, where: str) -> dict[str, int]:
+    told = _mapping(value, where)
+    if len(told) > MOST_VERBS:
+        _wrong(where, f"at most {MOST_VERBS} counts")
+    return {_WORD(verb, where): _whole(times, where) for verb, times in told.items()}
+
+
 def _change(value: Any, where: str) -> dict[str, Any]:
     change: dict[str, Any] = _CHANGE(value, where)
     read = _number if change["kind"] == "number" else _WORD
@@ -204,12 +212,28 @@ _ROW = _object(
 )
 
 _TROUBLE = _object(
+    frozenset({"cause", "degrades", "trace"}),
     id=_SENTENCE,
     tone=_TONE,
     where=_NAME,
     what=_SENTENCE,
     advice=_SENTENCE,
     since=_number,
+    cause=_SENTENCE,
+    degrades=_flag,
+    trace=_WORD,
+)
+
+_HAPPENING = _object(
+    frozenset({"trace"}),
+    at=_number,
+    began=_number,
+    tone=_TONE,
+    where=_NAME,
+    what=_SENTENCE,
+    about=_SENTENCE,
+    counts=_counts,
+    trace=_WORD,
 )
 
 _VIEW = _object(
@@ -224,7 +248,7 @@ _VIEW = _object(
     guards=_list(_GUARD, MOST_GUARDS),
     all_guards=_whole,
     sections=_sections,
-    happenings=_list(_object(at=_number, tone=_TONE, where=_NAME, what=_SENTENCE), MOST_HAPPENINGS),
+    happenings=_list(_HAPPENING, MOST_HAPPENINGS),
     age=_amount,
     gone=_number,
 )

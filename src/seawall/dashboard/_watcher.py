@@ -116,7 +116,7 @@ class Watcher:
         load = _load(snapshot)
         happenings = self._happenings
         found = troubles_of(snapshot, self._moves, load, happenings.differing)
-        troubles = self._since.date(found, wall, happenings.began)
+        troubles = self._since.date(found, wall, happenings.began, happenings.traces)
         pod = Pod(
             name=self.pod,
             host=self._host,

@@ -26,6 +26,14 @@ def seconds(value: Any) -> str:
     return f"{amount(round(told / _DAY))} days"
 
 
+def until_probe(retry_after: Any) -> str:
+    """Return how long an open breaker refuses calls: until the next call is a probe."""
+    if retry_after is None:
+        return "calls are refused"
+    left = round(number(retry_after), 1)
+    return f"calls are refused for {seconds(left)} more" if left > 0 else "the next call probes"
+
+
 def share(value: Any) -> str:
     """Return a share of one such as "10 %"."""
     return f"{number(value) * 100:.3g} %"

@@ -46,6 +46,7 @@ from seawall.dashboard._csrf import Sessions, check_site
 from seawall.dashboard._key_lookup import answer_about_keys
 from seawall.dashboard._live import Live
 from seawall.dashboard._sse import Stream
+from seawall.dashboard._summary import Links
 from seawall.dashboard._visit import Visit, json_body
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.web.request import path_below_root
@@ -86,6 +87,8 @@ class Dashboard:
         every: float = 1.0,
         max_viewers: int = 64,
         secret: str | bytes | None = None,
+        runbook: str | None = None,
+        trace: str | None = None,
     ) -> None:
         """Let those look for whom `allow(visit)` is True; with `local`, only this machine.
 
@@ -93,7 +96,8 @@ class Dashboard:
         be async. `origins` are the addresses at which browsers see it, if a proxy stands before it.
         With `shared`, a store, the pods that share it are shown side by side, and this one is told
         to them from now on, until `aclose` or `close`; `pods` is a source of one's own. Several
-        pods behind one address need the same `secret`.
+        pods behind one address need the same `secret`. `runbook` and `trace` are templates of
+        addresses, with `{kind}` (of a trouble) and `{trace_id}` in them: the page links to both.
         """
         self._door = Door(allow, operate, local=local, clock=current_clock())
         self._sessions = Sessions(secret, origins)
@@ -104,6 +108,7 @@ class Dashboard:
         for name, text in (("title", title), ("pod", pod)):
             if not (name == "pod" and text is None) and (not isinstance(text, str) or not text):
                 raise TypeError(f"{name}={text!r}: write text, such as {name}='orders'")
+        self._links = Links(runbook, trace)
         self.title = title
         self.pod = pod
         self.every = check.seconds("every", every)
@@ -219,6 +224,7 @@ class Dashboard:
             checked=not alone,
             shows_itself=self._shows_itself,
             owner=ref(self),
+            links=self._links,
         )
 
     def _told_to_others(self) -> tuple[Watcher, StorePods]:

@@ -134,6 +134,11 @@ class StorePods:
         state = "closed" if self._closed else "looked at" if self._looked_at else "nobody looks"
         return f"<StorePods of {self._store!r}: {state}>"
 
+    @property
+    def store_name(self) -> str:
+        """The name of the store: while it is lost, the other pods are not known."""
+        return self._store.name
+
     # Reading
 
     async def views(self) -> list[View]:

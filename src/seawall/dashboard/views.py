@@ -37,6 +37,12 @@ class Trouble(TypedDict):
     """What to look at or do; may be empty."""
     since: float
     """Unix seconds."""
+    cause: NotRequired[str]
+    """The id of the trouble that this one follows from, if it follows from another."""
+    degrades: NotRequired[bool]
+    """Whether callers get lesser answers because of it."""
+    trace: NotRequired[str]
+    """The id of the trace in which it began, if the process is traced."""
 
 
 class Change(TypedDict):
@@ -114,12 +120,26 @@ class Row(TypedDict):
 
 
 class Happening(TypedDict):
-    """Something that happened: a breaker opened, a store was lost..."""
+    """Something that happened: a breaker opened, a store was lost.
+
+    Events of the same subject that follow each other closely are one happening.
+    """
 
     at: float
+    """When the last event happened."""
+    began: float
+    """When the first event happened."""
     tone: Tone
+    """Of the last event."""
     where: str
     what: str
+    """The last event, as a sentence."""
+    about: str
+    """The subject of the events: "the breaker". The whole sentence if they have none."""
+    counts: dict[str, int]
+    """How often the subject did what: {"opened": 7, "closed": 6}. {"": 3} if it has no states."""
+    trace: NotRequired[str]
+    """The id of the last trace in which it happened, if the process is traced."""
 
 
 class View(TypedDict):
@@ -147,6 +167,39 @@ class View(TypedDict):
     """Of another pod's view: how many seconds ago it was told, by the store's clock."""
     gone: NotRequired[float]
     """Of a pod that is not heard of any more: since when, in Unix seconds."""
+
+
+class Problem(Trouble):
+    """A trouble of all pods that have it, with the troubles that follow from it."""
+
+    pods: list[str]
+    runbook: NotRequired[str]
+    """The address of its runbook."""
+    trace_link: NotRequired[str]
+    """The address of the trace in which it began."""
+    consequences: list[Problem]
+    """The worst first. These have no consequences of their own."""
+
+
+class Verdict(TypedDict):
+    """How all pods are, in a few words."""
+
+    tone: Tone
+    words: str
+
+
+class Occurrence(TypedDict):
+    """What happened to one subject on all pods, in one sentence."""
+
+    at: float
+    """When it happened last."""
+    began: float
+    tone: Tone
+    where: str
+    what: str
+    pods: list[str]
+    trace_link: NotRequired[str]
+    """The address of the last trace in which it happened."""
 
 
 class GuardTrack(TypedDict):
@@ -177,6 +230,11 @@ class Message(TypedDict):
     at: float
     operator: str | None
     """Who may act here; None: nobody, it is read only."""
+    verdict: Verdict
+    troubles: list[Problem]
+    """What is wrong on all pods, by cause: the worst first, then the oldest."""
+    happened: list[Occurrence]
+    """What happened on all pods, the latest first."""
     views: list[View]
     history: dict[str, History] | None
     """By pod."""

@@ -38,6 +38,9 @@ BUDGET_SPENT_WARN: Final = 0.8
 UNRETRIED: Final = 0.0
 """Calls a second that were not retried because the budget was spent, over `WINDOW`."""
 
+DEGRADED: Final = 0.5
+"""Share of lesser ones among a guard's answers, *at* which the service counts as degraded."""
+
 SHED: Final = 0.05
 """Share of an edge's calls that are shed: more than a burst's worth."""
 

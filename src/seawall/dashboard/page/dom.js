@@ -24,6 +24,17 @@ export function list(value, most = 200) {
   return Array.isArray(value) ? (value.length > most ? value.slice(0, most) : value) : [];
 }
 
+/** Return the address if it is one of the web, else null: a link must not run anything. */
+export function webAddress(value) {
+  if (typeof value !== "string" || value.length > 2000) return null;
+  try {
+    const address = new URL(value);
+    return address.protocol === "https:" || address.protocol === "http:" ? address.href : null;
+  } catch {
+    return null;
+  }
+}
+
 const TONES = new Set(["ok", "warn", "bad", "off"]);
 
 /** Return the tone if it is one. */

@@ -177,8 +177,29 @@ function jumpPart(band, openBand) {
   };
 }
 
-/** Bring the views of pods together by guard: those named `first`, then edges, then by name. */
-function bandsOf(views, pasts, now, operator, first) {
+// Seconds for which a guard that was broken stays at the front: one that flaps does not jump.
+const BROKEN_FOR = 30;
+
+/** Notes which guards are broken, or were a moment ago. */
+class Broken {
+  constructor() {
+    this.seen = new Map();
+  }
+
+  note(bands, now) {
+    for (const band of bands) {
+      if (band.cells.some((one) => toneOf(one.guard.tone) === "bad")) this.seen.set(band.name, now);
+    }
+    for (const [name, at] of this.seen) if (Math.abs(now - at) > BROKEN_FOR) this.seen.delete(name);
+  }
+
+  has(name) {
+    return this.seen.has(name);
+  }
+}
+
+/** Bring the views of pods together by guard: broken ones, those named `first`, edges, by name. */
+function bandsOf(views, pasts, now, operator, first, broken) {
   const bands = new Map();
   for (const view of views) {
     const past = pasts.of(view.pod.name);
@@ -190,8 +211,8 @@ function bandsOf(views, pasts, now, operator, first) {
       bands.get(guard.name).cells.push({ guard, view, past: known, at: past.at, frame, now, operator });
     }
   }
-  // By what they are, not by how they are: what one looks at stays where it is.
-  const rankOf = (band) => (first.includes(band.name) ? 0 : band.edge ? 1 : 2);
+  broken.note(bands.values(), now);
+  const rankOf = (band) => (broken.has(band.name) ? 0 : first.includes(band.name) ? 1 : band.edge ? 2 : 3);
   const sorted = [...bands.values()].sort((a, b) => rankOf(a) - rankOf(b) || (a.name < b.name ? -1 : 1));
   for (const band of sorted) band.alone = views.length === 1;
   return sorted;
@@ -204,6 +225,7 @@ export function guardsPart() {
   const none = byId("no-guards");
   const keyed = new Keyed(byId("bands"), bandPart);
   const jump = new Keyed(byId("jump"), (band) => jumpPart(band, openBand));
+  const broken = new Broken();
   let bands = [];
   fillLegend(byId("legend"));
 
@@ -237,7 +259,7 @@ export function guardsPart() {
     /** The bands that are not filtered out, in order. */
     shown: () => [...byId("bands").children].filter((node) => !node.hidden),
     update(message, pasts) {
-      bands = bandsOf(message.views, pasts, message.at, message.operator !== null, list(message.extra?.first));
+      bands = bandsOf(message.views, pasts, message.at, message.operator !== null, list(message.extra?.first), broken);
       keyed.update(bands, (band) => band.name);
       jump.update(bands, (band) => band.name);
       setHidden(byId("jump"), bands.length < 2);

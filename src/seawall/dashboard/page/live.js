@@ -32,13 +32,33 @@ function readView(view, at) {
     operable: view.operable === true,
     troubles: list(view.troubles, 100).filter(isObject),
     guards: list(view.guards, 200).filter(isNamed),
-    happenings: list(view.happenings, 400).filter(isObject),
   };
 }
 
+const text = (value) => (typeof value === "string" ? value : "");
+
+function readTrouble(one, at) {
+  return { ...one, id: text(one.id), where: text(one.where), since: number(one.since, at), pods: list(one.pods, MOST_PODS).map(text) };
+}
+
+function readTroubles(troubles, at) {
+  return list(troubles, 100)
+    .filter(isObject)
+    .map((one) => ({
+      ...readTrouble(one, at),
+      consequences: list(one.consequences, 20).filter(isObject).map((each) => readTrouble(each, at)),
+    }));
+}
+
+function readHappened(happened) {
+  return list(happened, 60)
+    .filter(isObject)
+    .map((one) => ({ ...readTrouble(one, 0), at: number(one.at), began: number(one.began), what: text(one.what) }));
+}
+
 /** A message with all its parts there, and nothing in numbers that a page cannot show. */
-export function readMessage(text) {
-  const message = JSON.parse(text);
+export function readMessage(data) {
+  const message = JSON.parse(data);
   if (!isObject(message)) throw new TypeError("a message is an object");
   const at = number(message.at, Date.now() / 1000);
   const views = list(message.views, MOST_PODS)
@@ -49,6 +69,9 @@ export function readMessage(text) {
     ...message,
     at,
     views,
+    verdict: isObject(message.verdict) ? message.verdict : { tone: "off", words: "" },
+    troubles: readTroubles(message.troubles, at),
+    happened: readHappened(message.happened),
     operator: typeof message.operator === "string" ? message.operator : null,
     history: isObject(message.history) ? message.history : null,
     extra: isObject(message.extra) ? message.extra : null,

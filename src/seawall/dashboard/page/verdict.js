@@ -1,80 +1,105 @@
-// What is wrong now and since when, said plainly; the pods; and what happened.
+// What is wrong now, by cause, and since when; the pods; and what happened.
 
-import { Keyed, clean, list, make, number, rank, setAttribute, setHidden, setName, setText, setTone, shape, toneOf } from "./dom.js";
+import { Keyed, clean, make, number, rank, setAttribute, setHidden, setName, setText, setTone, shape, toneOf, webAddress } from "./dom.js";
 import { amount, asOf, counted, moment, percent, span } from "./format.js";
 import { OUTCOMES } from "./past.js";
 
-const MOST_HAPPENINGS = 60;
 const YOUNG = 600; // Seconds for which it is told that a pod is new.
 const byId = (id) => document.getElementById(id);
 
-function troublePart() {
-  const mark = shape();
-  const where = make("span", "trouble-where");
-  const what = make("span", "trouble-what");
-  const pods = make("span", "trouble-pods");
-  const since = make("span", "trouble-since");
-  const advice = make("p", "trouble-advice");
-  const node = make("li", "trouble", [
-    mark.node,
-    make("div", "trouble-text", [make("p", "", [where, " ", what, " ", pods]), advice]),
-    since,
-  ]);
+/** A link to a runbook or a trace, hidden while there is none. */
+function linkPart(label) {
+  const node = make("a", "link", [label], { target: "_blank", rel: "noopener noreferrer" });
+  node.hidden = true;
   return {
     node,
-    update(trouble, now, several) {
-      mark.set(trouble.tone);
-      setTone(node, trouble.tone);
-      setName(where, trouble.where, 80);
-      setName(what, trouble.what, 300);
-      const named = several ? trouble.pods.map((pod) => clean(pod, 60)).join(", ") : "";
-      setText(pods, named && `on ${named}`);
-      setText(since, `for ${span(now - trouble.since)}, since ${moment(trouble.since, now)}`);
-      setName(advice, trouble.advice, 400);
-      setHidden(advice, !trouble.advice);
+    update(address) {
+      const usable = webAddress(address);
+      setHidden(node, usable === null);
+      if (usable !== null) setAttribute(node, "href", usable);
     },
   };
 }
 
-/** The troubles of all pods, the same one once, the worst first and then the oldest. */
-export function troublesOf(views, now) {
-  const found = new Map();
-  for (const view of views) {
-    const name = view.pod.name;
-    // One that is gone says so among its troubles; of one that is only late nobody has said it.
-    if (view.stale && view.gone === null) {
-      const what = "This pod has not been heard of: what is shown of it is old.";
-      const advice = "It may have stopped, or be cut off from the store.";
-      found.set(`stale ${name}`, { id: `stale ${name}`, tone: "warn", where: name, what, advice, since: view.heardAt, pods: [] });
-      continue; // What was wrong with it then is not known to be wrong now.
-    }
-    for (const one of view.troubles) {
-      const id = `${one.id} ${one.where}`;
-      const known = found.get(id);
-      const tone = toneOf(one.tone);
-      const since = number(one.since, now);
-      if (!known) {
-        found.set(id, { id, tone, where: one.where, what: one.what, advice: one.advice, since, pods: [name] });
-        continue;
-      }
-      known.pods.push(name);
-      known.since = Math.min(known.since, since);
-      if (rank(tone) > rank(known.tone)) Object.assign(known, { tone, what: one.what, advice: one.advice });
-    }
-  }
-  return [...found.values()].sort((a, b) => rank(b.tone) - rank(a.tone) || a.since - b.since);
+/** A trouble on all pods that have it, in one line. */
+function lineOf(tag) {
+  const where = make("span", "trouble-where");
+  const what = make("span", "trouble-what");
+  const pods = make("span", "trouble-pods");
+  const runbook = linkPart("runbook");
+  const trace = linkPart("trace");
+  return {
+    node: make(tag, "", [where, " ", what, " ", pods, " ", runbook.node, " ", trace.node]),
+    update(one, several) {
+      setName(where, one.where, 80);
+      setName(what, one.what, 300);
+      setText(pods, several ? onPods(one.pods, several) : "");
+      runbook.update(one.runbook);
+      trace.update(one.trace_link);
+    },
+  };
 }
 
-/** The verdict in a few words. */
-export function verdictOf(troubles, connected, any) {
+/** Which pods: all of them, their names, or the first of many. */
+function onPods(pods, several) {
+  if (pods.length === several) return `on all ${several} pods`;
+  const named = pods.slice(0, 4).map((pod) => clean(pod, 60)).join(", ");
+  return `on ${named}${pods.length > 4 ? ` and ${pods.length - 4} more` : ""}`;
+}
+
+function consequencePart() {
+  const mark = shape();
+  const line = lineOf("span");
+  return {
+    node: make("li", "consequence", [mark.node, line.node]),
+    update(one, several) {
+      mark.set(toneOf(one.tone));
+      line.update(one, several);
+    },
+  };
+}
+
+/** A problem with what follows from it below. */
+function troublePart() {
+  const mark = shape();
+  const line = lineOf("p");
+  const since = make("span", "trouble-since");
+  const advice = make("p", "trouble-advice");
+  const follows = make("ul", "consequences", [], { "aria-label": "What follows from it" });
+  const keyed = new Keyed(follows, consequencePart);
+  const node = make("li", "trouble", [
+    mark.node,
+    make("div", "trouble-text", [line.node, advice, follows]),
+    since,
+  ]);
+  return {
+    node,
+    update(problem, now, several) {
+      const tone = worstOf(problem);
+      mark.set(tone);
+      setTone(node, tone);
+      line.update(problem, several);
+      setText(since, `for ${span(now - problem.since)}, since ${moment(problem.since, now)}`);
+      setName(advice, problem.advice, 400);
+      setHidden(advice, !problem.advice);
+      keyed.update(problem.consequences, idOf, several);
+      setHidden(follows, problem.consequences.length === 0);
+    },
+  };
+}
+
+const idOf = (one) => `${one.id} ${one.where}`;
+
+/** How bad a problem is with what follows from it. */
+function worstOf(problem) {
+  const tones = [problem, ...problem.consequences].map((one) => toneOf(one.tone));
+  return tones.reduce((a, b) => (rank(b) > rank(a) ? b : a));
+}
+
+/** The verdict, as long as the page is connected. */
+function verdictOf(message, connected) {
   if (!connected) return { tone: "off", words: "Not live: this page has lost its connection" };
-  if (!any) return { tone: "off", words: "No pod has told anything yet" };
-  const wrong = troubles.filter((one) => one.tone === "bad").length;
-  const look = troubles.length - wrong;
-  if (!troubles.length) return { tone: "ok", words: "All is well" };
-  const things = wrong ? `${counted(wrong, "thing")} ${wrong === 1 ? "is" : "are"} wrong` : "";
-  if (!wrong) return { tone: "warn", words: `${counted(look, "thing")} to look at` };
-  return { tone: "bad", words: look ? `${things}, ${look} to look at` : things };
+  return { tone: toneOf(message.verdict.tone), words: clean(message.verdict.words, 120) };
 }
 
 function podPart() {
@@ -106,8 +131,8 @@ export function verdictPart() {
   const pods = new Keyed(byId("pods"), podPart);
   return {
     update(message, now, connected) {
-      const troubles = troublesOf(message.views, now);
-      const { tone, words } = verdictOf(troubles, connected, message.views.length > 0);
+      const { tone, words } = verdictOf(message, connected);
+      const several = message.views.length > 1 ? message.views.length : 0;
       setTone(byId("verdict"), tone);
       setAttribute(byId("verdict-use"), "href", `#shape-${tone}`);
       // Told aloud by screen readers: changed only when the words are others.
@@ -126,8 +151,8 @@ export function verdictPart() {
           ? [counted(message.views.length, "pod"), told, `${amount(calls)} calls/s`, `load ${percent(load)}`].join(" · ")
           : `What is shown is from ${moment(message.at, now)}, ${span(now - message.at)} ago.`,
       );
-      keyed.update(troubles, (one) => one.id, now, message.views.length > 1);
-      setHidden(byId("troubles"), troubles.length === 0);
+      keyed.update(message.troubles, idOf, now, several);
+      setHidden(byId("troubles"), message.troubles.length === 0);
       pods.update(message.views, (view) => view.pod.name, now);
       const title = clean(message.title, 80) || "Seawall";
       setText(byId("title"), title);
@@ -137,22 +162,26 @@ export function verdictPart() {
   };
 }
 
-function happeningPart(happening) {
+function happeningPart() {
   const mark = shape();
   const at = make("time", "happening-at");
   const where = make("span", "happening-where");
   const what = make("span", "happening-what");
-  const pod = make("span", "happening-pod");
-  mark.set(toneOf(happening.tone));
-  setName(where, happening.where, 80);
-  setName(what, happening.what, 300);
-  setName(pod, happening.pod, 60);
+  const pods = make("span", "happening-pod");
+  const trace = linkPart("trace");
   return {
-    node: make("li", "happening", [at, mark.node, where, what, pod]),
+    node: make("li", "happening", [at, mark.node, where, what, trace.node, pods]),
     update(one, now, several) {
+      mark.set(toneOf(one.tone));
       setText(at, moment(one.at, now));
-      setAttribute(at, "title", `${span(now - one.at)} ago`);
-      setHidden(pod, !several);
+      const began = one.at - one.began >= 1 ? `, from ${moment(one.began, now)} on` : "";
+      setAttribute(at, "title", `${span(now - one.at)} ago${began}`);
+      setName(where, one.where, 80);
+      setName(what, one.what, 300);
+      setName(pods, one.pods.length === 1 ? one.pods[0] : `${one.pods.length} pods`, 60);
+      setAttribute(pods, "title", clean(one.pods.join(", "), 400));
+      setHidden(pods, !several);
+      trace.update(one.trace_link);
     },
   };
 }
@@ -162,19 +191,15 @@ export function happeningsPart() {
   const keyed = new Keyed(byId("happenings"), happeningPart);
   return {
     update(message, now) {
-      const all = [];
-      for (const view of message.views) {
-        const seen = new Map();
-        for (const one of list(view.happenings, 400)) {
-          const text = `${view.pod.name} ${one.at} ${one.where} ${one.what}`;
-          const again = (seen.get(text) ?? 0) + 1;
-          seen.set(text, again);
-          all.push({ ...one, at: number(one.at), pod: view.pod.name, key: `${text} ${again}` });
-        }
-      }
-      all.sort((a, b) => b.at - a.at);
-      keyed.update(all.slice(0, MOST_HAPPENINGS), (one) => one.key, now, message.views.length > 1);
-      setHidden(byId("no-happenings"), all.length > 0);
+      const keys = new Map();
+      const keyOf = (one) => {
+        // The same line for as long as something goes on: its beginning names it.
+        const key = `${one.began} ${one.where} ${one.what.split(" ", 3).join(" ")}`;
+        keys.set(key, (keys.get(key) ?? 0) + 1);
+        return `${key} ${keys.get(key)}`;
+      };
+      keyed.update(message.happened, keyOf, now, message.views.length > 1);
+      setHidden(byId("no-happenings"), message.happened.length > 0);
     },
   };
 }
