@@ -156,6 +156,39 @@ def test_by_adaptive_lifo_a_worker_begins_nothing_that_waited_for_too_long() -> 
     assert worker.snapshot()["shed"] > 0
 
 
+@pytest.mark.parametrize(
+    "shed",
+    [codel(0.25, interval=1.0, scale=0), adaptive_lifo(0.25, patience=1.0, scale=0)],
+    ids=["codel", "adaptive_lifo"],
+)
+def test_urgent_jobs_hide_no_queue_that_stands(shed: QueueShed) -> None:
+    """It is judged by its longest waiting job, not by those that pass it and never wait."""
+    waits: dict[int, list[float]] = {0: [], 9: []}
+
+    async def handler(claim: Claim) -> None:
+        waits[claim.priority].append(claim.waited)
+        await let_pass(0.1)
+
+    async def main() -> int:
+        queue = LocalQueue(max_dead=1000)
+        worker = Worker(queue, handler, concurrency=2, shed=shed)
+        task = asyncio.create_task(worker.run())
+        for n in range(800):
+            await queue.apush(None, priority=9 if n % 4 == 0 else 0)
+            await let_pass(1 / 40)
+        worker.stop(0.0)
+        await task
+        return int(worker.snapshot()["shed"])
+
+    count = run_virtual(main())
+    assert len(waits[9]) >= 199
+    assert max(waits[9]) <= 0.2
+    assert len(waits[0]) > 0.4 * 20 * 20
+    late = sorted(waits[0][60:])
+    assert late[len(late) // 2] <= 2 * 0.25
+    assert count > 0.4 * 600
+
+
 def test_a_job_that_was_delayed_or_tried_before_is_not_shed() -> None:
     """It counts how long a job could have been claimed, and its first attempt only."""
 

@@ -24,7 +24,7 @@ from seawall.jobs._queue import JobQueue
 from seawall.jobs._records import Claim
 from seawall.jobs._runs import Run
 from seawall.models.backoff import Backoff, as_backoff, full_jitter
-from seawall.models.codel import QueueShed, check_queue_shed
+from seawall.models.codel import REREAD, QueueShed, check_queue_shed
 from seawall.runtime.functions import kind_of
 from seawall.runtime.recent import ResponseTimes
 from seawall.runtime.runners import sleep_async
@@ -67,9 +67,10 @@ class Worker(Doing):
         pause of `backoff`: full jitter from 1 s up to 5 minutes, unless given. A job is claimed for
         `lease` seconds, and the claim prolonged while it runs.
 
-        `shed` says when the queue has stood for too long: `codel()` or `adaptive_lifo()`. Then jobs
-        that have waited for too long are not begun: they become dead letters. The order stays that
-        of the queue, and a job that was tried before is not shed.
+        `shed` says when the queue has stood for too long, by the age of its longest waiting job:
+        `codel()` or `adaptive_lifo()`. Then jobs that have waited for too long are not begun: they
+        become dead letters. The order stays that of the queue, and a job that was tried before is
+        not shed.
         """
         if not isinstance(queue, JobQueue):
             raise TypeError(f"Worker({queue!r}, ...): pass a PriorityQueue or a LocalQueue")
@@ -82,6 +83,8 @@ class Worker(Doing):
         self.shed = check_queue_shed(shed)
         self._times = ResponseTimes(TIMES_WINDOW)
         self._discipline = None if shed is None else shed.start(self._times.quantile(0.5))
+        self._look_at = -inf
+        self._oldest_age = 0.0
         self.concurrency = check.count("concurrency", concurrency, maximum=500)
         self.lease = check.seconds("lease", lease)
         if self.lease > queue.keep:
@@ -189,6 +192,7 @@ class Worker(Doing):
         delays = OUTAGE.delays(self._rng.random)
         while free := await self._room():
             try:
+                oldest = 0.0 if self._discipline is None else await self._oldest()
                 claims = await self._claim(free)
             except StoreUnavailable:
                 if self.queue._closed:  # noqa: SLF001 - of this package
@@ -196,18 +200,30 @@ class Worker(Doing):
                 await self._nap(next(delays))
                 continue
             delays = OUTAGE.delays(self._rng.random)
-            for claim in self._judged(claims):
+            for claim in self._judged(claims, oldest):
                 self._begin(claim)
 
-    def _judged(self, claims: list[Claim]) -> Iterator[Run]:
-        """Mark the jobs that have waited for too long, by the rule of `shed`."""
+    async def _oldest(self) -> float:
+        """Return how long the longest waiting job has waited; looked at every 0.1 s at most."""
+        now = self._clock.now()
+        if now >= self._look_at:
+            self._look_at = now + REREAD
+            self._oldest_age = (await self.queue.asnapshot())["oldest"]
+        return self._oldest_age
+
+    def _judged(self, claims: list[Claim], oldest: float) -> Iterator[Run]:
+        """Mark the jobs that have waited for too long, by the rule of `shed`.
+
+        The queue is judged by its longest waiting job: jobs that matter more pass it, and do not
+        wait.
+        """
         discipline, now = self._discipline, self._clock.now()
         if discipline is not None and not claims:
             discipline.emptied(now)
         for claim in claims:
             run = Run(claim, wanted=not self._stopped)
             if discipline is not None:
-                run.shed = claim.attempt == 1 and discipline.sheds(claim.waited, now)
+                run.shed = claim.attempt == 1 and discipline.sheds(claim.waited, now, oldest)
                 if not run.shed:
                     discipline.serves(now)
             yield run

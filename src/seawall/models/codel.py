@@ -59,10 +59,12 @@ class QueueState(Protocol):
         `sojourn` is how long the longest waiting of them has waited.
         """
 
-    def sheds(self, sojourn: float, now: float) -> bool:
+    def sheds(self, sojourn: float, now: float, oldest: float = 0.0) -> bool:
         """Tell whether somebody has to go, when the longest waiting has waited for `sojourn`.
 
-        Asked when somebody is to be served, until the answer is no.
+        Asked when somebody is to be served, until the answer is no. Where the next to be served is
+        not the longest waiting, `sojourn` is its wait, and `oldest` that of the longest waiting:
+        by that the queue is judged.
         """
 
     def serves(self, now: float) -> None:
@@ -198,9 +200,9 @@ class CodelState:
         self._gone += 1
         return True
 
-    def sheds(self, sojourn: float, now: float) -> bool:
+    def sheds(self, sojourn: float, now: float, oldest: float = 0.0) -> bool:
         """Tell whether to shed a caller that has waited too long to be of use, in a bad queue."""
-        self._judge(sojourn, now)
+        self._judge(max(sojourn, oldest), now)
         longest = FLOOD * self._spans.long if self._door else self._spans.short
         if not self._shedding or sojourn <= longest:
             return False
@@ -291,10 +293,11 @@ class AdaptiveLifoState:
         """Let everybody in: the newest is the one to be served."""
         return False
 
-    def sheds(self, sojourn: float, now: float) -> bool:
-        """Shed who has waited for longer than a queue of this age allows."""
-        if self._since is None or now - sojourn < self._since:
-            self._since = now - sojourn
+    def sheds(self, sojourn: float, now: float, oldest: float = 0.0) -> bool:
+        """Shed a caller that has waited for longer than a queue of this age allows."""
+        began = now - max(sojourn, oldest)
+        if self._since is None or began < self._since:
+            self._since = began
         self._spans.stretch(now)
         return sojourn > (self._spans.short if self.newest_first(now) else self._spans.long)
 
