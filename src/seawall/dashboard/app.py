@@ -15,6 +15,10 @@ in another pod, the page goes on.
     GET  /session      who the operator is, and the token for what follows
     POST /act          isolate or close a breaker, change a setting
     POST /keys         look up an idempotency key, or forget it
+    GET  /lists        the queues, jobs and outboxes that can be looked through
+    GET  /list         a page of one of them
+    GET  /item         a job, dead letter or event of one
+    POST /work         retry or drop some of them
 """
 
 from __future__ import annotations
@@ -48,6 +52,8 @@ from seawall.dashboard._live import Live
 from seawall.dashboard._sse import Stream
 from seawall.dashboard._summary import Links
 from seawall.dashboard._visit import Visit, json_body
+from seawall.dashboard._work_lists import READS as WORK_READS
+from seawall.dashboard._work_lists import act_on_work
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.web.request import path_below_root
 from seawall.web.sending import Send
@@ -291,13 +297,18 @@ class Dashboard:
         path = path_below_root(visit.scope)
         name = path.strip("/") if path.count("/") <= 2 else path  # noqa: PLR2004
         check_site(visit, page=not name)
-        if name in ("act", "keys") or name in self._posts:
+        if name in ("act", "keys", "work") or name in self._posts:
             expect(visit.method, "POST")
             answer = await self._posted(name, visit, receive)
             await send_answer(send, 200, JSON, to_json(answer))
         elif name in _READS:
             expect(visit.method, "GET", "HEAD")
             await getattr(self, _READS[name])(visit, receive, send, head=head)
+        elif name in WORK_READS:
+            expect(visit.method, "GET", "HEAD")
+            payloads = await self._door.operator(visit) is not None
+            found = await WORK_READS[name](visit.query, payloads=payloads, tell=self._door.tell)
+            await send_answer(send, 200, JSON, to_json(found), head=head)
         else:
             folder, _, file = path.removeprefix("/").partition("/")
             asset = self._asset(file) if folder == "page" and file != _assets.INDEX else None
@@ -368,6 +379,8 @@ class Dashboard:
         body = await json_body(visit, receive)
         if name == "keys":
             return await answer_about_keys(body, operator, visit.client, self._door.tell)
+        if name == "work":
+            return await act_on_work(body, operator, visit.client, self._door.tell)
         if name != "act":
             try:
                 return await self._post(name, body, operator)

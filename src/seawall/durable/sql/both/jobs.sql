@@ -131,7 +131,7 @@ ORDER BY number, id;
 SELECT 0, id, state, kind, scope, priority, attempts, error, created_at, ended_at, due_at,
     length(payload), substr(payload, 1, CAST(:cut AS integer)), 1 = 1, {now}
 FROM {jobs}
-WHERE id = :id AND (expires_at IS NULL OR expires_at > {now});
+WHERE id = :id AND state <> 'expired' AND (expires_at IS NULL OR expires_at > {now});
 
 -- name: retry
 UPDATE {jobs} SET state = 'queued', attempts = 0, progress = 0, message = '',
