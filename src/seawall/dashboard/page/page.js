@@ -14,6 +14,7 @@ import { readChartsOut } from "./readout.js";
 import { Pasts } from "./past.js";
 import { sectionsPart } from "./sections.js";
 import { happeningsPart, verdictPart } from "./verdict.js";
+import { workPart } from "./work.js";
 
 const byId = (id) => document.getElementById(id);
 const pasts = new Pasts();
@@ -22,6 +23,7 @@ const sections = sectionsPart();
 const verdict = verdictPart();
 const happenings = happeningsPart();
 const lookup = lookupPart();
+const work = workPart();
 const subscribers = new Set();
 let last = null;
 
@@ -61,6 +63,7 @@ function show() {
   safely(() => sections.update(last, pasts));
   safely(() => happenings.update(last, live.now()));
   safely(() => lookup.update(last));
+  safely(() => work.update(last));
 }
 
 function take(message) {
