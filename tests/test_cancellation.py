@@ -179,9 +179,9 @@ class World:
             note(outcome, detail)
             leave(ticket, outcome, detail, now)
 
-        def watched_attempt(ticket: Any, outcome: Any, detail: Any, now: float) -> Any:
+        def watched_attempt(ticket: Any, outcome: Any, detail: Any, now: float, count: Any) -> None:
             note(outcome, detail)
-            return attempted(ticket, outcome, detail, now)
+            attempted(ticket, outcome, detail, now, count)
 
         bound.enter, bound.leave, bound.inline = watched_enter, watched_leave, None
         bound.attempted = None if attempted is None else watched_attempt

@@ -8,7 +8,19 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from seawall.models.windows import CountWindow, NoWindow, TimeWindow, Totals, new_window, sample
+from seawall.models.windows import (
+    FAILED,
+    SLOW,
+    CallCount,
+    CountWindow,
+    NoWindow,
+    TimeWindow,
+    Totals,
+    new_window,
+    sample,
+)
+
+BOTH = FAILED | SLOW
 
 QUICK = settings(max_examples=3000, database=None, phases=[Phase.generate])
 
@@ -37,11 +49,11 @@ def record(window, outcome, now):
     if outcome == "success":
         window.success(now)
     elif outcome == "failure":
-        window.failure(now)
+        window.add(FAILED, now)
     else:
-        place = window.slow(now)
+        place = window.add(SLOW, now)
         if outcome == "slow then failed":
-            window.fail(place, now)
+            window.change(place, SLOW, BOTH, now)
 
 
 def count_window_is_exact(window, size, steps):
@@ -124,9 +136,9 @@ def test_failures_are_never_more_than_calls(kind, steps):
     for step, pause in steps:
         now += pause
         if step == "begin":
-            places.append(window.slow(now))
+            places.append(window.add(SLOW, now))
         elif places:
-            window.fail(places.pop(0), now)
+            window.change(places.pop(0), SLOW, BOTH, now)
         totals = window.totals(now)
         assert 0 <= totals.failures <= totals.calls
         assert 0 <= totals.slow <= totals.calls
@@ -139,18 +151,18 @@ def test_failures_are_never_more_than_calls(kind, steps):
 def test_a_slow_call_that_fails_is_one_call(kind):
     """The failure of a call that was counted as slow adds no call."""
     window = kind(50)
-    place = window.slow(0)
+    place = window.add(SLOW, 0)
     window.success(1)
-    window.fail(place, 2)
+    window.change(place, SLOW, BOTH, 2)
     assert window.totals(2) == Totals(calls=2, failures=1, slow=1)
 
 
 def test_a_late_failure_leaves_the_count_window_with_its_call():
     """In a count window the failure is marked where the call was counted, and leaves with it."""
     window = CountWindow(3)
-    place = window.slow(0)
+    place = window.add(SLOW, 0)
     window.success(0)
-    window.fail(place, 0)
+    window.change(place, SLOW, BOTH, 0)
     window.success(0)
     assert window.totals(0) == Totals(3, 1, 1)
     window.success(0)
@@ -158,16 +170,87 @@ def test_a_late_failure_leaves_the_count_window_with_its_call():
 
 
 def test_a_failure_after_its_call_left_is_a_new_call():
-    """Where the slow call has left the window, its failure counts as a call of its own."""
+    """Where the slow call has left the window, it is counted anew: as slow, and as failed."""
     by_count, by_time = CountWindow(2), TimeWindow(10)
-    place = by_count.slow(0)
-    by_count.failure(0)
-    by_count.failure(0)
-    by_count.fail(place, 0)
-    assert by_count.totals(0) == Totals(2, 2, 0)
-    place = by_time.slow(0)
-    by_time.fail(place, 50)
-    assert by_time.totals(50) == Totals(1, 1, 0)
+    place = by_count.add(SLOW, 0)
+    by_count.add(FAILED, 0)
+    by_count.add(FAILED, 0)
+    by_count.change(place, SLOW, BOTH, 0)
+    assert by_count.totals(0) == Totals(2, 2, 1)
+    place = by_time.add(SLOW, 0)
+    by_time.change(place, SLOW, BOTH, 50)
+    assert by_time.totals(50) == Totals(1, 1, 1)
+
+
+# --- Verdicts that are replaced ---
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["success", "mark", "mark"]),
+        st.integers(0, 30),
+        st.integers(0, 4),
+        st.sampled_from([0, FAILED, SLOW, BOTH]),
+    ),
+    max_size=60,
+)
+
+
+def marked_calls_are_counted_once(window, steps):
+    """Tell whether a window has each of five calls at most once, with its latest marks.
+
+    What the window holds is compared with a list of calls: `[place, marks]`, in the order of their
+    counting. The place is the bucket, or the number of the call.
+    """
+    by_time, now, counts = isinstance(window, TimeWindow), 1000, {}
+    history, latest = [], {}
+
+    def holds(record):
+        if by_time:
+            return record[0] > now // 5 - 10
+        return any(record is kept for kept in history[-4:])
+
+    for action, pause, call, marks in steps:
+        now += pause
+        if action == "success":
+            window.success(now)
+            history.append([now // 5, 0])
+        else:
+            counts.setdefault(call, CallCount()).mark(window, marks, now)
+            record = latest.get(call)
+            if record is None or not holds(record):
+                record = latest[call] = [now // 5, 0]
+                history.append(record)
+            record[1] = marks
+        kept = [record for record in history if holds(record)]
+        failed = sum(record[1] & FAILED for record in kept)
+        slow = sum(record[1] >> 1 for record in kept)
+        if window.totals(now) != Totals(len(kept), failed, slow):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("make", [lambda: TimeWindow(50), lambda: CountWindow(4)])
+@given(steps=CHANGES)
+def test_a_call_whose_marks_change_is_in_the_window_once(make, steps):
+    """However often a call is marked anew, the window holds it once, as it was marked last."""
+    assert marked_calls_are_counted_once(make(), steps)
+
+
+@pytest.mark.parametrize("kind", [TimeWindow, CountWindow])
+def test_a_window_that_counts_each_mark_is_caught(kind):
+    """Where a change adds another call, the history disagrees."""
+
+    class Adding(kind):
+        def change(self, _place, _before, after, now):
+            return self.add(after, now)
+
+    size = 50 if kind is TimeWindow else 4
+    find(
+        CHANGES,
+        lambda steps: not marked_calls_are_counted_once(Adding(size), steps),
+        settings=QUICK,
+        random=Random(1),
+    )
 
 
 # --- Clocks ---
@@ -176,8 +259,8 @@ def test_a_failure_after_its_call_left_is_a_new_call():
 def test_a_clock_set_back_a_little_counts_into_the_running_bucket():
     """A reading from before the running bucket neither loses the call nor what was there."""
     window = TimeWindow(10)
-    window.failure(100)
-    window.failure(95)
+    window.add(FAILED, 100)
+    window.add(FAILED, 95)
     window.success(95)
     assert window.totals(95) == Totals(3, 2, 0)
 
@@ -185,8 +268,8 @@ def test_a_clock_set_back_a_little_counts_into_the_running_bucket():
 def test_a_clock_set_back_by_more_than_the_window_starts_anew():
     """The window does not fill for an hour because the clock was set back by one."""
     window = TimeWindow(10)
-    window.failure(5000)
-    window.failure(1400)
+    window.add(FAILED, 5000)
+    window.add(FAILED, 1400)
     assert window.totals(1400) == Totals(1, 1, 0)
     window.success(1420)
     assert window.totals(1420) == Totals(1, 0, 0)
@@ -195,7 +278,7 @@ def test_a_clock_set_back_by_more_than_the_window_starts_anew():
 def test_a_clock_that_jumps_ahead_empties_the_window():
     """After a jump ahead only the new call is there."""
     window = TimeWindow(10)
-    window.failure(0)
+    window.add(FAILED, 0)
     window.success(10**9)
     assert window.totals(10**9) == Totals(1, 0, 0)
 

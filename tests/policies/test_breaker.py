@@ -99,12 +99,82 @@ def test_by_attempts_the_same_bad_keys_open_it():
 
 
 def test_a_call_that_succeeds_in_the_end_is_a_success():
-    """A failure that a retry made good says nothing against the dependency."""
+    """A failure that a retry made good says nothing against the dependency any more."""
     with virtual_time():
-        breaker = Breaker(consecutive=1)
+        breaker = Breaker(consecutive=2, failure_ratio=1.0, window=100, min_calls=2)
         guard = new_guard(_retry(), breaker)
-        assert guard.call(ScriptedService(fail(Bad, times=2), answer("late")).call) == "late"
+        for calls in range(1, 5):
+            service = ScriptedService(fail(Bad, times=2), answer("late"))
+            assert guard.call(service.call) == "late"
+            assert _counted(guard) == (calls, 0)
     assert breaker.state == "closed"
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"failure_ratio": 0.5, "window": 30.0, "min_calls": 20},
+        {"failure_ratio": 0.5, "window_calls": 40, "min_calls": 20},
+        {"consecutive": 20},
+        {"failure_ratio": 0.5, "window": 30.0, "min_calls": 20, "key": lambda: "vendor"},
+    ],
+)
+def test_an_outage_opens_the_breaker_by_first_attempts_not_by_the_ends_of_calls(rules):
+    """A call that fails counts at its first attempt: it opens while all of them still pause."""
+    breaker = Breaker(**rules)
+    retry = Retry(on=Bad, attempts=4, backoff=[0.1] * 3, retry_after=lambda _error: 5.0)
+
+    async def main() -> float:
+        guard = new_guard(retry, breaker)
+        loop = asyncio.get_running_loop()
+        tasks = []
+        for _ in range(40):
+            tasks.append(loop.create_task(guard.aattempt(_fails)))
+            await let_pass(0.025)
+            if breaker.state == "open":
+                break
+        opened = loop.time()
+        await asyncio.gather(*tasks)
+        return opened
+
+    assert run_virtual(main()) == pytest.approx(0.5)
+
+
+def test_a_failure_is_withdrawn_when_a_later_attempt_succeeds():
+    """While a call pauses it counts as failed; after its retry it counts as a success."""
+    with virtual_time():
+        breaker = Breaker(failure_ratio=1.0, window=100, min_calls=9)
+        guard = new_guard(_retry(), breaker)
+        seen = []
+        for attempt in guard.attempts():
+            with attempt:
+                seen.append(_counted(guard))
+                if attempt.number < ATTEMPTS:
+                    raise Bad
+        assert seen == [(0, 0), (1, 1), (1, 1)]
+        assert _counted(guard) == (1, 0)
+
+
+def test_a_stream_that_begins_after_a_failed_attempt_is_no_failure():
+    """A stream may take long: what came before its first item does not count meanwhile."""
+    with virtual_time():
+        breaker = Breaker(failure_ratio=1.0, window=100, min_calls=9)
+        guard = new_guard(_retry(), breaker)
+        failures = iter([True, False])
+
+        @guard
+        def items() -> Iterator[int]:
+            if next(failures):
+                raise Bad
+            yield 1
+            raise Bad
+
+        stream = items()
+        assert next(stream) == 1
+        assert _counted(guard) == (1, 0)
+        with pytest.raises(Bad):
+            next(stream)
+        assert _counted(guard) == (1, 1)
 
 
 def test_each_attempt_still_asks_the_breaker():
@@ -347,7 +417,7 @@ TRAFFIC = st.builds(
         st.lists(st.sampled_from(["ok", "bad", "other", "ignored"]), min_size=4, max_size=4),
         max_size=8,
     ),
-    st.sampled_from(["sync", "async", "hedged"]),
+    st.sampled_from(["sync", "async", "hedged", "overlapping"]),
 )
 
 
@@ -361,37 +431,36 @@ def counts_each_call_once(case: Traffic) -> None:
     )
     stack: list[Any] = [Retry(on=(Bad, KeyError), attempts=case.attempts, backoff=[0.1] * 4)]
     stack += [Hedge(50.0)] if case.kind == "hedged" else []
-    expected: list[bool] = []
-    script: Iterator[str] = iter(())
+    errors = {"bad": Bad, "other": RuntimeError, "ignored": KeyError}
+    verdicts = (_last_verdict(call, case.attempts) for call in case.calls)
+    expected = [said for said in verdicts if said is not None]
 
-    def end(how: str) -> str:
-        if how == "bad":
-            raise Bad
-        if how == "other":
-            raise RuntimeError
-        if how == "ignored":
-            raise KeyError
+    def work(script: Iterator[str]) -> str:
+        how = next(script)
+        if how in errors:
+            raise errors[how]
         return how
 
-    def work() -> str:
-        return end(next(script))
-
-    async def awork() -> str:
+    async def awork(script: Iterator[str]) -> str:
         await let_pass(0.25)
-        return work()
+        calls, failures = _counted(guard)
+        assert failures <= calls <= len(case.calls)
+        return work(script)
 
     async def run() -> None:
-        nonlocal script
-        guard = new_guard(*stack, breaker)
+        overlapping = []
         for call in case.calls:
-            script = iter(call)
-            said = _last_verdict(call, case.attempts)
-            expected.extend([] if said is None else [said])
             if case.kind == "sync":
-                guard.attempt(work)
+                guard.attempt(work, iter(call))
+            elif case.kind == "overlapping":
+                overlapping.append(asyncio.ensure_future(guard.aattempt(awork, iter(call))))
+                await let_pass(0.05)
             else:
-                await guard.aattempt(awork)
+                await guard.aattempt(awork, iter(call))
+        await asyncio.gather(*overlapping)
         assert _counted(guard) == (len(expected), sum(expected))
+
+    guard = new_guard(*stack, breaker)
 
     run_virtual(run())
 

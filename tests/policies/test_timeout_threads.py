@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import (
+    Breaker,
     BulkheadFull,
     DeadlineExceeded,
     Guard,
@@ -584,3 +585,34 @@ def test_without_the_last_look_a_finished_result_would_be_lost(
     monkeypatch.setattr(ThreadDriver, "_raise_late", hasty)
     with pytest.raises(TimedOut):
         test_a_result_at_the_very_moment_of_expiry_is_the_result(clock)
+
+
+@pytest.mark.parametrize("counts", ["calls", "attempts"])
+def test_attempts_that_were_abandoned_count_as_one_call_at_a_breaker(
+    clock: Stopwatch, counts: Any
+) -> None:
+    """Their threads end after the call, and the first that ends is its verdict."""
+    breaker = Breaker(failure_ratio=1.0, window=1000, min_calls=9, counts=counts)
+    attempts = [Hanging() for _ in range(3)]
+    errors: list[BaseException] = []
+    retry = Retry(on=TimedOut, attempts=3, backoff=[0.0] * 3, retry_after=errors.append)
+    guard = _guard(retry, Timeout(1.0, sync="thread"), breaker, clock=clock)
+    begin = iter(attempts)
+
+    def work() -> str:
+        return next(begin)()
+
+    def counted() -> int:
+        calls: int = guard.snapshot()["policies"][2]["calls"]
+        return calls
+
+    for one in reversed(attempts):
+        clock.expire_when(one.begun)
+    with pytest.raises(TimedOut) as caught:
+        guard.call(work)
+    assert counted() == 0
+    seen = []
+    for one, error in zip(attempts, [*errors, caught.value], strict=True):
+        _let_go(one, error)
+        seen.append(counted())
+    assert seen == ([1, 1, 1] if counts == "calls" else [1, 2, 3])

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from seawall import Breaker, CircuitOpen, growing, n_of_m, ramp, single
 from seawall.models.breaker import BreakerModel, BreakerSettings, Refusal, State
 from seawall.models.probes import Verdict
-from seawall.models.windows import Tracked
+from seawall.models.windows import CallCount, Tracked
 from tests.shared.breakers import OUTCOMES, World, entered, quiet_world
 from tests.shared.support import mutate
 from tests.support import new_guard
@@ -90,6 +90,7 @@ class Agreement(RuleBasedStateMachine):
         self.world.begin()
         self.clock = self.world.clock
         self.flying: list[tuple[Any, Any, Any]] = []
+        self.retried: list[tuple[CallCount, CallCount, CallCount]] = []
         options = {**rules, **rest}
         self.model = BreakerModel(BreakerSettings(**options))
         self.local = Breaker(**options)
@@ -162,6 +163,27 @@ class Agreement(RuleBasedStateMachine):
         self.pod.leave(shared, verdict)
         self.pod.flush()
 
+    @rule(which=st.integers(0, 4), verdict=VERDICTS)
+    def attempt(self, which: int, verdict: Verdict) -> None:
+        """Make an attempt of a call: of a new one, or of one of those that have made some."""
+        if not self.offer():
+            return
+        if which >= len(self.retried):
+            self.retried.append((CallCount(), CallCount(), CallCount()))
+            which = -1
+        now = self.clock.now()
+        for owner, ticket, count in zip(
+            (self.model, self.gate, self.pod.gate),
+            self.flying.pop(),
+            self.retried[which],
+            strict=True,
+        ):
+            if owner is self.model:
+                owner.settle(ticket, verdict, now, count)
+            else:
+                owner.attempted(ticket, OUTCOMES[verdict], None, now, count)
+        self.pod.flush()
+
     @rule(command=st.sampled_from(["isolate", "close", "trip", *[""] * 24]))
     def order(self, command: str) -> None:
         """Do something by hand, now and then."""
@@ -212,6 +234,10 @@ def test_model_memory_and_store_agree(redis_url, client):
 MUTANTS = {
     "one probe too many": ("+ at.failed < plan[2]", "+ at.failed <= plan[2]"),
     "calls are forgotten too early": ("bucket[1] > newest - 10", "bucket[1] > newest - 6"),
+    "a failure is not withdrawn": (
+        "bucket[3] + has_failed(after) - has_failed(before)",
+        "bucket[3] + has_failed(after) * (1 - has_failed(before))",
+    ),
     "a cancelled probe of a ramp keeps its permit": (
         "at.admitted = at.admitted - (stage == at.stage and 1 or 0)",
         "at.admitted = at.admitted",

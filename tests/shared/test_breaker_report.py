@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from seawall.models.breaker_report import (
     MOST,
     MOST_PLACES,
+    ORDER,
     CountReport,
     Place,
     Report,
@@ -18,17 +19,29 @@ from seawall.models.breaker_report import (
     at_once,
     reported,
 )
-from seawall.models.windows import CountWindow, NoWindow, TimeWindow, Totals
+from seawall.models.windows import (
+    FAILED,
+    SLOW,
+    CountWindow,
+    NoWindow,
+    TimeWindow,
+    Totals,
+)
 
+BOTH = FAILED | SLOW
 WINDOWS = {"time": lambda: TimeWindow(10.0), "count": lambda: CountWindow(7)}
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["success", "success", "failure", "slow", "fail", "tell", "lose"]),
+        st.sampled_from(["success", "success", "failure", "slow", "change", "tell", "lose"]),
         st.integers(0, 3),
         st.integers(0, 9),
+        st.sampled_from([0, FAILED, SLOW, BOTH]),
     ),
     max_size=60,
 )
+
+
+MARKS = {"failure": FAILED, "slow": SLOW}
 
 
 class Others:
@@ -41,38 +54,52 @@ class Others:
     def hear(self, report: Report, now: float) -> None:
         """Take in all that there is to tell, and answer where it was counted."""
         for entry in report.take():
-            plain, failed, both, slow, place = entry.told()
-            if place >= 0:
-                self.window.fail(place, now)
-                continue
-            for _ in range(plain):
-                self.window.success(now)
-            for _ in range(failed):
-                self.window.failure(now)
-            for _ in range(both):
-                self.window.fail(self.window.slow(now), now)
+            *calls, place, before, after = entry.told()
             last = None
-            for _ in range(slow):
-                last = self.window.slow(now)
+            if place >= 0:
+                last = self.window.change(place, before, after, now)
+            for marks, many in zip(ORDER, calls, strict=True):
+                for _ in range(many):
+                    last = self.window.add(marks, now)
             if last is not None:
                 entry.counted(int(last))
+
+
+class Marked:
+    """Calls that a report has counted and that may be marked otherwise."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.calls: list[tuple[Place, int]] = []
+
+    def add(self, marks: int, now: float) -> None:
+        """Count a call."""
+        self.calls.append((self.report.add(marks, now), marks))
+
+    def change(self, which: int, after: int, now: float) -> None:
+        """Mark one of them otherwise."""
+        if self.calls:
+            number = which % len(self.calls)
+            place, before = self.calls[number]
+            self.report.change(place, before, after, now)
+            self.calls[number] = place, after
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
 @given(steps=STEPS)
 def test_told_at_every_step_the_others_count_the_same(kind, steps):
-    """Whoever is told at each step has counted what this pod has, slow calls that fail included."""
+    """Whoever is told at each step has counted what this pod has, calls that change included."""
     report, others = reported(WINDOWS[kind]()), Others(kind)
-    slow: list[float] = []
+    marked = Marked(report)
     now = 1000.0
-    for action, wait, which in steps:
+    for action, wait, which, marks in steps:
         now += wait
-        if action in ("success", "failure"):
-            getattr(report, action)(now)
-        elif action == "slow":
-            slow.append(report.slow(now))
-        elif action == "fail" and slow:
-            report.fail(slow.pop(which % len(slow)), now)
+        if action == "success":
+            report.success(now)
+        elif action in MARKS:
+            marked.add(MARKS[action], now)
+        elif action == "change":
+            marked.change(which, marks, now)
         others.hear(report, now)
         assert not report.fresh
         assert others.window.totals(now) == report.totals(now)
@@ -83,24 +110,24 @@ def test_told_at_every_step_the_others_count_the_same(kind, steps):
 def test_told_now_and_then_nothing_is_told_twice(kind, steps):
     """Each call is told once, however seldom; what is lost on the way is not told again."""
     report = reported(WINDOWS[kind]())
+    marked = Marked(report)
     calls = told = 0
-    slow: list[float] = []
-    for action, _wait, which in steps:
-        if action in ("success", "failure"):
-            getattr(report, action)(1000.0)
+    for action, _wait, which, marks in steps:
+        if action == "success":
+            report.success(1000.0)
             calls += 1
-        elif action == "slow":
-            slow.append(report.slow(1000.0))
+        elif action in MARKS:
+            marked.add(MARKS[action], 1000.0)
             calls += 1
-        elif action == "fail" and slow:
-            report.fail(slow.pop(which % len(slow)), 1000.0)
+        elif action == "change":
+            marked.change(which, marks, 1000.0)
         elif action in ("tell", "lose"):
             before = calls
             for entry in report.take():
                 told += sum(entry.told()[:4])
                 if entry.late is not None and entry.late.shared is None:
                     told -= 1  # the others never heard of that call, so it is told as a new one
-                if action == "tell" and entry.slow:
+                if action == "tell":
                     entry.counted(5)
             assert told == before
 
@@ -111,15 +138,15 @@ def test_many_entries_become_one():
     places = []
     for number in range(10 * MOST):
         report.success(1.0)
-        report.failure(1.0)
+        report.add(FAILED, 1.0)
         if number % 2:
-            places.append(report.slow(1.0))
+            places.append(report.add(SLOW, 1.0))
     entries = report.take()
     assert len(entries) <= MOST
     sums = [sum(column) for column in zip(*(entry.told()[:4] for entry in entries), strict=True)]
     assert sums == [10 * MOST, 10 * MOST, 0, 5 * MOST]
     for place in places:
-        report.fail(place, 1.0)
+        report.change(place, SLOW, BOTH, 1.0)
     late = report.take()
     assert len(late) <= MOST + 1
     assert sum(sum(entry.told()[:3]) for entry in late) == 5 * MOST
@@ -140,12 +167,12 @@ def test_successes_counted_without_a_lock_are_all_told():
         thread.start()
     told = failures = 0
     while any(thread.is_alive() for thread in threads):
-        report.failure(1.0)
+        report.add(FAILED, 1.0)
         failures += 1
-        told += sum(entry.plain for entry in report.take())
+        told += sum(entry.calls[0] for entry in report.take())
     for thread in threads:
         thread.join()
-    told += sum(entry.plain for entry in report.take())
+    told += sum(entry.calls[0] for entry in report.take())
     assert told == 80_001
     assert window.totals(1.0) == (80_001 + failures, failures, 0)
 
@@ -153,51 +180,54 @@ def test_successes_counted_without_a_lock_are_all_told():
 def test_a_slow_call_that_left_the_own_window_is_told_as_late():
     """Where it was counted long ago it fails anew here; the others decide for themselves."""
     report = reported(TimeWindow(10.0))
-    place = report.slow(1.0)
+    place = report.add(SLOW, 1.0)
     (entry,) = report.take()
     entry.counted(77)
-    report.fail(place, 50.0)
+    report.change(place, SLOW, BOTH, 50.0)
     (late,) = report.take()
-    assert late.told() == (0, 0, 0, 0, 77)
-    assert report.totals(50.0) == (1, 1, 0)
+    assert late.told() == (0, 0, 0, 0, 77, SLOW, BOTH)
+    assert report.totals(50.0) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("totals", [(0, 0, 0), (9, 2, 3), (4, 3, 3), (2, 2, 2)])
 def test_a_whole_window_can_be_told_at_once(totals):
     """No call is made up and none is lost, whichever of them were both failed and slow."""
-    plain, failed, both, slow, place = at_once(Totals(*totals))
+    plain, failed, both, slow, *rest = at_once(Totals(*totals))
     assert min(plain, failed, both, slow) >= 0
     assert (plain + failed + both + slow, failed + both, slow + both) == totals
-    assert place == -1
+    assert rest == [-1, 0, 0]
 
 
 def test_slow_calls_of_one_bucket_are_told_apart():
     """Two slow calls have the same number in a bucket; the one that fails is the one that did."""
     report = reported(TimeWindow(10.0))
     for _ in range(MOST):
-        report.failure(1.0)
-    first, second = report.slow(1.0), report.slow(1.0)
-    report.fail(second, 1.0)
+        report.add(FAILED, 1.0)
+    first, second = report.add(SLOW, 1.0), report.add(SLOW, 1.0)
+    report.change(second, SLOW, BOTH, 1.0)
     *_others, entry = report.take()
-    assert entry.told() == (0, 1, 1, 1, -1)
+    assert entry.told() == (0, 1, 1, 1, -1, 0, 0)
     entry.counted(7)
-    report.fail(first, 1.0)
-    assert [late.told() for late in report.take()] == [(0, 0, 0, 0, 7)]
+    report.change(first, SLOW, BOTH, 1.0)
+    assert [late.told() for late in report.take()] == [(0, 0, 0, 0, 7, SLOW, BOTH)]
 
 
 def test_a_journal_that_nobody_takes_stays_small():
     """While the store is away, no more than so many slow calls are remembered one by one."""
     report = reported(TimeWindow(10.0))
-    places = [report.slow(1.0) for _ in range(MOST + 3 * MOST_PLACES)]
+    places = [report.add(SLOW, 1.0) for _ in range(MOST + 3 * MOST_PLACES)]
     assert sum(len(entry._places) for entry in report._journal) < MOST + MOST_PLACES
-    report.fail(places[MOST], 1.0)  # one of those that are not remembered
+    report.change(places[MOST], SLOW, BOTH, 1.0)  # one of those that are not remembered
     entries = report.take()
     sums = [sum(column) for column in zip(*(entry.told()[:4] for entry in entries), strict=True)]
     assert sums == [0, 0, 1, MOST + 3 * MOST_PLACES - 1]
     entries[-1].counted(9)
-    report.fail(places[MOST + 1], 1.0)
-    report.fail(places[-1], 1.0)
-    assert [late.told() for late in report.take()] == [(0, 0, 1, 0, -1), (0, 0, 0, 0, 9)]
+    report.change(places[MOST + 1], SLOW, BOTH, 1.0)
+    report.change(places[-1], SLOW, BOTH, 1.0)
+    assert [late.told() for late in report.take()] == [
+        (0, 0, 1, 0, -1, 0, 0),
+        (0, 0, 0, 0, 9, SLOW, BOTH),
+    ]
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
@@ -206,31 +236,33 @@ def test_since_a_mark_is_what_a_new_window_counts(kind, steps, mark):
     """What is summed up since a mark is what a window that began then would have."""
     report, later = reported(WINDOWS[kind]()), WINDOWS[kind]()
     now = 1000.0
-    for number, (action, wait, _which) in enumerate(steps):
+    for number, (action, wait, _which, _marks) in enumerate(steps):
         now += wait
         if number == mark:
             report.mark(now)
             later = WINDOWS[kind]()
-        if action in ("success", "failure", "slow"):
-            getattr(report, action)(now)
-            getattr(later, action)(now)
+        if action == "success":
+            report.success(now)
+            later.success(now)
+        elif action in MARKS:
+            report.add(MARKS[action], now)
+            later.add(MARKS[action], now)
         assert report.since_mark(now) == later.totals(now)
 
 
 def test_a_late_failure_since_a_mark_is_a_call_of_its_own():
     """A slow call that was told and then fails can be told as one entry."""
     report = reported(TimeWindow(10.0))
-    place = report.slow(1.0)
+    place = report.add(SLOW, 1.0)
     report.take()
     report.mark(1.0)
-    report.fail(place, 1.0)
+    report.change(place, SLOW, BOTH, 1.0)
     assert report.since_mark(1.0) == (0, 1, 0)
-    assert at_once(report.since_mark(1.0)) == (0, 1, 0, 0, -1)
+    assert at_once(report.since_mark(1.0)) == (0, 1, 0, 0, -1, 0, 0)
 
 
 def test_only_windows_are_reported():
-    """Without a window there is nothing to tell; a place is also the number it is here."""
+    """Without a window there is nothing to tell."""
     assert reported(NoWindow()) is None
     assert isinstance(reported(TimeWindow(1.0)), TimeReport)
     assert isinstance(reported(CountWindow(3)), CountReport)
-    assert Place(3) == 3.0

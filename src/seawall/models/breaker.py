@@ -13,7 +13,16 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from seawall.models.breaker_settings import BreakerSettings
 from seawall.models.probes import Countdown, Probe, Trial, Verdict
-from seawall.models.windows import ENDED, TimeWindow, Tracked, Window, new_window
+from seawall.models.windows import (
+    ENDED,
+    FAILED,
+    SLOW,
+    CallCount,
+    TimeWindow,
+    Tracked,
+    Window,
+    new_window,
+)
 
 
 class State(Enum):
@@ -104,6 +113,9 @@ class BreakerModel:
     A call counts as slow from the moment it has run for `slow_after`, even if it is still running
     or ends cancelled; that is noticed at the next `admit` or `settle`. `changes` grows with each
     change of state, for the caller to take away.
+
+    Attempts of one call have a ticket each and one `CallCount`. The first verdict counts at once,
+    and a later one replaces it: the call is in the window once.
     """
 
     __slots__ = (
@@ -170,12 +182,14 @@ class BreakerModel:
         self._running[ticket] = None
         return ticket
 
-    def settle(self, ticket: Ticket, verdict: Verdict, now: float) -> None:
-        """Take in how an admitted call ended."""
+    def settle(
+        self, ticket: Ticket, verdict: Verdict, now: float, count: CallCount | None = None
+    ) -> None:
+        """Take in how an admitted call ended, or an attempt of the call of `count`."""
         if isinstance(ticket, int):
             # An unlocked caller may have read the number of a generation that is not closed.
             if ticket == self.generation and self.state is State.CLOSED:
-                self._take(verdict, now, None)
+                self._take(verdict, now, count)
         elif ticket.generation != self.generation:
             return
         elif isinstance(ticket, Probe):
@@ -185,18 +199,27 @@ class BreakerModel:
                 verdict = Verdict.FAILURE
             self._conclude(self._trial.settle(ticket, verdict, now), now)
         else:
+            if count is not None:
+                self.continue_call(ticket, count)
             self._notice_slow(now)
             if ticket in self._running and now >= ticket.slow_at:  # behind one the clock misdated
                 self._count_slow(ticket, now)
             self._running.pop(ticket, None)
             if ticket.generation == self.generation:
-                self._take(verdict, now, ticket)
+                self._take(verdict, now, ticket.count)
 
-    def continue_call(self, ticket: Tracked, earlier: Tracked) -> None:
-        """Take `ticket` for another attempt of the call of `earlier`: it is slow only once."""
-        if earlier.counted_in is not None and earlier.generation == ticket.generation:
-            ticket.counted_in, ticket.place = earlier.counted_in, earlier.place
-            self._running.pop(ticket, None)
+    def continue_call(self, ticket: Tracked, count: CallCount) -> None:
+        """Take `ticket` for an attempt of the call of `count`: it is slow only once."""
+        if ticket.count is count:
+            return
+        own, ticket.count = ticket.count, count
+        if own.window is self._window and count.window is not self._window:
+            count.window, count.place, count.marks = own.window, own.place, own.marks
+
+    def retract_failure(self, count: CallCount, now: float) -> None:
+        """Take a call that has failed for one that succeeds, so far: it has begun to answer."""
+        if self.state is State.CLOSED and count.marks_in(self._window) & FAILED:
+            self._take(Verdict.SUCCESS, now, count)
 
     def trip(self, now: float) -> None:
         """Open, as a failure too many would do it; nothing to do if it is open or isolated."""
@@ -318,20 +341,25 @@ class BreakerModel:
         elif shown is Verdict.FAILURE:
             self._move(Cause.PROBES_FAILED, now)
 
-    def _take(self, verdict: Verdict, now: float, ticket: Tracked | None) -> None:
-        """Count the end of a call; one that was counted as slow is not counted again."""
-        counted = ticket if ticket is not None and ticket.counted_in is self._window else None
-        if verdict is Verdict.SUCCESS:
-            if counted is None:
-                self.success(now)
+    def _take(self, verdict: Verdict, now: float, count: CallCount | None) -> None:
+        """Count a verdict on a call, or let it replace the one that was counted before."""
+        window = self._window
+        if verdict is Verdict.NONE or (count is not None and count.is_final_in(window)):
+            return
+        before = 0 if count is None else count.marks_in(window)
+        failed = verdict is Verdict.FAILURE
+        if not failed:
             self._streak = 0
-        elif verdict is Verdict.FAILURE:
-            if counted is None:
-                self._window.failure(now)
-            else:
-                self._window.fail(counted.place, now)
-            if self.settings.consecutive is not None:
-                self._streak += 1
+        elif self.settings.consecutive is not None and not before & FAILED:
+            self._streak += 1
+        changed = True
+        if count is not None:
+            changed = count.mark(window, before & SLOW | (FAILED if failed else 0), now)
+        elif failed:
+            window.add(FAILED, now)
+        else:
+            self.success(now)
+        if failed and changed:
             self._judge(now)
 
     def _notice_slow(self, now: float) -> None:
@@ -343,9 +371,11 @@ class BreakerModel:
 
     def _count_slow(self, ticket: Tracked, now: float) -> None:
         del self._running[ticket]
-        ticket.place = self._window.slow(now)
-        ticket.counted_in = self._window
-        self._judge(now)
+        count, window = ticket.count, self._window
+        if count.is_final_in(window):
+            return
+        if count.mark(window, count.marks_in(window) | SLOW, now):
+            self._judge(now)
 
     def _judge(self, now: float) -> None:
         """Trip if a rule says so."""

@@ -8,80 +8,106 @@ from __future__ import annotations
 
 from typing import Final
 
-from seawall.models.windows import Bucket, CountWindow, TimeWindow, Totals, Window
+from seawall.models.windows import (
+    FAILED,
+    SLOW,
+    Bucket,
+    CountWindow,
+    TimeWindow,
+    Totals,
+    Window,
+)
+
+ORDER: Final = (0, FAILED, FAILED | SLOW, SLOW)
+"""The marks of the calls of an entry, in the order in which they are told."""
 
 MOST: Final = 64
 """So many entries of a journal are told apart; more are summed up in the last."""
 
 MOST_PLACES: Final = 1000
-"""Of so many slow calls of an entry it is remembered where they were counted: of the latest."""
+"""Of so many calls of an entry it is remembered where they were counted: of the latest."""
 
 
-class Place(float):
-    """Where a slow call was counted, should it fail later.
+class Place:
+    """Where a call was counted, should it have to be counted otherwise later."""
 
-    As a number: in this pod's own window. `shared` is where the others counted it, once they did.
-    """
+    __slots__ = ("entry", "marks", "own", "shared")
 
-    entry: Entry | None = None
-    shared: int | None = None
+    def __init__(self, own: float, marks: int) -> None:
+        """Be at the place `own` of this pod's window."""
+        self.own = own
+        self.marks = marks
+        self.entry: Entry | None = None
+        """The entry that tells of it, until that is told."""
+        self.shared: int | None = None
+        """Where the others counted it, once they did."""
 
 
 class Entry:
-    """Some calls: first the plain successes, then the failed, both failed and slow, then the slow.
+    """Some calls, told in this order: the successes, the failed, those failed and slow, the slow.
 
-    Or, where `late` is set, none: a slow call that was told before has failed.
+    Or, where `late` is set, none: a call that was told before has other marks now.
     """
 
-    __slots__ = ("_places", "both", "failed", "late", "over", "plain", "slow")
+    __slots__ = ("_before", "_places", "calls", "late", "over")
 
     def __init__(self, *, plain: int = 0, late: Place | None = None) -> None:
         """Begin with so many successes."""
-        self.plain = plain
-        self.failed = 0
-        self.both = 0
-        self.slow = 0
+        self.calls = [plain, 0, 0, 0]
+        """How many calls there are, by their marks."""
         self.over = False
         """Whether it was told: then it changes no more."""
         self._places: dict[int, Place] = {}  # by identity: as numbers, two may be equal
         self.late = late
+        self._before = 0 if late is None else late.marks
 
-    def add_slow(self, place: Place) -> None:
-        """Count a slow call."""
-        self.slow += 1
+    def add(self, place: Place) -> None:
+        """Count a call."""
+        self.calls[place.marks] += 1
         self._places[id(place)] = place
         place.entry = self
         if len(self._places) > MOST_PLACES:
             del self._places[next(iter(self._places))]
 
-    def fail(self, place: Place) -> None:
-        """Count a slow call of this entry as failed too."""
-        self.slow -= 1
-        self.both += 1
-        self._places.pop(id(place), None)
-        place.entry = None
-
-    def told(self) -> tuple[int, int, int, int, int]:
-        """Return plain, failed, both and slow calls, and the place of a late failure or -1.
-
-        A late failure of a call of which the others never heard is a call that is both.
-        """
+    def change(self, place: Place, marks: int) -> None:
+        """Give a call of this entry other marks."""
         if self.late is None:
-            return self.plain, self.failed, self.both, self.slow, -1
-        if self.late.shared is None:
-            return 0, 0, 1, 0, -1
-        return 0, 0, 0, 0, self.late.shared
+            self.calls[place.marks] -= 1
+            self.calls[marks] += 1
+        place.marks = marks
+
+    def told(self) -> tuple[int, int, int, int, int, int, int]:
+        """Return plain, failed, both and slow calls; and -1, or a place with old and new marks.
+
+        A change of a call of which the others never heard is a call.
+        """
+        late = self.late
+        if late is None:
+            plain, failed, both, slow = (self.calls[marks] for marks in ORDER)
+            return plain, failed, both, slow, -1, 0, 0
+        if late.shared is None:
+            plain, failed, both, slow = (int(marks == late.marks) for marks in ORDER)
+            return plain, failed, both, slow, -1, 0, 0
+        return 0, 0, 0, 0, late.shared, self._before, late.marks
 
     def counted(self, place: int) -> None:
-        """Note where the others counted the slow calls: the last of them at `place`."""
-        for back, own in enumerate(reversed(self._places.values())):
-            own.shared = self.spread(place, back)
+        """Note where the others counted these calls: the last of them at `place`."""
+        if self.late is not None:
+            self.late.shared = place
+            return
+        for marks in reversed(ORDER):
+            same = [own for own in self._places.values() if own.marks == marks]
+            for back, own in enumerate(reversed(same)):
+                own.shared = self.spread(place, back)
+            place = self.spread(place, self.calls[marks])
 
     def end(self) -> None:
-        """Be told: what fails from now on is told as late."""
+        """Be told: what changes from now on is told as late."""
         self.over = True
         for place in self._places.values():
             place.entry = None
+        if self.late is not None:
+            self.late.entry = None
 
     @staticmethod
     def spread(place: int, back: int) -> int:
@@ -115,37 +141,47 @@ class Report:
         """Count a call that succeeded in time."""
         self.window.success(now)
 
-    def failure(self, now: float, /) -> None:
-        """Count a call that failed."""
-        entry = self._open()
-        self.window.failure(now)
-        self._saw_own()
-        entry.failed += 1
-        self.bad += 1
+    def add(self, marks: int, now: float, /) -> Place:
+        """Count a call; return its place.
 
-    def slow(self, now: float, /) -> float:
-        """Count a slow call; the answer is its place, for `fail` should it fail later."""
+        A success is told as one of many. Should it be changed, it is told as another call.
+        """
+        if not marks:
+            return Place(self._add_success(now), marks)
         entry = self._open()
-        place = Place(self.window.slow(now))
+        place = Place(self.window.add(marks, now), marks)
         self._saw_own()
-        entry.add_slow(place)
+        entry.add(place)
         self.bad += 1
         return place
 
-    def fail(self, place: float, now: float, /) -> None:
-        """Mark the slow call at `place` as failed too; if it has left the window, count it anew."""
+    def change(self, place: Place, before: int, after: int, now: float, /) -> Place | None:
+        """Give the call at `place` other marks; if it has left the window, count it anew."""
+        own = self.window.change(place.own, before, after, now)
+        if own is not None:
+            place.own = own
+            self._saw_own()  # here it is another call; the others are told of a change
+        elif after == before:
+            return None
+        self.bad += bool(after & ~before)
+        if place.entry is not None and not place.entry.over:
+            place.entry.change(place, after)
+        else:
+            self._change_late(place, after)
+        return place if own is not None else None
+
+    def _change_late(self, place: Place, after: int) -> None:
+        """Tell the others that a call of which they were told has other marks."""
         plain = self._plain()
         if plain:
             self._open(plain)
-        self._fail_own(place, now)
-        self.bad += 1
-        assert isinstance(place, Place)  # noqa: S101 - `slow` gave it
-        if place.entry is not None and not place.entry.over:
-            place.entry.fail(place)
-        elif len(self._journal) < MOST:
-            self._journal.append(Entry(late=place))
-        else:
-            self._open().failed += 1
+        gained = after & ~place.marks
+        if len(self._journal) < MOST:
+            place.entry = self.entries(late=place)
+            self._journal.append(place.entry)
+        elif gained:
+            self._open().calls[after] += 1  # as another call; what is lost is not told
+        place.marks = after
 
     def totals(self, now: float, /) -> Totals:
         """Sum up this pod's own window."""
@@ -180,7 +216,7 @@ class Report:
         plain = self._plain() if plain is None else plain
         journal = self._journal
         if len(journal) >= MOST and journal[-1].late is None:
-            journal[-1].plain += plain
+            journal[-1].calls[0] += plain
         else:
             journal.append(self.entries(plain=plain))
         return journal[-1]
@@ -195,8 +231,9 @@ class Report:
     def _saw_own(self) -> None:
         """Leave out of the successes the call that was just counted otherwise."""
 
-    def _fail_own(self, place: float, now: float) -> None:
-        self.window.fail(place, now)
+    def _add_success(self, now: float) -> float:
+        """Count a success; return its place in this pod's window."""
+        return self.window.add(0, now)  # type: ignore[no-any-return]
 
 
 class TimeReport(Report):
@@ -221,7 +258,7 @@ class TimeReport(Report):
         live = self.window.live(now)
         told = [self._marked[one] for one in live if one in self._marked]
         sums = zip(self.window.totals(now), *told, strict=True)
-        return Totals(*(total - sum(before) for total, *before in sums))
+        return Totals(*(max(0, total - sum(before)) for total, *before in sums))
 
     def _plain(self) -> int:
         plain, seen = 0, {}
@@ -238,14 +275,6 @@ class TimeReport(Report):
     def _saw_own(self) -> None:
         bucket = self.window.bucket
         self._seen[bucket] = self._seen.get(bucket, 0) + 1
-
-    def _fail_own(self, place: float, now: float) -> None:
-        self.window.totals(now)
-        running = self.window.bucket
-        failures = running.failures
-        self.window.fail(place, now)
-        if running.index != place and running.failures > failures:  # counted anew
-            self._saw_own()
 
 
 class CountReport(Report):
@@ -273,6 +302,10 @@ class CountReport(Report):
         self._successes += 1
         self.window.success(now)
 
+    def _add_success(self, now: float) -> float:
+        self._successes += 1
+        return self.window.add(0, now)
+
     def _plain(self) -> int:
         successes = self._successes
         plain, self._seen = successes - self._seen, successes
@@ -286,16 +319,16 @@ def _totals(bucket: Bucket) -> Totals:
     return Totals(bucket.calls, bucket.failures, bucket.slow)
 
 
-def at_once(totals: Totals) -> tuple[int, int, int, int, int]:
+def at_once(totals: Totals) -> tuple[int, int, int, int, int, int, int]:
     """Return all calls of a window as one entry tells them.
 
-    A failure of a slow call that was told before is told as a call of its own.
+    A failure of a call that was told before is told as a call of its own.
     """
     calls, failures, slow = totals
     calls = max(calls, failures, slow)
     both = max(0, failures + slow - calls)
     failed, only_slow = failures - both, slow - both
-    return calls - failed - both - only_slow, failed, both, only_slow, -1
+    return calls - failed - both - only_slow, failed, both, only_slow, -1, 0, 0
 
 
 def reported(window: Window) -> Report | None:

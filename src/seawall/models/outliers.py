@@ -15,7 +15,7 @@ from math import sqrt
 from typing import Final, NamedTuple
 
 from seawall import _checks as check
-from seawall.models.windows import TimeWindow
+from seawall.models.windows import FAILED, TimeWindow
 
 OTHERS: Final = 2
 """A host is compared with no fewer others than these."""
@@ -128,7 +128,7 @@ class Record:
     def failed(self, now: float) -> None:
         """Count a failure."""
         self.streak += 1
-        self.window.failure(now)
+        self.window.add(FAILED, now)
 
     def eject(self, settings: Outliers, now: float) -> float:
         """Go out of service; returns for how long."""

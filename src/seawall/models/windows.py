@@ -7,15 +7,15 @@ GIL nothing is lost. (Free-threaded builds need the caller's lock here too.)
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from seawall import _checks as check
 
 _BUCKETS = 10
 
-# How a call is marked in the ring of a count window; a plain success is 0.
-_FAILED = 1
-_SLOW = 2
+FAILED: Final = 1
+SLOW: Final = 2
+"""The marks of a call, as bits; a call that succeeded in time has none."""
 
 
 class Totals(NamedTuple):
@@ -32,29 +32,65 @@ class Window(Protocol):
     def success(self, now: float, /) -> None:
         """Count a call that succeeded in time."""
 
-    def failure(self, now: float, /) -> None:
-        """Count a call that failed."""
+    def add(self, marks: int, now: float, /) -> Any:
+        """Count a call with these marks; return its place, for `change`."""
 
-    def slow(self, now: float, /) -> float:
-        """Count a slow call; the answer is its place, for `fail` should it fail later."""
+    def change(self, place: Any, before: int, after: int, now: float, /) -> Any:
+        """Give the call at `place` other marks.
 
-    def fail(self, place: float, now: float, /) -> None:
-        """Mark the slow call at `place` as failed too; if it has left the window, count it anew."""
+        If it has left the window, count it anew and return its new place; else return None.
+        """
 
     def totals(self, now: float, /) -> Totals:
         """Sum up the window as it stands at `now`."""
 
 
-class Tracked:
-    """The ticket of a call that is slow from `slow_at` on: counted in a window, or not yet."""
+class CallCount:
+    """One call in a window: where it was counted, and with which marks.
 
-    __slots__ = ("counted_in", "generation", "place", "slow_at")
+    All attempts of a call have the same one, so that the call is in the window once.
+    """
+
+    __slots__ = ("marks", "over", "place", "window")
+
+    def __init__(self) -> None:
+        """Begin as not counted."""
+        self.window: Window | None = None
+        self.place: Any = None
+        self.marks = 0
+        self.over = False
+        """Whether the call has ended. Attempts that were abandoned may still run."""
+
+    def marks_in(self, window: Window) -> int:
+        """Return the marks that the call has in `window`; none if it is not there."""
+        return self.marks if self.window is window else 0
+
+    def is_final_in(self, window: Window) -> bool:
+        """Tell whether nothing that an attempt says later changes how the call counts there."""
+        return self.over and self.window is window
+
+    def mark(self, window: Window, marks: int, now: float) -> bool:
+        """Let the call be in `window` once, with these marks; tell whether that changes it."""
+        if self.window is window:
+            before, self.marks = self.marks, marks
+            place = window.change(self.place, before, marks, now)
+            if place is None:
+                return marks != before
+        else:
+            place = window.add(marks, now)
+        self.window, self.place, self.marks = window, place, marks
+        return True
+
+
+class Tracked:
+    """The ticket of a call that is slow from `slow_at` on."""
+
+    __slots__ = ("count", "generation", "slow_at")
 
     def __init__(self, generation: int, slow_at: float) -> None:
         self.generation = generation
         self.slow_at = slow_at
-        self.counted_in: Window | None = None
-        self.place: float = 0
+        self.count = CallCount()
 
     def __repr__(self) -> str:
         return f"Tracked(generation={self.generation}, slow_at={self.slow_at!r})"
@@ -68,14 +104,10 @@ class NoWindow:
     def success(self, _now: float, /) -> None:
         """Count nothing."""
 
-    def failure(self, _now: float, /) -> None:
+    def add(self, _marks: int, _now: float, /) -> None:
         """Count nothing."""
 
-    def slow(self, _now: float, /) -> float:
-        """Count nothing."""
-        return 0
-
-    def fail(self, _place: float, _now: float, /) -> None:
+    def change(self, _place: None, _before: int, _after: int, _now: float, /) -> None:
         """Count nothing."""
 
     def totals(self, _now: float, /) -> Totals:
@@ -107,25 +139,21 @@ class CountWindow:
         else:
             self._counted += 1
 
-    def failure(self, _now: float, /) -> None:
-        """Count a call that failed."""
-        self._push(_FAILED)
-
-    def slow(self, _now: float, /) -> float:
-        """Count a slow call; the answer is its place: its number among all calls ever counted."""
-        self._push(_SLOW)
+    def add(self, marks: int, _now: float, /) -> int:
+        """Count a call; its place is its number among all calls ever counted."""
+        self._push(marks)
         return self._counted
 
-    def fail(self, place: float, now: float, /) -> None:
-        """Mark the slow call at `place` as failed too; if it has left the window, count it anew."""
-        number = int(place)
-        age = self._counted - number
+    def change(self, place: int, before: int, after: int, now: float, /) -> int | None:
+        """Give the call at `place` other marks; if it has left the window, count it anew."""
+        age = self._counted - place
         if age >= self._size:
-            self.failure(now)
-        else:
-            # Since that call the window was never clean, so every later one moved the ring on.
-            self._ring[(self._next - 1 - age) % self._size] |= _FAILED
-            self._failures += 1
+            return self.add(after, now)
+        # A success that did not move the ring on found it all zeros: any slot was as good.
+        self._ring[(self._next - 1 - age) % self._size] = after
+        self._failures += (after & FAILED) - (before & FAILED)
+        self._slow += (after >> 1) - (before >> 1)
+        return None
 
     def totals(self, _now: float, /) -> Totals:
         """Sum up the latest `size` calls."""
@@ -140,7 +168,7 @@ class CountWindow:
         """Sum up the calls of the window that came after so many."""
         calls = min(self._counted - counted, self._size)
         marks = [self._ring[(self._next - 1 - age) % self._size] for age in range(calls)]
-        return Totals(calls, sum(mark & _FAILED for mark in marks), sum(m >> 1 for m in marks))
+        return Totals(calls, sum(mark & FAILED for mark in marks), sum(m >> 1 for m in marks))
 
     def _push(self, mark: int) -> None:
         slot = self._next
@@ -148,7 +176,7 @@ class CountWindow:
         self._ring[slot] = mark
         self._next = slot + 1 if slot + 1 < self._size else 0
         self._counted += 1
-        self._failures += (mark & _FAILED) - (old & _FAILED)
+        self._failures += (mark & FAILED) - (old & FAILED)
         self._slow += (mark >> 1) - (old >> 1)
 
 
@@ -192,29 +220,24 @@ class TimeWindow:
             self._turn(now)
         self.bucket.calls += 1
 
-    def failure(self, now: float, /) -> None:
-        """Count a call that failed."""
+    def add(self, marks: int, now: float, /) -> float:
+        """Count a call; its place is the number of its bucket."""
         self._turn(now)
         bucket = self.bucket
         bucket.calls += 1
-        bucket.failures += 1
-
-    def slow(self, now: float, /) -> float:
-        """Count a slow call; the answer is its place: the number of its bucket."""
-        self._turn(now)
-        bucket = self.bucket
-        bucket.calls += 1
-        bucket.slow += 1
+        bucket.failures += marks & FAILED
+        bucket.slow += marks >> 1
         return bucket.index
 
-    def fail(self, place: float, now: float, /) -> None:
-        """Mark the slow call at `place` as failed too; if it has left the window, count it anew."""
+    def change(self, place: float, before: int, after: int, now: float, /) -> float | None:
+        """Give a call of the bucket `place` other marks; if it has left, count it anew."""
         self._turn(now)
         for bucket in self._live():
             if bucket.index == place:
-                bucket.failures += 1
-                return
-        self.failure(now)
+                bucket.failures += (after & FAILED) - (before & FAILED)
+                bucket.slow += (after >> 1) - (before >> 1)
+                return None
+        return self.add(after, now)
 
     def totals(self, now: float, /) -> Totals:
         """Sum up the buckets that are still in the window."""

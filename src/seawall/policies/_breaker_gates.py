@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall._failures import described, reason_of
 from seawall.errors import CircuitOpen
 from seawall.models.breaker import BreakerModel, Refusal, Ticket
-from seawall.models.probes import Probe, Verdict
-from seawall.models.windows import Tracked
+from seawall.models.probes import Verdict
+from seawall.models.windows import CallCount, Tracked
 from seawall.runtime.call import STREAMED, patience
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import (
@@ -26,7 +26,6 @@ from seawall.runtime.layers import (
     Kind,
     Layer,
     Outcome,
-    PendingVerdict,
     Wait,
     Waiter,
 )
@@ -99,10 +98,18 @@ class BreakerGate(GateBound):
             self.tell(model, None, ticket, outcome, detail, now)
 
     def attempted(
-        self, ticket: Any, outcome: Outcome, detail: Any, now: float
-    ) -> PendingVerdict | None:
-        """Take in how an attempt ended that a retry may repeat; return what it says of the call."""
-        return self.attempt_ended(self._model, None, ticket, outcome, detail, now)
+        self, ticket: Any, outcome: Outcome, detail: Any, now: float, count: CallCount
+    ) -> None:
+        """Take in how an attempt of the call of `count` ended."""
+        self.tell(self._model, None, ticket, outcome, detail, now, count)
+
+    def continued(self, ticket: Any, count: CallCount) -> None:
+        """Take `ticket` for another attempt of the call of `count`."""
+        self.continue_call(self._model, ticket, count)
+
+    def begun(self, _ticket: Any, now: float, count: CallCount) -> None:
+        """Take the call of `count` for one that succeeds, so far."""
+        self.policy._mutex.do(lambda: self._model.retract_failure(count, now))
 
     def _leave_slow(self, ticket: object, outcome: Outcome, detail: Any, now: float) -> None:
         self.tell(self._model, None, ticket, outcome, detail, now)
@@ -157,12 +164,13 @@ class BreakerGate(GateBound):
         outcome: Outcome,
         detail: Any,
         now: float,
+        count: CallCount | None = None,
     ) -> None:
-        """Tell the model, under the lock."""
+        """Tell the model how a call ended, or an attempt of the call of `count`."""
         if ticket is _UNCOUNTED:
             return
         verdict = self._verdict(outcome, detail)
-        self.settle(model, key, ticket, verdict, (outcome, detail), now)
+        self.settle(model, key, ticket, verdict, (outcome, detail), now, count)
 
     def settle(
         self,
@@ -172,12 +180,13 @@ class BreakerGate(GateBound):
         verdict: Verdict,
         ended: tuple[Outcome, Any],
         now: float,
+        count: CallCount | None = None,
     ) -> None:
-        """Let the model count a verdict, and tell of what that changed."""
+        """Let the model count a verdict, under the lock, and report what that changed."""
         failed = verdict is Verdict.FAILURE
         if failed and model.wants_failure(now):
             model.note_failure(_failure(*ended), now)
-        self.policy._mutex.do(lambda: model.settle(ticket, verdict, now))
+        self.policy._mutex.do(lambda: model.settle(ticket, verdict, now, count))
         if not model.changes:
             return
         if failed:
@@ -188,28 +197,10 @@ class BreakerGate(GateBound):
         else:
             self.policy._report(model, key)
 
-    def attempt_ended(
-        self,
-        model: BreakerModel,
-        key: Hashable,
-        ticket: Any,
-        outcome: Outcome,
-        detail: Any,
-        now: float,
-    ) -> PendingVerdict | None:
-        """Return the verdict of an attempt, to be counted if no other attempt of its call follows.
-
-        A probe's verdict is counted at once: others wait for its permit.
-        """
-        if ticket is _UNCOUNTED or isinstance(ticket, Probe):
-            self.tell(model, key, ticket, outcome, detail, now)
-            return None
-        verdict = self._verdict(outcome, detail)
-        if isinstance(ticket, Tracked):  # it ran until now, whatever it will count as
-            self.settle(model, key, ticket, Verdict.NONE, (outcome, detail), now)
-        if verdict is Verdict.NONE:
-            return None
-        return _Pending(self, model, key, ticket, verdict, (outcome, detail))
+    def continue_call(self, model: BreakerModel, ticket: object, count: CallCount) -> None:
+        """Let the model know of another attempt, if the ticket can become slow."""
+        if isinstance(ticket, Tracked):
+            self.policy._mutex.do(lambda: model.continue_call(ticket, count))
 
     def _verdict(self, outcome: Outcome, detail: Any) -> Verdict:
         if outcome is not OK and outcome is not FAILED:
@@ -271,11 +262,21 @@ class KeyedBreakerGate(BreakerGate):
         self.tell(model, key, own, outcome, detail, now)
 
     def attempted(
-        self, ticket: Any, outcome: Outcome, detail: Any, now: float
-    ) -> PendingVerdict | None:
-        """Take in how an attempt ended that a retry may repeat; return what it says of the call."""
+        self, ticket: Any, outcome: Outcome, detail: Any, now: float, count: CallCount
+    ) -> None:
+        """Take in how an attempt of the call of `count` ended."""
         model, key, own = ticket
-        return self.attempt_ended(model, key, own, outcome, detail, now)
+        self.tell(model, key, own, outcome, detail, now, count)
+
+    def continued(self, ticket: Any, count: CallCount) -> None:
+        """Take `ticket` for another attempt of the call of `count`."""
+        model, _key, own = ticket
+        self.continue_call(model, own, count)
+
+    def begun(self, ticket: Any, now: float, count: CallCount) -> None:
+        """Take the call of `count` for one that succeeds, so far."""
+        model, _key, _own = ticket
+        self.policy._mutex.do(lambda: model.retract_failure(count, now))
 
     def snapshot(self, now: float) -> dict[str, Any]:
         models = self.policy.models()
@@ -303,39 +304,6 @@ def _failure(outcome: Outcome, detail: Any) -> str:
     return "a value that counts as a failure" if outcome is OK else ""
 
 
-class _Pending:
-    """The verdict of the latest attempt of a call that may make another."""
-
-    __slots__ = ("_ended", "_gate", "_key", "_model", "_ticket", "_verdict")
-
-    def __init__(
-        self,
-        gate: BreakerGate,
-        model: BreakerModel,
-        key: Hashable,
-        ticket: Ticket,
-        verdict: Verdict,
-        ended: tuple[Outcome, Any],
-    ) -> None:
-        self._gate = gate
-        self._model = model
-        self._key = key
-        self._ticket = ticket
-        self._verdict = verdict
-        self._ended = ended
-
-    def count(self, now: float) -> None:
-        """Count it as the verdict of the call."""
-        self._gate.settle(self._model, self._key, self._ticket, self._verdict, self._ended, now)
-
-    def continued_by(self, ticket: Any) -> None:
-        """Let the next attempt not be counted as slow once more."""
-        own = ticket[2] if self._gate.takes_arguments else ticket
-        earlier = self._ticket
-        if isinstance(own, Tracked) and isinstance(earlier, Tracked):
-            self._gate.policy._mutex.do(lambda: self._model.continue_call(own, earlier))
-
-
 class _InLoop(Layer):
     """The same gate, for calls that wait in an event loop."""
 
@@ -345,6 +313,8 @@ class _InLoop(Layer):
         self.enter = partial(gate.enter_as, "async")
         self.leave = gate.leave
         self.attempted = gate.attempted
+        self.continued = gate.continued
+        self.begun = gate.begun
 
 
 class _Asked:

@@ -2,10 +2,10 @@
 
 Promises: what a call admitted before a change of state says afterwards counts for nothing; a
 cancelled or further-in refused call is no verdict and gives a probe's permit back; half-open, no
-more probes run than configured; a call counts once, however many attempts it makes; no lock is held
-while the call runs. With `shared` all that holds
-for all pods together, and a closed or open breaker costs no more than a local one. The rules are in
-`seawall.models.breaker`.
+more probes run than configured; a call counts once, however many attempts it makes: by the latest
+that has a verdict, and from the first on; no lock is held while the call runs. With `shared` all
+that holds for all pods together, and a closed or open breaker costs no more than a local one. The
+rules are in `seawall.models.breaker`.
 """
 
 from __future__ import annotations
@@ -92,9 +92,10 @@ class Breaker(GatePolicy):
 
         `is_failure(error, value)` decides what is a failure, or types of errors are; by default
         any Exception is. If it answers None, the call says nothing, and a probe's permit goes back.
-        A call that is retried by the same guard counts once, by its last attempt; with
-        `counts="attempts"` each attempt counts. With `key`, a function of the call's arguments,
-        each key has a breaker of its own, at most `max_keys` of them.
+        A call that is retried by the same guard counts once: as failed when an attempt fails, as
+        a success instead when a later one succeeds; with `counts="attempts"` each attempt counts.
+        With `key`, a function of the call's arguments, each key has a breaker of its own, at most
+        `max_keys` of them.
 
         With `shared`, a store, and a `name`, the breaker is one for all pods that give that name:
         ratios are taken over the calls of all, `consecutive` is about each pod's own. With a

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from seawall import _checks as check
 from seawall.context import Attempt, deadline_scope, reset
+from seawall.models.windows import CallCount
 from seawall.runtime.layers import (
     CANCELLED,
     FAILED,
@@ -17,7 +18,6 @@ from seawall.runtime.layers import (
     Host,
     Layer,
     Outcome,
-    PendingVerdict,
 )
 
 if TYPE_CHECKING:
@@ -188,6 +188,7 @@ class Call:
         "attempts",
         "began",
         "block",
+        "counted",
         "counts",
         "degradation",
         "error",
@@ -199,7 +200,6 @@ class Call:
         "memory",
         "outer_attempt",
         "own_abandoned",
-        "pending",
         "reached",
         "streaming",
         "tickets",
@@ -256,8 +256,8 @@ class Call:
         self.abandoned: list[Abandoned] = []
         """Work of all attempts that ran on; this attempt's begins at `own_abandoned`."""
         self.own_abandoned = 0
-        self.pending: dict[Layer, PendingVerdict] = {}
-        """The latest verdict for each gate that counts calls: counted when no attempt follows."""
+        self.counted: dict[Layer, CallCount] = {}
+        """How the call counts at gates that count calls, once an attempt has ended."""
         self.waited: Waited | None = None
         """Where the guard bounds its waits together: those of all attempts so far."""
         self.waited_token: Token[Waited | None] | None = None
@@ -321,36 +321,41 @@ class Call:
             leave(ticket, outcome, detail, now)
 
     def leave_attempt(self, layer: Layer, ticket: Any, now: float) -> None:
-        """Leave a layer; what a gate that counts calls has to say waits if a retry may follow."""
-        if layer.attempted is None or not self.is_repeated(len(self.tickets) - 1):
+        """Leave a layer; at a gate that counts calls, as an attempt if a retry may follow."""
+        if layer.attempted is not None and self.is_repeated(len(self.tickets) - 1):
+            self.counted.setdefault(layer, CallCount())
+        self.leave_counted(layer, ticket, now)
+
+    def leave_counted(self, layer: Layer, ticket: Any, now: float) -> None:
+        """Leave a layer; where the call has counted already, by changing how it counts."""
+        count = self.counted.get(layer)
+        if count is None or layer.attempted is None:
             self.leave(layer, ticket, now)
             return
         outcome = self.outcome()
         detail = self.value if outcome is OK else self.error
-        verdict = layer.attempted(ticket, outcome, detail, now)
-        if verdict is not None:
-            self.pending[layer] = verdict
+        layer.attempted(ticket, outcome, detail, now, count)
 
-    def hold_layer(self, layer: Layer, ticket: Any) -> None:
-        """Leave a layer later: what the stream says at its end is the verdict of the call."""
+    def hold_layer(self, layer: Layer, ticket: Any, now: float) -> None:
+        """Leave a layer later; until then, a failed attempt before it does not count."""
         self.held.append((layer, ticket))
-        self.pending.pop(layer, None)
+        count = self.counted.get(layer)
+        if count is not None and layer.begun is not None:
+            layer.begun(ticket, now, count)
 
-    def continue_verdicts(self) -> None:
-        """Let verdicts that wait know of the attempt that begins now."""
-        for layer, ticket in zip(self.layers, self.tickets, strict=True):
-            verdict = self.pending.get(layer)
-            if verdict is not None:
-                verdict.continued_by(ticket)
+    def continue_count(self) -> None:
+        """Let the gate that was just entered know of the earlier attempts of the call."""
+        if not self.counted:
+            return
+        layer = self.layers[len(self.tickets) - 1]
+        count = self.counted.get(layer)
+        if count is not None and layer.continued is not None:
+            layer.continued(self.tickets[-1], count)
 
-    def crossed_flow(self, flow: Layer, now: float) -> None:
+    def crossed_flow(self) -> None:
         """Note that the call is now outside of a flow: what its inside did counts as one."""
         self.reached = self.attempts > 0
         self.own_abandoned = 0
-        if self.pending and flow.repeats and not self.is_repeated(len(self.tickets)):
-            pending, self.pending = self.pending, {}
-            for verdict in pending.values():
-                verdict.count(now)
 
     def is_repeated(self, depth: int) -> bool:
         """Tell whether one of the outermost `depth` layers may repeat what is inside it."""

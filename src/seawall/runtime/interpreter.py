@@ -141,17 +141,17 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
         try:
             if waiter is None:
                 tickets.append(enter(layer, now, call.args, call.kwargs))
+                call.continue_count()
                 continue
             tickets.append((yield from _wait(call, waiter)))
         except Wait as wait:
             waiter = wait.waiter
             continue
         waiter = None
+        call.continue_count()
         now = clock.now()
         _refuse_unwanted(call.host)
         refuse_expired(call.host)
-    if call.pending:
-        call.continue_verdicts()
     call.begin_attempt(now)
     # A call of the same guard inside the user's function is another call: not in this trace.
     token = trace_var.set(None) if trace is not None and call.counts else None
@@ -211,7 +211,7 @@ def _up(call: Call) -> Next | None:
             if isinstance(layer, Flow):
                 todo = layer.settle(call, ticket)
             elif call.streaming and call.error is None:
-                call.hold_layer(layer, ticket)
+                call.hold_layer(layer, ticket, now)
             else:
                 call.leave_attempt(layer, ticket, now)
         except BaseException as error:  # noqa: BLE001 - whatever fails here, the rest is left too
@@ -220,7 +220,7 @@ def _up(call: Call) -> Next | None:
             return todo
         call.tickets.pop()
         if isinstance(layer, Flow):
-            call.crossed_flow(layer, now)
+            call.crossed_flow()
     return None
 
 
@@ -241,7 +241,7 @@ def release(call: Call, error: BaseException | None) -> None:
         call.host.stats.succeeded_blocks += call.outcome() is OK
     now = call.host.clock.now()
     for layer, ticket in held:
-        call.leave(layer, ticket, now)
+        call.leave_counted(layer, ticket, now)
     call.error = None
 
 

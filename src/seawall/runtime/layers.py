@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from seawall.clock import Clock
     from seawall.models.pressure import Pressure
+    from seawall.models.windows import CallCount
     from seawall.runtime.call import Call, Need
     from seawall.runtime.stats import Stats
 
@@ -100,12 +101,18 @@ class Layer:
     `detail` is the value, or the error. It never raises.
     """
 
-    attempted: Callable[[Any, Outcome, Any, float], PendingVerdict | None] | None = None
-    """`attempted(ticket, outcome, detail, now)`: for a gate that counts calls, not attempts.
+    attempted: Callable[[Any, Outcome, Any, float, CallCount], None] | None = None
+    """`attempted(ticket, outcome, detail, now, count)`: for a gate that counts calls, not attempts.
 
-    Called instead of `leave` where a flow further out may repeat the attempt. What it returns is
-    counted when the call is over, unless a later attempt of the same call returns another verdict.
+    Called instead of `leave` where a flow further out may repeat the attempt. `count` is the same
+    for all attempts of a call. Such a gate has `continued` and `begun` too.
     """
+
+    continued: Callable[[Any, CallCount], None] | None = None
+    """`continued(ticket, count)`: another attempt of a call of which one has ended was admitted."""
+
+    begun: Callable[[Any, float, CallCount], None] | None = None
+    """`begun(ticket, now, count)`: after such an attempt, a stream or a block was begun."""
 
     repeats = False
     """Whether it is a flow that may go down again with the same call."""
@@ -176,16 +183,6 @@ class Next:
         self.delay = delay
         self.instead = instead
         self.need = need
-
-
-class PendingVerdict(Protocol):
-    """What the latest attempt of a call says of the dependency, while the call goes on."""
-
-    def count(self, now: float) -> None:
-        """Count it: no other attempt has said anything since."""
-
-    def continued_by(self, ticket: Any) -> None:
-        """Take note of the ticket of the next attempt of the same call."""
 
 
 class Waiter(Protocol):

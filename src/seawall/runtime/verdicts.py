@@ -1,8 +1,11 @@
 """One verdict for a call whose attempts do not run in one piece.
 
 Where a driver (a hedge, a thread, a cache) stands between a retry and a gate that counts calls,
-each attempt is a call of its own to the interpreter. What those gates have to say is then collected
-outside of the retry, and counted once, when the call is over.
+each attempt is a call of its own to the interpreter. How the whole call counts is then kept outside
+of the retry, where all of its attempts find it.
+
+Promises: all attempts of a call count as one call, also those that run at the same time. An attempt
+that was abandoned and ends after its call changes nothing, unless no other attempt had a verdict.
 """
 
 from __future__ import annotations
@@ -11,57 +14,60 @@ from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall.context import reset
-from seawall.runtime.layers import Flow, Host, Layer, Outcome, PendingVerdict
+from seawall.models.windows import CallCount
+from seawall.runtime.layers import Flow, Host, Layer, Outcome
 
 if TYPE_CHECKING:
     from seawall.runtime.call import Call
 
 
-class _Collected:
-    """The latest verdicts of one call."""
+class _CallCounts:
+    """How one call counts, at each gate."""
 
-    __slots__ = ("_over", "_pending", "host")
+    __slots__ = ("_by_gate", "_over", "host")
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self._pending: dict[Layer, PendingVerdict] = {}
+        self._by_gate: dict[Layer, CallCount] = {}
         self._over = False
 
-    def add(self, layer: Layer, verdict: PendingVerdict, now: float) -> None:
-        if self._over:  # of work that ran on after its caller gave up
-            verdict.count(now)
-        else:
-            self._pending[layer] = verdict
+    def at(self, gate: Layer) -> CallCount:
+        """Return how the call counts at `gate`; any thread may ask."""
+        count = self._by_gate.get(gate)
+        if count is None:
+            count = self._by_gate.setdefault(gate, CallCount())
+            count.over = self._over
+        return count
 
-    def count(self, now: float) -> None:
+    def end(self) -> None:
+        """Note that the call is over."""
         self._over = True
-        pending, self._pending = self._pending, {}
-        for verdict in pending.values():
-            verdict.count(now)
+        for count in list(self._by_gate.values()):
+            count.over = True
 
 
-_collected_var: Final[ContextVar[_Collected | None]] = ContextVar("seawall_verdicts", default=None)
+_counts_var: Final[ContextVar[_CallCounts | None]] = ContextVar("seawall_verdicts", default=None)
 
 
 class VerdictCollector(Flow):
-    """Stands outside of the outermost retry, and counts what the last attempt has said."""
+    """Stands outside of the outermost retry: what is inside of it is one call."""
 
     passes_refusals = True
 
     def __init__(self, host: Host) -> None:
-        """Collect for calls of `host`."""
+        """Be there for calls of `host`."""
         self._host = host
 
-    def enter(self, _now: float, /) -> tuple[_Collected, Token[_Collected | None]]:
-        """Begin to collect."""
-        collected = _Collected(self._host)
-        return collected, _collected_var.set(collected)
+    def enter(self, _now: float, /) -> tuple[_CallCounts, Token[_CallCounts | None]]:
+        """Begin a call."""
+        counts = _CallCounts(self._host)
+        return counts, _counts_var.set(counts)
 
-    def leave(self, ticket: Any, _outcome: Outcome, _detail: Any, now: float) -> None:
-        """Count what was collected."""
-        collected, token = ticket
-        reset(_collected_var, token)
-        collected.count(now)
+    def leave(self, ticket: Any, _outcome: Outcome, _detail: Any, _now: float) -> None:
+        """End the call."""
+        counts, token = ticket
+        reset(_counts_var, token)
+        counts.end()
 
     def settle(self, call: Call, ticket: Any) -> None:
         """Do the same, on the way up."""
@@ -72,20 +78,33 @@ class CollectedGate(Layer):
     """A gate that counts calls, inside of a driver that is inside of a retry."""
 
     def __init__(self, gate: Layer, host: Host) -> None:
-        """Let the collector of `host` have what `gate` has to say."""
+        """Let attempts of one call of `host` count as one at `gate`."""
         self._gate = gate
         self._host = host
-        self.enter = gate.enter
         self.takes_arguments = gate.takes_arguments
 
-    def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Take in how an attempt ended."""
+    def enter(self, now: float, /, *args: Any, **kwargs: Any) -> Any:
+        """Enter the gate with an attempt of the call."""
         gate = self._gate
-        verdict = None if gate.attempted is None else gate.attempted(ticket, outcome, detail, now)
-        if verdict is None:
-            return
-        collected = _collected_var.get()
-        if collected is None or collected.host is not self._host:
-            verdict.count(now)
+        assert gate.enter is not None  # noqa: S101 - for the type checker
+        assert gate.continued is not None  # noqa: S101 - for the type checker
+        ticket = gate.enter(now, *args, **kwargs)
+        counts = self._counts()
+        if counts is not None:
+            gate.continued(ticket, counts.at(gate))
+        return ticket
+
+    def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
+        """Leave the gate with the end of an attempt."""
+        gate = self._gate
+        assert gate.leave is not None  # noqa: S101 - for the type checker
+        assert gate.attempted is not None  # noqa: S101 - for the type checker
+        counts = self._counts()
+        if counts is None:
+            gate.leave(ticket, outcome, detail, now)
         else:
-            collected.add(gate, verdict, now)
+            gate.attempted(ticket, outcome, detail, now, counts.at(gate))
+
+    def _counts(self) -> _CallCounts | None:
+        counts = _counts_var.get()
+        return counts if counts is not None and counts.host is self._host else None

@@ -22,7 +22,7 @@ from seawall.models.breaker import (
 from seawall.models.breaker_report import Report, TimeReport, at_once, reported
 from seawall.models.breaker_settings import BreakerSettings
 from seawall.models.probes import Countdown, NOfM, Verdict
-from seawall.models.windows import TimeWindow, Window, new_window
+from seawall.models.windows import CallCount, TimeWindow, Window, new_window
 from seawall.shared._breaker_asking import Leased
 from seawall.shared._breaker_untold import LOST, Order, Sent, Untold
 from seawall.shared._breaker_wire import Breaks, Reply, Standing, microseconds, vote_for
@@ -141,14 +141,16 @@ class Mirror(BreakerModel):
                 return _PROBING
         return super().admit(now)
 
-    def settle(self, ticket: Ticket, verdict: Verdict, now: float) -> None:
+    def settle(
+        self, ticket: Ticket, verdict: Verdict, now: float, count: CallCount | None = None
+    ) -> None:
         """Take in how an admitted call ended; of a probe the store is told at once."""
         self.used = True
         if isinstance(ticket, Leased):
             self._leased.pop(ticket, None)
             self.give_back(ticket.id, verdict)
         else:
-            super().settle(ticket, verdict, now)
+            super().settle(ticket, verdict, now, count)
 
     def give_back(self, id_: str, verdict: Verdict = Verdict.NONE) -> None:
         """Tell the store how a probe ended, until it has heard: twice counts once."""

@@ -67,7 +67,7 @@ class Reply(NamedTuple):
 
     standing: Standing
     places: Sequence[int | None]
-    """Where the slow calls of each entry of the report were counted."""
+    """Where the last call of each entry of the report was counted; None if nothing was."""
     granted: Sequence[str]
     """The ids of the probes that were asked for; empty where there is no room."""
     totals: tuple[int, int, int]

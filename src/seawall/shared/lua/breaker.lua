@@ -20,11 +20,12 @@
 --   command, order   "isolate", "close" or "trip", and its id: told again, it is not done again
 --   settled   [id, "success" | "failure" | "none"] of probes that are over; "lost": one was asked for,
 --             no answer came, and nobody will make it, whether this or the question arrives first
---   report    [plain, failed, both, slow, place]: calls counted; or a failure of the slow call there
+--   report    [plain, failed, both, slow, place, before, after]: calls counted (place is -1); or the call
+--             at the place has other marks now: 1 failed, 2 slow, 3 both, 0 neither
 --   trip      whether the pod's own rule says so
 --   pod, vote whether this pod is for tripping (where a quorum has to be)
 --   asked     ids of the probes that it would like to make
--- Reply, for each breaker: lineage, epoch, state, left, opens, cause, age, failure, places of the report's slow calls,
+-- Reply, for each breaker: lineage, epoch, state, left, opens, cause, age, failure, places of the report's last calls,
 --   answers to what was asked (an id, or empty), totals of the window
 --
 -- What is told for another lineage or epoch than the present one is ignored, except commands.
@@ -152,6 +153,20 @@ end
 
 -- The window
 
+local function has_failed(marks)
+  return marks % 2
+end
+
+local function was_slow(marks)
+  return math.floor(marks / 2)
+end
+
+-- Count a call with these marks; the answer is its place.
+local function add_call(window, marks)
+  return window.add(
+    marks == 0 and 1 or 0, marks == 1 and 1 or 0, marks == 3 and 1 or 0, marks == 2 and 1 or 0)
+end
+
 local function time_window(b)
   local kept, buckets, newest = read(b.window), {}, nil
   local index = math.floor(now / (settings.window / 10))
@@ -187,13 +202,14 @@ local function time_window(b)
     return newest
   end
 
-  function window.fail(place)
+  -- Give a call other marks; if it has left the window, count it anew and answer with its place.
+  function window.change(place, before, after)
     local bucket = buckets[place % 10]
-    if live(bucket) and bucket[1] == place then
-      bucket[3] = bucket[3] + 1
-    else
-      window.add(0, 1, 0, 0)
+    if not (live(bucket) and bucket[1] == place) then
+      return add_call(window, after)
     end
+    bucket[3] = math.max(bucket[3] + has_failed(after) - has_failed(before), 0)
+    bucket[4] = math.max(bucket[4] + was_slow(after) - was_slow(before), 0)
   end
 
   function window.totals()
@@ -255,12 +271,20 @@ local function count_window(b)
     return counted
   end
 
-  function window.fail(place)
-    if counted - place >= size then
-      mark(1, true, false)
+  local function set(key, place, marked)
+    if marked == 1 then
+      redis.call('ZADD', key, text(place), text(place))
     else
-      redis.call('ZADD', b.failed, text(place), text(place))
+      redis.call('ZREM', key, text(place))
     end
+  end
+
+  function window.change(place, _before, after)
+    if counted - place >= size then
+      return add_call(window, after)
+    end
+    set(b.failed, place, has_failed(after))
+    set(b.slow, place, was_slow(after))
   end
 
   function window.totals()
@@ -289,13 +313,17 @@ local function count(b, report)
   local window = settings.window and time_window(b) or count_window(b)
   local places = {}
   for i, entry in ipairs(report) do
+    local place, worse
     if entry[5] >= 0 then
-      window.fail(entry[5])
+      local before, after = entry[6], entry[7]
+      place = window.change(entry[5], before, after)
+      worse = has_failed(after) == 1 or was_slow(after) > was_slow(before)
     else
-      places[i] = text(window.add(entry[1], entry[2], entry[3], entry[4]))
+      place = window.add(entry[1], entry[2], entry[3], entry[4])
+      worse = entry[2] + entry[3] + entry[4] > 0
     end
-    places[i] = places[i] or ''
-    if (entry[5] >= 0 or entry[2] + entry[3] + entry[4] > 0) and is_bad(window) then
+    places[i] = place and text(place) or ''
+    if worse and is_bad(window) then
       b.totals = {window.totals()}
       move(b, 'tripped')
       return places
