@@ -26,6 +26,8 @@ from seawall import (
     Timeout,
     VirtualClock,
     constant,
+    explain,
+    snapshot,
     static,
 )
 from seawall.runtime.call import bypass
@@ -421,3 +423,51 @@ def test_blocks_without_policies_may_overlap():
     assert bypass.on
     second.__exit__(None, None, None)
     assert not bypass.on
+
+
+# What switches show
+
+
+@pytest.mark.parametrize(
+    ("block", "switches", "danger"),
+    [
+        (lambda: retries("instant"), {"retries": "instant"}, "SEAWALL_RETRIES=instant"),
+        (lambda: retries("off"), {"retries": "off"}, "SEAWALL_RETRIES=off"),
+        (policies_off, {"policies": "off"}, "SEAWALL_POLICIES=off"),
+    ],
+)
+def test_a_switch_that_is_on_is_seen(block: Any, switches: dict[str, str], danger: str) -> None:
+    """In the snapshot and the text of every guard and family, while it is on."""
+    guard = Guard("switched", Bulkhead(1))
+    keys = Guard.family("switched keys", lambda _key: [Bulkhead(1)])
+    keys["a"].call(int)
+    for one in (guard, keys, keys["a"]):
+        assert one.snapshot()["switches"] == {}
+        with block():
+            assert one.snapshot()["switches"] == switches
+            assert danger in one.explain()
+        assert danger not in one.explain()
+    with block():
+        assert danger in explain()
+        shown = {one["name"]: one["switches"] for one in snapshot()["guard"]}
+    assert shown == {"switched": switches, "switched keys": switches}
+
+
+def test_switches_of_the_environment_are_seen() -> None:
+    """A service that was started with them by mistake says so."""
+    code = (
+        "import seawall; guard = seawall.Guard('a', seawall.Bulkhead(1));"
+        "print(guard.snapshot()['switches']); print(guard.explain())"
+    )
+    environment = {**os.environ, "SEAWALL_RETRIES": "off", "SEAWALL_POLICIES": "off"}
+    done = subprocess.run(  # noqa: S603 - its own interpreter
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "{'policies': 'off', 'retries': 'off'}" in done.stdout
+    assert "policies are switched off" in done.stdout
+    assert "retries are switched to 'off'" in done.stdout

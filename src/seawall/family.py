@@ -24,6 +24,7 @@ from seawall.guard import Guard
 from seawall.models.histogram import Tally
 from seawall.policies._rate_settings import asked
 from seawall.policies.breaker import Breaker
+from seawall.rules import switches
 from seawall.runtime.batch import CONCURRENCY, Batch, Room, arun_batch, run_batch
 from seawall.runtime.functions import kind_of
 from seawall.runtime.generators import guard_async_generator, guard_generator
@@ -390,6 +391,7 @@ class Family:
         worst = self.worst()
         return {
             "name": self.name,
+            "switches": switches(),
             **total,
             "abandoned": sum(guard.stats.abandoned for guard in members.values()),
             "error_rate": recent[1] / sum(recent) if recent[1] else 0.0,

@@ -21,7 +21,7 @@ from seawall.policies.breaker import Breaker
 from seawall.policies.budget import RetryBudget
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.fallback import Fallback
-from seawall.policies.retry import AdaptiveAttempts, Retry
+from seawall.policies.retry import AdaptiveAttempts, Retry, RetryBound
 from seawall.policies.timeout import AdaptiveSeconds, Sync, Timeout
 from seawall.runtime.attempts import Attempts
 from seawall.runtime.batch import CONCURRENCY, Batch, Room, arun_batch, run_batch
@@ -130,6 +130,8 @@ class Guard:
         self.stats = Stats(self.clock.now())
         survives_fork(self)
         self.bounds = [policy.bind(self) for policy in policies]
+        if any(isinstance(policy, Retry) for policy in policies):
+            self.stats.watch = self._note_retries_around
         self._around = around
         """A layer of its owner's around all policies, which no policy stands for."""
         self._plan = Plan(self, self.bounds, around)
@@ -518,11 +520,21 @@ class Guard:
             load=max((retry.load() for retry in retries), default=0.0),
         )
 
+    def _note_retries_around(self) -> None:
+        """Remember which guards this call runs in that retry, as this one does."""
+        for host in hosts_around(self):
+            policies: Iterable[Policy] = getattr(host, "policies", ())
+            if any(isinstance(policy, Retry) for policy in policies):
+                for bound in self.bounds:
+                    if isinstance(bound, RetryBound):
+                        bound.note_retried_by(host.name)
+
     def snapshot(self) -> dict[str, Any]:
         """Return everything there is to see: counts, latency, and each policy's state."""
         now = self.clock.now()
         return {
             "name": self.name,
+            "switches": rules.switches(),
             **self.stats.snapshot(now),
             "policies": [
                 {"policy": bound.policy.kind, **bound.snapshot(now)} for bound in self.bounds
@@ -534,7 +546,8 @@ class Guard:
         lines = [f"guard {self.name!r}, outermost first:"]
         lines += [f"{'  ' * depth}{policy!r}" for depth, policy in enumerate(self.policies, 1)]
         lines += self._expected()
-        found = rules.dangers(self.name, self.policies, idempotent=self.idempotent)
+        found = list(rules.switched())
+        found += rules.dangers(self.name, self.policies, idempotent=self.idempotent)
         found += rules.nested_retries(self, registry.guards())
         if found:
             lines += ["take care:", *(f"  - {danger}" for danger in found)]

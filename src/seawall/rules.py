@@ -9,8 +9,9 @@ from seawall.errors import TimedOut
 from seawall.policies.breaker import Breaker
 from seawall.policies.cache import Cache
 from seawall.policies.fallback import Fallback
-from seawall.policies.retry import Retry
+from seawall.policies.retry import Retry, switch
 from seawall.policies.timeout import AdaptiveSeconds, Timeout
+from seawall.runtime.call import bypass
 from seawall.runtime.policy import Policy
 
 if TYPE_CHECKING:
@@ -56,6 +57,31 @@ def check_stack(policies: Sequence[Any]) -> None:
             )
 
 
+def switches() -> dict[str, str]:
+    """Return the switches for tests that are on, by name: none of them in production."""
+    on = {}
+    if bypass.on:
+        on["policies"] = "off"
+    if switch.off or switch.instant:
+        on["retries"] = "off" if switch.off else "instant"
+    return on
+
+
+def switched() -> Iterator[str]:
+    """Say which switches for tests are on in this process."""
+    on = switches()
+    if "policies" in on:
+        yield (
+            "policies are switched off (SEAWALL_POLICIES=off, or policies_off()): functions are"
+            " called without any of them"
+        )
+    if "retries" in on:
+        yield (
+            f"retries are switched to {on['retries']!r} (SEAWALL_RETRIES={on['retries']}, or"
+            f" retries({on['retries']!r})): they are not as configured"
+        )
+
+
 def dangers(name: str, policies: Sequence[Policy], *, idempotent: bool) -> list[str]:
     """Return what is dangerous in the stack, in words, with what to do."""
     found = [warning for pair in _pairs(policies) for warning in _between(*pair)]
@@ -74,7 +100,7 @@ def dangers(name: str, policies: Sequence[Policy], *, idempotent: bool) -> list[
 
 
 def nested_retries(guard: Guard, others: Iterable[Guard]) -> Iterator[str]:
-    """Say which guards were seen to retry around this one, or inside it."""
+    """Say which guards that retry have this one inside them, or are called inside it."""
     around = sorted(_retrying_around(guard))
     inside = sorted(other.name for other in others if guard.name in _retrying_around(other))
     if around:

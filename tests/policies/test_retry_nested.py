@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import (
+    Breaker,
     Cache,
     Fallback,
     Guard,
@@ -109,6 +111,68 @@ def test_explain_names_guards_that_were_seen_to_retry_around_each_other() -> Non
         outer.attempt(inner.call, ScriptedService(fail(Broken)).call)
     assert f"around it guard {outer.name!r} retries too" in inner.explain()
     assert f"inside it guard {inner.name!r} retries too" in outer.explain()
+
+
+def _nested_calls(kind: str, outer: Guard, inner: Guard) -> None:
+    """Call `inner` inside `outer` once; nothing is retried."""
+    one = ScriptedService(answer(1))
+    guarded = inner(one.call)
+
+    @outer
+    @inner
+    async def awaited() -> None:
+        await one.acall()
+
+    if kind == "sync":
+        outer.call(inner.call, one.call)
+    elif kind == "decorated":
+        outer(partial(guarded))()
+    elif kind == "async":
+        run_virtual(awaited())
+    else:
+        outer.attempt(inner.attempt, one.call)
+
+
+@pytest.mark.parametrize("kind", ["sync", "decorated", "async", "attempt"])
+def test_explain_knows_of_nested_retries_before_anything_is_retried(kind: str) -> None:
+    """One call of the inner guard inside the outer one is enough."""
+    with virtual_time():
+        outer, inner = retrying(), retrying()
+        _nested_calls(kind, outer, inner)
+    assert f"around it guard {outer.name!r} retries too" in inner.explain()
+    assert f"inside it guard {inner.name!r} retries too" in outer.explain()
+
+
+def test_a_call_that_fails_knows_the_guards_around_it() -> None:
+    """Also where the outer guard does not retry that error, and so never begins to retry."""
+    with virtual_time():
+        outer = new_guard(Retry(on=Broken, backoff=0))
+        inner = new_guard(Retry(on=KeyError, attempts=2, backoff=0))
+        outer.attempt(inner.call, ScriptedService(fail(KeyError, times=None)).call)
+    assert f"around it guard {outer.name!r} retries too" in inner.explain()
+
+
+def test_a_nested_call_is_seen_later_than_the_first_calls_of_a_guard() -> None:
+    """Calls are looked at four times a second, not only at the beginning."""
+    with virtual_time() as clock:
+        outer, inner = retrying(), retrying()
+        for _ in range(5):
+            inner.call(int)
+        assert "retries too" not in inner.explain()
+        clock.advance(1.0)
+        outer.call(inner.call, int)
+    assert f"around it guard {outer.name!r} retries too" in inner.explain()
+
+
+def test_guards_side_by_side_are_not_nested() -> None:
+    """Nor are those of which only one retries."""
+    with virtual_time():
+        one, other, timed = retrying(), retrying(), new_guard(Breaker(consecutive=9))
+        one.call(int)
+        other.call(int)
+        timed.call(one.call, int)
+        one.call(timed.call, int)
+    assert "retries too" not in one.explain() + other.explain() + timed.explain()
 
 
 def test_the_names_of_outer_guards_are_bounded() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from seawall import _checks as check
 from seawall._failures import described, reason_of
-from seawall.context import Attempt, current_idempotency_key, retried_above
+from seawall.context import current_idempotency_key, retried_above
 from seawall.errors import Rejected, add_note
 from seawall.models.backoff import Backoff, above_floor, as_backoff
 from seawall.models.budget import SuccessDeposit
@@ -25,7 +25,7 @@ from seawall.runtime.call import STREAMED
 from seawall.runtime.events import CallRetried, RetryStopped, emit, listening
 from seawall.runtime.layers import FAILED, OK, UNUSED, Flow, Host, Kind, Next, Outcome
 from seawall.runtime.policy import Bound, Policy
-from seawall.runtime.stats import ENOUGH_SAMPLES
+from seawall.runtime.stats import ENOUGH_SAMPLES, FOLD_EVERY
 
 if TYPE_CHECKING:
     from seawall.runtime.call import Call
@@ -230,17 +230,17 @@ class RetryBound(Bound):
         self.failed_after_retry = 0
         self._succeeded = 0
         self.retried_by: set[str] = set()
-        """Guards around it that were seen to retry too; for `explain()`."""
+        """Guards that retry too and around which it was called; for `explain()`."""
         self._layer = _RetryFlow(self)
 
     def layer(self, kind: Kind) -> _RetryFlow:
         """Return the flow: one for sync and async."""
         return self._layer
 
-    def note_retried_by(self, above: Attempt) -> None:
-        """Remember the guard around this one that was seen to retry; a few are enough."""
-        if above.guard is not None and len(self.retried_by) < MOST_OUTER_GUARDS:
-            self.retried_by.add(above.guard)
+    def note_retried_by(self, guard: str) -> None:
+        """Remember a guard around this one that retries too; a few are enough."""
+        if len(self.retried_by) < MOST_OUTER_GUARDS:
+            self.retried_by.add(guard)
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return how often it retried, how calls ended, why it stopped, and the budget."""
@@ -330,6 +330,7 @@ class _RetryFlow(Flow):
     def __init__(self, bound: RetryBound) -> None:
         self._bound = bound
         self._policy = policy = bound.policy
+        self._watch_at = float("-inf")
         self._budget = budget = policy.budget
         if budget is not None:
             if budget.rule.counts_calls:
@@ -413,6 +414,10 @@ class _RetryFlow(Flow):
         if memory is None:
             delays = self._policy.backoff.delays(call.host.rng.random)
             memory = call.memory[self] = _Memory(delays)
+            watch = call.host.stats.watch
+            if watch is not None and now >= self._watch_at:
+                self._watch_at = now + FOLD_EVERY
+                watch()
         memory.tries += 1
         if call.reached:
             memory.failure = call.error
@@ -461,7 +466,8 @@ class _RetryFlow(Flow):
             return "attempts"
         above = retried_above(call.outer_attempt)
         if above is not None:
-            self._bound.note_retried_by(above)
+            if above.guard is not None:
+                self._bound.note_retried_by(above.guard)
             if call.error is not None:
                 add_note(call.error, f"not retried: {above.reason}", "not retried: ")
             return "retried above"

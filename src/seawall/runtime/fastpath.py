@@ -41,7 +41,7 @@ For a gate, a retry that looks at values and another gate around an `async def` 
                 leave0_(left_, OK_, value_, end_)
                 sample_(end_ - now_)
                 if end_ >= stats_.due:
-                    stats_.fold(end_)
+                    stats_.fold_in_call(end_)
                 return value_
             except BaseException_ as error_:
                 cut_short_((t0_, None, t2_), error_)
@@ -88,7 +88,7 @@ _paths: Final[WeakSet[FastPath]] = WeakSet()
 _COUNT: Final = (
     "sample_(end_ - now_)",
     "if end_ >= stats_.due:",
-    "    stats_.fold(end_)",
+    "    stats_.fold_in_call(end_)",
 )
 
 
@@ -100,12 +100,18 @@ def hosts_around(own: Host) -> list[Host]:
     every call, and only a retry that adapts asks, after a failure. Other blocks are not seen.
     """
     hosts: list[Host | None] = []
+    innermost = True
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the stack of the caller
     while frame is not None:
         if frame.f_code in _RUNNERS:
-            hosts.append(frame.f_locals["call"].host)
+            # The innermost is of `own` itself. It may be handling an error, which its `f_locals`
+            # would keep, and so lead to itself.
+            if not innermost:
+                hosts.append(frame.f_locals["call"].host)
+            innermost = False
         elif isinstance(getattr(frame.f_globals.get("__spec__"), "loader", None), _Text):
             hosts.append(frame.f_globals["host_"])
+            innermost = False
         frame = frame.f_back
     scope = deadline_scope()
     while scope is not None:

@@ -322,7 +322,7 @@ def _count_attempt(call: Call) -> None:
     if outcome is OK and call.timed:
         stats.samples.append(now - call.attempt_began)
         if now >= stats.due:
-            stats.fold(now)
+            stats.fold_in_call(now)
     elif outcome is FAILED:
         stats.failed += 1
         if isinstance(call.error, TimedOut) or not isinstance(call.error, Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock
 from typing import Any, Final
 
@@ -31,7 +32,9 @@ class Stats:
         """Start counting at `now`."""
         survives_fork(self)
         self.samples: list[float] = []
-        self.due = now + FOLD_EVERY
+        self.due = now
+        self.watch: Callable[[], None] | None = None
+        """Called from inside a call, at the first success and then at most four times a second."""
         self.latency = LatencyWindow()
         self.succeeded = 0
         self.succeeded_blocks = 0
@@ -67,6 +70,12 @@ class Stats:
                 self._fold(now)
             finally:
                 self._lock.release()
+
+    def fold_in_call(self, now: float) -> None:
+        """Fold, and let `watch` look at the call that has just succeeded."""
+        self.fold(now)
+        if self.watch is not None:
+            self.watch()
 
     def _fold(self, now: float) -> None:
         self.due = now + FOLD_EVERY
