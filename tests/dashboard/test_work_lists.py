@@ -234,6 +234,28 @@ def test_pages_go_on_from_each_other():
     asyncio.run(main())
 
 
+def test_what_dies_again_is_not_retried_again_by_the_same_press():
+    """A press on all goes from the latest to the oldest, and ends, however fast jobs die."""
+
+    async def main() -> None:
+        queue = LocalQueue("mails", max_attempts=1)
+        dead_letters(queue, *range(250))
+        page = Page("queue", "mails")
+        retried, after = 0, None
+        for _ in range(10):
+            told = (await page.act("retry", state="dead", after=after)).json()
+            retried += told["done"]
+            for claim in queue.claim(500):
+                assert queue.nack(claim, reason="again") == "dead"
+            after = told["next"]
+            if after is None:
+                break
+        assert retried == 250
+        assert queue.snapshot()["dead"] == 250
+
+    asyncio.run(main())
+
+
 def test_a_search_goes_on_until_the_page_is_full():
     """What one call of the queue does not look at is looked at by the next, within bounds."""
 

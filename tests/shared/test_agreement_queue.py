@@ -185,7 +185,7 @@ class Agreement(RuleBasedStateMachine):
             st.builds(
                 NewJob,
                 nonce=st.just("n"),
-                payload=st.sampled_from([b"1", b'{"a":"\xc3\xa4"}', b"null"]),
+                payload=st.sampled_from([b"1", b'{"a":"\xc3\xa4"}', b"null", b'"BA"']),
                 priority=st.sampled_from([0, 1, 2, 9]),
                 delay=st.sampled_from([0, 0, 1, 3 * SECOND]),
                 ttl=st.sampled_from([0, 0, 4 * SECOND, 30 * SECOND]),
@@ -319,6 +319,10 @@ MISTAKES = {
     "token kept": ("    redis.call('HDEL', TOKENS, token)\n", ""),
     "too many dead": ("make_room(DEAD, rules.max_dead)", "{}"),
     "too many ended": ("make_room(MEMORY, rules.max_ended)", ""),
+    "pages overlap": ("other >= id) or (not back and other <= id)", "false)"),
+    "capitals count": ("string.find(string.lower(value),", "string.find(value,"),
+    "payloads are searched": ("cut ~= '0' and redis.call('HGET'", "redis.call('HGET'"),
+    "too many on a page": ("found == tonumber(most)", "found > tonumber(most)"),
     "granted after its release": ("remember(token, {}, lease)", ""),
 }
 

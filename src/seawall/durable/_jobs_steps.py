@@ -255,7 +255,7 @@ def _item(row: tuple[Any, ...]) -> WorkItem:
         (now - moment) / MICRO,
         error,
         size,
-        payload.encode("utf-8", "replace"),
+        payload.encode("utf-8", "replace") if isinstance(payload, str) else bytes(payload or b""),
         acts.get(state, ()),
     )
 

@@ -383,6 +383,9 @@ class Work {
       this.close();
       await this.first();
       this.lookAt = 0;
+      // The button that had the focus is gone with its row.
+      const there = document.activeElement !== document.body && document.activeElement !== null;
+      if (!there) (byId("work-rows").querySelector("button") ?? byId("work-text")).focus({ preventScroll: true });
     }
   }
 

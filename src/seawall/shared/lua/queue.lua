@@ -255,17 +255,25 @@ local function remember(token, claims, lease)
   redis.call('ZADD', UNHEARD, text(now + lease), token)
 end
 
--- The next ids of a line with their numbers, behind a place in it (before it, if `back`); all if
--- `id` is empty. Ids of the same number stand in the order of their text.
+-- The ids of a line from one place to another, with their numbers: first to last, or back.
+local function between(line, back, from, to)
+  if back then
+    return redis.call('ZREVRANGE', line, from, to, 'WITHSCORES')
+  end
+  return redis.call('ZRANGE', line, from, to, 'WITHSCORES')
+end
+
+-- The next of a line behind a number and id (before them, if `back`); all if `id` is empty. Ids of
+-- the same number stand in the order of their text.
 local function behind(line, back, number, id, most)
-  local range, from = back and 'ZREVRANGE' or 'ZRANGE', 0
+  local from = 0
   if id ~= '' then
     from = back and redis.call('ZCOUNT', line, '(' .. number, '+inf')
       or redis.call('ZCOUNT', line, '-inf', '(' .. number)
     local to = from + redis.call('ZCOUNT', line, number, number)
     while from < to do
       local middle = math.floor((from + to) / 2)
-      local other = redis.call(range, line, middle, middle)[1]
+      local other = between(line, back, middle, middle)[1]
       if (back and other >= id) or (not back and other <= id) then
         from = middle + 1
       else
@@ -273,7 +281,7 @@ local function behind(line, back, number, id, most)
       end
     end
   end
-  return redis.call(range, line, from, from + most - 1, 'WITHSCORES')
+  return between(line, back, from, from + most - 1)
 end
 
 -- A job's number, id, state, priority, attempts, age, since, reason, size, the beginning of its
