@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import logging
 import urllib.error
 from email.message import Message
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import httpx
 import pytest
 import requests
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall import (
@@ -20,6 +24,8 @@ from seawall import (
     CallRetried,
     CircuitOpen,
     Guard,
+    JobDied,
+    JobFailed,
     RateLimit,
     Rejected,
     Retry,
@@ -27,8 +33,20 @@ from seawall import (
     TimedOut,
     subscribe,
 )
-from seawall._failures import LONGEST_NAME, described, reason_of, said_by
+from seawall._failures import (
+    LONGEST_NAME,
+    LONGEST_TRACEBACK,
+    described,
+    reason_of,
+    report_of,
+    said_by,
+    split_report,
+    traceback_of,
+)
 from seawall.clients.httpx import GuardedTransport, retryable
+from seawall.clock import VirtualClock
+from seawall.jobs import Claim, LocalQueue, Worker
+from seawall.runtime.log import FAILURES_AT_ONCE, FAILURES_PER_SECOND, FailureLog
 
 URL = "https://bob:hunter2@vendor.example:8443/orders?token=hunter2"
 
@@ -210,3 +228,174 @@ def test_a_refusal_by_a_limit_names_its_key() -> None:
     (event,) = seen
     assert event.key == "alice"
     assert event.message.startswith("guard 'limited': over the limit")
+
+
+# Reports: what dead letters and the log keep of a handler's error
+
+
+class Wrong(ValueError):
+    """An error that can be watched."""
+
+
+class Handler:
+    """A handler with a typo, around which there is a guard."""
+
+    def __init__(self) -> None:
+        self.seen: list[ref[BaseException]] = []
+
+    def __call__(self, claim: Claim) -> None:
+        try:
+            connect(f"postgres://bob:hunter2@db/{claim.payload}", password="hunter2")  # noqa: S106
+        except Wrong as error:
+            self.seen.append(ref(error))
+            raise
+
+
+def connect(url: str, password: str) -> None:
+    """Fail, and tell too much."""
+    raise Wrong(f"cannot connect to {url} with password={password}\nhunter2")
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_handlers_error_is_logged_at_each_attempt_and_kept_by_the_dead_letter(
+    caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """With job, attempt and queue; WARNING until the last, ERROR then; no secret."""
+    caplog.set_level(logging.INFO, "seawall")
+    plain, died = Handler(), list[JobDied]()
+
+    async def handle(claim: Claim) -> None:
+        plain(claim)
+
+    async def main() -> None:
+        queue = LocalQueue("mails", max_attempts=3)
+        id_ = queue.push("shop")
+        guard = Guard(f"handled-{kind}", Retry(on=OSError))
+        handler = handle if kind == "async" else plain
+        worker = Worker(queue, handler, guard=guard, backoff=[0.0, 0.0], concurrency=1)
+        running = asyncio.create_task(worker.run())
+        with pytest.raises(JobFailed) as failed:
+            await queue.await_(id_)
+        worker.stop(0.0)
+        await running
+        said = "Wrong: cannot connect to postgres://db/... with password=***"
+        assert failed.value.cause == queue.status(id_).reason == said
+        (letter,) = queue.dead()
+        assert letter.reason == said
+        lines = letter.traceback.splitlines()
+        assert lines[0] == "Traceback (most recent call last):"
+        assert "test_failures.py" in lines[1]  # none of our own frames stand before it
+        assert lines[-1] == said
+        assert len(letter.traceback) <= LONGEST_TRACEBACK
+        assert [(event.cause, event.traceback) for event in died] == [(said, letter.traceback)]
+        assert queue.inspect(id_).traceback == letter.traceback  # type: ignore[union-attr]
+        named = f"queue 'mails': job {id_} failed at attempt"
+        assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+            ("WARNING", f"{named} 1, tried again in 0 s: {said}"),
+            ("WARNING", f"{named} 2, tried again in 0 s: {said}"),
+            ("ERROR", f"{named} 3, given up: {said}"),
+        ]
+        record = caplog.records[-1]
+        assert record.exc_info is not None
+        assert record.exc_info[0] is Wrong
+        fields = {name: value for name, value in vars(record).items() if name[:8] == "seawall_"}
+        assert fields == {
+            "seawall_queue": "mails",
+            "seawall_id": id_,
+            "seawall_attempt": 3,
+            "seawall_reason": "Wrong",
+        }
+        assert caplog.text.count("Traceback (most recent call last):") == 3
+        assert "hunter2@" not in caplog.text
+
+    stop = subscribe(died.append, JobDied)
+    try:
+        asyncio.run(main())
+    finally:
+        stop()
+
+
+def test_no_worker_keeps_an_error_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of it is text: its frames hold whatever the handler had."""
+    logger = logging.getLogger("seawall")
+    monkeypatch.setattr(logger, "propagate", False)  # or the test's own capture would keep it
+    monkeypatch.setattr(logger, "handlers", [logging.NullHandler()])
+    handler = Handler()
+
+    async def main() -> None:
+        queue = LocalQueue("mails", max_attempts=2)
+        id_ = queue.push("shop")
+        worker = Worker(queue, handler, backoff=[0.0], concurrency=1)
+        running = asyncio.create_task(worker.run())
+        with pytest.raises(JobFailed):
+            await queue.await_(id_)
+        worker.stop(0.0)
+        await running
+        assert queue.dead()[0].traceback
+
+    asyncio.run(main())
+    gc.collect()
+    assert [seen() for seen in handler.seen] == [None] * 2
+
+
+def test_a_flood_of_failures_is_bounded_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """After a burst there are a few lines a second; each tells how many were left out."""
+    caplog.set_level(logging.INFO, "seawall")
+    clock = VirtualClock()
+    log = FailureLog("queue", "mails", clock)
+
+    def flood() -> None:
+        for number in range(1000):
+            log.failed("job", str(number), 1, ValueError("no"), delay=1.0, dead=False)
+
+    flood()
+    assert len(caplog.records) == FAILURES_AT_ONCE
+    log.failed("job", "x", 1, "not taken", delay=0.0, dead=True)  # a death is not in their shadow
+    assert caplog.records[-1].levelname == "ERROR"
+    clock.advance(1.0)
+    caplog.clear()
+    flood()
+    assert len(caplog.records) == FAILURES_PER_SECOND
+    assert (
+        caplog.records[0].getMessage().endswith(f"({1000 - FAILURES_AT_ONCE} more were left out)")
+    )
+
+
+def test_a_log_handler_that_raises_harms_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the logging of the user does, the job's end is told."""
+
+    def broken(_record: logging.LogRecord) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(logging.getLogger("seawall"), "handle", broken)
+    log = FailureLog("queue", "mails", VirtualClock())
+    log.failed("job", "1", 1, ValueError("no"), delay=1.0, dead=True)
+
+
+def deep(levels: int, text: str) -> None:
+    """Raise far down."""
+    if levels:
+        deep(levels - 1, text)
+    raise Wrong(text)
+
+
+@given(st.integers(0, 60), st.text())
+@settings(deadline=None)
+def test_a_report_is_bounded_and_comes_apart_again(levels: int, text: str) -> None:
+    """The innermost frames are kept, and the line above them; nothing is unprintable."""
+    with pytest.raises(Wrong) as caught:
+        deep(levels, text)
+    said, trace = split_report(report_of(caught.value))
+    assert said == described(caught.value)
+    assert trace == traceback_of(caught.value)
+    assert len(trace) <= LONGEST_TRACEBACK
+    assert trace.splitlines()[-1] == said
+    assert trace.splitlines()[-2] == "    raise Wrong(text)"
+    assert all(line.isprintable() for line in trace.splitlines())
+
+
+def test_an_error_that_was_not_raised_has_no_traceback() -> None:
+    """Then a report is its line."""
+    assert report_of(ValueError("no")) == "ValueError: no"
+    assert split_report("ValueError: no") == ("ValueError: no", "")
+    assert split_report("") == ("", "")

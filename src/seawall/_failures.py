@@ -1,10 +1,12 @@
-"""How an error is named and described, for logs, events, metrics, dead letters and the page.
+"""How an error is named, described and reported: logs, events, metrics, dead letters and the page.
 
 Promises:
 - `reason_of` returns a stable word with few values, fit for a metric's label: an HTTP status
   ("503"), a gRPC code ("UNAVAILABLE"), the `reason` of an error of ours, else the type's name.
 - `described` returns a line for people: "503 from vendor.example", "ConnectTimeout: ...".
 - An SDK's wrapper is named after the error inside: `APIConnectionError -> CircuitOpen: ...`.
+- `report_of` returns that line and the traceback, as dead letters keep them; `split_report` takes
+  them apart again.
 - All text is redacted, printable and bounded (`_redaction`). Nothing here raises or keeps a
   reference to the error.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from seawall._redaction import LONGEST, printable, safe_line
+from seawall._redaction import LONGEST, printable, redacted, safe_line
 from seawall.errors import SeawallError
 
 LONGEST_NAME: Final = 80
@@ -23,7 +25,14 @@ WRAPPERS: Final = frozenset({"APIConnectionError", "APITimeoutError"})
 """Errors by which SDKs (openai, anthropic, stripe...) report that their HTTP client failed. Their
 own text says no more than "Connection error."."""
 
+LONGEST_TRACEBACK: Final = 2_000
+"""Maximum length of a traceback, in characters; the innermost frames are kept."""
+
+_PACKAGE: Final = f"{__file__.rpartition('_failures')[0]}"
 _MOST_CAUSES: Final = 8
+_LONGEST_LINE: Final = 200
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_LEFT_OUT: Final = "  ..."
 _STATUS_ERRORS: Final = frozenset(
     {"BadStatus", "KeyAtWork", "HTTPStatusError", "HTTPError", "ClientResponseError"}
 )
@@ -70,6 +79,51 @@ def said_by(error: BaseException, longest: int = LONGEST) -> str:
     if code:
         return safe_line(f"{code}: {details}" if details else code, longest)
     return _text_of(inner, longest)
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of `error`, redacted and cut; empty if it was not raised.
+
+    The innermost frames are kept. The outermost ones, as far as they are ours, are left out.
+    """
+    from traceback import StackSummary, walk_tb
+
+    try:
+        frames = StackSummary.extract(walk_tb(error.__traceback__))
+        if not frames:
+            return ""
+        outside = 0
+        while outside < len(frames) - 1 and _is_ours(frames[outside].filename):
+            outside += 1
+        lines = "".join(StackSummary.from_list(frames[outside:]).format()).splitlines()
+    except Exception:  # noqa: BLE001 - source files may be anything
+        return ""
+    kept = [printable(redacted(line[:_LONGEST_LINE]), _LONGEST_LINE) for line in lines]
+    kept.append(described(error))
+    size = len(_TRACEBACK) + sum(len(line) + 1 for line in kept)
+    cut = 0
+    while size > LONGEST_TRACEBACK - len(_LEFT_OUT) and cut < len(kept) - 1:
+        size -= len(kept[cut]) + 1
+        cut += 1
+    return "\n".join([_TRACEBACK, *([_LEFT_OUT] if cut else []), *kept[cut:]])
+
+
+def report_of(error: BaseException, longest: int = LONGEST) -> str:
+    """Return how `error` is stored: `described` on the first line, the traceback below it."""
+    trace = traceback_of(error)
+    said = described(error, longest)
+    return f"{said}\n{trace}" if trace else said
+
+
+def split_report(stored: str) -> tuple[str, str]:
+    """Return the line and the traceback of what `report_of` made; whoever wrote what is stored."""
+    said, _, trace = stored.partition("\n")
+    lines = trace[:LONGEST_TRACEBACK].splitlines()
+    return said, "\n".join(printable(line, LONGEST_TRACEBACK) for line in lines)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith((_PACKAGE, "seawall fast path"))
 
 
 def cause_in(error: BaseException) -> BaseException:

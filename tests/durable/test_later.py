@@ -167,17 +167,20 @@ def test_in_the_end_it_is_a_dead_letter(opening: Opening):
             assert await worker.run_once() == 1
             assert await worker.run_once() == 1
             (letter,) = await later.adead()
-            assert letter[1:] == (2, [1], {"note": "x"}, "ConnectionError: no route")
+            assert letter[1:5] == (2, [1], {"note": "x"}, "ConnectionError: no route")
+            assert letter.traceback.startswith("Traceback (most recent call last):\n  File")
+            assert letter.traceback.endswith("\nConnectionError: no route")
             await later.astore(2)
             await at(database, 102_000_000)
             assert await worker.run_once() == 1
             await later.astore(3)
             await LaterWorker(later, vendor.send, give_up_on=ConnectionError).run_once()
             assert [event.cause for event in told] == [
-                "ConnectionError",
+                "ConnectionError: no route",
                 "expired",
-                "ConnectionError",
+                "ConnectionError: no route",
             ]
+            assert told[0].traceback == letter.traceback
             vendor.down = False
             assert await later.aretry(letter.id)
             assert not await later.aretry(letter.id)
@@ -250,7 +253,7 @@ def test_what_is_stored_may_be_anything(tmp_path: Path, call: str):
     source.run(lambda raw: raw.execute("UPDATE seawall_later SET call = ?", [call]))
     asyncio.run(LaterWorker(later, vendor.send).run_once())
     (letter,) = later.dead()
-    assert letter[1:] == (1, [], {}, "what is stored is no call")
+    assert letter[1:] == (1, [], {}, "what is stored is no call", "")
     assert later.retry(letter.id)
     assert later.discard(letter.id)
     assert later.cleanup() == 0

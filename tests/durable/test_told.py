@@ -60,7 +60,6 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]
     caplog.set_level(logging.INFO, "seawall")
 
     def lines() -> list[tuple[str, str]]:
-        assert all(record.exc_info is None for record in caplog.records)
         return [(record.levelname, record.getMessage()) for record in caplog.records]
 
     return lines
@@ -90,7 +89,9 @@ def test_what_is_given_up_is_told_once(opening: Opening, told: Told, poison: str
                 await worker.drain()
             (one,) = told
             assert type(one) is kind
-            assert one.fields() == {
+            fields = one.fields()
+            assert fields.pop("traceback").endswith("\nValueError: poison")
+            assert fields == {
                 "guard": "outbox",
                 "aggregate": "order",
                 "aggregate_id": "2",
@@ -234,9 +235,9 @@ def test_past_its_lease_it_would_tell_twice(
 # The log
 
 
-async def failing(outbox: Outbox, time: Time, seen: Seen, rounds: int) -> Any:
+async def failing(outbox: Outbox, time: Time, seen: Seen, rounds: int, **options: Any) -> Any:
     """Deliver to a sink that fails for one of two aggregates, again and again."""
-    worker = dispatcher(outbox, seen.each)
+    worker = dispatcher(outbox, seen.each, **options)
     for _ in range(rounds):
         await committed(outbox, ("order", "1", "made", 0))
         await worker.drain()
@@ -244,48 +245,30 @@ async def failing(outbox: Outbox, time: Time, seen: Seen, rounds: int) -> Any:
     return worker
 
 
-def test_a_failing_sink_is_said_once(file: Opening, said: Any):
-    """One line when it begins, whatever else goes well; one when nothing fails any more."""
+def test_a_failing_sink_is_logged_at_each_attempt(
+    file: Opening, said: Any, caplog: pytest.LogCaptureFixture
+):
+    """One line with the traceback for each, and one at ERROR when it is given up; no payload."""
 
     async def main() -> None:
         async with timed(file) as (outbox, time):
             seen = Seen()
             seen.poison = {"2\nforged"}
             await committed(outbox, ("order", "2\nforged", "made", {"card": "4111"}))
-            worker = await failing(outbox, time, seen, 4)
-            assert worker.snapshot()["failed"] == 4
-            begun = r"outbox 'outbox': 'order' '2\nforged', attempt 1: ValueError: poison"
-            assert said() == [("WARNING", begun)]
-            seen.poison = set()
-            await worker.drain()
-            ended = "outbox 'outbox': it goes well again, after 4 failures"
-            assert said()[1:] == [("INFO", ended)]
-            await committed(outbox, ("order", "1", "made", 0))
-            await worker.drain()
-            assert len(said()) == 2
+            worker = await failing(outbox, time, seen, 3, attempts=3)
+            assert worker.snapshot()["failed"] == 3
+            (blocked,) = await outbox.ablocked()
+            assert blocked.error == "ValueError: poison"
+            assert blocked.traceback.endswith("\nValueError: poison")
 
     asyncio.run(main())
-
-
-def test_each_attempt_would_be_said(file: Opening, said: Any, monkeypatch: pytest.MonkeyPatch):
-    """Ablation: who does not remember what fails says it at each attempt."""
-
-    def forgetful(self: Trouble, *args: Any, **options: Any) -> None:
-        remembered(self, *args, **options)
-        self._failing.clear()
-
-    remembered = Trouble.failed
-    monkeypatch.setattr(Trouble, "failed", forgetful)
-
-    async def main() -> None:
-        async with timed(file) as (outbox, time):
-            seen = Seen()
-            seen.poison = {"2"}
-            await numbered(outbox, "2", 1)
-            await failing(outbox, time, seen, 4)
-
-    asyncio.run(main())
-    assert [level for level, _ in said()].count("WARNING") > 1
+    whats = [(level, line.partition(" of ")[2].partition(", tried")[0]) for level, line in said()]
+    who = r"'order' '2\nforged' failed at attempt"
+    end = f"{who} 3, given up: ValueError: poison"
+    assert whats == [("WARNING", f"{who} 1"), ("WARNING", f"{who} 2"), ("ERROR", end)]
+    assert caplog.text.count("Traceback (most recent call last):") == 3
+    assert caplog.text.count("in each\n") == 3  # the sink's own frame
+    assert "4111" not in caplog.text
 
 
 class Verbose(Exception):
@@ -330,21 +313,21 @@ def test_an_outage_is_said_once_and_says_no_parameters(
     ]
 
 
-def test_jobs_and_calls_that_fail_are_said_once(tmp_path: Path, said: Any):
-    """The same holds for the functions of workers: which, the attempt, the error's first line."""
+def test_jobs_and_calls_that_fail_are_logged_at_each_attempt(
+    tmp_path: Path, said: Any, caplog: pytest.LogCaptureFixture
+):
+    """The same holds for the functions of workers: which, the attempt, the error, the traceback."""
     source = Sqlite(tmp_path / "told.db")
     database = Database(source, name="told")
     migrate(database)
     jobs, later = Jobs(database), Later(database, "mail", delay=0)
-    broken = True
 
     def work(_given: Any) -> None:
-        if broken:
-            raise Verbose
+        raise Verbose
 
     worker = JobWorker(jobs, {"report": work}, backoff=[0.0])
-    caller = LaterWorker(later, work, backoff=[0.0])
-    job = jobs.submit(None, "report", {"card": "4111"}, scope="acme")
+    caller = LaterWorker(later, work, backoff=[0.0], attempts=2)
+    job = jobs.submit(None, "report", {"card": "4111"}, scope="acme", attempts=2)
     call = later.store("4111")
 
     async def both() -> None:
@@ -353,16 +336,21 @@ def test_jobs_and_calls_that_fail_are_said_once(tmp_path: Path, said: Any):
 
     for _ in range(3):
         asyncio.run(both())
+    first = f"jobs 'jobs': job {job.id} ('report') failed at attempt"
+    second = f"later 'mail': call {call.id} failed at attempt"
     assert said() == [
-        ("WARNING", f"jobs 'jobs': job {job.id} ('report'), attempt 1: Verbose: no such table"),
-        ("WARNING", f"later 'mail': call {call.id}, attempt 1: Verbose: no such table"),
+        ("WARNING", f"{first} 1, tried again in 0 s: Verbose: no such table"),
+        ("WARNING", f"{second} 1, tried again in 0 s: Verbose: no such table"),
+        ("ERROR", f"{first} 2, given up: Verbose: no such table"),
+        ("ERROR", f"{second} 2, given up: Verbose: no such table"),
     ]
-    broken = False
-    asyncio.run(both())
-    assert said()[2:] == [
-        ("INFO", "jobs 'jobs': it goes well again, after 3 failures"),
-        ("INFO", "later 'mail': it goes well again, after 3 failures"),
-    ]
+    assert caplog.text.count("in work\n    raise Verbose\nVerbose: no such table\n") == 4
+    assert "4111" not in caplog.text
+    (letter,) = later.dead()
+    ended = jobs.get(job.id, scope="acme")
+    for error, trace in [(letter.error, letter.traceback), (ended.error, ended.traceback)]:
+        assert error == "Verbose: no such table"
+        assert trace.endswith("in work\n    raise Verbose\nVerbose: no such table")
     source.close()
 
 

@@ -222,7 +222,7 @@ def test_the_death_of_a_job_is_an_event(make: Make) -> None:
     finally:
         stop()
     assert [repr(event) for event in seen] == [
-        f"JobDied(guard='mails', job={id_!r}, attempts=1, cause='no way')"
+        f"JobDied(guard='mails', job={id_!r}, attempts=1, cause='no way', traceback='')"
     ]
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from seawall import _checks as check
+from seawall._failures import split_report
 from seawall.clock import Clock
 from seawall.durable import _jobs_steps as steps
-from seawall.durable._jobs_records import JobClaim, is_id, name_of, result_of, shown
+from seawall.durable._jobs_records import JobClaim, is_id, name_of, result_of, shown, stored_error
 from seawall.durable._jobs_steps import MICRO, Beat, Standing, Taken
 from seawall.durable.database import Database, Operation
 from seawall.jobs._bells import READY, Bells
@@ -71,7 +72,7 @@ class ClaimedJobs:
     def fail(
         self,
         claim: JobClaim,
-        error: str,
+        error: str | BaseException,
         *,
         delay: float = 0.0,
         retry: bool = True,
@@ -81,7 +82,7 @@ class ClaimedJobs:
         """Say that an attempt failed; return the new state, or None: refused.
 
         The job is tried again after `delay` seconds if it may be, else it has failed; one that is
-        to be cancelled is cancelled.
+        to be cancelled is cancelled. Of an error, type, message and traceback are kept, redacted.
         """
         told = self._failing(claim, error, delay, retry=retry, progress=progress, message=message)
         return self._failed(claim, told, self._run(lambda: steps.telling("fail", told)))
@@ -89,7 +90,7 @@ class ClaimedJobs:
     async def afail(
         self,
         claim: JobClaim,
-        error: str,
+        error: str | BaseException,
         *,
         delay: float = 0.0,
         retry: bool = True,
@@ -166,8 +167,9 @@ class ClaimedJobs:
         self._count("claimed", len(claims))
         return claims
 
-    def _died(self, id_: str, attempts: int, cause: str) -> None:
-        emit(JobDied, self.name, job=id_, attempts=attempts, cause=cause)
+    def _died(self, id_: str, attempts: int, cause: str, trace: str = "") -> None:
+        fields = {"job": id_, "attempts": attempts, "cause": cause, "traceback": trace}
+        emit(JobDied, self.name, **fields)
 
     def _holding(self, claim: JobClaim) -> dict[str, Any]:
         return {"id": claim.id, "owner": claim.owner, "epoch": claim.epoch}
@@ -181,7 +183,7 @@ class ClaimedJobs:
     def _failing(
         self,
         claim: JobClaim,
-        error: str,
+        error: str | BaseException,
         delay: float,
         *,
         retry: bool,
@@ -190,7 +192,7 @@ class ClaimedJobs:
     ) -> dict[str, Any]:
         return {
             **self._holding(claim),
-            "error": shown(error),
+            "error": stored_error(error),
             "delay": round(check.seconds("delay", delay, zero=True) * MICRO),
             "retry": int(retry),
             "ttl": self._ttl,
@@ -200,7 +202,7 @@ class ClaimedJobs:
 
     def _failed(self, claim: JobClaim, told: dict[str, Any], state: str | None) -> str | None:
         if self._told(claim, state) == "failed":
-            self._died(claim.id, claim.attempt, told["error"])
+            self._died(claim.id, claim.attempt, *split_report(told["error"]))
         return state
 
     def _returning(self, claim: JobClaim, delay: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from hashlib import blake2b
 from json import dumps
 from typing import Any, Final, NamedTuple, cast
 
+from seawall._failures import report_of, split_report
 from seawall.errors import RecordGarbled
 from seawall.jobs._codec import decode, encode
 from seawall.models.durable_jobs import ENDED, STATES, State
@@ -41,7 +42,7 @@ class Job(NamedTuple):
     """The result as it was stored."""
     content_type: str | None
     error: str
-    """Why it failed, or why the last attempt did."""
+    """Why it failed, or why the last attempt did: the error's name and message, on one line."""
     created_at: float
     started_at: float | None
     ended_at: float | None
@@ -52,6 +53,8 @@ class Job(NamedTuple):
     """Seconds since it was submitted, when it was read."""
     is_new: bool = False
     """Whether this very call submitted it: False if the same key had done so before."""
+    traceback: str = ""
+    """That of `error`, redacted and cut, for who looks after it; empty if there is none."""
 
     @property
     def ended(self) -> bool:
@@ -116,6 +119,7 @@ def job_of(row: tuple[Any, ...], *, is_new: bool = False) -> Job:
         and (content_type is None or content_type in (JSON, BYTES))
     ):
         raise RecordGarbled("what is stored of a job cannot be read")
+    error, trace = split_report(error)
     return Job(
         id_,
         scope,
@@ -137,6 +141,7 @@ def job_of(row: tuple[Any, ...], *, is_new: bool = False) -> Job:
         due / 1e6,
         max(0.0, (now - created) / 1e6),
         is_new,
+        trace,
     )
 
 
@@ -191,6 +196,14 @@ def result_of(value: Any, limit: int) -> Stored:
             raise ValueError(f"the result has {len(data)} bytes, and {limit} are allowed")
         return Stored(data, BYTES)
     return Stored(encode("the result", value, limit), JSON)
+
+
+def stored_error(error: str | BaseException) -> str:
+    """Return why an attempt failed, as it is kept: of an error with its traceback below."""
+    if isinstance(error, BaseException):
+        said, _, trace = report_of(error, LONGEST_TEXT).partition("\n")
+        return f"{shown(said)}\n{trace}" if trace else shown(said)
+    return shown(error)
 
 
 def shown(text: object) -> str:

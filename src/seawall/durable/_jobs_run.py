@@ -13,7 +13,6 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
 from seawall.durable._jobs_records import (
-    LONGEST_TEXT,
     JobClaim,
     name_of,
     result_of,
@@ -26,6 +25,7 @@ from seawall.errors import JobCancelled, RecordGarbled, Rejected, matches
 from seawall.executors import IoPool
 from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
 from seawall.runtime.functions import kind_of
+from seawall.runtime.log import FailureLog
 from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
@@ -184,6 +184,7 @@ class JobDoing:
         self._pool: IoPool | None = None
         self._runs: set[Running] = set()
         self._trouble = Trouble(f"jobs {jobs.name!r}", self._clock)
+        self._failures = FailureLog("jobs", jobs.name, self._clock)
         words = ("succeeded", "retried", "failed", "cancelled", "returned", "lost")
         self._counts = dict.fromkeys(words, 0)
         registry.enter(self, "job_worker", jobs.name)
@@ -256,11 +257,10 @@ class JobDoing:
         claim, delay = run.claim, self._pause_after(run.claim.attempt, error)
         how: dict[str, Any] = {"delay": delay}
         how |= {"retry": retry, "progress": share, "message": message}
-        said = described(error, LONGEST_TEXT)
-        state = await self._tell(run, lambda: self.jobs.afail(claim, said, **how))
-        if state in ("queued", "failed"):
-            what = f"job {claim.id} ({claim.kind!r}), attempt {claim.attempt}"
-            self._trouble.failed(claim.id, what, error, delay=delay, final=state == "failed")
+        state = await self._tell(run, lambda: self.jobs.afail(claim, error, **how))
+        if state != "cancelled" and run.wanted != "to stop":
+            what, dead = f"job {claim.id} ({claim.kind!r})", state == "failed"
+            self._failures.failed(what, claim.id, claim.attempt, error, delay=delay, dead=dead)
         return "retried" if state == "queued" else state or "lost"
 
     async def _raised(self, run: Running, error: Exception) -> str:

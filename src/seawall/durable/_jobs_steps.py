@@ -9,6 +9,7 @@ from collections.abc import Callable
 from json import dumps
 from typing import Any, Final, NamedTuple
 
+from seawall._failures import split_report
 from seawall.durable._connections import Ask
 from seawall.durable._jobs_records import Job, job_of
 from seawall.durable._jobs_room import Room
@@ -242,6 +243,7 @@ def _item(row: tuple[Any, ...]) -> WorkItem:
         row[:13]
     )
     now = row[-1]
+    error, trace = split_report(error)
     moment = ended if ended is not None else due
     acts = {"failed": ("retry", "drop"), "queued": ("drop",), "running": ("drop",)}
     return WorkItem(
@@ -257,6 +259,7 @@ def _item(row: tuple[Any, ...]) -> WorkItem:
         size,
         payload.encode("utf-8", "replace") if isinstance(payload, str) else bytes(payload or b""),
         acts.get(state, ()),
+        trace,
     )
 
 

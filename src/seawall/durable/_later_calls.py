@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._failures import split_report
 from seawall.context import current_idempotency_key, current_tenant
 from seawall.durable._blocks import named
 from seawall.durable._cleaning import Cleaning
@@ -56,6 +57,9 @@ class DeadLetter(NamedTuple):
     args: list[Any]
     kwargs: dict[str, Any]
     error: str
+    """Why the last attempt failed: the error's name and message, on one line."""
+    traceback: str = ""
+    """That of the last attempt's error, redacted and cut; empty if there is none."""
 
 
 class Later:
@@ -195,7 +199,7 @@ class Later:
         letters = []
         for found, attempts, call, error in rows:
             args, kwargs = decoded(call) or ([], {})
-            letters.append(DeadLetter(found, attempts, args, kwargs, error or ""))
+            letters.append(DeadLetter(found, attempts, args, kwargs, *split_report(error or "")))
         return letters
 
     async def aretry(self, dead: str) -> bool:

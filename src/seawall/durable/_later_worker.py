@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall import _checks as check
 from seawall import registry
-from seawall._failures import described
+from seawall._failures import described, report_of, split_report
 from seawall.context import idempotency_key, reset, tenant
 from seawall.durable._connections import Ask
 from seawall.durable._later_calls import Later, decoded, redoing
@@ -31,6 +31,7 @@ from seawall.guard import Guard
 from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
 from seawall.runtime.events import JobDied, emit
 from seawall.runtime.functions import kind_of
+from seawall.runtime.log import FailureLog
 from seawall.runtime.runners import sleep_async
 from seawall.runtime.stepping import Steps
 
@@ -121,7 +122,7 @@ class LaterWorker:
         self._resume_at = self._clean_at = float("-inf")
         self._stopped = False
         self._end_at = inf
-        self._trouble = Trouble(f"later {later.name!r}", self._clock)
+        self._failures = FailureLog("later", later.name, self._clock)
         self._outage = Trouble(f"later {later.name!r}", self._clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: asyncio.Event | None = None
@@ -285,11 +286,11 @@ class LaterWorker:
 
         arguments = decoded(claim.call)
         if claim.expired:
-            return await self._bury(claim, "expired", "its ttl was over")
+            return await self._bury(claim, "its ttl was over", "expired")
         if claim.attempts > self.attempts:
-            return await self._bury(claim, "lost", "nobody told how its last attempt went")
+            return await self._bury(claim, "nobody told how its last attempt went", "lost")
         if arguments is None:
-            return await self._bury(claim, "garbled", "what is stored is no call")
+            return await self._bury(claim, "what is stored is no call", "garbled")
         task = asyncio.create_task(self._call(claim, *arguments))
         try:
             kept = await self._keep(claim, task)
@@ -359,9 +360,7 @@ class LaterWorker:
             how = "done_without_key" if claim.key is None else "done"
             if await self._tell(claim, how):
                 self._counts["done"] += 1
-                self._trouble.well(claim.id)
             return None
-        words = described(error, LONGEST_ERROR)
         if isinstance(error, Rejected):
             asked = error.retry_after
             if asked is None:
@@ -371,14 +370,15 @@ class LaterWorker:
             self._resume_at = self._clock.now() + pause
             self._counts["refused"] += 1
             delay = int(pause * 1_000_000)
-            await self._tell(claim, "again", delay=delay, refund=1, error=words)
+            await self._tell(claim, "again", delay=delay, refund=1, error=described(error))
         else:
+            words = report_of(error, LONGEST_ERROR)
             final = claim.attempts >= self.attempts or matches(error, self._give_up_on)
             pause = 0.0 if final else self._pause(claim.attempts)
-            what = f"call {claim.id}, attempt {claim.attempts}"
-            self._trouble.failed(claim.id, what, error, delay=pause, final=final)
+            what = f"call {claim.id}"
+            self._failures.failed(what, claim.id, claim.attempts, error, delay=pause, dead=final)
             if final:
-                return await self._bury(claim, type(error).__name__, words)
+                return await self._bury(claim, words)
             self._counts["failed"] += 1
             delay = int(pause * 1_000_000)
             await self._tell(claim, "again", delay=delay, refund=0, error=words)
@@ -388,11 +388,13 @@ class LaterWorker:
         number = min(attempts, 100) - 1
         return next(islice(self._backoff.delays(self._rng.random), max(0, number), None))
 
-    async def _bury(self, claim: Claim, cause: str, words: str) -> None:
+    async def _bury(self, claim: Claim, words: str, cause: str = "") -> None:
         if await self._tell(claim, "dead", error=words):
             self._counts["dead"] += 1
             attempts = min(claim.attempts, self.attempts)
-            emit(JobDied, self.later.name, job=claim.id, attempts=attempts, cause=cause)
+            said, trace = split_report(words)
+            fields = {"job": claim.id, "attempts": attempts, "traceback": trace}
+            emit(JobDied, self.later.name, cause=cause or said, **fields)
 
     async def _tell(self, claim: Claim, what: str, **more: Any) -> bool:
         """Tell the database; if it does not hear, the call is done again after the lease."""

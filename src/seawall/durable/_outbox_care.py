@@ -9,6 +9,7 @@ from uuid import UUID
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._failures import split_report
 from seawall.durable._cleaning import Cleaning
 from seawall.durable._connections import Ask
 from seawall.durable._outbox_events import BlockedAggregate, DeadEvent, event_of, new_id, text
@@ -123,7 +124,11 @@ class Care:
     def _dead(self, limit: int) -> Steps[list[DeadEvent]]:
         bound = check.count("limit", limit, maximum=MOST_LISTED)
         rows = yield Ask("outbox.dead", {"outbox": self.name, "most": bound})
-        return [DeadEvent(event_of(row[:8]), row[8], row[9] or "", row[10] / 1e6) for row in rows]
+        letters = []
+        for row in rows:
+            error, trace = split_report(row[9] or "")
+            letters.append(DeadEvent(event_of(row[:8]), row[8], error, row[10] / 1e6, trace))
+        return letters
 
     def blocked(self, limit: int = 100) -> list[BlockedAggregate]:
         """Return the aggregates that wait for `unblock`."""
@@ -137,7 +142,7 @@ class Care:
         bound = check.count("limit", limit, maximum=MOST_LISTED)
         rows = yield Ask("outbox.blocked", {"outbox": self.name, "most": bound})
         return [
-            BlockedAggregate(aggregate, aggregate_id, attempts, error or "")
+            BlockedAggregate(aggregate, aggregate_id, attempts, *split_report(error or ""))
             for aggregate, aggregate_id, attempts, error in rows
         ]
 
@@ -317,6 +322,7 @@ def _waiting_item(row: tuple[Any, ...]) -> WorkItem:
 def _item(row: tuple[Any, ...]) -> WorkItem:
     _, id_, state, kind, aggregate, aggregate_id, attempts, error, created, ended = row[:10]
     size, payload, _, now = row[10:]
+    error, trace = split_report(error or "")
     return WorkItem(
         id_,
         state,
@@ -330,4 +336,5 @@ def _item(row: tuple[Any, ...]) -> WorkItem:
         size,
         bytes(payload),
         () if state == "waiting" else ("retry", "drop"),
+        trace,
     )

@@ -9,7 +9,7 @@ from os import urandom
 from typing import Any, Final, NamedTuple, NoReturn
 from uuid import UUID
 
-from seawall._failures import described
+from seawall._failures import report_of, split_report
 from seawall._redaction import safe_line
 from seawall.durable._json import encoder, plain
 
@@ -47,7 +47,10 @@ class DeadEvent(NamedTuple):
     event: OutboxEvent
     attempts: int
     error: str
+    """Why the last attempt failed: the error's name and message, on one line."""
     died_at: float
+    traceback: str = ""
+    """That of the sink's error, redacted and cut; empty if there is none."""
 
 
 class BlockedAggregate(NamedTuple):
@@ -57,6 +60,9 @@ class BlockedAggregate(NamedTuple):
     aggregate_id: str
     attempts: int
     error: str
+    """Why the last attempt failed: the error's name and message, on one line."""
+    traceback: str = ""
+    """That of the sink's error, redacted and cut; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +199,12 @@ def _headers(stored: object) -> dict[str, str]:
 
 
 def error_text(error: object) -> str:
-    """Return an error as it is stored: one line, short, without secrets."""
+    """Return an error as it is stored: a line without secrets, and the traceback below it.
+
+    What was stored before is stored again as it is.
+    """
     if isinstance(error, BaseException):
-        return described(error, LARGEST_ERROR)
-    return safe_line(str(error), LARGEST_ERROR)
+        return report_of(error, LARGEST_ERROR)
+    said, trace = split_report(str(error))
+    line = safe_line(said, LARGEST_ERROR)
+    return f"{line}\n{trace}" if trace else line

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from seawall._failures import split_report
 from seawall.durable._outbox_events import error_text
 from seawall.durable._outbox_steps import Settled, settling, written_before
-from seawall.durable._trouble import Trouble
 from seawall.durable.outbox import Outbox
 from seawall.runtime.durable_events import EventDied, OutboxBlocked
 from seawall.runtime.events import emit
+from seawall.runtime.log import FailureLog
 from seawall.runtime.stepping import Steps
 
 
@@ -51,23 +52,20 @@ class Page:
         before = yield from written_before(outbox, missing, held=held)
         return written.late - len(before), ours | before
 
-    def tell(self, trouble: Trouble) -> None:
-        """Tell those who subscribed, and the log, of what was written."""
+    def tell(self, failures: FailureLog) -> None:
+        """Tell subscribers, and the log, of the failures that were written."""
         for one in self._settled:
-            key = one.lane.lane
-            if one.has_failed:
-                if key in self._ours:
-                    self._tell_trouble(one, trouble)
-            elif one.delivered:
-                trouble.well(key)
+            if one.has_failed and one.lane.lane in self._ours:
+                self._tell_failure(one, failures)
 
-    def _tell_trouble(self, one: Settled, trouble: Trouble) -> None:
+    def _tell_failure(self, one: Settled, failures: FailureLog) -> None:
         event = one.lane.events[one.delivered]
         whose = {"aggregate": event.aggregate, "aggregate_id": event.aggregate_id}
-        what = f"{event.aggregate!r} {event.aggregate_id!r}, attempt {one.attempts}"
-        final = one.action != "again"
-        trouble.failed(one.lane.lane, what, one.error, delay=one.delay / 1e6, final=final)
-        if final:
+        what = f"event {event.id} of {event.aggregate!r} {event.aggregate_id!r}"
+        delay, dead = one.delay / 1e6, one.action != "again"
+        failures.failed(what, event.id, one.attempts, one.error, delay=delay, dead=dead)
+        if dead:
             kind = OutboxBlocked if one.action == "block" else EventDied
-            said = {"attempts": one.attempts, "cause": error_text(one.error)}
+            cause, trace = split_report(error_text(one.error))
+            said = {"attempts": one.attempts, "cause": cause, "traceback": trace}
             emit(kind, self._outbox.name, event_id=event.id, **whose, **said)

@@ -30,6 +30,7 @@ from seawall.durable._trouble import Trouble
 from seawall.durable.outbox import Outbox
 from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
 from seawall.models.outbox import MOST_ATTEMPTS, Poison, Settings, next_pause
+from seawall.runtime.log import FailureLog
 from seawall.runtime.mutex import survives_fork
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Dispatcher:
         self._resume_at = self._surveyed_at = float("-inf")
         self._stopped = self._cleaning = False
         self._survey: dict[str, Any] = {}
-        self._trouble = Trouble(f"outbox {outbox.name!r}", self._clock)
+        self._failures = FailureLog("outbox", outbox.name, self._clock)
         self._outage = Trouble(f"outbox {outbox.name!r}", self._clock)
         words = ("rounds", "delivered", "failed", "dead", "blocked", "refused", "refused_late")
         self._counts = dict.fromkeys((*words, "lost", "errors"), 0)
@@ -422,4 +423,4 @@ class Dispatcher:
             waits = [refusal.retry_after or SHORTEST_PAUSE for refusal in refusals]
             floor = min(max(waits), LONGEST_PAUSE)
             self._resume_at = self._clock.now() + above_floor(floor, self._rng.random)
-        page.tell(self._trouble)
+        page.tell(self._failures)

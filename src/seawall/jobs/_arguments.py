@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from seawall import _checks as check
+from seawall._failures import report_of, split_report
 from seawall.jobs._records import Claim
 
 MOST_TEXT: Final = 500
@@ -43,6 +44,21 @@ def short_text(name: str, value: object) -> str:
 def legible(text: str) -> str:
     """Return `text` without control characters, and not too long: it will be logged and shown."""
     return "".join(c if c.isprintable() else " " for c in text[:MOST_TEXT])
+
+
+def stored_reason(reason: str | BaseException) -> str:
+    """Return why an attempt failed, as it is stored: of an error with its traceback below."""
+    if isinstance(reason, BaseException):
+        return report_of(reason, MOST_TEXT)
+    if not isinstance(reason, str):
+        raise TypeError(f"reason={reason!r}: write text, or pass the error")
+    return legible(reason)
+
+
+def read_reason(stored: str) -> tuple[str, str]:
+    """Return a stored reason and its traceback, fit to be shown."""
+    said, trace = split_report(stored)
+    return legible(said), trace
 
 
 def claim_of(claim: Claim) -> Claim:

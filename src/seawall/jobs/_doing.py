@@ -20,6 +20,7 @@ from seawall.jobs._queue import JobQueue
 from seawall.jobs._records import Claim
 from seawall.jobs._runs import Run
 from seawall.models.backoff import Backoff, above_floor, full_jitter
+from seawall.runtime.log import FailureLog
 from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Doing:
     _refusals: int = 0
     """How many were refused in a row."""
     concurrency: int
+    _failures: FailureLog
     _tell_until: float = inf
     """From this instant on nobody is told anything: the worker has to end."""
 
@@ -112,8 +114,10 @@ class Doing:
         try:
             return await self._tell(run, "done", self.queue.aack, result)
         except Exception as error:  # noqa: BLE001 - whatever it takes to write it, it failed
-            reason = f"the result cannot be kept: {described(error, MOST_TEXT)}"
-            return await self._tell(run, "failed", self.queue.anack, reason=reason, retry=False)
+            how = {"reason": f"the result cannot be kept: {described(error, MOST_TEXT)}"}
+            outcome = await self._tell(run, "failed", self.queue.anack, **how, retry=False)
+            self._log_failure(run, error, 0.0)
+            return outcome
 
     async def _failed(self, run: Run, error: BaseException) -> str:
         # A guard gave up on a thread, which goes on: until it ends, nobody else may begin the job.
@@ -131,8 +135,14 @@ class Doing:
                 self._resume_at = max(self._resume_at, self._clock.now() + pause)
             how = {"delay": pause, "reason": f"refused: {reason_of(error)}", "counted": False}
             return await self._tell(run, "refused", self.queue.anack, **how)
-        delay, reason = self._pause_after(run.claim.attempt), described(error, MOST_TEXT)
-        return await self._tell(run, "failed", self.queue.anack, delay=delay, reason=reason)
+        delay = self._pause_after(run.claim.attempt)
+        outcome = await self._tell(run, "failed", self.queue.anack, delay=delay, reason=error)
+        self._log_failure(run, error, delay)
+        return outcome
+
+    def _log_failure(self, run: Run, error: BaseException, delay: float) -> None:
+        job, dead = run.claim.id, run.state == "dead"
+        self._failures.failed(f"job {job}", job, run.claim.attempt, error, delay=delay, dead=dead)
 
     def _refused(self, run: Run, error: BaseException) -> bool:
         """Tell whether the guard, or the threads, refused before the handler was begun."""
@@ -159,8 +169,9 @@ class Doing:
         tried = False
         while not run.lost:
             try:
-                await verb(run.claim, *args, **how)
+                run.state = await verb(run.claim, *args, **how) or ""
             except JobLost as error:
+                run.state = error.state
                 # An answer that was lost may have been a yes: then the job is what we made it.
                 ours = tried and outcome != "done" and error.state in ("waiting", "delayed", "dead")
                 return outcome if ours else "lost"

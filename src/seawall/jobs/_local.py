@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from seawall import registry
+from seawall._failures import split_report
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.jobs._bells import READY
 from seawall.jobs._driven import Ask
@@ -85,8 +86,10 @@ class LocalQueue(JobQueue):
             self._bells.ring(READY)
         for id_ in ended:
             self._bells.ring(id_)
-        for id_, attempts, cause in died:
-            emit(JobDied, self.name, job=id_, attempts=attempts, cause=cause)
+        for id_, attempts, reason in died:
+            cause, trace = split_report(reason)
+            fields = {"job": id_, "attempts": attempts, "cause": cause, "traceback": trace}
+            emit(JobDied, self.name, **fields)
         for id_ in dropped:
             emit(DeadLetterDropped, self.name, job=id_)
         return answer

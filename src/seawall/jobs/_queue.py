@@ -143,14 +143,15 @@ class JobQueue(QueueSteps):
         claim: Claim,
         *,
         delay: float = 0.0,
-        reason: str = "",
+        reason: str | BaseException = "",
         counted: bool = True,
         retry: bool = True,
     ) -> str:
         """Give a job back: it can be claimed again after `delay` seconds, in its old place.
 
         After its last attempt, or with `retry=False`, it becomes a dead letter instead. With
-        `counted=False` this was no attempt: it was never begun. Returns the job's new state.
+        `counted=False` this was no attempt: it was never begun. Of an error passed as `reason`,
+        type, message and traceback are kept, redacted. Returns the job's new state.
         """
         return self._sync(self._nacking(claim, delay, reason, counted=counted, retry=retry))
 
@@ -159,7 +160,7 @@ class JobQueue(QueueSteps):
         claim: Claim,
         *,
         delay: float = 0.0,
-        reason: str = "",
+        reason: str | BaseException = "",
         counted: bool = True,
         retry: bool = True,
     ) -> str:

@@ -73,3 +73,6 @@ class DeadLetter(NamedTuple):
     age: float
     """Seconds since it died."""
     reason: str
+    """Why the last attempt failed: the error's name and message, on one line."""
+    traceback: str = ""
+    """That of the last attempt's error, redacted and cut; empty if there is none."""

@@ -26,6 +26,8 @@ class Run:
         """Whether the handler was called: from then on it was an attempt."""
         self.returned = False
         """Whether it has come back, however."""
+        self.state = ""
+        """The job's state after its end was told to the queue."""
         self.settling = not wanted
         """Whether the work is over, and only the queue is still to be told."""
 

@@ -18,7 +18,9 @@ from seawall.jobs._arguments import (
     claim_of,
     legible,
     microseconds,
+    read_reason,
     short_text,
+    stored_reason,
 )
 from seawall.jobs._bells import READY, Bell, Bells
 from seawall.jobs._codec import MOST_BYTES, decode, encode
@@ -228,16 +230,21 @@ class QueueSteps(Driven):
         self._check_held(claim, answer)
 
     def _nacking(
-        self, claim: Claim, delay: float, reason: str, *, counted: bool, retry: bool
+        self,
+        claim: Claim,
+        delay: float,
+        reason: str | BaseException,
+        *,
+        counted: bool,
+        retry: bool,
     ) -> Steps[str]:
         wait = microseconds(bounded_seconds("delay", delay, self.keep, zero=True))
-        if not isinstance(reason, str):
-            raise TypeError(f"reason={reason!r}: write text")
+        said = stored_reason(reason)
         check.flag("counted", counted)
         how: How = "failed" if counted else "returned"
         if not check.flag("retry", retry):
             how = "fatal"
-        args = (claim_of(claim).id, claim.fence, wait, legible(reason), how)
+        args = (claim_of(claim).id, claim.fence, wait, said, how)
         answer = yield Ask("nack", args)
         return self._check_held(claim, answer)
 
@@ -287,7 +294,7 @@ class QueueSteps(Driven):
     def _seeing(self, id_: str) -> Steps[JobStatus]:
         seen = yield from self._looking(id_)
         result = None if seen.result is None else _read(seen.result)
-        reason = legible(seen.reason)
+        reason, _ = read_reason(seen.reason)
         return JobStatus(
             id_, seen.state, seen.priority, seen.attempts, seen.age / 1e6, reason, result
         )
@@ -329,7 +336,7 @@ class QueueSteps(Driven):
 
     def _result(self, id_: str, seen: Seen) -> Any:
         """Return the result of a job that has ended, or raise that there is none."""
-        cause = legible(seen.reason)
+        cause, _ = read_reason(seen.reason)
         if seen.state == "done":
             try:
                 return decode(b"null" if seen.result is None else seen.result)
@@ -352,7 +359,7 @@ class QueueSteps(Driven):
                 one.priority,
                 one.attempts,
                 one.age / 1e6,
-                legible(one.reason),
+                *read_reason(one.reason),
             )
             for one in letters
         ]
@@ -379,6 +386,7 @@ class QueueSteps(Driven):
 
 
 def _item(found: Browsed) -> WorkItem:
+    reason, trace = read_reason(found.reason)
     return WorkItem(
         found.id,
         found.state,
@@ -388,10 +396,11 @@ def _item(found: Browsed) -> WorkItem:
         found.attempts,
         found.age / 1e6,
         found.since / 1e6,
-        legible(found.reason),
+        reason,
         found.size,
         found.payload,
         _ACTS.get(found.state, ()),
+        trace,
     )
 
 

@@ -26,6 +26,7 @@ from seawall.jobs._runs import Run
 from seawall.models.backoff import Backoff, as_backoff, full_jitter
 from seawall.models.codel import REREAD, QueueShed, check_queue_shed
 from seawall.runtime.functions import kind_of
+from seawall.runtime.log import FailureLog
 from seawall.runtime.recent import ResponseTimes
 from seawall.runtime.runners import sleep_async
 
@@ -63,8 +64,9 @@ class Worker(Doing):
     ) -> None:
         """Do up to `concurrency` jobs at once, each under `guard`.
 
-        What the handler returns is the job's result. If it raises, the job is tried again after a
-        pause of `backoff`: full jitter from 1 s up to 5 minutes, unless given. A job is claimed for
+        What the handler returns is the job's result. If it raises, that is logged with its
+        traceback, and the job is tried again after a pause of `backoff`: full jitter from 1 s up to
+        5 minutes, unless given. A job is claimed for
         `lease` seconds, and the claim prolonged while it runs.
 
         `shed` says when the queue has stood for too long, by the age of its longest waiting job:
@@ -95,6 +97,7 @@ class Worker(Doing):
         self._backoff = full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff)
         self._rng = Random() if rng is None else rng  # noqa: S311 - jitter is no secret
         self._clock = queue.clock
+        self._failures = FailureLog("queue", queue.name, self._clock)
         self._pool: IoPool | None = None
         if kind_of(handler) == "sync":
             name = f"{queue.name}-worker"

@@ -12,7 +12,7 @@ from seawall.runtime.events import Event
 class OutboxBlocked(Event):
     """An event failed as often as it may, and its aggregate waits; `guard` is the outbox's name."""
 
-    __slots__ = ("aggregate", "aggregate_id", "attempts", "cause", "event_id")
+    __slots__ = ("aggregate", "aggregate_id", "attempts", "cause", "event_id", "traceback")
     name = "outbox_blocked"
 
     def __init__(
@@ -24,6 +24,7 @@ class OutboxBlocked(Event):
         event_id: str,
         attempts: int,
         cause: str,
+        traceback: str = "",
     ) -> None:
         """Tell which aggregate waits, for which event (its id), how often it was tried, and why."""
         super().__init__(guard)
@@ -32,12 +33,14 @@ class OutboxBlocked(Event):
         self.event_id = event_id
         self.attempts = attempts
         self.cause = cause
+        self.traceback = traceback
+        """That of the sink's error, redacted and cut; empty if none was raised."""
 
 
 class EventDied(Event):
     """An event failed as often as it may, and was put aside; `guard` is the outbox's name."""
 
-    __slots__ = ("aggregate", "aggregate_id", "attempts", "cause", "event_id")
+    __slots__ = ("aggregate", "aggregate_id", "attempts", "cause", "event_id", "traceback")
     name = "event_died"
 
     def __init__(
@@ -49,6 +52,7 @@ class EventDied(Event):
         event_id: str,
         attempts: int,
         cause: str,
+        traceback: str = "",
     ) -> None:
         """Tell which event died (its id), of which aggregate, how often it was tried, and why."""
         super().__init__(guard)
@@ -57,6 +61,8 @@ class EventDied(Event):
         self.event_id = event_id
         self.attempts = attempts
         self.cause = cause
+        self.traceback = traceback
+        """That of the sink's error, redacted and cut; empty if none was raised."""
 
 
 class FifoGap(Event):

@@ -351,15 +351,21 @@ class JobDied(Event):
     So is a call that was stored to be done later; `guard` is then the name of its `Later`.
     """
 
-    __slots__ = ("attempts", "cause", "job")
+    __slots__ = ("attempts", "cause", "job", "traceback")
     name = "job_died"
 
-    def __init__(self, guard: str, *, job: str, attempts: int, cause: str) -> None:
-        """Tell its id, how often it was tried, and why the last attempt failed."""
+    def __init__(
+        self, guard: str, *, job: str, attempts: int, cause: str, traceback: str = ""
+    ) -> None:
+        """Tell its id, how often it was tried, and why the last attempt failed.
+
+        `traceback` is that of the handler's error, redacted and cut; empty if none was raised.
+        """
         super().__init__(guard)
         self.job = job
         self.attempts = attempts
         self.cause = cause
+        self.traceback = traceback
 
 
 class DeadLetterDropped(Event):

@@ -15,6 +15,7 @@ from typing import Any, Final
 from weakref import finalize, ref
 
 from seawall import registry
+from seawall._failures import split_report
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import StoreUnavailable
 from seawall.jobs._bells import READY
@@ -235,9 +236,10 @@ class _Calls:
     def unpack(self, reply: Any, items: Sequence[Ask]) -> list[Any]:
         replies, died, dropped = reply
         answers = [_READERS[item.operation](one) for one, item in zip(replies, items, strict=True)]
-        for id_, attempts, cause in _rows(died, 3):
-            fields = {"job": _str(id_), "attempts": _int(attempts), "cause": _str(cause)}
-            emit(JobDied, self._name, **fields)
+        for id_, attempts, reason in _rows(died, 3):
+            cause, trace = split_report(_str(reason))
+            fields = {"job": _str(id_), "attempts": _int(attempts), "cause": cause}
+            emit(JobDied, self._name, **fields, traceback=trace)
         for (id_,) in _rows(dropped, 1):
             emit(DeadLetterDropped, self._name, job=_str(id_))
         return answers
