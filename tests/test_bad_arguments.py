@@ -85,6 +85,7 @@ from seawall import (
     quantile,
     ramp,
     signals,
+    slow_start,
     static,
     subscribe,
     tenant,
@@ -353,6 +354,7 @@ TABLE = [
     ("n_of_m m", lambda x: n_of_m(1, x), _COUNTS, "write"),
     ("n_of_m order", lambda x: n_of_m(3, x), [(2, ValueError)], "n <= m"),
     ("ramp step", lambda x: ramp(step=x), _POSITIVE, "seconds"),
+    ("slow_start step", lambda x: slow_start(step=x), _POSITIVE, "seconds"),
     ("ramp shares", lambda x: ramp((0.1, x), step=1), _SHARES, "share"),
     (
         "ramp order",
@@ -1821,6 +1823,7 @@ TOLD_ABOVE = frozenset(
         "plus_minus",
         "pool_size",
         "ramp",
+        "slow_start",
         "static",
         "subscribe",
         "timeout_for",

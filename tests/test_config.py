@@ -146,7 +146,12 @@ def test_budgets_can_be_written_down(kind):
 
 @pytest.mark.parametrize(
     "probes",
-    ['{ kind = "single" }', '{ kind = "n_of_m", n = 1, m = 2 }', '{ kind = "ramp", step = 5.0 }'],
+    [
+        '{ kind = "single" }',
+        '{ kind = "n_of_m", n = 1, m = 2 }',
+        '{ kind = "ramp", step = 5.0 }',
+        '{ kind = "slow_start" }',
+    ],
 )
 def test_probes_can_be_written_down(probes):
     """A table of each public kind of probes."""

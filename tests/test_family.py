@@ -49,7 +49,9 @@ def _fail(*_args: Any) -> None:
 
 def _breakers(**settings: Any) -> Family:
     return Guard.family(
-        registry.free_name("sensor"), lambda _key: [Breaker(consecutive=1)], **settings
+        registry.free_name("sensor"),
+        lambda _key: [Breaker(consecutive=1, break_for=15.0)],
+        **settings,
     )
 
 
@@ -157,7 +159,7 @@ def test_a_key_in_trouble_is_not_forgotten(trouble: str):
     """A flood of keys resets no breaker, no limit, and no count of calls in flight."""
     clock = VirtualClock()
     stack = {"in flight": Bulkhead, "limited": lambda _n: RateLimit("1/min")}
-    make = stack.get(trouble, lambda _n: Breaker(consecutive=1))
+    make = stack.get(trouble, lambda _n: Breaker(consecutive=1, break_for=15.0))
     sensors = Guard.family("sensor", lambda _key: [make(1)], max_keys=2, clock=clock)
     held = sensors["bad"].hold()
     if trouble == "open":

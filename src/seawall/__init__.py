@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from seawall.models.ladder import ServiceLevel
     from seawall.models.pooling import Advice
     from seawall.models.pressure import Pressure, RetryThresholds
-    from seawall.models.probes import growing, n_of_m, ramp, single
+    from seawall.models.probes import growing, n_of_m, ramp, single, slow_start
     from seawall.models.shares import by_chance, by_fraction, by_latency
     from seawall.models.shedding import by_cost, by_criticality, by_deadline, by_queue, by_tier
     from seawall.models.sizing import pool_size, timeout_for
@@ -314,6 +314,7 @@ __all__ = [
     "quantile",
     "ramp",
     "single",
+    "slow_start",
     "snapshot",
     "static",
     "subscribe",
@@ -357,7 +358,7 @@ _HOMES = {
     "models.ladder": "ServiceLevel",
     "models.pooling": "Advice",
     "models.pressure": "Pressure RetryThresholds",
-    "models.probes": "growing n_of_m ramp single",
+    "models.probes": "growing n_of_m ramp single slow_start",
     "models.shares": "by_chance by_fraction by_latency",
     "models.shedding": "by_cost by_criticality by_deadline by_queue by_tier",
     "models.sizing": "pool_size timeout_for",

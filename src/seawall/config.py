@@ -38,7 +38,7 @@ from seawall.models.backoff import (
 )
 from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
 from seawall.models.codel import adaptive_lifo, codel
-from seawall.models.probes import growing, n_of_m, ramp, single
+from seawall.models.probes import growing, n_of_m, ramp, single, slow_start
 from seawall.models.shares import by_chance, by_fraction, by_latency
 from seawall.models.shedding import by_cost, by_criticality, by_deadline, by_queue, by_tier
 from seawall.policies.adaptive_limit import AdaptiveLimit
@@ -132,7 +132,7 @@ _BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
         "request_ratio": RequestRatio,
         "success_deposit": SuccessDeposit,
     },
-    "probes": {"n_of_m": n_of_m, "ramp": ramp, "single": single},
+    "probes": {"n_of_m": n_of_m, "ramp": ramp, "single": single, "slow_start": slow_start},
     "seconds": {"adaptive": adaptive},
 }
 

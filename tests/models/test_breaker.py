@@ -15,7 +15,7 @@ from seawall.models.breaker import (
     State,
     diagram,
 )
-from seawall.models.probes import NOfM, Probe, Verdict, growing, n_of_m, ramp, single
+from seawall.models.probes import NOfM, Probe, Verdict, growing, n_of_m, ramp, single, slow_start
 from seawall.models.windows import Tracked
 
 SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
@@ -23,7 +23,9 @@ SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
 
 def breaker(**settings):
     """Return a breaker that trips at the first failure and breaks for 10, unless told otherwise."""
-    return BreakerModel(BreakerSettings(**({"consecutive": 1, "break_for": 10} | settings)))
+    return BreakerModel(
+        BreakerSettings(**({"consecutive": 1, "break_for": 10, "probes": single()} | settings))
+    )
 
 
 def call(model, verdict, now=0.0):
@@ -192,7 +194,7 @@ def test_a_break_function_that_raises_changes_nothing():
 
 
 def test_one_probe_at_a_time_and_its_success_closes():
-    """By default a single call decides."""
+    """With `single()` one call decides."""
     model = breaker()
     calls(model, "f")
     probe = model.admit(10)
@@ -473,9 +475,14 @@ def test_update_to_a_slow_rule_accepts_bare_tickets():
 
 
 def test_defaults():
-    """Half of at least twenty calls in thirty seconds; fifteen seconds of break; one probe."""
+    """Half of at least twenty calls in thirty seconds; short breaks; a slow start."""
     assert BreakerSettings() == BreakerSettings(
-        failure_ratio=0.5, window=30, min_calls=20, break_for=15, probes=single(), probe_timeout=60
+        failure_ratio=0.5,
+        window=30,
+        min_calls=20,
+        break_for=growing(0.25, cap=1),
+        probes=slow_start(step=0.5),
+        probe_timeout=60,
     )
     assert BreakerSettings(consecutive=5).failure_ratio is None
 
@@ -497,7 +504,7 @@ def test_defaults():
         ({"break_for": "15s"}, TypeError, "break_for='15s'"),
         ({"break_for": lambda _opens: -1}, ValueError, "break_for=-1"),
         ({"probes": 3}, TypeError, r"n_of_m\(2, 3\)"),
-        ({"probes": single}, TypeError, r"write single\(\)"),
+        ({"probes": single}, TypeError, r"single\(\)"),
         ({"probe_timeout": 0}, ValueError, "probe_timeout"),
     ],
 )
@@ -557,6 +564,7 @@ def test_replace_checks_anew(wrong, error):
         lambda: ramp((0.5, 0.5), step=1),
         lambda: ramp((0.5, 1.5), step=1),
         lambda: ramp(step=0),
+        lambda: slow_start(step=0),
     ],
 )
 def test_probes_that_make_no_sense_are_refused(wrong):
@@ -566,7 +574,7 @@ def test_probes_that_make_no_sense_are_refused(wrong):
 
 
 def test_single_is_one_of_one():
-    """The default is the smallest case of N of M."""
+    """It is the smallest case of N of M."""
     assert single() == NOfM(1, 1)
 
 
@@ -576,10 +584,12 @@ def test_single_is_one_of_one():
         "single()",
         "n_of_m(2, 3)",
         "ramp((0.01, 0.05, 0.25), step=10)",
+        "slow_start(step=0.5)",
         "growing(5, factor=2, cap=300)",
     ],
 )
 def test_settings_are_shown_as_they_are_written(written):
     """A repr is the code that makes the same again."""
-    names = {"single": single, "n_of_m": n_of_m, "ramp": ramp, "growing": growing}
+    makers = (single, n_of_m, ramp, slow_start, growing)
+    names = {maker.__name__: maker for maker in makers}
     assert repr(eval(written, names)) == written  # noqa: S307

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall.models.breaker import BreakerModel, BreakerSettings, Refusal, State
-from seawall.models.probes import Countdown, Probe, Verdict, n_of_m, ramp
+from seawall.models.probes import Countdown, Probe, Verdict, n_of_m, ramp, slow_start
 
 SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
 LETTERS = {"s": SUCCESS, "f": FAILURE, "n": NONE}
@@ -201,3 +201,89 @@ def test_a_clock_set_back_far_starts_the_countdown_again():
     assert countdown.left(990) == 20
     assert countdown.left(500) == 10
     assert countdown.left(504) == 6
+
+
+# --- The slow start ---
+
+
+def test_a_slow_start_doubles_while_calls_are_refused():
+    """One at once, then two, four, eight: each stage after the answers of the one before."""
+    model = half_open(probes=slow_start(step=5))
+    now, sizes = 10, []
+    for _ in range(4):
+        probes = offer(model, 20, now)
+        sizes.append(len(probes))
+        for probe in probes:
+            model.settle(probe, SUCCESS, now + 1)
+        now += 1
+    assert sizes == [1, 2, 4, 8]
+    assert model.state is State.HALF_OPEN
+
+
+def test_a_slow_start_closes_when_a_stage_refused_nobody():
+    """It is closed once all callers of `step` seconds were let through, and not before."""
+    model = half_open(probes=slow_start(step=5))
+    first, *_ = offer(model, 3, now=10)
+    model.settle(first, SUCCESS, 11)
+    for now in (12, 14, 15):
+        for probe in offer(model, 2, now):
+            model.settle(probe, SUCCESS, now)
+        assert model.state is (State.CLOSED if now == 15 else State.HALF_OPEN)
+
+
+def test_slow_answers_slow_the_start():
+    """Without an answer there is no further stage, however much time passes."""
+    model = half_open(probes=slow_start(step=5), probe_timeout=1000)
+    (probe,) = offer(model, 4, now=10)
+    model.settle(probe, SUCCESS, 11)
+    assert len(offer(model, 9, now=11)) == 2
+    assert model.admit(15) == Refusal("probing", None)
+
+
+def test_a_hanging_probe_does_not_keep_a_slow_start_from_trying():
+    """It may have begun before the recovery: one more is let through every `step`, and decides."""
+    model = half_open(probes=slow_start(step=5), probe_timeout=1000)
+    (hanging,) = offer(model, 4, now=10)
+    assert model.admit(14) == Refusal("probing", None)
+    (second,) = offer(model, 2, now=15)
+    model.settle(second, SUCCESS, 16)
+    model.settle(hanging, FAILURE, 17)  # of an earlier stage
+    assert model.state is State.HALF_OPEN
+    assert len(offer(model, 4, now=17)) == 2
+
+
+def test_a_slow_start_opens_when_half_of_a_stage_fails():
+    """The ratio is that of the breaker, over the calls of the stage; it need not wait for all."""
+    model = half_open(probes=slow_start(step=5))
+    for now, verdicts in ((10, "s"), (11, "ss"), (12, "fssf")):
+        for probe, letter in zip(offer(model, 9, now), verdicts, strict=True):
+            model.settle(probe, LETTERS[letter], now)
+    assert model.state is State.OPEN
+
+
+def test_a_slow_start_stays_where_a_quarter_fails():
+    """More than it carries well would be too much: the stage is repeated."""
+    model = half_open(probes=slow_start(step=5))
+    for now, verdicts in ((10, "s"), (11, "ss"), (12, "fsss")):
+        for probe, letter in zip(offer(model, 9, now), verdicts, strict=True):
+            model.settle(probe, LETTERS[letter], now)
+    assert len(offer(model, 9, now=13)) == 4
+
+
+def test_a_slow_start_uses_the_permit_of_a_failed_call_only_once():
+    """Who timed out here may still be served there: it is no room for another."""
+    model = half_open(probes=slow_start(step=5))
+    for now, verdicts in ((10, "s"), (11, "ss")):
+        for probe, letter in zip(offer(model, 9, now), verdicts, strict=True):
+            model.settle(probe, LETTERS[letter], now)
+    failed, *_ = offer(model, 9, now=12)
+    model.settle(failed, FAILURE, 13)
+    assert offer(model, 9, now=13) == []
+
+
+def test_a_slow_start_gives_the_permit_of_a_cancelled_call_back():
+    """It says nothing, and runs no more."""
+    model = half_open(probes=slow_start(step=5))
+    (probe,) = offer(model, 3, now=10)
+    model.settle(probe, NONE, 11)
+    assert len(offer(model, 3, now=11)) == 1

@@ -20,13 +20,17 @@ from seawall.models.probes import (
     Countdown,
     NOfM,
     Probe,
+    Ramp,
+    SlowStart,
     Trial,
     Verdict,
     _CountedTrial,
     _RampTrial,
+    _SlowStartTrial,
     n_of_m,
     ramp,
     single,
+    slow_start,
 )
 from seawall.models.windows import TimeWindow
 
@@ -69,6 +73,7 @@ PROBES = st.one_of(
     st.just(single()),
     st.integers(1, 4).flatmap(lambda m: st.integers(1, m).map(lambda n: n_of_m(n, m))),
     st.sampled_from([ramp((0.1, 0.5), step=7), ramp((0.3,), step=3)]),
+    st.sampled_from([slow_start(step=2), slow_start(step=6)]),
 )
 SETTINGS = some_settings(
     consecutive=st.integers(1, 3),
@@ -146,7 +151,7 @@ def test_half_open_in_flight_is_bounded(options, history):
 
 def test_without_counting_there_are_too_many_probes(monkeypatch):
     """Without the count of permits the bound breaks."""
-    monkeypatch.setattr(_CountedTrial, "_has_room", lambda _: True)
+    monkeypatch.setattr(_CountedTrial, "_has_room", lambda *_: True)
     is_found(too_many_probes, COUNTED, ANYTHING)
 
 
@@ -173,7 +178,7 @@ def over_share(options, history):
     return bad
 
 
-RAMPS = SETTINGS.filter(lambda options: not isinstance(options.probes, NOfM))
+RAMPS = SETTINGS.filter(lambda options: isinstance(options.probes, Ramp))
 
 
 @given(RAMPS, CALLS)
@@ -184,8 +189,44 @@ def test_a_ramp_lets_its_share_through(options, history):
 
 def test_without_counting_a_ramp_lets_too_many_through(monkeypatch):
     """Without the counter the share breaks."""
-    monkeypatch.setattr(_RampTrial, "_has_room", lambda _: True)
+    monkeypatch.setattr(_RampTrial, "_has_room", lambda *_: True)
     is_found(over_share, RAMPS, CALLS)
+
+
+def above_its_stage(options, history):
+    """Return the admissions of a slow start that were more than its stage allows at once.
+
+    One more may be let through every `step`, since those out may hang.
+    """
+    run, bad, waited = Run(BreakerModel(options)), [], {}
+    for step in history:
+        if step.action != "admit":
+            run.step(step)
+            continue
+        run.now += step.wait
+        answer = run.admit()
+        if isinstance(answer, Probe):
+            began, waited[answer.generation] = waited.get(answer.generation), run.now
+            out = len(run.model._trial._out)
+            hung = began is not None and run.now - began >= options.probes.step
+            if out > 2**answer.stage and not hung:
+                bad.append(answer)
+    return bad
+
+
+SLOW_STARTS = SETTINGS.filter(lambda options: isinstance(options.probes, SlowStart))
+
+
+@given(SLOW_STARTS, CALLS)
+def test_a_slow_start_lets_run_what_its_stage_allows(options, history):
+    """At most 2**k at once in stage k, and one more every `step` in which none began."""
+    assert not above_its_stage(options, history)
+
+
+def test_without_counting_a_slow_start_lets_too_many_run(monkeypatch):
+    """Without the count of those who run the bound breaks."""
+    monkeypatch.setattr(_SlowStartTrial, "_has_room", lambda *_: True)
+    is_found(above_its_stage, SLOW_STARTS, CALLS)
 
 
 # --- Results of an older generation are ignored ---
@@ -559,7 +600,10 @@ def test_microseconds_and_seconds_agree(times, probes, history):
     rules = {"min_calls": 3, "failure_ratio": 0.5, "slow_ratio": 0.5}
 
     def options(unit):
-        stages = probes if isinstance(probes, NOfM) else ramp(probes.shares, step=5 * unit)
+        if isinstance(probes, Ramp):
+            stages = ramp(probes.shares, step=5 * unit)
+        else:
+            stages = slow_start(step=5 * unit) if isinstance(probes, SlowStart) else probes
         scaled = {name: time * unit for name, time in times.items()}
         return BreakerSettings(**rules, **scaled, probes=stages)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from seawall.models.breaker import BreakerModel, BreakerSettings, Refusal, State
-from seawall.models.probes import Probe, Verdict, n_of_m, ramp, single
+from seawall.models.probes import Probe, Verdict, n_of_m, ramp, single, slow_start
 
 SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
 
 EVERY_KIND = pytest.mark.parametrize(
-    "probes", [single(), n_of_m(2, 3), ramp(step=5)], ids=["single", "n_of_m", "ramp"]
+    "probes",
+    [single(), n_of_m(2, 3), ramp(step=5), slow_start()],
+    ids=["single", "n_of_m", "ramp", "slow_start"],
 )
 
 

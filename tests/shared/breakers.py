@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from seawall import Breaker, CircuitOpen, VirtualClock
+from seawall import Breaker, CircuitOpen, VirtualClock, single
 from seawall.clock import SYSTEM
 from seawall.models.probes import Verdict
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Wait
@@ -70,11 +70,12 @@ def entered(gate: Any, now: float) -> Any:
 
 
 class Pod:
-    """One pod's breaker, driven by hand."""
+    """One pod's breaker, driven by hand; a single probe decides, unless the options say more."""
 
     def __init__(self, store: RedisStore, clock: VirtualClock, name: str, **options: Any) -> None:
         self.store = store
         self.clock = clock
+        options = {"probes": single()} | options
         self.breaker = Breaker(**options, shared=store, name=name)
         self.guard = new_guard(self.breaker, clock=clock)
         self.gate: Any = self.breaker.bindings[0].layer("sync")

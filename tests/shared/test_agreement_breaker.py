@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from seawall import Breaker, CircuitOpen, growing, n_of_m, ramp, single
+from seawall import Breaker, CircuitOpen, growing, n_of_m, ramp, single, slow_start
 from seawall.models.breaker import BreakerModel, BreakerSettings, Refusal, State
 from seawall.models.probes import Verdict
 from seawall.models.windows import CallCount, Tracked
@@ -69,6 +69,8 @@ REST = st.fixed_dictionaries(
                 n_of_m(2, 3),
                 ramp((0.25, 0.5), step=1.5),
                 ramp((0.5,), step=0.5),
+                slow_start(),
+                slow_start(step=1.5),
             ]
         ),
         "probe_timeout": st.sampled_from([1.5, 6.0]),

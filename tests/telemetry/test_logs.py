@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Breaker, Guard, Retry, constant
+from seawall import Breaker, Guard, Retry, constant, single
 from seawall.runtime import edge_events as edge
 from seawall.runtime import events
 from seawall.runtime.events import Event, emit
@@ -32,7 +32,7 @@ def test_the_life_of_a_breaker_can_be_read_from_messages(read: pytest.LogCapture
     """Opening, probing and closing are different lines, and only the first is a warning."""
     vendor = ScriptedService(fail(ConnectionError("refused")), answer(1)).call
     with virtual_time() as clock, log_events():
-        guard = Guard("vendor", Breaker(consecutive=1, break_for=5.0))
+        guard = Guard("vendor", Breaker(consecutive=1, break_for=5.0, probes=single()))
         guard.attempt(vendor)
         clock.advance(5.0)
         guard.attempt(vendor)

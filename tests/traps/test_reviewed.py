@@ -36,6 +36,7 @@ from seawall import (
     adaptive_attempts,
     current_deadline,
     deadline,
+    single,
     static,
     subscribe,
 )
@@ -230,7 +231,7 @@ def test_a_nested_refusal_of_the_same_guard_is_a_failure_of_the_outer_call():
 def test_consumers_that_have_enough_are_successes():
     """A stream closed after some items tells the breaker that the dependency works."""
     with virtual_time() as clock:
-        breaker = Breaker(consecutive=1, break_for=5.0)
+        breaker = Breaker(consecutive=1, break_for=5.0, probes=single())
         guard = Guard("streams", breaker)
 
         @guard

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from seawall import _checks as check
-from seawall.models.probes import NOfM, Probes, Ramp, single
+from seawall.models.probes import NOfM, Probes, Ramp, SlowStart, growing, slow_start
 from seawall.models.windows import sample
 
 T = TypeVar("T")
+
+BREAK_FOR: Final = growing(0.25, cap=1.0)
+"""Short: when it is over, one call is risked. `slow_start` protects what comes back weak."""
 
 
 class _Fields(NamedTuple):
@@ -49,7 +52,7 @@ class BreakerSettings(_Fields):
         window: float | None = None,
         window_calls: int | None = None,
         min_calls: int | None = None,
-        break_for: float | Callable[[int], float] = 15.0,
+        break_for: float | Callable[[int], float] = BREAK_FOR,
         probes: Probes | None = None,
         probe_timeout: float = 60.0,
     ) -> Self:
@@ -62,9 +65,11 @@ class BreakerSettings(_Fields):
             window, window_calls, min_calls = sample(window, window_calls, min_calls)
         elif (window, window_calls, min_calls) != (None, None, None):
             raise ValueError("window, window_calls and min_calls need failure_ratio or slow_ratio")
-        probes = single() if probes is None else probes
-        if not isinstance(probes, NOfM | Ramp):
-            raise TypeError(f"probes={probes!r}: write single(), n_of_m(2, 3) or ramp(step=10.0)")
+        probes = slow_start() if probes is None else probes
+        if not isinstance(probes, NOfM | Ramp | SlowStart):
+            raise TypeError(
+                f"probes={probes!r}: write slow_start(), single(), n_of_m(2, 3) or ramp(step=10.0)"
+            )
         made = super().__new__(
             cls,
             consecutive=_unless_none(check.count, "consecutive", consecutive),

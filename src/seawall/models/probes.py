@@ -44,6 +44,9 @@ class Countdown:
         return left
 
 
+_OVER = Countdown(0.0, float("-inf"))
+
+
 class Growing:
     """See `growing`."""
 
@@ -113,7 +116,7 @@ class Trial:
     def admit(self, now: float) -> Probe | None:
         """Let a call through as a probe, or answer None."""
         probe = Probe(self._generation, now, self._timeout, self._stage)
-        if not self._has_room():
+        if not self._has_room(now):
             return None
         # Nothing may come between what it counted and this: a signal would cost a permit.
         self._out[probe] = None
@@ -128,12 +131,14 @@ class Trial:
         if probe not in self._out:
             return Verdict.NONE
         del self._out[probe]
-        if verdict is Verdict.SUCCESS:
-            self._successes += 1
-        elif verdict is Verdict.FAILURE:
-            self._failures += 1
-        else:
+        if verdict is Verdict.NONE:
             self._give_back(probe)
+        elif not self._counts(probe):
+            pass
+        elif verdict is Verdict.SUCCESS:
+            self._successes += 1
+        else:
+            self._failures += 1
         return self._shown(now)
 
     def review(self, now: float) -> Verdict:
@@ -143,10 +148,14 @@ class Trial:
             if oldest.hung.left(now) > 0:
                 break
             del self._out[oldest]
-            self._failures += 1
+            self._failures += self._counts(oldest)
         return self._shown(now)
 
-    def _has_room(self) -> bool:
+    def _counts(self, _probe: Probe, /) -> bool:
+        """Tell whether the verdict of this probe counts."""
+        return True
+
+    def _has_room(self, now: float, /) -> bool:
         raise NotImplementedError
 
     def _give_back(self, probe: Probe) -> None:
@@ -163,7 +172,7 @@ class _CountedTrial(Trial):
         super().__init__(generation, timeout)
         self._plan = plan
 
-    def _has_room(self) -> bool:
+    def _has_room(self, _now: float, /) -> bool:
         return len(self._out) + self._successes + self._failures < self._plan.m
 
     def _shown(self, _now: float, /) -> Verdict:
@@ -192,7 +201,7 @@ class _RampTrial(Trial):
         self._offered = self._admitted = 0
         self._successes = self._failures = 0
 
-    def _has_room(self) -> bool:
+    def _has_room(self, _now: float, /) -> bool:
         room = self._admitted <= self._offered * self._plan.shares[self._stage]
         self._offered += 1
         self._admitted += room
@@ -210,6 +219,61 @@ class _RampTrial(Trial):
             if self._stage + 1 == len(self._plan.shares):
                 return Verdict.SUCCESS
             self._begin_stage(now)
+        return Verdict.NONE
+
+
+class _SlowStartTrial(Trial):
+    """Stage k lets 2**k calls run at once, and ends with the verdicts of 2**k of its own calls.
+
+    A stage that refused nobody is large enough: it is repeated until the trial is over. Slower
+    answers make longer stages, so the load grows no faster than the dependency answers.
+    """
+
+    __slots__ = ("_latest", "_latest_at", "_plan", "_quiet", "_refused", "_threshold")
+
+    def __init__(
+        self, plan: SlowStart, generation: int, timeout: float, threshold: float, now: float
+    ) -> None:
+        super().__init__(generation, timeout)
+        self._plan = plan
+        self._threshold = threshold
+        self._refused = False  # a call, in this stage
+        self._quiet = Countdown(plan.step, now)  # since the last refusal
+        self._latest = self._quiet  # since the last probe began
+        self._latest_at = now
+
+    def _has_room(self, now: float, /) -> bool:
+        again = Countdown(self._plan.step, now)
+        # One that hangs may have begun before the recovery: after `step`, try another.
+        # The permit of a call that failed is not used again: who timed out may still be served.
+        free = len(self._out) + self._failures < 2**self._stage
+        room = free or self._latest.left(now) <= 0
+        if room:
+            self._latest, self._latest_at = again, now
+        else:
+            self._quiet, self._refused = again, True
+        return room
+
+    def _give_back(self, probe: Probe) -> None:
+        if probe.started == self._latest_at:
+            self._latest = _OVER
+
+    def _counts(self, probe: Probe, /) -> bool:
+        return probe.stage == self._stage
+
+    def _shown(self, now: float, /) -> Verdict:
+        size = 2**self._stage
+        if self._failures / size >= self._threshold:
+            return Verdict.FAILURE
+        if self._successes + self._failures < size:
+            return Verdict.NONE
+        if not self._refused and self._quiet.left(now) <= 0:
+            return Verdict.SUCCESS
+        # Nothing is called here: a signal cannot leave half a stage behind.
+        if self._refused and self._failures / size < self._threshold / 2:
+            self._stage += 1
+        self._successes = self._failures = 0
+        self._refused = False
         return Verdict.NONE
 
 
@@ -241,7 +305,20 @@ class Ramp(NamedTuple):
         return _RampTrial(self, generation, timeout, threshold, now)
 
 
-Probes: TypeAlias = NOfM | Ramp
+class SlowStart(NamedTuple):
+    """See `slow_start`."""
+
+    step: float
+
+    def __repr__(self) -> str:
+        return f"slow_start(step={self.step:g})"
+
+    def begin(self, generation: int, timeout: float, threshold: float, now: float, /) -> Trial:
+        """Begin a half-open generation."""
+        return _SlowStartTrial(self, generation, timeout, threshold, now)
+
+
+Probes: TypeAlias = NOfM | Ramp | SlowStart
 
 
 def single() -> Probes:
@@ -270,3 +347,14 @@ def ramp(shares: Sequence[float] = (0.01, 0.05, 0.25), *, step: float) -> Probes
     if not checked or any(low >= high for low, high in pairwise(checked)):
         raise ValueError(f"shares={shares!r}: write growing shares, such as (0.01, 0.05, 0.25)")
     return Ramp(checked, check.seconds("step", step))
+
+
+def slow_start(*, step: float = 0.5) -> Probes:
+    """Let one call through, and as they succeed two at once, four, eight, and so on.
+
+    A stage ends when as many of its calls as it lets run at once have a verdict. Once the share of
+    failures among them reaches the breaker's `failure_ratio` (0.5 if it has none), the breaker
+    opens again. It closes after a stage in which no call was refused, and no refusal for `step`.
+    If calls hang, one more is let through every `step`.
+    """
+    return SlowStart(check.seconds("step", step))

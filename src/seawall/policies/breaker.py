@@ -19,7 +19,7 @@ from seawall import _checks as check
 from seawall.clock import current_clock
 from seawall.errors import ErrorKinds, error_predicate
 from seawall.models.breaker import BreakerModel, Cause, State
-from seawall.models.breaker_settings import BreakerSettings
+from seawall.models.breaker_settings import BREAK_FOR, BreakerSettings
 from seawall.models.probes import Probes
 from seawall.policies._breaker_gates import BreakerGate, KeyedBreakerGate
 from seawall.runtime.breaker_share import BreakerShare, BreakerStore
@@ -44,7 +44,8 @@ Counts = Literal["calls", "attempts"]
 
 OnStoreFailure = Literal["local", "open", "closed"]
 
-BREAK_FOR: Final = 15.0
+BREAK_INSTEAD: Final = 1.0
+"""Seconds of a break whose length the user's function failed to tell."""
 
 
 class Breaker(GatePolicy):
@@ -67,7 +68,7 @@ class Breaker(GatePolicy):
         probes: Probes | None = None,
         probe_timeout: float = 60.0,
         probe: Probing | None = None,
-        probe_every: float = 5.0,
+        probe_every: float = 1.0,
         is_failure: Classifier | ErrorKinds | None = None,
         counts: Counts = "calls",
         key: Callable[..., Hashable] | None = None,
@@ -355,8 +356,10 @@ class _NeverRaising:
         except Exception:
             from logging import getLogger
 
-            getLogger("seawall").exception("break_for(%d) failed; %g s instead", opens, BREAK_FOR)
-            return BREAK_FOR
+            getLogger("seawall").exception(
+                "break_for(%d) failed; %g s instead", opens, BREAK_INSTEAD
+            )
+            return BREAK_INSTEAD
 
     def __repr__(self) -> str:
         return repr(self._function)

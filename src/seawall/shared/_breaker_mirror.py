@@ -21,7 +21,7 @@ from seawall.models.breaker import (
 )
 from seawall.models.breaker_report import Report, TimeReport, at_once, reported
 from seawall.models.breaker_settings import BreakerSettings
-from seawall.models.probes import Countdown, NOfM, Verdict
+from seawall.models.probes import Countdown, Ramp, Verdict
 from seawall.models.windows import CallCount, TimeWindow, Window, new_window
 from seawall.shared._breaker_asking import Leased
 from seawall.shared._breaker_untold import LOST, Order, Sent, Untold
@@ -314,7 +314,7 @@ class Mirror(BreakerModel):
         if standing.state is State.OPEN:
             return Refusal("open", standing.left)
         if standing.state is State.HALF_OPEN:
-            if isinstance(self.settings.probes, NOfM):  # a ramp counts whom it refuses
+            if not isinstance(self.settings.probes, Ramp):  # a ramp counts whom it refuses
                 self._full_until = now + self._share.full_for
             return _PROBING
         if standing.state is State.ISOLATED:

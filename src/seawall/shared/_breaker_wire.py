@@ -11,7 +11,7 @@ from seawall._redaction import printable
 from seawall.errors import StoreUnavailable
 from seawall.models.breaker import Cause, State, Told
 from seawall.models.breaker_settings import BreakerSettings
-from seawall.models.probes import Ramp
+from seawall.models.probes import Probes, Ramp, SlowStart
 
 MICROSECONDS: Final = 1_000_000
 LONGEST: Final = 2**52
@@ -81,8 +81,8 @@ def microseconds(seconds: float) -> int:
 
 def settings_text(settings: BreakerSettings, quorum: int | None) -> str:
     """Return the settings as the script wants them."""
-    s, probes = settings, settings.probes
-    ramp = isinstance(probes, Ramp)
+    s = settings
+    kind, plan, step = _trial(s.probes)
     longest = max(s.window or 0.0, s.probe_timeout, s.break_after(1), s.break_after(2))
     told: dict[str, Any] = {
         "window": None if s.window is None else microseconds(s.window),
@@ -91,9 +91,9 @@ def settings_text(settings: BreakerSettings, quorum: int | None) -> str:
         "failure_ratio": s.failure_ratio,
         "slow_ratio": s.slow_ratio,
         "slow_after": None if s.slow_after is None else microseconds(s.slow_after),
-        "plan": json.dumps(list(probes.shares) if isinstance(probes, Ramp) else list(probes)),
-        "ramp": int(ramp),
-        "step": microseconds(probes.step) if isinstance(probes, Ramp) else 1,
+        "plan": json.dumps(plan),
+        "kind": kind,
+        "step": step,
         "threshold": s.failure_ratio or 0.5,
         "probe_timeout": microseconds(min(s.probe_timeout, s.slow_after or s.probe_timeout)),
         "quorum": quorum,
@@ -102,6 +102,15 @@ def settings_text(settings: BreakerSettings, quorum: int | None) -> str:
         "isolated_for": microseconds(ISOLATED_FOR) // 1000,
     }
     return json.dumps({name: value for name, value in told.items() if value is not None})
+
+
+def _trial(probes: Probes) -> tuple[str, list[float], int]:
+    """Return what kind of trial it is, its numbers, and its step in microseconds."""
+    if isinstance(probes, Ramp):
+        return "ramp", list(probes.shares), microseconds(probes.step)
+    if isinstance(probes, SlowStart):
+        return "slow_start", [], microseconds(probes.step)
+    return "counted", list(probes), 1
 
 
 def fingerprint(settings: BreakerSettings, quorum: int | None) -> str:

@@ -119,8 +119,10 @@ local function left(at, ends, length)
 end
 
 local function begin_stage(at)
-  at.step_ends = now + at.step
-  at.offered, at.admitted, at.passed, at.failed = 0, 0, 0, 0
+  if at.kind == 'ramp' then
+    at.step_ends = now + at.step
+  end
+  at.offered, at.admitted, at.passed, at.failed, at.refused = 0, 0, 0, 0, 0
 end
 
 local function move(b, cause)
@@ -141,9 +143,9 @@ local function move(b, cause)
     at.next = b.present and b.told.breaks[2] or at.next
     at.ends = now + at.length
   elseif at.state == 'half_open' then
-    at.plan, at.ramp = settings.plan, settings.ramp
+    at.plan, at.kind = settings.plan, settings.kind
     at.step, at.threshold, at.timeout = settings.step, settings.threshold, settings.probe_timeout
-    at.stage = 0
+    at.stage, at.step_ends, at.latest_ends = 0, now + at.step, now + at.step
     begin_stage(at)
   elseif at.state == 'closed' then
     at.opens = 0
@@ -338,8 +340,34 @@ end
 
 -- The trial
 
+-- As in models/probes.py: whether the verdict of a probe that began in that stage counts.
+local function counts(at, stage)
+  return at.kind ~= 'slow_start' or stage == at.stage
+end
+
+local function shown_by_slow_start(at)
+  local size = 2 ^ at.stage
+  if at.failed / size >= at.threshold then
+    return 'failure'
+  end
+  if at.passed + at.failed < size then
+    return 'none'
+  end
+  if at.refused == 0 and left(at, 'step_ends', 'step') <= 0 then
+    return 'success'
+  end
+  if at.refused == 1 and at.failed / size < at.threshold / 2 then
+    at.stage = at.stage + 1
+  end
+  begin_stage(at)
+  return 'none'
+end
+
 local function shown(at)
-  if at.ramp == 0 then
+  if at.kind == 'slow_start' then
+    return shown_by_slow_start(at)
+  end
+  if at.kind == 'counted' then
     local plan = cjson.decode(at.plan)
     if at.failed > plan[2] - plan[1] then
       return 'failure'
@@ -402,6 +430,10 @@ local function settle(b, id, verdict)
   local ran = now - (hung - at.timeout)
   if verdict == 'none' or verdict == 'lost' then
     at.admitted = at.admitted - (stage == at.stage and 1 or 0)
+    if hung - at.timeout + at.step == at.latest_ends then
+      at.latest_ends = now
+    end
+  elseif not counts(at, stage) then -- it is only over
   elseif verdict == 'success' and not (settings.slow_after and ran >= settings.slow_after) then
     at.passed = at.passed + 1
   else
@@ -413,16 +445,34 @@ end
 -- Probes that say nothing have failed; so have those from a future that the clock was set back from.
 local function review(b)
   local at = b.at
-  local hung = redis.call('ZREMRANGEBYSCORE', b.probes, '-inf', text(now))
   local ahead = '(' .. text(now + 2 * at.timeout)
-  at.failed = at.failed + hung + redis.call('ZREMRANGEBYSCORE', b.probes, ahead, '+inf')
+  for _, range in ipairs({{'-inf', text(now)}, {ahead, '+inf'}}) do
+    for _, probe in ipairs(redis.call('ZRANGEBYSCORE', b.probes, range[1], range[2])) do
+      redis.call('ZREM', b.probes, probe)
+      if counts(at, tonumber(string.match(probe, ':(%d+)$'))) then
+        at.failed = at.failed + 1
+      end
+    end
+  end
   conclude(b, shown(at))
 end
 
 local function has_room(b)
   local at, plan = b.at, cjson.decode(b.at.plan)
-  if at.ramp == 0 then
+  if at.kind == 'counted' then
     return redis.call('ZCARD', b.probes) + at.passed + at.failed < plan[2]
+  end
+  if at.kind == 'slow_start' then
+    -- One that hangs may have begun before the recovery: after `step`, try another.
+    -- The permit of a call that failed is not used again: who timed out may still be served.
+    local free = redis.call('ZCARD', b.probes) + at.failed < 2 ^ at.stage
+    local room = free or left(at, 'latest_ends', 'step') <= 0
+    if room then
+      at.latest_ends = now + at.step
+    else
+      at.step_ends, at.refused = now + at.step, 1
+    end
+    return room
   end
   local room = at.admitted <= at.offered * plan[at.stage + 1]
   at.offered = at.offered + 1
