@@ -12,7 +12,7 @@ from requests.adapters import HTTPAdapter
 
 from seawall import Guard, RedisStore, SystemClock, Timeout
 from seawall.clients.grpc import GuardedInterceptor, aio_interceptors, retry_on
-from seawall.clients.llm import Model, Models, TokenLimits, async_http_client, http_client
+from seawall.clients.llm import Model, Models, Price, TokenLimits, async_http_client, http_client
 from seawall.clients.requests import GuardedAdapter
 from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams, UpstreamTransport
 
@@ -99,6 +99,18 @@ def _interceptors(make: Any, name: str) -> list[tuple[Any, ...]]:
     ]
 
 
+_PRICES: list[tuple[Any, type[Exception]]] = [
+    (5, TypeError),
+    ({"m": 2.5}, TypeError),
+    ({"m": (1.0, 2.0)}, TypeError),
+    ({7: Price(1.0, 2.0)}, TypeError),
+    ({"": Price(1.0, 2.0)}, TypeError),
+    ({"m": Price(-1.0, 2.0)}, ValueError),
+    ({"m": Price(1.0, float("nan"))}, ValueError),
+    ({"m": Price(1.0, 2.0, "free")}, TypeError),  # type: ignore[arg-type]
+]
+
+
 def _http_clients(make: Any, name: str) -> list[tuple[Any, ...]]:
     return [
         (f"{name}(guard)", make, _GUARDS, "Guard"),
@@ -110,6 +122,7 @@ def _http_clients(make: Any, name: str) -> list[tuple[Any, ...]]:
             "'httpx2'",
         ),
         (f"{name}(repeatable)", lambda x: make(GUARD, repeatable=x), _FUNCTIONS, "function"),
+        (f"{name}(prices)", lambda x: make(GUARD, prices=x), _PRICES, "Price|number"),
         (f"{name}(options)", lambda x: make(GUARD, **x), [({"mounts": {}}, TypeError)], "mounts"),
     ]
 

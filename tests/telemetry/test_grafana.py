@@ -98,7 +98,7 @@ def test_every_metric_is_shown(metric: Metric):
     found = [
         panel
         for panel, target in TARGETS
-        if re.search(rf"\b{metric.name}(_bucket)?\b", target["expr"])
+        if re.search(rf"\b{metric.name}(_bucket|_sum)?\b", target["expr"])
         and metric.help in panel["description"]
     ]
     assert found
@@ -118,12 +118,14 @@ def test_panels_ask_only_for_what_there_is(asked: Any):
 def test_every_question_follows_what_is_chosen():
     """Service and process hold everywhere, the guard where there is one."""
     for _, target in ASKED:
-        for name, conditions in re.findall(r"(seawall_\w+)\{([^}]*)\}", target["expr"]):
+        for name, conditions in re.findall(r"((?:seawall|gen_ai)_\w+)\{([^}]*)\}", target["expr"]):
             assert 'job=~"$job"' in conditions
             assert 'instance=~"$instance"' in conditions
-            (metric,) = [one for one in METRICS if one.name == name.removesuffix("_bucket")]
+            bare = re.sub("_(bucket|sum)$", "", name)
+            (metric,) = [one for one in METRICS if one.name == bare]
             assert ('guard=~"$guard"' in conditions) == ("guard" in metric.labels)
-        assert len(re.findall(r"seawall_\w+", target["expr"])) == target["expr"].count('"$job"')
+        named = re.findall(r"(?:seawall_|gen_ai_client)\w+", target["expr"])
+        assert len(named) == target["expr"].count('"$job"')
 
 
 def test_variables_and_marks_ask_for_what_there_is():

@@ -22,7 +22,7 @@ from tests.support import falsified, let_pass
 from tests.telemetry.promql import labels_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
-UNITS = {"1", "s"}
+UNITS = {"1", "s", "{token}"}
 
 
 def _values(snapshot: Any) -> dict[tuple[str, ...], float]:
@@ -35,13 +35,13 @@ def _values(snapshot: Any) -> dict[tuple[str, ...], float]:
 def test_names_follow_the_rules_of_prometheus():
     """Counters end with _total, seconds with _seconds; each name and label is a legal one."""
     for metric in METRICS:
-        assert re.fullmatch(r"seawall_[a-z][a-z_]*", metric.name)
+        assert re.fullmatch(r"(seawall|gen_ai_client)_[a-z][a-z_]*", metric.name)
         assert metric.name.endswith("_total") == (metric.kind == "counter")
         assert metric.name.endswith("_seconds") == (metric.unit == "s")
         assert metric.unit in UNITS
         assert metric.help
         assert metric.source
-        assert all(re.fullmatch(r"[a-z]+", name) for name in metric.labels)
+        assert all(re.fullmatch(r"[a-z][a-z_]*", name) for name in metric.labels)
         assert not {"key", "user", "path", "route", "tenant", "id"} & set(metric.labels)
     assert len({metric.name for metric in METRICS}) == len(METRICS)
     assert len({metric.otel_name for metric in METRICS}) == len(METRICS)

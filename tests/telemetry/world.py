@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
 from seawall import (
     AdaptiveLimit,
     Breaker,
@@ -36,6 +38,7 @@ from seawall import (
     criticality,
     static,
 )
+from seawall.clients.llm import Model, Models, Price, http_client
 from seawall.clients.upstreams import Upstreams
 from seawall.durable import (
     Database,
@@ -62,6 +65,14 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
 
 async def _work(*_given: Any) -> None:
     """Do nothing."""
+
+
+def _streamed(_request: Any) -> Any:
+    """Answer as a vendor of language models does."""
+    usage = b'data: {"model": "w-model", "usage": {"prompt_tokens": 7, "completion_tokens": 5}}'
+    return httpx2.Response(
+        200, headers={"content-type": "text/event-stream"}, content=usage + b"\n\n"
+    )
 
 
 class World:
@@ -107,6 +118,12 @@ class World:
             FifoReceiver(self.database, "w-fifo"),
             Inbox(self.database),
         ]
+        self.llm = http_client(
+            Guard("w-llm", Bulkhead(5)),
+            httpx2.MockTransport(_streamed),
+            prices={"w-model": Price(input=1.0, output=2.0)},
+        )
+        self.models = Models(Model("w-model", lambda: "answer"), name="w-models")
         self.executor = IoPool("w-executor", workers=2)
         self.queue = LocalQueue("w-queue")
         self.worker = Worker(self.queue, _work)
@@ -136,6 +153,8 @@ class World:
         self.keyed.attempt(_fail, "a")
         with self.kept[0].borrow():
             pass
+        self.llm.post("http://vendor/v1/chat/completions", json={"model": "w-model"})
+        self.models.call()
         self.queue.push("job")
         with self.database.transaction() as connection:
             self.outbox.add(connection, "order", "7", "order.made", {})
@@ -145,6 +164,7 @@ class World:
     def close(self) -> None:
         """Let nothing go on."""
         self.executor.close(0.0)
+        self.llm.close()
         self.kept[0].close()
         self.edge.close()
         self.store.close()

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from seawall import _checks as check
 from seawall.clients._llm_estimate import asked_by
+from seawall.clients._llm_operations import Operations, Prices, note_request
 from seawall.clients._llm_transport import AsyncVendorTransport, VendorTransport
 from seawall.context import idempotency_key_var, reset
 from seawall.guard import Guard
@@ -47,6 +48,7 @@ def client_of(
     transport: Any,
     library: Library | None,
     repeatable: Callable[[Any], bool] | None,
+    prices: Prices | None,
     options: dict[str, Any],
 ) -> Any:
     """Return a client of the library, sync or async by `kind`, all of it behind `guard`."""
@@ -57,12 +59,13 @@ def client_of(
     module, clients = _libraries(library)
     own: dict[str, Any] = {name: options.pop(name) for name in _CONNECTING if name in options}
     is_async = kind is AsyncVendorTransport
+    operations = Operations(guard, prices)
     prefix = "Async" if is_async else ""
 
     def guarded(inner: Any) -> Any:
         return _transport_class(clients, f"{prefix}GuardedTransport")(
             guard,
-            kind(guard, inner),
+            kind(guard, inner, operations),
             repeatable=repeatable or asks_only,
             propagate=False,  # a vendor is no part of our own chain of services
         )
@@ -130,9 +133,11 @@ class _Unkeyed:
 
     That key names what our own caller wants done once. The questions that we ask for it are
     several: a vendor that was told the same key with all would answer all as it did the first.
+    It is the outermost layer, and the only one that sees the request as the SDK has made it.
     """
 
     def handle_request(self, request: Any) -> Any:
+        note_request(request)
         token = idempotency_key_var.set(None)
         try:
             return super().handle_request(request)  # type: ignore[misc]
@@ -144,6 +149,7 @@ class _AsyncUnkeyed:
     """The same for an async one."""
 
     async def handle_async_request(self, request: Any) -> Any:
+        note_request(request)
         token = idempotency_key_var.set(None)
         try:
             return await super().handle_async_request(request)  # type: ignore[misc]

@@ -15,9 +15,10 @@ from functools import cache
 from typing import Any, Final
 
 from seawall.clients._around import AsyncAround, SyncAround
-from seawall.clients._llm_ends import mark_unsent, was_refused
+from seawall.clients._llm_ends import CLIENT, mark_unsent, was_refused
 from seawall.clients._llm_estimate import is_free
 from seawall.clients._llm_limits import LATE, TokenLimits
+from seawall.clients._llm_operations import Operation, Operations
 from seawall.clients._llm_usage import (
     FIRST_EVENT,
     NONE_USED,
@@ -59,9 +60,13 @@ _ABOUT_BODY: Final = ("content-encoding", "content-length", "content-type", "tra
 class Vendor:
     """What both layers know: whose limits to tell, and whether the SDK retries by itself."""
 
-    def __init__(self, guard: Guard, transport: Any) -> None:
-        """Send by `transport`; the `TokenLimits` of `guard` are told what the vendor says."""
+    def __init__(self, guard: Guard, transport: Any, operations: Operations | None = None) -> None:
+        """Send by `transport`; the `TokenLimits` of `guard` are told what the vendor says.
+
+        What requests use and take is counted by `operations`, which several layers may share.
+        """
         self.transport = transport
+        self._operations = Operations(guard) if operations is None else operations
         self._limits = [policy for policy in guard.policies if isinstance(policy, TokenLimits)]
         self._guard = guard.name
         self._warned = False
@@ -85,6 +90,12 @@ class Vendor:
                 " max_retries=0",
                 self._guard,
             )
+
+    def _failed(self, operation: Operation, error: BaseException) -> None:
+        """Take in that a request had no answer."""
+        operation.failed(error)
+        if isinstance(error, Exception):
+            mark_unsent(error, self._guard)
 
     def _answered(self, request: Any, response: Any) -> tuple[Late, SseReader | None]:
         """Tell the limits what the vendor says; return who learns the usage from the body."""
@@ -116,6 +127,14 @@ class Vendor:
         stream = response.stream
         response.stream = _stream_class(passing, _base_of(stream, base))(stream, late)
         return response.stream
+
+
+def _follow(operation: Operation, response: Any) -> None:
+    """Let `operation` end with its answer: at once if that is an error, else when it has passed."""
+    if response.status_code >= CLIENT:
+        operation.failed(response.status_code)
+    else:
+        operation.follow(response.extensions[LATE])
 
 
 def _readers(response: Any) -> tuple[Reader | None, SseReader | None]:
@@ -271,20 +290,27 @@ class VendorTransport(SyncAround, Vendor):
     def handle_request(self, request: Any) -> Any:
         """Send `request` once."""
         self._prepare(request)
+        operation = self._operations.begin(request)
         try:
             response = self.transport.handle_request(request)
-        except Exception as error:
-            mark_unsent(error, self._guard)
+        except BaseException as error:
+            self._failed(operation, error)
             raise
         late, events = self._answered(request, response)
         body = self._pass_by(response, _Passes, "SyncByteStream", late)
         if events is not None:
             if body is not None:
-                body.begin(events)
+                try:
+                    body.begin(events)
+                except BaseException as error:
+                    operation.failed(error)
+                    raise
+            operation.streams()
             status = _status_of(events)
             if status is not None and events.error is not None:
                 response.close()
                 response = _as_error(response, status, events.error)
+        _follow(operation, response)
         return response
 
 
@@ -294,18 +320,25 @@ class AsyncVendorTransport(AsyncAround, Vendor):
     async def handle_async_request(self, request: Any) -> Any:
         """Send `request` once."""
         self._prepare(request)
+        operation = self._operations.begin(request)
         try:
             response = await self.transport.handle_async_request(request)
-        except Exception as error:
-            mark_unsent(error, self._guard)
+        except BaseException as error:
+            self._failed(operation, error)
             raise
         late, events = self._answered(request, response)
         body = self._pass_by(response, _PassesAsync, "AsyncByteStream", late)
         if events is not None:
             if body is not None:
-                await body.begin(events)
+                try:
+                    await body.begin(events)
+                except BaseException as error:
+                    operation.failed(error)
+                    raise
+            operation.streams()
             status = _status_of(events)
             if status is not None and events.error is not None:
                 await response.aclose()
                 response = _as_error(response, status, events.error)
+        _follow(operation, response)
         return response

@@ -25,6 +25,9 @@ FIRST_EVENT: Final = 1 << 16
 MOST_UNPACKED: Final = 1 << 26
 """Maximum size of a decompressed body, in bytes. The usage of a larger one is not known."""
 
+LONGEST_NAME: Final = 120
+"""Longer text is no name of a model."""
+
 _DECODED_AT_ONCE: Final = 1 << 16
 
 
@@ -35,6 +38,8 @@ class Usage(NamedTuple):
     output: int | None = None
     cached: int = 0
     """Tokens of the prompt that were read from a cache, where they are no part of `input`."""
+    cached_input: int = 0
+    """Tokens of the prompt that were read from a cache, where they are a part of `input`."""
 
     @property
     def total(self) -> int | None:
@@ -76,9 +81,27 @@ def _read(usage: object) -> Usage:
     if came_out is None:
         came_out = _count(usage, "output_tokens")
     total = _count(usage, "total_tokens")
+    details = _get(usage, "prompt_tokens_details") or _get(usage, "input_tokens_details")
+    cached_input = 0 if details is None else _count(details, "cached_tokens") or 0
     if total is not None and went_in is not None and came_out is None:
         came_out = max(0, total - went_in)  # embeddings have no output
-    return Usage(went_in, came_out, cached)
+    return Usage(went_in, came_out, cached, min(cached_input, went_in or 0))
+
+
+def model_of(answer: object) -> str:
+    """Return which model `answer`, its JSON, or one event of a stream says it is from; or ""."""
+    for inside in (None, "message", "response"):
+        where = answer if inside is None else _get(answer, inside)
+        name = "" if where is None else name_of(_get(where, "model"))
+        if name:
+            return name
+    return ""
+
+
+def name_of(model: object) -> str:
+    """Return the name of a model if it can be one: short, printable text; else ""."""
+    known = isinstance(model, str) and len(model) <= LONGEST_NAME and model.isprintable()
+    return str(model) if known else ""
 
 
 def _get(of: object, name: str) -> Any:
@@ -100,6 +123,10 @@ def _count(usage: object, name: str) -> int | None:
 class Reader(Protocol):
     """Looks at a body as it passes by."""
 
+    @property
+    def model(self) -> str:
+        """Which model answers, once that is known."""
+
     def feed(self, data: bytes) -> None:
         """Look at the next piece."""
 
@@ -110,12 +137,13 @@ class Reader(Protocol):
 class JsonReader:
     """Reads a body that is one JSON value."""
 
-    __slots__ = ("_kept", "_whole")
+    __slots__ = ("_kept", "_whole", "model")
 
     def __init__(self) -> None:
         """Begin with nothing."""
         self._kept = bytearray()
         self._whole = True
+        self.model = ""
 
     def feed(self, data: bytes) -> None:
         """Keep the piece; of a large body the end."""
@@ -127,7 +155,9 @@ class JsonReader:
     def usage(self) -> Usage:
         """Return what the body says."""
         if self._whole:
-            return usage_of(parsed(bytes(self._kept)))
+            answer = parsed(bytes(self._kept))
+            self.model = model_of(answer)
+            return usage_of(answer)
         end = self._kept[-TAIL:].decode("utf-8", "replace")
         # Inside of text a quotation mark is escaped, so this is a name: the last one of that kind.
         place = end.rfind('"usage":')
@@ -146,7 +176,7 @@ class SseReader:
     Nothing is kept but an unfinished line and, until it is complete, the first event.
     """
 
-    __slots__ = ("_first", "_gathered", "_line", "_skipping", "_usage", "began", "error")
+    __slots__ = ("_first", "_gathered", "_line", "_skipping", "_usage", "began", "error", "model")
 
     def __init__(self) -> None:
         """Begin before the first event."""
@@ -159,6 +189,8 @@ class SseReader:
         """Whether the first event has come."""
         self.error: dict[str, Any] | None = None
         """The first event, if that is an error."""
+        self.model = ""
+        """Which model answers, by the first event."""
 
     def feed(self, data: bytes) -> None:
         """Look at the next piece."""
@@ -212,6 +244,7 @@ class SseReader:
             return False
         self.began = True
         event = parsed(data)
+        self.model = model_of(event)
         if isinstance(event, dict) and isinstance(event.get("error"), dict):
             self.error = event
         return True
@@ -263,6 +296,11 @@ class Unpacking:
         self._reader.feed(unpacked)
         return rest
 
+    @property
+    def model(self) -> str:
+        """Which model answers, as the other reader knows it."""
+        return self._reader.model
+
     def usage(self) -> Usage:
         """Return what the other reader knows; nothing if the body could not be decompressed."""
         return UNKNOWN if self._inflate is None else self._reader.usage()
@@ -271,10 +309,12 @@ class Unpacking:
 class Late:
     """The usage of an answer, which is known when its body has passed by; told once."""
 
-    __slots__ = ("_reader", "_then", "_told")
+    __slots__ = ("_reader", "_then", "_told", "model")
 
     def __init__(self, reader: Reader | None, told: Usage | None = None) -> None:
         """Learn it by `reader`, unless it is known from the start."""
+        self.model = ""
+        """Which model answered, known with the usage."""
         self._reader = reader
         self._then: list[Callable[[Usage], None]] = []
         self._told = told
@@ -288,6 +328,7 @@ class Late:
         """Tell what is known: the body has ended, or nobody wants the rest."""
         if self._told is None:
             self._told = UNKNOWN if self._reader is None else self._reader.usage()
+            self.model = "" if self._reader is None else self._reader.model
             self._reader = None
         while self._then:
             try:

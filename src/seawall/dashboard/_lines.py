@@ -349,6 +349,40 @@ def _models(_kind: str, name: str, seen: Seen, moves: Moves) -> Line:
     )
 
 
+def _llm(_kind: str, name: str, seen: Seen, moves: Moves) -> Line:
+    """Tell requests, tokens and cost by the model that was asked for."""
+    models: dict[str, dict[str, float]] = {}
+    for one in seen["operations"]:
+        found = models.setdefault(str(one["request_model"]) or "unnamed", {})
+        amounts = {
+            "requests": sum(one["durations"]["counts"]),
+            "failed": sum(one["durations"]["counts"]) if one["error"] else 0.0,
+            "in": one["input"]["sum"],
+            "out": one["output"]["sum"],
+            "cost": one["cost"],
+            "first": one["first_chunks"]["sum"],
+            "streams": sum(one["first_chunks"]["counts"]),
+        }
+        for key, amount in amounts.items():
+            found[key] = found.get(key, 0.0) + number(amount)
+    facts: Facts = []
+    for model, of in list(models.items())[:MOST_KEYS]:
+        words = [f"{say.amount(of['requests'])} requests"]
+        if of["failed"]:
+            words.append(f"{say.amount(of['failed'])} failed")
+        words.append(f"{say.amount(of['in'])} tokens in, {say.amount(of['out'])} out")
+        if of["streams"]:
+            words.append(f"first chunk after {say.seconds(of['first'] / of['streams'])}")
+        if seen.get("priced"):
+            words.append(f"cost {of['cost']:.4g}")
+        facts.append((model, ", ".join(words)))
+    if number(seen.get("unpriced")):
+        facts.append(("without a price", say.amount(seen["unpriced"])))
+    total = sum(of["requests"] for of in models.values())
+    speed = moves.rate(("llm", name, "requests"), total)
+    return Line(say.rate(speed), "ok", facts, None, speed)
+
+
 def _counts(kind: str, name: str, seen: Seen, moves: Moves) -> Line:
     """Tell counts of what happens once, those that are not 0; its past is how often it happens."""
     total = sum(number(value) for value in seen.values() if type(value) is int)
@@ -379,4 +413,5 @@ _READERS: Final[dict[str, Callable[[str, str, Seen, Moves], Line]]] = {
     "watchdog": _watchdog,
     "upstreams": _upstreams,
     "models": _models,
+    "llm": _llm,
 }

@@ -33,7 +33,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Pools and executors": ("pool", "executor"),
     "Stores and leases": ("store", "lease"),
-    "Upstreams": ("upstreams", "models"),
+    "Upstreams": ("upstreams", "models", "llm"),
     "Once only": (
         "idempotency",
         "idempotent_requests",

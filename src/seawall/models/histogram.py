@@ -34,6 +34,12 @@ All processes have the same ones, so their counts can be added. Each is a bound 
 fine buckets, too, so a count is exact.
 """
 
+SECONDS: Final = tuple(0.01 * 2**power for power in range(14))
+"""Bounds for the durations of calls of language models, as OpenTelemetry's conventions ask for."""
+
+TOKENS: Final = tuple(float(4**power) for power in range(14))
+"""Bounds for their tokens, as the conventions ask for."""
+
 
 def _bucket(value: float) -> int:
     bits: int = unpack("Q", pack("d", value))[0]

@@ -2,19 +2,35 @@
 
 Exporters, dashboards, alert rules and the documentation are made from it. A name that is here
 stays, and so does its meaning. Names follow the rules of Prometheus; those of OpenTelemetry are
-derived from them.
+derived from them. What OpenTelemetry's conventions have a name for (`gen_ai`) is called so.
 """
 
 from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from seawall.models.histogram import BOUNDS
+from seawall.models.histogram import BOUNDS, SECONDS, TOKENS
 
 Kind = Literal["counter", "gauge", "histogram"]
 Fold = Literal["sum", "max", "min"]
 
-CLOSED: Final = frozenset({"kind", "level", "outcome", "result", "state", "to", "metric"})
+GEN_AI: Final = "gen_ai_"
+ATTRIBUTES: Final = {
+    "gen_ai_operation_name": "gen_ai.operation.name",
+    "gen_ai_provider_name": "gen_ai.provider.name",
+    "gen_ai_request_model": "gen_ai.request.model",
+    "gen_ai_response_model": "gen_ai.response.model",
+    "gen_ai_token_type": "gen_ai.token.type",
+    "error_type": "error.type",
+}
+"""The labels of conventions, as OpenTelemetry writes them."""
+
+CLOSED: Final = frozenset(
+    {
+        *("kind", "level", "outcome", "result", "state", "to", "metric"),
+        *("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_token_type"),
+    }
+)
 """Labels whose values are words of ours, so that there are few of them."""
 
 
@@ -35,7 +51,14 @@ class Metric(NamedTuple):
     def otel_name(self) -> str:
         """The name in OpenTelemetry, where unit and kind are no part of it."""
         bare = self.name.removesuffix("_total").removesuffix("_seconds").removesuffix("_ratio")
+        if bare in _CONVENTIONS:
+            return _CONVENTIONS[bare]
         return bare.replace("_", ".", 1)
+
+    @property
+    def otel_labels(self) -> tuple[str, ...]:
+        """The labels as OpenTelemetry's attributes."""
+        return tuple(ATTRIBUTES.get(label, label) for label in self.labels)
 
     @property
     def open_labels(self) -> tuple[str, ...]:
@@ -60,6 +83,34 @@ def _seconds(name: str, labels: str, help_: str, source: str) -> Metric:
 def _durations(name: str, labels: str, help_: str, source: str) -> Metric:
     name, names = f"seawall_{name}_seconds", tuple(labels.split())
     return Metric(name, "histogram", "s", names, help_, source, bounds=BOUNDS)
+
+
+_CONVENTIONS: Final = {
+    "gen_ai_client_token_usage": "gen_ai.client.token.usage",
+    "gen_ai_client_operation_duration": "gen_ai.client.operation.duration",
+    "gen_ai_client_operation_time_to_first_chunk": "gen_ai.client.operation.time_to_first_chunk",
+}
+"""Names of OpenTelemetry's conventions, by that for Prometheus without its unit."""
+
+_OPERATION: Final = (
+    *("guard", "gen_ai_operation_name", "gen_ai_provider_name"),
+    *("gen_ai_request_model", "gen_ai_response_model"),
+)
+
+
+def _gen_ai(
+    name: str, unit: str, labels: tuple[str, ...], bounds: tuple[float, ...], help_: str, of: str
+) -> Metric:
+    return Metric(
+        f"{GEN_AI}client_{name}",
+        "histogram",
+        unit,
+        (*_OPERATION, *labels),
+        help_,
+        of,
+        "sum",
+        bounds,
+    )
 
 
 METRICS: Final[tuple[Metric, ...]] = (
@@ -314,6 +365,44 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _seconds("loop_lag", "watchdog", "How late event loops are", "watchdog: lag"),
     _counter("loop_blocks", "watchdog", "Blocks of event loops", "watchdog: blocks"),
+    # Language models
+    _gen_ai(
+        "operation_duration_seconds",
+        "s",
+        ("error_type",),
+        SECONDS,
+        "Duration of requests to language models, to the end of the answer",
+        "llm: durations",
+    ),
+    _gen_ai(
+        "operation_time_to_first_chunk_seconds",
+        "s",
+        (),
+        SECONDS,
+        "Time until the first event of a streamed answer",
+        "llm: first_chunks",
+    ),
+    _gen_ai(
+        "token_usage",
+        "{token}",
+        ("gen_ai_token_type",),
+        TOKENS,
+        "Tokens of one request, of the input and of the output",
+        "llm: input, output",
+    ),
+    _counter(
+        "llm_cost",
+        "guard model",
+        "Cost of the tokens by the price table, in its currency; by the model that was asked for",
+        "llm: cost",
+    ),
+    _counter(
+        "models_served",
+        "models model level",
+        "Calls by the model that answered; level 0 is the preferred one, others are fallbacks",
+        "models: served",
+    ),
+    _counter("models_failed", "models", "Calls that no model answered", "models: failed"),
     # All together
     _gauge(
         "autoscale_load",
@@ -337,5 +426,11 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
 )
 """All metrics, in the order in which they are told."""
+
+
+def full_name(name: str) -> str:
+    """Return the name of a metric by that without our prefix."""
+    return name if name.startswith(GEN_AI) else f"seawall_{name}"
+
 
 BY_NAME: Final = {metric.name: metric for metric in METRICS}

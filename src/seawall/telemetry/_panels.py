@@ -321,6 +321,40 @@ _AROUND: Final = (
 )
 
 
+_LLM: Final = (
+    _quantiles(
+        "Requests to language models: p50, p95, p99",
+        "gen_ai_client_operation_duration_seconds",
+        "guard gen_ai_request_model",
+    ),
+    _quantiles(
+        "Time to the first chunk: p50, p95, p99",
+        "gen_ai_client_operation_time_to_first_chunk_seconds",
+        "guard gen_ai_request_model",
+    ),
+    Panel(
+        "Tokens a second",
+        (
+            Query(
+                _ask.sum_rate(
+                    "gen_ai_client_token_usage", "gen_ai_request_model gen_ai_token_type"
+                ),
+                _legend("gen_ai_request_model gen_ai_token_type"),
+            ),
+        ),
+        shape="stack",
+    ),
+    Panel(
+        "Cost an hour",
+        (Query(f"3600 * {_ask.rate('llm_cost', 'guard model')}", _legend("guard model")),),
+    ),
+    _speed(
+        "Answers by model (level 0 is preferred)", "models_served", "models model level", "stack"
+    ),
+    _speed("Answered by no model", "models_failed", "models"),
+)
+
+
 def rows(metrics: tuple[Metric, ...] = METRICS) -> list[tuple[str, tuple[Panel, ...]]]:
     """Return the rows by title, and one more for what of `metrics` is in none of them."""
     known = [
@@ -330,6 +364,7 @@ def rows(metrics: tuple[Metric, ...] = METRICS) -> list[tuple[str, tuple[Panel, 
         ("Queues, outbox, jobs", _WAITING),
         ("Once", _ONCE),
         ("Around", _AROUND),
+        ("Language models", _LLM),
     ]
     asked = [query.expr for _, panels in known for panel in panels for query in panel.queries]
     rest = [metric for metric in metrics if not any(mentions(expr, metric) for expr in asked)]
@@ -338,8 +373,8 @@ def rows(metrics: tuple[Metric, ...] = METRICS) -> list[tuple[str, tuple[Panel, 
 
 def mentions(expr: str, metric: Metric) -> bool:
     """Tell whether a question is about `metric`, not about one whose name begins the same."""
-    suffix = "_bucket" if metric.kind == "histogram" else ""
-    return f"({metric.name}{suffix}{{" in expr
+    suffixes = ("_bucket", "_sum") if metric.kind == "histogram" else ("",)
+    return any(f"({metric.name}{suffix}{{" in expr for suffix in suffixes)
 
 
 def _plain(metric: Metric) -> Panel:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from seawall.telemetry._names import BY_NAME, Kind, Metric
+from seawall.telemetry._names import BY_NAME, Kind, Metric, full_name
 
 TARGET: Final = ("job", "instance")
 """Labels that Prometheus itself puts on all that it scrapes."""
@@ -40,6 +40,13 @@ class Asking(NamedTuple):
         summed = _folded("sum", metric, f"{by} le", f"rate({buckets}[{self.window}])")
         return f"histogram_quantile({share:g}, {summed})"
 
+    def sum_rate(self, name: str, by: str = "") -> str:
+        """Return by how much the sum of a histogram's values grows a second, `by` labels."""
+        metric = _known(name, "histogram")
+        return _folded(
+            "sum", metric, by, f"rate({self._series(metric, '', '_sum')}[{self.window}])"
+        )
+
     def gauge(self, fold: str, name: str, by: str = "", where: str = "") -> str:
         """Return a gauge's values now, folded `by` labels: "sum", "max", "min" or "avg"."""
         metric = _known(name, "gauge")
@@ -58,7 +65,7 @@ class Asking(NamedTuple):
 
 
 def _known(name: str, kind: Kind) -> Metric:
-    metric = BY_NAME.get(f"seawall_{name}_total" if kind == "counter" else f"seawall_{name}")
+    metric = BY_NAME.get(full_name(f"{name}_total" if kind == "counter" else name))
     if metric is None or metric.kind != kind:
         raise ValueError(f"there is no {kind} {name!r} in the table of metrics")
     return metric

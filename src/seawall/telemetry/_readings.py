@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 from typing import Any, Final
 
-from seawall.telemetry._names import BY_NAME
+from seawall.telemetry._names import BY_NAME, full_name
 from seawall.telemetry._series import Labels, Reading, combined, label
 
 Snapshot = Mapping[str, Iterable[Mapping[str, Any]]]
@@ -38,7 +38,7 @@ def readings_of(snapshot: Snapshot) -> list[Reading]:
 def _readings(told: Iterable[Told]) -> Iterator[Reading]:
     """Return what was told, but for what is no number, or no histogram of the right bounds."""
     for name, labels, value in told:
-        metric = BY_NAME[f"seawall_{name}"]
+        metric = BY_NAME[full_name(name)]
         numbers = value if isinstance(value, tuple) else (value,)
         expected = len(metric.bounds) + 2 if metric.kind == "histogram" else 1
         if len(numbers) == expected and all(map(_is_number, numbers)):
@@ -105,8 +105,8 @@ def _guard(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
         error_rate="error_ratio",
         abandoned="abandoned_threads",
     )
-    yield from _histogram("attempt_duration_seconds", name, seen.get("histogram"))
-    yield from _histogram("queue_wait_seconds", name, seen.get("waits"))
+    yield from _histogram("attempt_duration_seconds", (name,), seen.get("histogram"))
+    yield from _histogram("queue_wait_seconds", (name,), seen.get("waits"))
     for policy in _policies(seen):
         told = _POLICIES.get(str(policy.get("policy")))
         for metric in ("rejected", "would_reject"):
@@ -230,7 +230,7 @@ def _pool(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
     for key in ("wait", "use"):
         times = seen.get(key)
         if isinstance(times, Mapping):
-            yield from _histogram(f"pool_{key}_seconds", name, times.get("histogram"))
+            yield from _histogram(f"pool_{key}_seconds", (name,), times.get("histogram"))
 
 
 def _executor(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
@@ -346,8 +346,35 @@ def _upstreams(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]
         yield "upstream_hosts", (name, state), states.count(state)
 
 
+def _llm(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    client = "gen_ai_client"
+    for one in seen["operations"]:
+        models = one["request_model"], one["response_model"]
+        labels = name, one["operation"], one["provider"], *models
+        yield from _histogram(
+            f"{client}_operation_duration_seconds", (*labels, one["error"]), one["durations"]
+        )
+        for key in ("input", "output"):
+            if any(one[key]["counts"]):  # what no answer told is not reported
+                yield from _histogram(f"{client}_token_usage", (*labels, key), one[key])
+        if any(one["first_chunks"]["counts"]):
+            yield from _histogram(
+                f"{client}_operation_time_to_first_chunk_seconds", labels, one["first_chunks"]
+            )
+        if seen["priced"]:
+            yield "llm_cost_total", (name, one["request_model"]), one["cost"]
+
+
+def _models(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    for level, (model, number) in enumerate(seen["served"].items()):
+        yield "models_served_total", (name, model, str(level)), number
+    yield "models_failed_total", (name,), seen["failed"]
+
+
 _READERS: Final[dict[str, Reader]] = {
     "guard": _guard,
+    "llm": _llm,
+    "models": _models,
     "request_limits": _request_limits,
     "pool": _pool,
     "executor": _executor,
@@ -391,9 +418,9 @@ def _states(metric: str, labels: Labels, state: str, states: Iterable[str]) -> I
         yield metric, (*labels, known), float(known == state)
 
 
-def _histogram(metric: str, name: str, seen: Any) -> Iterator[Told]:
+def _histogram(metric: str, labels: Labels, seen: Any) -> Iterator[Told]:
     if isinstance(seen, Mapping):
-        yield metric, (name,), (seen["sum"], *seen["counts"])
+        yield metric, labels, (seen["sum"], *seen["counts"])
 
 
 def _policies(guard: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -21,11 +21,12 @@ from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
 
 from seawall import _checks as check
+from seawall.clients._llm_operations import Operation, observers
 from seawall.clock import current_clock
 from seawall.registry import snapshot
 from seawall.runtime.events import Event, subscribe
 from seawall.runtime.mutex import survives_fork
-from seawall.telemetry._fields import fields_of, values_of
+from seawall.telemetry._fields import Value, fields_of, values_of
 from seawall.telemetry._names import METRICS, Metric
 from seawall.telemetry._readings import readings_of
 from seawall.telemetry._series import CAP, Labels, Reading, Series
@@ -79,7 +80,7 @@ def export_opentelemetry(
     if spans:
         _spans.add(source)
         if not _stop_spans:
-            _stop_spans.append(subscribe(add_to_span))
+            _stop_spans.append(_spans_on())
     return switch
 
 
@@ -135,7 +136,7 @@ class _Source:
         readings = self._series.bounded(readings_of(snapshot()))
         for metric, labels, value, _ in readings:
             if metric.kind != "histogram":
-                attributes = dict(zip(metric.labels, labels, strict=True))
+                attributes = dict(zip(metric.otel_labels, labels, strict=True))
                 told.setdefault(metric.name, []).append(Observation(value, attributes))
         self._record([one for one in readings if one.metric.kind == "histogram"])
         return told
@@ -150,7 +151,8 @@ class _Source:
             key = one.metric.name, one.labels
             before = recorded.pop(key, None)
             recorded[key] = one  # the last, as it was there last
-            attributes = dict(zip(one.metric.labels, one.labels, strict=True))
+            pairs = zip(one.metric.otel_labels, one.labels, strict=True)
+            attributes = {name: value for name, value in pairs if value}
             record = self.histograms[one.metric.name].record
             for value, times in values_since(before, one, most):
                 for _ in range(times):
@@ -209,6 +211,39 @@ def _instruments(provider: MeterProvider, source: _Source) -> None:
 
 def _reader(source: _Source, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
     return lambda _options: source.read(metric)
+
+
+def _spans_on() -> Callable[[], None]:
+    """Tell spans what happens; return what ends it."""
+    unsubscribe = subscribe(add_to_span)
+    observers.append(describe_span)
+
+    def stop() -> None:
+        unsubscribe()
+        observers.remove(describe_span)
+
+    return stop
+
+
+def describe_span(operation: Operation) -> None:
+    """Describe a request of a language model in the current span, if it is recorded."""
+    span = trace.get_current_span()
+    if not span.is_recording():
+        return
+    usage = operation.usage
+    values: dict[str, Value | None] = {
+        "gen_ai.operation.name": operation.name,
+        "gen_ai.provider.name": operation.provider,
+        "gen_ai.request.model": operation.request_model or None,
+        "gen_ai.response.model": operation.response_model or None,
+        "gen_ai.usage.input_tokens": operation.input_tokens,
+        "gen_ai.usage.output_tokens": usage.output,
+        "gen_ai.usage.cache_read.input_tokens": (usage.cached + usage.cached_input) or None,
+        "gen_ai.response.time_to_first_chunk": operation.first_chunk,
+        "error.type": operation.error or None,
+        "seawall.llm.cost": operation.cost,
+    }
+    span.set_attributes({name: value for name, value in values.items() if value is not None})
 
 
 def add_to_span(event: Event) -> None:
