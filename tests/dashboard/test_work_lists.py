@@ -234,6 +234,48 @@ def test_pages_go_on_from_each_other():
     asyncio.run(main())
 
 
+def test_the_traceback_of_the_last_attempt_is_shown(source: Any):
+    """Below the error, on lines of its own, of whatever keeps it; a secret in it is hidden."""
+
+    async def main() -> None:
+        async with source as (kind, things, state, _count):
+            page = Page(kind, things.name)
+            error = raised("token=hunter2 is not accepted")
+            if kind == "queue":
+                await things.apush("one more")
+                (claim,) = await things.aclaim()
+                await things.anack(claim, reason=error, retry=False)
+            elif kind == "jobs":
+                await things.asubmit(None, "mail", scope="acme")
+                (claim,) = await things.aclaim(["mail"], owner="w")
+                await things.afail(claim, error, retry=False)
+            else:
+
+                async def fails(_event: Any) -> None:
+                    raise error
+
+                await committed(things, ("order", "2", "mail", 1))
+                await dispatcher(things, fails, attempts=1, poison="skip").drain()
+            found = await page.items(state=state, search="is not accepted")
+            (item,) = found or await page.items(state=state, search="ValueError: token")
+            assert "\n" not in item["error"]
+            opened = (await page.read("item", id=item["id"])).json()["item"]
+            assert opened["error"].startswith("ValueError: token=***")
+            trace = opened["traceback"].split("\n")
+            assert trace[0] == "Traceback (most recent call last):"
+            assert any("in raised" in line for line in trace)
+            assert "hunter2" not in json.dumps(opened)
+
+    asyncio.run(main())
+
+
+def raised(text: str) -> ValueError:
+    """Return an error that has a traceback."""
+    with pytest.raises(ValueError, match="token") as caught:
+        raise ValueError(text)
+    return caught.value
+
+
 def test_what_dies_again_is_not_retried_again_by_the_same_press():
     """A press on all goes from the latest to the oldest, and ends, however fast jobs die."""
 
