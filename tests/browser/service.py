@@ -82,17 +82,19 @@ def _who(visit: Any) -> str | None:
 
 
 @contextmanager
-def running(*, port: int = 0, **options: Any) -> Iterator[Service]:
+def running(
+    *, port: int = 0, dashboard: type[Dashboard] = Dashboard, **options: Any
+) -> Iterator[Service]:
     """Serve one; its dashboard is below /seawall, and whoever has the cookie is the operator.
 
     With `port`, it is where another one was before.
     """
     service = Service()
-    dashboard = Dashboard(local=True, operate=_who, every=0.2, pod="pod-1", **options)
+    made = dashboard(local=True, operate=_who, every=0.2, pod="pod-1", **options)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with dashboard:
+        async with made:
             yield
 
     app = FastAPI(lifespan=lifespan)
@@ -105,12 +107,12 @@ def running(*, port: int = 0, **options: Any) -> Iterator[Service]:
             service.posted.append(Posted(request.url.path, origin, cookie))
         return await call_next(request)
 
-    app.mount("/seawall", dashboard)
+    app.mount("/seawall", made)
     try:
         with _serve_at(app, port) if port else serve(app) as base:
             service.url = f"{base}/seawall/"
             yield service
-            dashboard.end_streams()
+            made.end_streams()
     finally:
         service.close()
 

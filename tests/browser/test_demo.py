@@ -1,6 +1,7 @@
 """The demo in a real browser: what is broken on its control strip is seen on the screen.
 
-`SEAWALL_SCREENSHOT=1 ./dev test tests/browser/test_demo.py` makes docs/dashboard.png anew.
+`SEAWALL_SCREENSHOT=1 ./dev test tests/browser/test_demo.py` makes the pictures in docs anew:
+docs/dashboard.png (an outage) and docs/dashboard-store-cut.png (a cut Redis).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ pytestmark = pytest.mark.timeout(180)  # six processes and a browser start, wher
 Opening = Callable[..., "Page"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-KEPT: Final = ROOT / "docs" / "dashboard.png"
+OUTAGE: Final = "dashboard.png"
+STORE_CUT: Final = "dashboard-store-cut.png"
 KEEP: Final = os.environ.get("SEAWALL_SCREENSHOT") == "1"
 WIDTH, HEIGHT = 1440, 1500
 LARGEST: Final = 500_000
@@ -152,14 +154,36 @@ def test_a_broken_vendor_is_seen_on_all_pods_and_mended(
     page.wait_for_function("() => window.errors('unprotected') > 50", timeout=20_000)
     page.wait_for_function("() => window.errors('protected') < 5", timeout=20_000)
     told = page.locator("#troubles li").filter(has_text="vendor").filter(has_text="breaker")
-    for pod in range(1, PODS + 1):
-        told.filter(has_text=f"pod-{pod}").first.wait_for()
+    told.filter(has_text=f"on all {PODS} pods").first.wait_for()
     _pose(page, 20)
     _until_all_are(page, "open")
-    _check_picture(_photograph(page, tmp_path))
+    stops = [one.bounding_box() for one in page.get_by_text("calls stop here", exact=True).all()]
+    seen = [box for box in stops if box is not None and box["y"] + box["height"] <= HEIGHT]
+    assert len(seen) >= PODS, "the stacks of all pods are in the picture, and where calls stop"
+    _check_picture(_photograph(page, tmp_path, OUTAGE))
     _switch(page, "well").click()
     _until_all_are(page, "closed")
     _until_pressed(page, "broken", pressed=False)
+
+
+def test_a_cut_store_is_one_trouble_on_all_pods(screen: Callable[..., Page], tmp_path: Path):
+    """What shares it on three pods stands below it, it is one happening, and it is photographed."""
+    page = screen(color_scheme="dark", viewport={"width": WIDTH, "height": HEIGHT})
+    _pose(page, 60)
+    _switch(page, "cut").click()
+    trouble = page.locator("#troubles > li")
+    lost = trouble.filter(has_text="does not answer").filter(has_text=f"on all {PODS} pods")
+    lost.wait_for(timeout=30_000)
+    alone = """() => ![...document.querySelectorAll('#troubles > li > .trouble-text > p')]
+        .some((each) => each.textContent.includes('without'))"""
+    page.wait_for_function(alone, timeout=30_000)  # users over their limit are another trouble
+    assert lost.locator(".consequence").count() >= 3
+    happened = page.locator(".happening").filter(has_text="the store").first
+    assert "was lost" in happened.inner_text()
+    _pose(page, 20)
+    _check_picture(_photograph(page, tmp_path, STORE_CUT))
+    _switch(page, "well").click()
+    trouble.filter(has_text="does not answer").wait_for(state="detached", timeout=30_000)
 
 
 def _pose(page: Page, seconds: float) -> None:
@@ -168,15 +192,12 @@ def _pose(page: Page, seconds: float) -> None:
         page.wait_for_timeout(seconds * 1000)
 
 
-def _photograph(page: Page, folder: Path) -> Path:
-    path = KEPT if KEEP else folder / "dashboard.png"
+def _photograph(page: Page, folder: Path, name: str) -> Path:
+    path = (ROOT / "docs" if KEEP else folder) / name
     page.mouse.move(0, 0)
-    for name in ("broken", "well"):
-        box = _switch(page, name).bounding_box()
+    for switch in ("broken", "well"):
+        box = _switch(page, switch).bounding_box()
         assert box["y"] + box["height"] <= HEIGHT, "the control strip is in the picture"
-    stops = [one.bounding_box() for one in page.get_by_text("calls stop here", exact=True).all()]
-    seen = [box for box in stops if box is not None and box["y"] + box["height"] <= HEIGHT]
-    assert len(seen) >= PODS, "the stacks of all pods are in the picture, and where calls stop"
     page.screenshot(path=path, animations="disabled")
     return path
 
@@ -188,9 +209,10 @@ def _check_picture(path: Path) -> None:
     assert path.stat().st_size < LARGEST
 
 
-def test_the_picture_in_the_documentation_is_of_this_screen():
-    """The kept picture has the size of the one that is made here, and is not blank."""
-    _check_picture(KEPT)
+@pytest.mark.parametrize("name", [OUTAGE, STORE_CUT])
+def test_the_pictures_in_the_documentation_are_of_this_screen(name: str):
+    """A kept picture has the size of the one that is made here, and is not blank."""
+    _check_picture(ROOT / "docs" / name)
 
 
 def _read_png(content: bytes) -> tuple[tuple[int, int], bytes]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from seawall import Breaker, Guard
+from seawall.dashboard import Dashboard
 from seawall.dashboard._watcher import Watcher
 from seawall.runtime.events import StoreModeChanged, emit
 from tests.browser.service import (
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 Opening = Callable[..., "Page"]
+OUTCOMES: Final = ("succeeded", "degraded", "failed", "rejected")
 
 
 @pytest.fixture
@@ -146,6 +148,39 @@ def test_an_address_that_is_none_of_the_web_is_no_link(open_page: Opening):
             }"""
         )
         assert made == [None] * 8 + ["https://a/%3Cb%3E"]
+
+
+def test_the_charts_show_hours_when_asked(open_page: Opening):
+    """A breaker that opened half an hour ago is seen over an hour, and not over three minutes."""
+
+    class Aged(Dashboard):
+        """One that has run for an hour already."""
+
+        def _new_watcher(self) -> Watcher:
+            watcher = Watcher(pod="pod-1", every=0.2)
+            now = watcher.sample()["at"]
+            for seconds in range(3600, 10, -5):
+                watcher._tracks.add(_hour_ago(now - seconds, seconds))
+            return watcher
+
+    with running(dashboard=Aged) as service:
+        page = open_page(service.url)
+        until_live(page)
+        strip = band(page, "payments").locator(".strip .chart")
+        assert strip.locator("rect.open").count() == 0
+        page.get_by_role("button", name="1 h", exact=True).click()
+        strip.locator("rect.open").first.wait_for(state="attached")
+        assert "over the last 1 h" in strip.get_attribute("aria-label")
+        page.get_by_role("button", name="12 h", exact=True).click()
+        page.locator(".chart[aria-label*='over the last 12 h']").first.wait_for()
+        page.get_by_role("button", name="3 min", exact=True).click()
+        strip.locator("rect.open").first.wait_for(state="detached")
+
+
+def _hour_ago(at: float, seconds: float) -> Any:
+    guard = {"name": "payments", "rates": dict.fromkeys(OUTCOMES, 1.0), "p50": 0.1, "p99": 0.2}
+    state = "open" if 1500 < seconds < 1800 else "closed"
+    return {"at": at, "guards": [guard | {"breaker": state}], "sections": {}}
 
 
 def test_broken_guards_come_first(service: Service, open_page: Opening):

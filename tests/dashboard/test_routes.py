@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from typing import Any
 
@@ -8,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seawall import Breaker, Guard
 from seawall.dashboard import Dashboard, _assets
 from seawall.dashboard._assets import Asset
+from seawall.dashboard._watcher import Watcher
 from seawall.testing import run_virtual
 from tests.dashboard.app_support import Others, Shown, get
+from tests.dashboard.views_support import Wall
 
 PAGE = Asset(b"text/html; charset=utf-8", b"<!doctype html><head><!-- scripts --></head>")
 
@@ -49,6 +53,55 @@ def test_routes_answer_below_the_mount(path: str, kind: str, root: str):
         head = await get(app, where, method="HEAD", root_path=root)
         assert (head.status, head.body) == (200, b"")
         assert head.headers["content-length"] == answer.headers["content-length"]
+
+    run_virtual(main())
+
+
+class Hourly(Dashboard):
+    """One whose wall clock is moved by hand."""
+
+    def __init__(self, wall: Wall) -> None:
+        self.watcher = Watcher(pod="pod-1", wall=wall)
+        super().__init__(local=True, every=1000.0)
+
+    def _new_watcher(self) -> Watcher:
+        return self.watcher
+
+
+@pytest.mark.parametrize(("span", "step"), [("3600", 10), ("43200", 60)])
+def test_the_hours_of_a_guard_are_asked_for_by_its_name(span: str, step: int):
+    """They are given by pod, with the seconds between two points; a guard of no pod has none."""
+
+    async def main() -> None:
+        wall = Wall()
+        dashboard, guard = Hourly(wall), Guard("a b", Breaker())
+        for _ in range(50):
+            wall.now += 5.0
+            dashboard.watcher.sample()
+        async with dashboard:
+            asked = [f"guard={name}&span={span}".encode() for name in ("a+b", "c")]
+            answers = [await get(dashboard, "/hours", query_string=one) for one in asked]
+        guard.close()
+        told, none = (json.loads(answer.body) for answer in answers)
+        assert (told["guard"], told["step"]) == ("a b", step)
+        past = told["pods"]["pod-1"]
+        assert len(past["at"]) == 250 // step
+        assert past["guard"]["breaker"] == ["closed"] * len(past["at"])
+        assert none["pods"] == {}
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    "query", ["", "guard=a", "span=3600", "guard=a&span=7", "guard=&span=3600"]
+)
+def test_hours_of_no_guard_or_another_span_are_refused(query: str):
+    """The answer says what to write."""
+
+    async def main() -> None:
+        answer = await get(Shown(), "/hours", query_string=query.encode())
+        assert answer.status == 400
+        assert "hours?guard=vendor&span=3600 or 43200" in json.loads(answer.body)["detail"]
 
     run_virtual(main())
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from seawall.dashboard import _tracks
 from seawall.dashboard._bounds import MOST_GUARDS, MOST_ROWS
-from seawall.dashboard._tracks import Tracks
+from seawall.dashboard._tracks import Hours, Step, Tracks
 from tests.dashboard.views_support import Pair, everything
 from tests.support import falsified
 
@@ -111,6 +111,85 @@ def test_two_of_one_name_are_one_point() -> None:
         tracks.add(view)
     history = tracks.history
     assert len(history["guards"]["a"]["failed"]) == len(history["at"]) == 3
+
+
+# Hours
+
+
+def _rated(at: float, rate: float, p99: float | None = None, breaker: str | None = None) -> Any:
+    view = _view(at, {"a": 0}, {})
+    view["guards"][0] |= {"p50": p99, "p99": p99, "breaker": breaker}
+    view["guards"][0]["rates"] = dict.fromkeys(view["guards"][0]["rates"], rate)
+    return view
+
+
+def test_a_coarse_point_is_the_mean_of_its_rates_and_the_worst_of_the_rest() -> None:
+    """Ten seconds are one point: a breaker that was open for a moment was open in it."""
+    tracks = Tracks()
+    points = [(float(n), 0.5, "closed") for n in range(9)] + [(9.0, 2.5, "open")]
+    for at, (rate, p99, state) in enumerate(points):
+        tracks.add(_rated(1000.0 + at, rate, p99, state))
+    assert tracks.hours(3600.0, "a") is None
+    tracks.add(_rated(1010.0, 100.0, None))
+    at, track = tracks.hours(3600.0, "a")  # type: ignore[misc]
+    assert at == [1000.0]
+    assert track["failed"] == [4.5]
+    assert track["p50"] == [pytest.approx(0.7)]
+    assert (track["p99"], track["breaker"]) == ([2.5], ["open"])
+    assert tracks.hours(43200.0, "a") is None
+    assert tracks.hours(60.0, "a") is tracks.hours(3600.0, "b") is None
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.5, 90.0), st.sets(NAMES, max_size=3)), max_size=60),
+    st.integers(1, 5),
+)
+def test_hours_are_what_was_seen_within_each_step(
+    samples: list[tuple[float, set[str]]], most: int
+) -> None:
+    """Each step of the clock in which there was a sample is a point, and none is kept too long."""
+    hours = Hours(Step(10.0, most))
+    at, seen = 0.0, {}
+    for passed, names in samples:
+        at += passed
+        begun = at - at % 10.0
+        seen.setdefault(begun, []).append(names)
+        hours.add(at, {name: _tracks._guard_point(_rated(at, 2.0)["guards"][0]) for name in names})
+    closed = sorted(seen)[:-1][-most:]
+    for name in "abcde":
+        told = hours.track(name)
+        there = [any(name in names for names in seen[begun]) for begun in closed]
+        if told is None:
+            assert not any(there)
+            continue
+        assert told[0] == closed
+        assert told[1]["failed"] == [2.0 if one else 0.0 for one in there]
+        assert {len(values) for values in told[1].values()} == {len(closed)}  # type: ignore[arg-type]
+
+
+def test_hours_go_on_when_the_clock_is_set_back() -> None:
+    """What comes after is a point of its own, at the time that the clock tells."""
+    hours = Hours(Step(10.0, 9))
+    point = _tracks._guard_point(_rated(0.0, 1.0)["guards"][0])
+    for at in (105.0, 15.0, 25.0):
+        hours.add(at, {"a": point})
+    assert hours.track("a")[0] == [100.0, 10.0]  # type: ignore[index]
+    assert repr(hours) == "<Hours of 1 guards, 2 points>"
+
+
+def test_twelve_hours_of_a_guard_take_27_kilobytes() -> None:
+    """The past is bounded, however long a pod lives and however many names come and go."""
+    hours = [Hours(step) for step in _tracks.STEPS]
+    point = _tracks._guard_point(_rated(0.0, 1.0)["guards"][0])
+    for one in hours:
+        for turn in range(2 * one.step.points):
+            one.add(turn * one.step.seconds, {"a": point, f"b{turn % 400}": point})
+    kept = [track for one in hours for track in one._guards.values()]
+    assert [len(one._guards) for one in hours] == [MOST_GUARDS, MOST_GUARDS]
+    assert {len(numbers) for track in kept[:1] for numbers in track.numbers} == {360}
+    first = [one._guards["a"] for one in hours]
+    size = sum(len(n) * n.itemsize for t in first for n in t.numbers)
+    assert size + sum(len(track.breaker) for track in first) == 25 * (360 + 720)
 
 
 @pytest.mark.parametrize("keep", [0, -1, 10**6, 1.5])

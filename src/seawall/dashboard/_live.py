@@ -200,6 +200,15 @@ class Live:
             self._past = self._number, self._write_past()
         return self._past[1]
 
+    def hours(self, span: float, guard: str) -> dict[str, Any]:
+        """Return the past of a guard over `span` seconds, by pod: its times and its numbers."""
+        view = self.watcher.view
+        pods = dict(self._pasts.hours(span, guard))
+        own = self.watcher.hours(span, guard) if view is not None and self._shows_itself else None
+        if view is not None and own is not None:
+            pods[view["pod"]["name"]] = own
+        return {pod: {"at": at, "guard": track} for pod, (at, track) in pods.items()}
+
     def _write_past(self) -> bytes:
         view = self.watcher.view
         if view is None:

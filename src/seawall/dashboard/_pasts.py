@@ -7,7 +7,7 @@ not there any more nothing is kept.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from seawall.dashboard._tracks import Tracks
 from seawall.dashboard.views import GuardTrack, History, View
@@ -34,6 +34,16 @@ class Pasts:
         """Return the past of each pod, by its name."""
         for name, tracks in self._pasts.items():
             yield name, tracks.history
+
+    def hours(self, span: float, guard: str) -> Iterator[tuple[str, Any]]:
+        """Return the past of a guard over `span` seconds on each pod that has it, by its name.
+
+        It begins when somebody looked here: other pods are asked for only while somebody does.
+        """
+        for name, tracks in self._pasts.items():
+            known = tracks.hours(span, guard)
+            if known is not None:
+                yield name, known
 
     def remember(self, views: Sequence[View]) -> None:
         """Add what is new of these pods, and forget who is not there any more."""

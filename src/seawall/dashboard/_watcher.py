@@ -30,7 +30,7 @@ from seawall.dashboard._settings import KnownSettings
 from seawall.dashboard._stacks import guard_view
 from seawall.dashboard._tracks import Tracks
 from seawall.dashboard._troubles import Since, troubles_of
-from seawall.dashboard.views import FORMAT, GuardView, History, Pod, View
+from seawall.dashboard.views import FORMAT, GuardTrack, GuardView, History, Pod, View
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.telemetry._readings import autoscale_load
 
@@ -98,6 +98,11 @@ class Watcher:
         """The past, one point for each sample."""
         with self._mutex:
             return self._tracks.history
+
+    def hours(self, span: float, guard: str) -> tuple[list[float], GuardTrack] | None:
+        """Return the times and the past of a guard over `span` seconds; None if it has none."""
+        with self._mutex:
+            return self._tracks.hours(span, guard)
 
     def sample(self) -> View:
         """Look now."""

@@ -12,6 +12,7 @@ in another pod, the page goes on.
     GET  /page/<file>  its scripts and styles
     GET  /events       a message each `every` seconds, as server-sent events
     GET  /state        one message as JSON
+    GET  /hours        the past of one guard over the last hour, or the last twelve, as JSON
     GET  /session      who the operator is, and the token for what follows
     POST /act          isolate or close a breaker, change a setting
     POST /keys         look up an idempotency key, or forget it
@@ -46,11 +47,13 @@ from seawall.dashboard._answers import (
     unavailable,
 )
 from seawall.dashboard._auth import Ask, Door
+from seawall.dashboard._bounds import LONGEST_NAME, shown
 from seawall.dashboard._csrf import Sessions, check_site
 from seawall.dashboard._key_lookup import answer_about_keys
 from seawall.dashboard._live import Live
 from seawall.dashboard._sse import Stream
 from seawall.dashboard._summary import Links
+from seawall.dashboard._tracks import STEPS
 from seawall.dashboard._visit import Visit, json_body
 from seawall.dashboard._work_lists import READS as WORK_READS
 from seawall.dashboard._work_lists import act_on_work
@@ -349,6 +352,16 @@ class Dashboard:
         message = await frame.message(operator, live.history())
         await send_answer(send, 200, JSON, message, head=head)
 
+    async def _hours(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
+        spans = {str(int(step.span)): step for step in STEPS}
+        step, guard = spans.get(visit.query.get("span", "")), visit.query.get("guard")
+        if step is None or not guard:
+            example = f"hours?guard=vendor&span={' or '.join(spans)}"
+            raise Refusal(400, "Bad request", f"Name a guard and a span: {example}.")
+        pods = self._live().hours(step.span, shown(guard, LONGEST_NAME))
+        body = to_json({"guard": guard[:LONGEST_NAME], "step": step.seconds, "pods": pods})
+        await send_answer(send, 200, JSON, body, head=head)
+
     async def _events(self, visit: Visit, receive: Receive, send: Send, *, head: bool) -> None:
         if head:
             await send_answer(send, 200, b"text/event-stream; charset=utf-8", b"", head=True)
@@ -400,7 +413,13 @@ class Dashboard:
         return {"done": done}
 
 
-_READS: Final = {"": "_page", "events": "_events", "state": "_state", "session": "_session"}
+_READS: Final = {
+    "": "_page",
+    "events": "_events",
+    "state": "_state",
+    "hours": "_hours",
+    "session": "_session",
+}
 """What is read, by path, and the method that answers."""
 
 

@@ -3,7 +3,7 @@
 import { Keyed, clean, list, make, number, rank, setAttribute, setHidden, setName, setText, setTone, shape, toneOf } from "./dom.js";
 import { amount, asOf, counted, latency, percent, roundUp, span } from "./format.js";
 import { fillLegend, highest, latencyChart, outcomesChart, statesChart, windowOf } from "./charts.js";
-import { OUTCOMES } from "./past.js";
+import { Hours, OUTCOMES } from "./past.js";
 import { stackPart } from "./stack.js";
 
 const LATENCIES = ["p50", "p95", "p99"];
@@ -85,7 +85,7 @@ function cellPart() {
       const { guard, view } = one;
       const tone = toneOf(guard.tone);
       const operable = view.operable && one.operator;
-      const now = [tone, guard.state, guard.breaker, view.stale, operable, alone].join(" ");
+      const now = [tone, guard.state, guard.breaker, view.stale, operable, alone, one.frame.length].join(" ");
       turn += 1;
       if (near.get(node) === false && now === before && turn % SELDOM) return;
       before = now;
@@ -140,6 +140,7 @@ function bandPart(first) {
   node.dataset.guard = clean(first.name, 80);
   return {
     node,
+    near: () => [...cells.children].some((cell) => near.get(cell) !== false),
     update(band) {
       const { tone, state: word, calls: sum } = bandSummary(band.cells);
       mark.set(tone);
@@ -198,8 +199,13 @@ class Broken {
   }
 }
 
+function overHours(hours, guard, pod, now) {
+  const { at, past, step } = hours.of(guard, pod);
+  return { at, past, frame: { now, every: step, from: now - hours.span, length: hours.span } };
+}
+
 /** Bring the views of pods together by guard: broken ones, those named `first`, edges, by name. */
-function bandsOf(views, pasts, now, operator, first, broken) {
+function bandsOf(views, pasts, hours, now, operator, first, broken) {
   const bands = new Map();
   for (const view of views) {
     const past = pasts.of(view.pod.name);
@@ -208,7 +214,8 @@ function bandsOf(views, pasts, now, operator, first, broken) {
       const known = past.guards.get(guard.name);
       if (!known) continue;
       if (!bands.has(guard.name)) bands.set(guard.name, { name: guard.name, edge: guard.edge, cells: [] });
-      bands.get(guard.name).cells.push({ guard, view, past: known, at: past.at, frame, now, operator });
+      const drawn = hours.span ? overHours(hours, guard.name, view.pod.name, now) : { past: known, at: past.at, frame };
+      bands.get(guard.name).cells.push({ guard, view, ...drawn, now, operator });
     }
   }
   broken.note(bands.values(), now);
@@ -226,6 +233,8 @@ export function guardsPart() {
   const keyed = new Keyed(byId("bands"), bandPart);
   const jump = new Keyed(byId("jump"), (band) => jumpPart(band, openBand));
   const broken = new Broken();
+  const hours = new Hours();
+  let shownLast = null;
   let bands = [];
   fillLegend(byId("legend"));
 
@@ -255,13 +264,42 @@ export function guardsPart() {
 
   filter.addEventListener("input", applyFilter);
 
+  function show() {
+    const [message, pasts] = shownLast;
+    bands = bandsOf(message.views, pasts, hours, message.at, message.operator !== null, list(message.extra?.first), broken);
+    keyed.update(bands, (band) => band.name);
+    jump.update(bands, (band) => band.name);
+  }
+
+  /** Ask for the hours of what is near the screen; a page that is not seen asks for nothing. */
+  function refreshHours() {
+    if (document.hidden) return;
+    const wanted = bands.filter((band) => keyed.parts.get(band.name)?.near()).map((band) => band.name);
+    hours.refresh(wanted, () => {
+      show();
+      refreshHours();
+    });
+  }
+
+  for (const button of byId("range").querySelectorAll("button")) {
+    button.addEventListener("click", () => {
+      for (const other of byId("range").querySelectorAll("button")) {
+        other.setAttribute("aria-pressed", String(other === button));
+      }
+      hours.choose(Number(button.dataset.span));
+      if (shownLast) show();
+      refreshHours();
+    });
+  }
+
   return {
     /** The bands that are not filtered out, in order. */
     shown: () => [...byId("bands").children].filter((node) => !node.hidden),
     update(message, pasts) {
-      bands = bandsOf(message.views, pasts, message.at, message.operator !== null, list(message.extra?.first), broken);
-      keyed.update(bands, (band) => band.name);
-      jump.update(bands, (band) => band.name);
+      shownLast = [message, pasts];
+      show();
+      refreshHours();
+      setHidden(byId("range"), bands.length === 0);
       setHidden(byId("jump"), bands.length < 2);
       setHidden(filter.parentElement, bands.length < 2);
       setHidden(byId("legend"), bands.length === 0);

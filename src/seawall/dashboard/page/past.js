@@ -91,6 +91,58 @@ export class Past {
   }
 }
 
+const NOTHING = new GuardPast(0);
+
+/**
+ * The past of guards over hours, fetched when it is wanted: one request at a time, and for each
+ * guard no more often than its points come.
+ */
+export class Hours {
+  constructor() {
+    this.span = 0; // Seconds; 0: the last minutes, which come by themselves.
+    this.known = new Map();
+    this.asking = false;
+  }
+
+  /** Show another span, in seconds. */
+  choose(span) {
+    this.span = span;
+    this.known.clear();
+  }
+
+  /** What is known of a guard on a pod: its times, its numbers and the seconds between points. */
+  of(guard, pod) {
+    const known = this.known.get(guard);
+    return { step: known?.step ?? 60, ...(known?.pods.get(pod) ?? { at: [], past: NOTHING }) };
+  }
+
+  /** Ask for the first of these guards whose past is not known, or is old; then call `then()`. */
+  async refresh(guards, then) {
+    if (!this.span || this.asking) return;
+    const now = performance.now() / 1000;
+    const wanted = guards.find((guard) => !(now - this.known.get(guard)?.asked < this.known.get(guard)?.step));
+    if (wanted === undefined) return;
+    this.asking = true;
+    const span = this.span;
+    let told = null;
+    try {
+      const answer = await fetch(`hours?guard=${encodeURIComponent(wanted)}&span=${span}`);
+      if (answer.ok) told = await answer.json();
+    } catch {
+      // The service is away; the page says so. It is asked again later.
+    }
+    this.asking = false;
+    if (span !== this.span) return;
+    const pods = new Map();
+    for (const [pod, one] of Object.entries(told?.pods ?? {})) {
+      const at = (Array.isArray(one?.at) ? one.at : []).map((each) => number(each));
+      pods.set(pod, { at, past: new GuardPast(at.length, one?.guard ?? {}) });
+    }
+    this.known.set(wanted, { asked: now, step: number(told?.step, 10), pods });
+    then();
+  }
+}
+
 /** The pasts of all pods. */
 export class Pasts {
   constructor() {

@@ -30,10 +30,13 @@ function lineOf(tag) {
   const trace = linkPart("trace");
   return {
     node: make(tag, "", [where, " ", what, " ", pods, " ", runbook.node, " ", trace.node]),
-    update(one, several) {
+    update(one, several, cause = null) {
+      // What a consequence has in common with its cause is not said again.
+      setHidden(where, one.where === cause?.where);
       setName(where, one.where, 80);
       setName(what, one.what, 300);
-      setText(pods, several ? onPods(one.pods, several) : "");
+      const same = cause !== null && cause.pods.join() === one.pods.join();
+      setText(pods, several && !same ? onPods(one.pods, several) : "");
       runbook.update(one.runbook);
       trace.update(one.trace_link);
     },
@@ -52,9 +55,9 @@ function consequencePart() {
   const line = lineOf("span");
   return {
     node: make("li", "consequence", [mark.node, line.node]),
-    update(one, several) {
+    update(one, several, cause) {
       mark.set(toneOf(one.tone));
-      line.update(one, several);
+      line.update(one, several, cause);
     },
   };
 }
@@ -82,7 +85,7 @@ function troublePart() {
       setText(since, `for ${span(now - problem.since)}, since ${moment(problem.since, now)}`);
       setName(advice, problem.advice, 400);
       setHidden(advice, !problem.advice);
-      keyed.update(problem.consequences, idOf, several);
+      keyed.update(problem.consequences, idOf, several, problem);
       setHidden(follows, problem.consequences.length === 0);
     },
   };
