@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seawall.cli
-from seawall.cli import COMMANDS, main
+from seawall.cli import COMMANDS, SHELLS, main
 from seawall.telemetry import METRICS
 from seawall.telemetry.alerts import alert_rules
 from seawall.telemetry.grafana import grafana_dashboard
@@ -157,8 +158,9 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
     """`--help` tells what there is, and succeeds."""
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    for name, (_, about) in COMMANDS.items():
-        assert f"{name:<8} {about}" in printed
+    assert list(COMMANDS) == ["worker", "top", "metrics", "keys", "demo"]
+    for name, command in COMMANDS.items():
+        assert f"{name:<8} {command.about}" in printed
     assert main(["metrics", "--help"]) == 0
     assert "--grafana" in capsys.readouterr().out
 
@@ -167,6 +169,45 @@ def test_version_is_told(capsys: pytest.CaptureFixture[str]):
     """`--version` tells name and version on one line."""
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("seawall ")
+
+
+# Completion
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_script_completes_every_command(shell: str, capsys: pytest.CaptureFixture[str]):
+    """All commands and their options are in the script of each shell."""
+    assert main(["--print-completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in (*COMMANDS, "drain", "grafana", "headless"):
+        assert word in script
+
+
+@pytest.mark.skipif(which("bash") is None, reason="there is no bash")
+def test_bash_completes_commands_and_options(capsys: pytest.CaptureFixture[str]):
+    """What a user has begun to write is completed by a real shell."""
+    assert main(["--print-completion", "bash"]) == 0
+    script = (
+        capsys.readouterr().out
+        + """
+COMP_WORDS=(seawall wo); COMP_CWORD=1; _shtab_seawall seawall wo seawall; echo "${COMPREPLY[@]}"
+COMP_WORDS=(seawall worker --d); COMP_CWORD=2; _shtab_seawall seawall --d worker
+echo "${COMPREPLY[@]}"
+"""
+    )
+    ran = subprocess.run(  # noqa: S603 - the script above
+        [which("bash") or ""], input=script, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == ["worker", "--drain"], ran.stderr
+
+
+def test_completion_without_shtab_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """It is part of the extra for the command line."""
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["--print-completion", "bash"]) == 2
+    assert "it needs shtab: pip install 'seawall[cli]'" in capsys.readouterr().err
 
 
 # The commands of others

@@ -575,10 +575,22 @@ DURABLE: list[Row] = [
         grace=(_SECONDS, "seconds"),
     ),
     *_method(
+        lambda: JobWorker(_jobs(), {"report": _report}),
+        "JobWorker.run_sync",
+        {},
+        drain=(_SECONDS, "seconds"),
+    ),
+    *_method(
         lambda: LaterWorker(Later(DATABASE, "mail"), _report),
         "LaterWorker.stop",
         {},
         grace=(_SECONDS, "seconds"),
+    ),
+    *_method(
+        lambda: LaterWorker(Later(DATABASE, "mail"), _report),
+        "LaterWorker.run_sync",
+        {},
+        drain=(_SECONDS, "seconds"),
     ),
     *_new(
         QueuedJobs,
@@ -724,6 +736,12 @@ DURABLE: list[Row] = [
         "Dispatcher.stop",
         {},
         grace=(_SECONDS, "seconds"),
+    ),
+    *_method(
+        lambda: Dispatcher(Outbox(DATABASE), _deliver),
+        "Dispatcher.run_sync",
+        {},
+        drain=(_SECONDS, "seconds"),
     ),
     *_new(
         Webhook,

@@ -227,6 +227,7 @@ SHARED: list[tuple[Any, ...]] = [
     ),
     ("Worker(rng)", lambda x: _worker(rng=x), _RNGS, "random|Random"),
     ("Worker.stop(grace)", lambda x: _worker().stop(x), _SECONDS, "seconds"),
+    ("Worker.run_sync(drain)", lambda x: _worker().run_sync(x), _SECONDS, "seconds"),
 ]
 
 SHOWN = frozenset(["Claim(granted)", "Claim(payload)", "Claim(lease)", "Claim(until)"])

@@ -1,4 +1,4 @@
-"""The command line: `seawall metrics`, `seawall top`, `seawall keys`, `seawall demo`.
+"""The command line: `seawall worker`, `top`, `metrics`, `keys` and `demo`.
 
 Promises: a mistake is told in a line, on the standard error, with exit status 2; Ctrl-C ends it
 quietly with 130, and so does a reader who has seen enough with 141. A command is loaded when it is
@@ -11,7 +11,8 @@ import os
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
-from typing import Final
+from importlib import import_module
+from typing import Final, NamedTuple
 
 __all__ = ["main"]
 
@@ -20,6 +21,9 @@ INTERRUPTED: Final = 130
 UNREAD: Final = 141
 """As a shell tells of a process that a broken pipe ended."""
 
+SHELLS: Final = ("bash", "zsh", "fish", "tcsh")
+_FOR_SHELLS: Final = f"print a script that completes commands and options: {', '.join(SHELLS)}"
+
 EXTRAS: Final = {
     "rich": "cli",
     "redis": "redis",
@@ -27,6 +31,7 @@ EXTRAS: Final = {
     "starlette": "web",
     "psycopg": "psycopg",
     "psycopg_pool": "psycopg",
+    "shtab": "cli",
 }
 """What brings a missing module, where an extra of ours does."""
 
@@ -49,16 +54,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str]) -> int:
     command = given[0] if given else ""
-    if command not in COMMANDS:
-        parser = _parser()
-        parser.parse_args(given)
-        parser.print_help(sys.stderr)
-        return MISTAKEN
-    run, _ = COMMANDS[command]
     try:
-        return run(given[1:])
+        if command in COMMANDS:
+            return COMMANDS[command].run(given[1:])
+        parser = _parser()
+        shell = parser.parse_args(given).print_completion
+        if shell is not None:
+            return _print_completion(shell)
     except ModuleNotFoundError as error:
         return _told(f"seawall {command}: {_missing(error)}")
+    parser.print_help(sys.stderr)
+    return MISTAKEN
+
+
+def _worker(given: list[str]) -> int:
+    from seawall.cli.worker import add_arguments, main
+
+    parser = ArgumentParser("seawall worker")
+    add_arguments(parser)
+    return main(parser.parse_args(given))
 
 
 def _metrics(given: list[str]) -> int:
@@ -103,21 +117,40 @@ def _demo(given: list[str]) -> int:
     return int(main(given))
 
 
-COMMANDS: Final[dict[str, tuple[Callable[[list[str]], int], str]]] = {
-    "metrics": (_metrics, "the table of metrics; a Grafana dashboard and alert rules made from it"),
-    "top": (_top, "what goes on in a service, live in the terminal"),
-    "keys": (_keys, "how an idempotency key is, what came of it, and how to free it"),
-    "demo": (_demo, "the whole system at work, in a browser or as a table"),
+class Command(NamedTuple):
+    """One command: what runs it, one line about it, and the module that declares its arguments."""
+
+    run: Callable[[list[str]], int]
+    about: str
+    module: str
+
+
+COMMANDS: Final = {
+    "worker": Command(
+        _worker, "run workers and dispatchers until a signal stops them", "seawall.cli.worker"
+    ),
+    "top": Command(_top, "what goes on in a service, live in the terminal", "seawall.cli.top"),
+    "metrics": Command(
+        _metrics,
+        "the table of metrics; a Grafana dashboard and alert rules made from it",
+        "seawall.cli.metrics",
+    ),
+    "keys": Command(
+        _keys,
+        "how an idempotency key is, what came of it, and how to free it",
+        "seawall.cli.keys",
+    ),
+    "demo": Command(_demo, "the whole system at work, in a browser or as a table", "seawall.demo"),
 }
 
 
 def _about(command: str) -> str:
-    about = COMMANDS[command][1]
+    about = COMMANDS[command].about
     return f"{about[0].upper()}{about[1:]}."
 
 
 def _parser() -> ArgumentParser:
-    listed = "\n".join(f"  {name:<8} {about}" for name, (_, about) in COMMANDS.items())
+    listed = "\n".join(f"  {name:<8} {command.about}" for name, command in COMMANDS.items())
     parser = ArgumentParser(
         "seawall",
         description="The resilience layer for Python services.",
@@ -125,8 +158,25 @@ def _parser() -> ArgumentParser:
         formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"seawall {_version()}")
+    parser.add_argument("--print-completion", choices=SHELLS, metavar="SHELL", help=_FOR_SHELLS)
     parser.add_argument("command", nargs="?", choices=sorted(COMMANDS), metavar="COMMAND")
     return parser
+
+
+def _print_completion(shell: str) -> int:
+    """Print a script by which `shell` completes commands and their options."""
+    import shtab
+
+    parser = ArgumentParser("seawall")
+    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.add_argument("--print-completion", choices=SHELLS, help=_FOR_SHELLS)
+    commands = parser.add_subparsers(metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        its_parser = commands.add_parser(name, help=command.about)
+        import_module(command.module).add_arguments(its_parser)
+        its_parser.description = None  # scripts have one line about each command
+    print(shtab.complete(parser, shell))  # noqa: T201 - that is what was asked for
+    return 0
 
 
 def _version() -> str:

@@ -7,9 +7,17 @@ Everything listens on this machine alone, and nothing is left when it ends.
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Sequence
 
 __all__ = ["main"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare what may be asked for."""
+    from seawall.demo._main import declare
+
+    declare(parser)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -44,6 +44,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Run three pods of a service, a vendor that can be broken and some users, all"
         " on this machine, and watch in a browser how it goes with and without protection.",
     )
+    declare(parser)
+    return parser
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` the arguments of the demo."""
     parser.add_argument(
         "--headless",
         action="store_true",
@@ -67,7 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     opens.add_argument("--no-browser", action="store_true", help="open nothing: so unless --open")
     parser.add_argument("--memory", action="store_true", help="one pod, without Valkey")
     parser.add_argument("--verbose", action="store_true", help="tell of each process, and its log")
-    return parser
 
 
 def _seconds(text: str) -> float:

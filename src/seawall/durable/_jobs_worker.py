@@ -25,6 +25,7 @@ from seawall.jobs._bells import READY, Bell, Bells
 from seawall.models.backoff import Backoff
 from seawall.models.durable_jobs import poll_of
 from seawall.runtime.runners import sleep_async
+from seawall.runtime.stop_signals import run_until_signal
 
 if TYPE_CHECKING:
     import asyncio
@@ -102,11 +103,13 @@ class JobWorker(JobDoing):
                 await self._news_within(self._news, LOOK)
         return begun
 
-    def run_sync(self) -> None:
-        """Do jobs until `stop` is called, in this thread; for programs without an event loop."""
-        import asyncio
+    def run_sync(self, drain: float = 10.0) -> None:
+        """Do jobs until `stop` is called, in this thread; for programs without an event loop.
 
-        asyncio.run(self.run())
+        In the main thread, SIGTERM and SIGINT stop it too: the first by `stop(drain)`, a second one
+        by `stop(0)`. A signal that the program handles itself is left to it.
+        """
+        run_until_signal(self.run, self.stop, drain)
 
     def stop(self, grace: float = 10.0) -> None:
         """Claim no more jobs, and give those at work `grace` seconds; the rest is given back.

@@ -34,6 +34,7 @@ from seawall.runtime.functions import kind_of
 from seawall.runtime.log import FailureLog
 from seawall.runtime.runners import sleep_async
 from seawall.runtime.stepping import Steps
+from seawall.runtime.stop_signals import run_until_signal
 
 if TYPE_CHECKING:
     import asyncio
@@ -196,11 +197,13 @@ class LaterWorker:
         await asyncio.gather(*(self._do(claim) for claim in claims))
         return len(claims)
 
-    def run_sync(self) -> None:
-        """Do calls until `stop` is called, in this thread; for programs without an event loop."""
-        import asyncio
+    def run_sync(self, drain: float = 10.0) -> None:
+        """Do calls until `stop` is called, in this thread; for programs without an event loop.
 
-        asyncio.run(self.run())
+        In the main thread, SIGTERM and SIGINT stop it too: the first by `stop(drain)`, a second one
+        by `stop(0)`. A signal that the program handles itself is left to it.
+        """
+        run_until_signal(self.run, self.stop, drain)
 
     def stop(self, grace: float = 10.0) -> None:
         """Begin no more calls, and give those at work `grace` seconds; the rest is given back.

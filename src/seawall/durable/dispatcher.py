@@ -32,6 +32,7 @@ from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
 from seawall.models.outbox import MOST_ATTEMPTS, Poison, Settings, next_pause
 from seawall.runtime.log import FailureLog
 from seawall.runtime.mutex import survives_fork
+from seawall.runtime.stop_signals import run_until_signal
 
 if TYPE_CHECKING:
     import asyncio
@@ -172,11 +173,13 @@ class Dispatcher:
             total += ended.delivered
         return total + int(ended.delivered)
 
-    def run_sync(self) -> None:
-        """Deliver until `stop` is called, in this thread; for programs without an event loop."""
-        import asyncio
+    def run_sync(self, drain: float = 10.0) -> None:
+        """Deliver until `stop` is called, in this thread; for programs without an event loop.
 
-        asyncio.run(self.run())
+        In the main thread, SIGTERM and SIGINT stop it too: the first by `stop(drain)`, a second one
+        by `stop(0)`. A signal that the program handles itself is left to it.
+        """
+        run_until_signal(self.run, self.stop, drain)
 
     def stop(self, grace: float = 10.0) -> None:
         """Begin nothing new; what is being delivered has `grace` seconds. From any thread.

@@ -29,6 +29,7 @@ from seawall.runtime.functions import kind_of
 from seawall.runtime.log import FailureLog
 from seawall.runtime.recent import ResponseTimes
 from seawall.runtime.runners import sleep_async
+from seawall.runtime.stop_signals import run_until_signal
 
 if TYPE_CHECKING:
     import asyncio
@@ -149,11 +150,13 @@ class Worker(Doing):
             if task.done() and not task.cancelled():
                 task.result()  # if it broke, that was no stop
 
-    def run_sync(self) -> None:
-        """Do jobs until `stop` is called, in this thread; for programs without an event loop."""
-        import asyncio
+    def run_sync(self, drain: float = 10.0) -> None:
+        """Do jobs until `stop` is called, in this thread; for programs without an event loop.
 
-        asyncio.run(self.run())
+        In the main thread, SIGTERM and SIGINT stop it too: the first by `stop(drain)`, a second one
+        by `stop(0)`. A signal that the program handles itself is left to it.
+        """
+        run_until_signal(self.run, self.stop, drain)
 
     def stop(self, grace: float = 10.0) -> None:
         """Claim no more jobs, and give those at work `grace` seconds; the rest is returned.

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any, Final, TypeAlias
+
+from seawall import _checks as check
 
 Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 
@@ -104,3 +107,52 @@ def is_loop_handler(handler: Any) -> bool:
     """Tell whether `handler` is the empty function that `loop.add_signal_handler` installs."""
     module = getattr(handler, "__module__", None) or ""
     return module.partition(".")[0] in {"asyncio", "uvloop"}
+
+
+# --- Handlers of our own ---
+
+
+@contextmanager
+def stop_signals_handled(handler: Handler) -> Iterator[None]:
+    """Have `handler` called for both signals, inside of the block.
+
+    A signal that the program handles itself, or ignores, is left to it. Outside of the main thread
+    nothing is installed.
+    """
+    defaults = (signal.SIG_DFL, signal.default_int_handler)
+    taken: dict[signal.Signals, Any] = {}
+    if current_thread() is main_thread():
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) in defaults:
+                taken[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, before in taken.items():
+            put_back(number, handler, before)
+
+
+def run_until_signal(
+    run: Callable[[], Coroutine[Any, Any, None]], stop: Callable[[float], object], drain: float
+) -> None:
+    """Run `run()` in an event loop of its own until it returns, or a signal has stopped it.
+
+    The first signal calls `stop(drain)`, the second one `stop(0)`; both may come while `run` has
+    not begun yet. A third one ends the process, as it would without a handler.
+    """
+    import asyncio
+
+    count, seconds = 0, check.seconds("drain", drain, zero=True)
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        if count <= 2:  # noqa: PLR2004 - see above
+            stop(seconds if count == 1 else 0.0)
+        else:
+            is_ctrl_c = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    with stop_signals_handled(handle):
+        asyncio.run(run())
