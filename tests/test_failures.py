@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import urllib.error
+from contextlib import suppress
 from email.message import Message
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,11 @@ from hypothesis import strategies as st
 from seawall import (
     Breaker,
     BreakerChanged,
+    Bulkhead,
     CallRejected,
     CallRetried,
     CircuitOpen,
+    Family,
     Guard,
     JobDied,
     JobFailed,
@@ -31,6 +34,7 @@ from seawall import (
     Retry,
     RetryStopped,
     TimedOut,
+    Timeout,
     subscribe,
 )
 from seawall._failures import (
@@ -45,8 +49,11 @@ from seawall._failures import (
 )
 from seawall.clients.httpx import GuardedTransport, retryable
 from seawall.clock import VirtualClock
+from seawall.dashboard._moves import Moves
+from seawall.dashboard._stacks import guard_view
 from seawall.jobs import Claim, LocalQueue, Worker
 from seawall.runtime.log import FAILURES_AT_ONCE, FAILURES_PER_SECOND, FailureLog
+from seawall.testing import run_virtual
 
 URL = "https://bob:hunter2@vendor.example:8443/orders?token=hunter2"
 
@@ -399,3 +406,95 @@ def test_an_error_that_was_not_raised_has_no_traceback() -> None:
     assert report_of(ValueError("no")) == "ValueError: no"
     assert split_report("ValueError: no") == ("ValueError: no", "")
     assert split_report("") == ("", "")
+
+
+# The last error of a guard
+
+
+def fail_with(guard: Guard, error: BaseException) -> None:
+    """Let a call of `guard` raise `error`."""
+
+    def broken() -> None:
+        raise error
+
+    with suppress(type(error)):
+        guard.call(broken)
+
+
+def test_a_snapshot_has_the_last_error_with_its_age_and_count() -> None:
+    """The count is of errors with the same name in a row; another name begins anew."""
+    clock = VirtualClock()
+    guard = Guard("last", Bulkhead(5), clock=clock)
+    assert guard.snapshot()["last_error"] is None
+    guard.call(int)
+    assert guard.snapshot()["last_error"] is None
+    for _ in range(3):
+        fail_with(guard, status_error(503))
+        clock.advance(1.0)
+    told = {"reason": "503", "text": "503 from vendor.example", "age": 1.0, "count": 3}
+    assert guard.snapshot()["last_error"] == told
+    guard.call(int)
+    assert guard.snapshot()["last_error"] == told
+    fail_with(guard, ConnectionError("refused by https://bob:hunter2@vendor/x"))
+    told = guard.snapshot()["last_error"]
+    assert told["text"] == "ConnectionError: refused by https://vendor/..."
+    assert (told["count"], told["age"]) == (1, 0.0)
+
+
+def test_the_text_of_a_flood_is_made_ten_times_a_second() -> None:
+    """Errors of the same name in between are only counted: to redact a text takes a while."""
+    clock = VirtualClock()
+    guard = Guard("flood", Bulkhead(5), clock=clock)
+    for number in range(100):
+        fail_with(guard, ConnectionError(str(number)))
+        clock.advance(0.01)
+    told = guard.snapshot()["last_error"]
+    assert told["count"] == 100
+    assert told["text"] in {f"ConnectionError: {number}" for number in range(90, 100)}
+
+
+def test_a_call_that_is_cut_off_is_named_as_timed_out() -> None:
+    """Inside, it was cancelled: nobody looks for that."""
+
+    async def main() -> None:
+        guard = Guard("late", Timeout(1.0))
+        with pytest.raises(TimedOut):
+            await guard.acall(asyncio.Event().wait)
+        told = guard.snapshot()["last_error"]
+        assert (told["reason"], told["text"]) == ("timed_out", "TimedOut")
+
+    run_virtual(main())
+
+
+def test_the_last_error_keeps_no_error_alive() -> None:
+    """Its frames may hold a request and its body."""
+    guard, error = Guard("alive", Bulkhead(5)), Wrong("no")
+    watched = ref(error)
+    fail_with(guard, error)
+    del error
+    gc.collect()
+    assert watched() is None
+    assert guard.snapshot()["last_error"]["text"] == "Wrong: no"
+
+
+def test_a_family_has_the_latest_error_of_its_keys() -> None:
+    """Whichever key it was."""
+    clock = VirtualClock()
+    family = Family("tenants", lambda _key: (Bulkhead(5),), clock=clock)
+    fail_with(family["a"], KeyError("a"))
+    clock.advance(1.0)
+    fail_with(family["b"], ValueError("b"))
+    assert family.snapshot()["last_error"]["text"] == "ValueError: b"
+
+
+def test_the_page_shows_the_last_error() -> None:
+    """In a line: what, how often, and when."""
+    clock = VirtualClock()
+    guard = Guard("shown", Bulkhead(5), clock=clock)
+    for _ in range(2):
+        fail_with(guard, status_error(503))
+    clock.advance(75.4)
+    view = guard_view(guard.snapshot(), (), Moves(), edge=False)
+    assert view["last_error"] == "503 from vendor.example, 2 times, 75 s ago"
+    well = Guard("well", Bulkhead(5)).snapshot()
+    assert "last_error" not in guard_view(well, (), Moves(), edge=False)

@@ -44,8 +44,8 @@ def reason_of(error: BaseException) -> str:
     inner = cause_in(error)
     if isinstance(inner, SeawallError):
         return inner.reason
-    status, _host = _status_of(inner)
-    return status or _grpc_code(inner)[0] or printable(type(inner).__name__, LONGEST_NAME)
+    word = _answer_of(inner)[0] or _grpc_code(inner)[0]
+    return word or printable(type(inner).__name__, LONGEST_NAME)
 
 
 def described(error: BaseException, longest: int = LONGEST) -> str:
@@ -53,7 +53,7 @@ def described(error: BaseException, longest: int = LONGEST) -> str:
     inner = cause_in(error)
     said = said_by(inner, longest)
     kind = printable(type(inner).__name__, longest)
-    if _status_of(inner)[0] or _grpc_code(inner)[0]:
+    if _answer_of(inner)[0] or _grpc_code(inner)[0]:
         text = said
     else:
         text = f"{kind}: {said}" if said else kind
@@ -69,8 +69,9 @@ def described(error: BaseException, longest: int = LONGEST) -> str:
 def said_by(error: BaseException, longest: int = LONGEST) -> str:
     """Return the first line of what `error` says, redacted; nothing if it cannot say anything."""
     inner = cause_in(error)
-    status, host = _status_of(inner)
+    status, answer = _answer_of(inner)
     if status:
+        host = _host_of(inner, answer)
         text = f"{status} from {host}" if host else status
         kind = type(inner).__name__
         own = "" if kind in _STATUS_ERRORS else _text_of(inner, longest)
@@ -142,8 +143,8 @@ def cause_in(error: BaseException) -> BaseException:
     return error
 
 
-def _status_of(error: BaseException) -> tuple[str, str]:
-    """Return the status of the HTTP answer that `error` reports, and the host; or empty texts."""
+def _answer_of(error: BaseException) -> tuple[str, Any]:
+    """Return the status of the HTTP answer that `error` reports, and the answer; "" if none."""
     try:
         answer: Any = getattr(error, "response", None)
         if answer is None:  # aiohttp; urllib, where the error is the answer
@@ -151,7 +152,7 @@ def _status_of(error: BaseException) -> tuple[str, str]:
             if answer is None and hasattr(error, "geturl"):
                 answer = error
         if answer is None:
-            return "", ""
+            return "", None
         told = (
             getattr(error, "status", None),
             getattr(error, "status_code", None),
@@ -160,8 +161,8 @@ def _status_of(error: BaseException) -> tuple[str, str]:
         )
         statuses = [one for one in told if type(one) is int and 400 <= one <= 599]  # noqa: PLR2004
     except Exception:  # noqa: BLE001 - the properties of somebody else's error
-        return "", ""
-    return (str(statuses[0]), _host_of(error, answer)) if statuses else ("", "")
+        return "", None
+    return (str(statuses[0]), answer) if statuses else ("", None)
 
 
 def _host_of(error: Any, answer: Any) -> str:

@@ -31,6 +31,7 @@ from seawall.runtime.generators import guard_async_generator, guard_generator
 from seawall.runtime.layers import Inline, Layer, Outcome
 from seawall.runtime.mutex import survives_fork
 from seawall.runtime.policy import Bound, GateBound, GatePolicy, Policy
+from seawall.runtime.stats import last_error_of
 
 if TYPE_CHECKING:
     from random import Random
@@ -395,6 +396,7 @@ class Family:
             **total,
             "abandoned": sum(guard.stats.abandoned for guard in members.values()),
             "error_rate": recent[1] / sum(recent) if recent[1] else 0.0,
+            "last_error": last_error_of((guard.stats for guard in members.values()), now),
             "p50": None,
             "p95": None,
             "p99": None,

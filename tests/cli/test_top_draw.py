@@ -49,6 +49,16 @@ def test_it_says_what_is_wrong_and_since_when():
     )
 
 
+def test_it_says_the_last_error_of_what_is_not_well():
+    """Below the guard; of a guard that is well only with its stack."""
+    last = "503 from vendor.example, 12 times, 3 s ago"
+    for tone, stacks, told in [("bad", False, 1), ("ok", False, 0), ("ok", True, 1)]:
+        one = guard("vendor", tone) | {"last_error": last}
+        text = drawn(message(view("web-1", guards=[one])), stacks=stacks)
+        assert text.count(f"last error: {last}") == told
+    assert "last error" not in drawn(message(view("web-1", guards=[guard("vendor", "bad")])))
+
+
 def test_it_says_which_pods_are_not_seen_now():
     """Of a view that is old it says how old, of a pod that is gone since when; else nothing."""
     text = drawn(

@@ -243,7 +243,7 @@ class _Drawing:
         title = joined(columns, {k: line((v, "bold")) for k, v in titles.items()}, self._glyphs)
         units = [
             Unit(
-                [self._guard(view, guard, columns), *(self._stack(guard) if self._stacks else ())],
+                [self._guard(view, guard, columns), *self._below(guard)],
                 guard["tone"],
             )
             for view, guard in pairs
@@ -302,6 +302,13 @@ class _Drawing:
         if "slow" in widths and track:
             cells["slow"] = line((bars(track["p99"], widths["slow"], self._glyphs), "cyan"))
         return joined(columns, cells, self._glyphs)
+
+    def _below(self, guard: GuardView) -> list[Text]:
+        """Return the lines below a guard: its last error where that matters, and its stack."""
+        last = guard.get("last_error", "")
+        told = last and (self._stacks or guard["tone"] in ("bad", "warn"))
+        lines = [line((f"    last error: {last}", "dim"))] if told else []
+        return lines + (self._stack(guard) if self._stacks else [])
 
     def _stack(self, guard: GuardView) -> list[Text]:
         layers = guard["stack"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from seawall.dashboard._bounds import number
+from seawall.dashboard import _words as say
+from seawall.dashboard._bounds import LONGEST_TEXT, number, shown
 from seawall.dashboard._moves import Moves
 from seawall.dashboard.views import Tone
 from seawall.telemetry import _thresholds as limits
@@ -23,6 +24,10 @@ ENDS: Final = ("succeeded", "failed", "rejected", "cancelled")
 
 ENOUGH_CALLS: Final = 5.0
 """Calls of the last `LONG` seconds from which on a share of them says something."""
+
+
+LONGEST_AGO: Final = 40
+"""Characters for how often an error occurred, and when."""
 
 
 def policies_of(guard: Seen) -> list[Seen]:
@@ -117,3 +122,16 @@ def full(seen: Seen) -> bool:
 def mapping(value: Any) -> Seen:
     """Return `value` if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
+
+
+def last_error(seen: Seen, *, when: bool = True) -> str:
+    """Return the last error of a guard in a line, with how often and `when`; "" if it had none."""
+    last = seen.get("last_error")
+    if not isinstance(last, Mapping):
+        return ""
+    text = shown(last.get("text", ""), LONGEST_TEXT - LONGEST_AGO)
+    if not when:
+        return text
+    times, age = say.several(last.get("count"), "time"), number(last.get("age"))
+    ago = "just now" if age < 1 else f"{say.seconds(int(age))} ago"
+    return f"{text}, {times}, {ago}"

@@ -226,6 +226,7 @@ def _gone(one: Seen, now: int) -> View:
             "breaker": None,
             "rates": nothing,
             "error_ratio": 0.0,
+            "last_error": "",
             "p50": None,
             "p95": None,
             "p99": None,

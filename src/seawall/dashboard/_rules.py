@@ -17,6 +17,7 @@ from seawall.dashboard._lately import (
     degraded_share,
     failing,
     full,
+    last_error,
     mapping,
     policies_of,
     refused_by_budget,
@@ -122,6 +123,8 @@ def _guard(name: str, seen: Seen, moves: Moves) -> Iterator[Found]:
     tone = failing(seen, moves)
     if tone is not None:
         what = f"{say.share(seen['error_rate'])} of recent attempts failed"
+        last = last_error(seen, when=False)
+        what += f"; the last: {last}" if last else ""
         yield Found(f"errors:{name}", tone, name, what, "Look at what it calls")
     degraded = moves.lately(("guard", name, "degraded"))
     if degraded:

@@ -17,7 +17,7 @@ from seawall.dashboard._bounds import (
     number,
     shown,
 )
-from seawall.dashboard._lately import degraded_share, failing, policies_of, time_of
+from seawall.dashboard._lately import degraded_share, failing, last_error, policies_of, time_of
 from seawall.dashboard._layers import fact, refused_facts, told_of
 from seawall.dashboard._moves import Moves
 from seawall.dashboard._settings import Settings, settings_of
@@ -60,7 +60,7 @@ def guard_view(
         # Of all that is wrong it is what lets no call through; the rest is in the stack.
         worst = "bad", next((state for state in BREAKERS if state in broken), worst[1])
     states = [str(one.get("state")) for one in told if one.get("policy") == "breaker"]
-    return GuardView(
+    view = GuardView(
         name=shown(name, LONGEST_NAME),
         tone=worst[0],
         state=shown(worst[1], LONGEST_WORD),
@@ -73,6 +73,9 @@ def guard_view(
         p99=time_of(seen, "p99"),
         stack=stack,
     )
+    if last := last_error(seen):
+        view["last_error"] = last
+    return view
 
 
 # Layers

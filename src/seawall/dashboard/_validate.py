@@ -188,6 +188,7 @@ _RATES = _object(
 )
 
 _GUARD = _object(
+    frozenset({"last_error"}),
     name=_NAME,
     tone=_TONE,
     state=_WORD,
@@ -195,6 +196,7 @@ _GUARD = _object(
     breaker=_or_none(_WORD),
     rates=_RATES,
     error_ratio=_share,
+    last_error=_SENTENCE,
     p50=_or_none(_amount),
     p95=_or_none(_amount),
     p99=_or_none(_amount),

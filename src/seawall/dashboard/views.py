@@ -98,6 +98,8 @@ class GuardView(TypedDict):
     """The state of its breaker, the worst if there are several."""
     rates: Rates
     error_ratio: float
+    last_error: NotRequired[str]
+    """What the latest failed attempt failed with, how often in a row, and how long ago."""
     p50: float | None
     p95: float | None
     p99: float | None

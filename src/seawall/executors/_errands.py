@@ -181,7 +181,7 @@ class Errand(ThreadDriver):
         return job is None or not job.given_up
 
     def _count_failure(self, error: BaseException) -> None:
-        self.host.stats.failed += 1
+        self.host.stats.fail(error, self.host.clock.now())
 
     def _check_deadline(self) -> None:
         left = seconds_left()
@@ -205,10 +205,11 @@ class Errand(ThreadDriver):
 
     def late(self, seconds: float, *, began: bool) -> BaseException:
         """Return the error for a deadline that passed while it ran, or waited; count it."""
+        error = super().late(seconds, began=began)
         if began:
             self.host.stats.timed_out += 1
-            self.host.stats.failed += 1
-        return super().late(seconds, began=began)
+            self.host.stats.fail(error, self.host.clock.now())
+        return error
 
     def _submit(
         self,

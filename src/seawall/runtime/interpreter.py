@@ -324,7 +324,7 @@ def _count_attempt(call: Call) -> None:
         if now >= stats.due:
             stats.fold_in_call(now)
     elif outcome is FAILED:
-        stats.failed += 1
+        stats.fail(call.error, now)
         if isinstance(call.error, TimedOut) or not isinstance(call.error, Exception):
             stats.cut_off(now - call.attempt_began)
     elif outcome is CANCELLED:

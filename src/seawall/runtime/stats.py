@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from seawall._failures import described, reason_of
+from seawall.errors import TimedOut
 from seawall.models.histogram import USUAL, LatencyWindow, Tally
 from seawall.runtime.mutex import survives_fork
 
@@ -20,6 +22,22 @@ ENOUGH_SAMPLES: Final = 20
 
 RATE_SPAN: Final = 10.0
 """The error rate is that of the last 10 to 20 seconds."""
+
+
+DESCRIBE_EVERY: Final = 0.1
+"""Seconds for which the text of the last error stands for others of the same name."""
+
+
+class LastError(NamedTuple):
+    """What the latest failed attempt failed with, as text: no error is kept alive."""
+
+    reason: str
+    """Its name, as events have it."""
+    text: str
+    described_at: float
+    at: float
+    times: int
+    """How many failed with an error of that name since one failed with another."""
 
 
 class Stats:
@@ -51,6 +69,7 @@ class Stats:
         """Worker threads whose caller gave up and which still run."""
         self.waits = Tally()
         """How long calls waited at a gate that then admitted them; others are not in it."""
+        self.last_error: LastError | None = None
         self._lock = Lock()
         self._cut_off: list[float] = []
         self._quantiles: dict[float, float | None] = {}
@@ -93,6 +112,25 @@ class Stats:
         self._rate_previous = self._rate_base if fresh else ended
         self._rate_base = ended
         self._rate_since = now
+
+    def fail(self, error: BaseException | None, now: float) -> None:
+        """Count a failed attempt, and remember what it failed with."""
+        self.failed += 1
+        if error is None:
+            return
+        # What is cut off by a timeout of ours is cancelled, and becomes a TimedOut further out.
+        late = not isinstance(error, Exception)
+        reason = TimedOut.reason if late else reason_of(error)
+        last = self.last_error
+        if last is not None and last.reason == reason:
+            if 0 <= now - last.described_at < DESCRIBE_EVERY:
+                self.last_error = last._replace(at=now, times=last.times + 1)
+                return
+            times = last.times + 1
+        else:
+            times = 1
+        text = TimedOut.__name__ if late else described(error)
+        self.last_error = LastError(reason, text, now, now, times)
 
     def cut_off(self, elapsed: float) -> None:
         """Note an attempt that ran out of time: it took at least this long."""
@@ -147,6 +185,7 @@ class Stats:
             "stale": self.stale,
             "abandoned": self.abandoned,
             "error_rate": self.error_rate(now),
+            "last_error": last_error_of([self], now),
             "p50": p50,
             "p95": p95,
             "p99": p99,
@@ -158,6 +197,16 @@ class Stats:
         """Be usable in a child process, and know of no thread there."""
         self._lock = Lock()
         self.abandoned = 0
+
+
+def last_error_of(stats: Iterable[Stats], now: float) -> dict[str, Any] | None:
+    """Return the latest error of some guards, as a snapshot has it; None if there was none."""
+    known = [one.last_error for one in stats if one.last_error is not None]
+    if not known:
+        return None
+    last = max(known, key=lambda one: one.at)
+    age = max(0.0, now - last.at)
+    return {"reason": last.reason, "text": last.text, "age": age, "count": last.times}
 
 
 def _take(samples: list[float]) -> list[float]:

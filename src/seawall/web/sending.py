@@ -283,7 +283,7 @@ class Passage(Incoming):
             if now >= stats.due:
                 stats.fold(now)
         elif outcome is FAILED:
-            stats.failed += 1
+            stats.fail(detail if isinstance(detail, BaseException) else None, now)
         else:
             stats.cancelled += 1
 

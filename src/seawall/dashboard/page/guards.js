@@ -47,6 +47,7 @@ function cellPart() {
   const stale = make("span", "tag stale");
   const state = make("span", "state-word");
   const also = make("span", "also");
+  const lastError = make("p", "last-error");
   const strip = statesChart();
   const stripFigure = figure("strip", "breaker", strip);
   const outcomes = outcomesChart();
@@ -59,6 +60,7 @@ function cellPart() {
   const node = make("article", "cell", [
     make("div", "cell-in", [
       make("header", "cell-head", [pod, stale, make("span", "state-of", [mark.node, state]), also]),
+      lastError,
       make("div", "charts", [stripFigure.node, outcomesFigure.node, latencyFigure.node]),
       stack.node,
     ]),
@@ -101,6 +103,8 @@ function cellPart() {
       const parts = [`${percent(number(guard.error_ratio))} errors`];
       if (retries > 0) parts.push(`${amount(retries)} retries/s`);
       setText(also, parts.join(" · "));
+      setHidden(lastError, !guard.last_error);
+      setName(lastError, guard.last_error ? `last error: ${guard.last_error}` : "", 220);
       for (const name of OUTCOMES) rates.set(name, amount(number(guard.rates?.[name])));
       for (const name of LATENCIES) quantiles.set(name, latency(guard[name]));
       setHidden(stripFigure.node, one.past.breaker.every((known) => known === null));
