@@ -388,6 +388,23 @@ def test_a_place_is_waited_for_in_the_order_of_criticality() -> None:
     run_virtual(main())
 
 
+def test_the_wait_for_a_place_is_counted_if_it_ended_well() -> None:
+    """Of three requests one is served at once, one after a second, and one waits in vain."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await let_pass(1.0)
+        await text_app()(scope, receive, send)
+
+    async def main() -> dict[str, Any]:
+        edge = Edge(app, name="waits", concurrency=Bulkhead(1, max_wait=1.5, max_waiting=5))
+        asked = await asyncio.gather(*(ask(edge) for _ in range(3)))
+        assert [answer.status for answer in asked] == [200, 200, 503]
+        return edge.guard.snapshot()
+
+    waits = run_virtual(main())["waits"]
+    assert (sum(waits["counts"]), waits["sum"]) == (1, pytest.approx(1.0))
+
+
 def test_what_the_app_sees_is_gone_after_the_request() -> None:
     """Deadline and criticality are those of the request, and end with it."""
     seen = []

@@ -180,7 +180,7 @@ class LatencyWindow:
     quantile costs tens of microseconds: on a hot path, read it now and then and keep it.
     """
 
-    __slots__ = ("_before", "_current", "_period", "_previous", "span")
+    __slots__ = ("_before", "_current", "_period", "_previous", "_tally", "span")
 
     def __init__(self, span: float = 30.0) -> None:
         """Start without samples."""
@@ -189,16 +189,20 @@ class LatencyWindow:
         self._current = Histogram()
         self._previous = Histogram()
         self._before = Tally()
+        """What was counted before the current histogram."""
+        self._tally: Tally | None = None
 
     @property
     def count(self) -> float:
         """How many samples the window held at the last `now`."""
         return self._current.count + self._previous.count
 
-    def add_all(self, values: Iterable[float], now: float, weight: float = 1) -> None:
+    def add_all(self, values: Sequence[float], now: float, weight: float = 1) -> None:
         """Count samples that ended about `now`, each for `weight` of its kind."""
         self._rotate(now)
-        self._current.add_all(values, weight)
+        if values:
+            self._current.add_all(values, weight)
+            self._tally = None
 
     def quantile(self, p: float, now: float) -> float | None:
         """Return what a share `p` of the window does not exceed; None without samples."""
@@ -209,10 +213,12 @@ class LatencyWindow:
         return self._both(now).quantiles(shares)
 
     def tally(self, now: float) -> Tally:
-        """Return all samples since the beginning by the exported buckets."""
-        tally = self._both(now).tally()
-        tally.merge(self._before)
-        return tally
+        """Return all samples since the beginning by the exported buckets; not to be changed."""
+        self._rotate(now)
+        if self._tally is None:
+            self._tally = self._current.tally()
+            self._tally.merge(self._before)
+        return self._tally
 
     def snapshot(self, now: float) -> dict[str, object]:
         """Return the count and the usual quantiles of the window, and the tally of all samples."""
@@ -232,11 +238,7 @@ class LatencyWindow:
         period = now // self.span
         if period <= self._period:
             return
-        self._before.merge(self._previous.tally())
-        if period == self._period + 1:
-            self._previous = self._current
-        else:
-            self._before.merge(self._current.tally())
-            self._previous = Histogram()
+        self._before.merge(self._current.tally())
+        self._previous = self._current if period == self._period + 1 else Histogram()
         self._current = Histogram()
         self._period = period

@@ -27,6 +27,12 @@ from seawall.telemetry._switch import Switch
 
 __all__ = ["export_prometheus"]
 
+_BOUNDS: Final = {
+    metric.name: [*map(floatToGoString, metric.bounds), "+Inf"]
+    for metric in METRICS
+    if metric.kind == "histogram"
+}
+
 AnyFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 _on: Final[WeakKeyDictionary[CollectorRegistry, Switch]] = WeakKeyDictionary()
@@ -104,5 +110,4 @@ def _family(metric: Metric) -> AnyFamily:
 
 def _buckets(reading: Reading) -> list[tuple[str, float]]:
     """Return how many values do not exceed each bound."""
-    bounds = [*map(floatToGoString, reading.metric.bounds), "+Inf"]
-    return list(zip(bounds, accumulate(reading.counts), strict=True))
+    return list(zip(_BOUNDS[reading.metric.name], accumulate(reading.counts), strict=True))
