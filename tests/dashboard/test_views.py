@@ -111,8 +111,11 @@ def test_a_policy_that_nobody_knows() -> None:
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        (Breaker(), "opens at 50 % of 20 calls in 30 s, for 15 s"),
-        (Breaker(consecutive=5, key=str), "opens at 5 failures in a row, for 15 s, by key"),
+        (Breaker(), "opens at 50 % of 20 calls in 30 s, longer each time"),
+        (
+            Breaker(consecutive=5, break_for=15.0, key=str),
+            "opens at 5 failures in a row, for 15 s, by key",
+        ),
         (Retry(on=OSError, budget=RetryBudget()), "3 attempts, backoff from 0.1 s, budget 10 %"),
         (Retry(on=OSError, attempts=1, backoff=lambda _n: 1.0), "1 attempt"),
         (Timeout(2.0), "2 s"),
