@@ -537,6 +537,17 @@ DURABLE: list[Row] = [
         )
     ),
     *_method(_jobs, "Jobs.inspect", {"id": JOB_ID}, "ainspect", payload=(_FLAGS, "True or False")),
+    *(
+        row
+        for word in ("inspect", "retry", "drop")
+        for row in _method(
+            _jobs,
+            f"Jobs.{word}",
+            {},
+            f"a{word}",
+            id=([(5, TypeError), (None, TypeError)], "write a job's id"),
+        )
+    ),
     *_method(
         lambda: Outbox(DATABASE),
         "Outbox.inspect",

@@ -266,26 +266,26 @@ class Jobs(ClaimedJobs):
     def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
         """Return a job of whatever scope, with up to 64 Ki characters of its payload, or None."""
         wanted = check.flag("payload", payload)
-        if not is_id(id):
+        if not _can_be(id):
             return None
         return self.database.run(lambda: steps.inspecting(id, payload=wanted))
 
     async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
         """Return a job, as `inspect` does."""
         wanted = check.flag("payload", payload)
-        if not is_id(id):
+        if not _can_be(id):
             return None
         return await self.database.arun(lambda: steps.inspecting(id, payload=wanted))
 
     def retry(self, id: str) -> bool:  # noqa: A002
         """Begin anew with a job that failed, with all its attempts; False if it has not failed."""
-        if not is_id(id):
+        if not _can_be(id):
             return False
         return self._retried(self.database.run(lambda: steps.retrying(id, self._to_notify)))
 
     async def aretry(self, id: str) -> bool:  # noqa: A002
         """Begin anew with a job that failed, as `retry` does."""
-        if not is_id(id):
+        if not _can_be(id):
             return False
         return self._retried(await self.database.arun(lambda: steps.retrying(id, self._to_notify)))
 
@@ -294,13 +294,13 @@ class Jobs(ClaimedJobs):
 
         Whoever asks after one that was forgotten learns that it is expired.
         """
-        if not is_id(id):
+        if not _can_be(id):
             return False
         return self._dropped(id, self.database.run(self._dropping(id)))
 
     async def adrop(self, id: str) -> bool:  # noqa: A002
         """Forget or cancel a job, as `drop` does."""
-        if not is_id(id):
+        if not _can_be(id):
             return False
         return self._dropped(id, await self.database.arun(self._dropping(id)))
 
@@ -445,3 +445,10 @@ class Jobs(ClaimedJobs):
             lambda batch: steps.sweeping("expire", {"gone_for": gone_for, "most": batch}),
             lambda batch: steps.sweeping("forget", {"most": batch}),
         )
+
+
+def _can_be(id_: object) -> bool:
+    """Tell whether there can be a job of that id; raise if it is no text at all."""
+    if not isinstance(id_, str):
+        raise TypeError(f"id={id_!r}: write a job's id, such as `job.id`")
+    return is_id(id_)
