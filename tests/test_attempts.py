@@ -732,3 +732,54 @@ def test_every_gate_is_left_once_whatever_happens(
             assert len(gate.outcomes) == gate.entered
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.5])
+@pytest.mark.parametrize("inner", [[], [Timeout(20.0)]])
+def test_a_total_that_expires_between_two_attempts_ends_as_timed_out(
+    pause: float, inner: list[Any]
+) -> None:
+    """Code between two attempts is not cancelled: the next attempt says that the time is over."""
+
+    async def main() -> tuple[int, float]:
+        guard = new_guard(Timeout(1.0), Retry(on=Broken, attempts=9, backoff=[pause] * 9), *inner)
+        made, task = 0, asyncio.current_task()
+        assert task is not None
+
+        async def loop() -> None:
+            nonlocal made
+            async for attempt in guard.attempts():
+                async with attempt:
+                    made += 1
+                    raise Broken
+                await let_pass(0.7 if made == 1 else 3.0)
+
+        with pytest.raises(TimedOut) as caught:
+            await loop()
+        assert caught.value.seconds == 1.0
+        assert task.cancelling() == 0
+        assert guard.snapshot()["timed_out"] == 1
+        return made, asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) == ((2, 3.7) if pause == 0.0 else (1, 1.0))
+
+
+def test_a_total_is_not_paused_between_two_attempts() -> None:
+    """The time between two attempts counts, and the block after it is cancelled at its end."""
+
+    async def main() -> float:
+        guard = new_guard(Timeout(1.0), Retry(on=Broken, backoff=[0.0] * 2))
+
+        async def loop() -> None:
+            async for attempt in guard.attempts():
+                async with attempt:
+                    if attempt.number == 1:
+                        raise Broken
+                    await let_pass(9.0)
+                await let_pass(0.6)
+
+        with pytest.raises(TimedOut):
+            await loop()
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) == 1.0

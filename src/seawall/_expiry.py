@@ -47,6 +47,10 @@ class Expiry:
         """Whether it has cancelled its task."""
         return self._fired
 
+    def has_fired(self, _holder: object) -> bool:
+        """Tell the same: a scope's watch may have more than one task."""
+        return self._fired
+
     def fire_now(self) -> bool:
         """Cancel the task now; False if that has happened already."""
         if self._fired:

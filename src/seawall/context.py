@@ -34,8 +34,8 @@ Scope = list[Any]
 `at` is the instant and `clock` the clock it is on. `outer` is the scope around it that was on when
 it began, or None. `holder` is the task that will be cancelled at that instant, True if nobody is,
 and None once the scope has ended: then it has no effect any more, also for tasks and threads that
-copied the context while it was on. What follows belongs to its maker; the last
-item may know its `host`, the guard.
+copied the context while it was on. What follows belongs to its maker: a count, and what watches the
+time, which knows whether it `has_fired(holder)`, and may know its `host`, the guard.
 
 A list, and not taken out of the context again when it has ended: one is made for each call with a
 Timeout, where an object with attributes, or `reset`, would each cost as much as a bare await.
@@ -142,9 +142,16 @@ class Deadline:
         return ends
 
 
-def deadline_scope() -> Scope | None:
-    """Return the scope of the deadline that applies here, or None: the one way to read it."""
-    return live_scope(deadline_var.get())
+def deadline_scope(age: float = 0.0) -> Scope | None:
+    """Return the scope of the deadline that applies here, or None: the one way to read it.
+
+    It applies to what begins now, or to a call that began `age` seconds ago. A scope that has
+    cancelled its task applies to what began before that. What begins later cleans up.
+    """
+    scope = live_scope(deadline_var.get())
+    if scope is None or scope[1].now() - age < scope[0]:
+        return scope
+    return _binding_scope(scope, age)
 
 
 class _Borrowed(Scope):
@@ -190,6 +197,36 @@ def live_scope(scope: Scope | None) -> Scope | None:
         else:
             scope[2] = live_scope(outer)  # or ended scopes would form an ever longer chain
     return None
+
+
+def _binding_scope(scope: Scope | None, age: float) -> Scope | None:
+    """Leave out scopes that had cancelled their task `age` seconds ago.
+
+    Nothing is changed: what began earlier is still bound by them.
+    """
+    while scope is not None and scope[1].now() - age >= scope[0]:
+        outer = scope[2]
+        if _has_fired(scope):
+            scope = live_scope(outer)
+            continue
+        if not isinstance(scope, (_Borrowed, _Reserved)):
+            break
+        binding = _binding_scope(outer, age)
+        if binding is outer:
+            break
+        if isinstance(scope, _Borrowed):
+            own = nearer_scope(*scope.own, binding)
+            own[3:] = scope[3:]
+            return own
+        scope = binding
+    return scope
+
+
+def _has_fired(scope: Scope) -> bool:
+    """Tell whether its task was cancelled at its instant."""
+    holder = scope[3]
+    watch = scope[5] if len(scope) > 5 else None  # noqa: PLR2004 - see `Scope`
+    return watch is not None and holder is not None and bool(watch.has_fired(holder))
 
 
 def nearer_scope(at: float, clock: Clock, outer: Scope | None) -> Scope:
@@ -261,6 +298,7 @@ class _DeadlineScope:
         task = running_task()
         kept = self.__enter__()
         self._expiry = Expiry(task, kept.remaining())
+        self._scope += (0, self._expiry)
         return kept
 
     async def __aexit__(

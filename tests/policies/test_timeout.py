@@ -1078,3 +1078,112 @@ def test_a_timeout_around_another_loop_is_kept_inside_it():
 
     asyncio.run(main())
     assert ends == [0.5]
+
+
+async def _hang() -> None:
+    await let_pass(9.0)
+
+
+def _cleaned_up(around: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]) -> list[Any]:
+    """Cancel a body by `around`; return what its cleanup under a guard with a retry does."""
+    seen: list[Any] = []
+
+    async def roll_back() -> None:
+        seen.append(_left())
+        if len(seen) == 1:
+            raise ConnectionError
+
+    async def body() -> None:
+        cleanup = new_guard(Timeout(2.0), Retry(on=ConnectionError, backoff=[0.25]))
+        try:
+            await _hang()
+        finally:
+            await cleanup.acall(roll_back)
+            seen.append("cleaned up")
+
+    async def main() -> None:
+        with pytest.raises(TimedOut):
+            await around(body)
+
+    run_virtual(main())
+    return seen
+
+
+async def _enforced(body: Callable[[], Awaitable[None]]) -> None:
+    async with deadline(0.5):
+        await body()
+
+
+AROUND: dict[str, Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]] = {
+    "constant": lambda body: new_guard(Timeout(0.5)).acall(body),
+    "adaptive": lambda body: new_guard(Timeout(adaptive(floor=0.1, cap=0.5))).acall(body),
+    "total and attempt": lambda body: new_guard(
+        Timeout(0.5), Retry(on=ConnectionError), Timeout(5.0)
+    ).acall(body),
+    "another guard's": lambda body: new_guard(Timeout(0.5)).acall(
+        new_guard(Timeout(5.0)).acall, body
+    ),
+    "a block": _enforced,
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_cleanup_under_a_guard_is_not_refused_after_a_timeout_has_cancelled(around: str) -> None:
+    """What begins after the cancellation has time of its own, for its retries too."""
+    seen = _cleaned_up(AROUND[around])
+    # What was cut short may itself have had more time than that.
+    assert seen[0] in (2.0, 4.5)
+    assert seen[1:] == [seen[0] - 0.25, "cleaned up"]
+
+
+def test_cleanup_is_bound_by_a_deadline_further_out() -> None:
+    """Only the scope that has cancelled is left out: the caller's time is still the caller's."""
+
+    async def around(body: Callable[[], Awaitable[None]]) -> None:
+        with deadline(1.0):
+            await new_guard(Timeout(0.5)).acall(body)
+
+    assert _cleaned_up(around) == [0.5, 0.25, "cleaned up"]
+
+
+def test_cleanup_that_hangs_is_cancelled_by_its_own_timeout() -> None:
+    """The second cancellation is the cleanup's, and the first stays that of the call."""
+
+    async def main() -> float:
+        work, cleanup = new_guard(Timeout(0.5)), new_guard(Timeout(1.0))
+        caught: list[Any] = []
+
+        async def body() -> None:
+            try:
+                await _hang()
+            finally:
+                with pytest.raises(TimedOut) as caught_inside:
+                    await cleanup.acall(_hang)
+                caught.append(caught_inside.value.guard)
+
+        with pytest.raises(TimedOut) as raised:
+            await work.acall(body)
+        assert (caught, raised.value.guard) == ([cleanup.name], work.name)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) == 1.5
+
+
+def test_a_call_that_began_before_the_expiry_does_not_go_on_after_it() -> None:
+    """A guard inside whose function swallows the cancellation makes no second attempt."""
+    begun = []
+
+    async def swallows() -> None:
+        begun.append(asyncio.get_running_loop().time())
+        try:
+            await _hang()
+        except asyncio.CancelledError:
+            raise ConnectionError from None
+
+    async def main() -> None:
+        inner = new_guard(Retry(on=ConnectionError, backoff=[0.0] * 3), Timeout(5.0))
+        with pytest.raises(ConnectionError):
+            await new_guard(Timeout(0.5)).acall(inner.acall, swallows)
+
+    run_virtual(main())
+    assert begun == [0.0]

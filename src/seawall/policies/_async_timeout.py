@@ -60,6 +60,10 @@ class Lane:
         owner = None if self._owner is None else self._owner()
         return None if owner is None else owner.host
 
+    def has_fired(self, task: Task) -> bool:
+        """Tell whether the call in `task` ran out of time, and was cancelled."""
+        return task not in self.pending
+
     def arm(self, at: float) -> None:
         self._armed_for = at
         self.timer = self.loop.call_later(max(0.0, at - self._clock.now()), self._fire)
@@ -87,8 +91,9 @@ class _OwnTimer(Expiry):
 
     __slots__ = ("host", "seconds")
 
-    def __init__(self, task: Task, seconds: float, host: Host) -> None:
-        super().__init__(task, seconds)
+    def __init__(self, task: Task, seconds: float, host: Host, left: float | None = None) -> None:
+        """Cancel `task` after `seconds`, or when those that are `left` of them are over."""
+        super().__init__(task, seconds if left is None else left)
         self.seconds = seconds
         self.host = host
 
@@ -243,6 +248,28 @@ class AsyncTimeout(Flow):
             self._bound.expired(seconds)
         else:
             count_refusal(call.host, "timeout", error.reason)
+
+    def suspend(self, ticket: Scope) -> None:
+        """Cancel nothing until `resume`; the time goes on."""
+        task, watch = ticket[3], ticket[5]
+        if watch.has_fired(task):
+            return
+        if isinstance(watch, Lane):
+            del watch.pending[task]
+            ticket[5] = watch = self._own_timer(ticket, watch.seconds)
+        watch.stop()
+
+    def resume(self, ticket: Scope) -> None:
+        """Cancel the task when the time is over, or at once if it is."""
+        watch = ticket[5]
+        if not watch.has_fired(ticket[3]):
+            ticket[5] = timer = self._own_timer(ticket, watch.seconds)
+            if ticket[1].now() >= ticket[0]:
+                timer.fire_now()
+
+    def _own_timer(self, ticket: Scope, seconds: float) -> _OwnTimer:
+        left = ticket[0] - ticket[1].now()
+        return _OwnTimer(ticket[3], seconds, self.host, left)
 
     def _stop(self, ticket: Scope, error: BaseException | None) -> bool:
         """Stop the time; tell whether `error` is the cancellation that it ended with."""

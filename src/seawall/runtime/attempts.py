@@ -86,13 +86,30 @@ class _Block:
         self.state = "given"
         return True
 
-    def start(self) -> Request:
+    def start(self) -> Request | None:
         """Begin an attempt; return what is to be carried out first."""
         if self.state != "given":
             raise RuntimeError("this attempt was made already: take the next one from the loop")
         self.state = "over"  # unless the block is reached
         request, self.request = self.request, None
-        return next(self.steps) if request is None else request
+        if request is None:
+            return self.send(None)
+        self.call.resume()
+        return request
+
+    def send(self, result: Any) -> Request | None:
+        """Give the interpreter what it asked for; return what it asks for next, if anything."""
+        try:
+            return self.steps.send(result)
+        except StopIteration:
+            return None
+
+    def throw(self, error: BaseException) -> Request | None:
+        """Tell the interpreter that what it asked for failed."""
+        try:
+            return self.steps.throw(error)
+        except StopIteration:
+            return None
 
     def end(self, raised: BaseException | None, counted: BaseException | None) -> bool:
         """End the block that raised `raised` and counts as `counted`.
@@ -103,15 +120,10 @@ class _Block:
         self.state = "over"
         if raised is not None and not isinstance(raised, Exception):
             counted = raised  # whatever was said: nobody may swallow a cancellation
-        try:
-            if counted is None:
-                self.request = self.steps.send(STREAMED)
-            else:
-                self.request = self.steps.throw(counted)
-        except StopIteration:
-            pass
-        else:
+        self.request = self.send(STREAMED) if counted is None else self.throw(counted)
+        if self.request is not None:
             self.state = "before"
+            self.call.suspend()
             return True
         error = self.call.error
         try:
@@ -161,18 +173,14 @@ class BlockAttempt(_Attempt):
         """Pause, wait for and enter what stands around the block."""
         block = self._block
         clock = block.call.host.clock
-        request: Request | None = None
-        try:
-            request = block.start()
-            while not isinstance(request, Run):
-                try:
-                    result = fulfil_sync(request, clock)
-                except BaseException as error:  # noqa: BLE001 - the interpreter decides
-                    request = block.steps.throw(error)
-                else:
-                    request = block.steps.send(result)
-        except StopIteration:
-            request = None
+        request = block.start()
+        while request is not None and not isinstance(request, Run):
+            try:
+                result = fulfil_sync(request, clock)
+            except BaseException as error:  # noqa: BLE001 - the interpreter decides
+                request = block.throw(error)
+            else:
+                request = block.send(result)
         return self._reached(request)
 
     def __exit__(
@@ -194,18 +202,14 @@ class AsyncBlockAttempt(_Attempt):
         """Pause, wait for and enter what stands around the block."""
         block = self._block
         clock = block.call.host.clock
-        request: Request | None = None
-        try:
-            request = block.start()
-            while not isinstance(request, Run):
-                try:
-                    result = await fulfil_async(request, clock)
-                except BaseException as error:  # noqa: BLE001 - the interpreter decides
-                    request = block.steps.throw(error)
-                else:
-                    request = block.steps.send(result)
-        except StopIteration:
-            request = None
+        request = block.start()
+        while request is not None and not isinstance(request, Run):
+            try:
+                result = await fulfil_async(request, clock)
+            except BaseException as error:  # noqa: BLE001 - the interpreter decides
+                request = block.throw(error)
+            else:
+                request = block.send(result)
         return self._reached(request)
 
     async def __aexit__(

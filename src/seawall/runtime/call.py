@@ -352,6 +352,18 @@ class Call:
         if count is not None and layer.continued is not None:
             layer.continued(self.tickets[-1], count)
 
+    def suspend(self) -> None:
+        """Let the layers entered know that code which is not part of the call runs now."""
+        for layer, ticket in zip(self.layers, self.tickets, strict=False):
+            if layer.suspend is not None:
+                layer.suspend(ticket)
+
+    def resume(self) -> None:
+        """Let them know that the call goes on."""
+        for layer, ticket in zip(self.layers, self.tickets, strict=False):
+            if layer.resume is not None:
+                layer.resume(ticket)
+
     def crossed_flow(self) -> None:
         """Note that the call is now outside of a flow: what its inside did counts as one."""
         self.reached = self.attempts > 0
@@ -361,9 +373,13 @@ class Call:
         """Tell whether one of the outermost `depth` layers may repeat what is inside it."""
         return any(layer.repeats for layer in self.layers[:depth])
 
+    def age(self) -> float:
+        """Return the seconds since the call began."""
+        return self.host.clock.now() - self.began
+
     def until(self) -> float | None:
         """Return the instant by which all of this must be over, on the guard's clock, or None."""
-        held = deadline_scope()
+        held = deadline_scope(self.age())
         if held is None:
             return None
         at: float = held[0]

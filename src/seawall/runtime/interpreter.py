@@ -151,7 +151,7 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
         call.continue_count()
         now = clock.now()
         _refuse_unwanted(call.host)
-        refuse_expired(call.host)
+        refuse_expired(call.host, call.age())
     call.begin_attempt(now)
     # A call of the same guard inside the user's function is another call: not in this trace.
     token = trace_var.set(None) if trace is not None and call.counts else None
@@ -169,7 +169,7 @@ def _refuse_start(call: Call) -> None:
     """Raise if a call that enters no layer yet is unwanted or late."""
     try:
         _refuse_unwanted(call.host)
-        refuse_expired(call.host)
+        refuse_expired(call.host, call.age())
     except Rejected:
         # Flows further out that have nothing to enter see this refusal too.
         for layer in call.layers[len(call.tickets) :]:
@@ -245,9 +245,12 @@ def release(call: Call, error: BaseException | None) -> None:
     call.error = None
 
 
-def refuse_expired(host: Host) -> None:
-    """Raise if the deadline has passed: expired work never starts."""
-    held = deadline_scope()
+def refuse_expired(host: Host, age: float = 0.0) -> None:
+    """Raise if the deadline has passed: expired work never starts, nor goes on.
+
+    `age` is how many seconds ago the call began.
+    """
+    held = deadline_scope(age)
     if held is None:
         return
     late = held[1].now() - held[0]

@@ -123,6 +123,12 @@ class Layer:
     inline: Inline | None = None
     """What to write into the success path instead of calls of `enter` and `leave`."""
 
+    suspend: Callable[[Any], None] | None = None
+    """`suspend(ticket)`: until `resume`, the code that runs is not part of the call."""
+
+    resume: Callable[[Any], None] | None = None
+    """`resume(ticket)`: the call goes on."""
+
     again: Callable[[Any], bool] | None = None
     """`again(value)`: whether a flow wants to act on a value that was returned (rare)."""
 
