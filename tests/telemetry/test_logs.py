@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -10,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import Breaker, Guard, Retry, constant, single
+from seawall.clock import VirtualClock
 from seawall.runtime import edge_events as edge
-from seawall.runtime import events
+from seawall.runtime import events, log
 from seawall.runtime.events import Event, emit
-from seawall.telemetry import log_events
+from seawall.telemetry import log_events, logs
 from seawall.testing import ScriptedService, answer, fail, virtual_time
 
 
@@ -201,3 +204,125 @@ def test_no_field_of_an_event_hides_one_of_the_record() -> None:
         sorts += sort.__subclasses__()
         assert not {"event", "left_out"} & set(sort.__slots__), sort
     assert len(sorts) > 20
+
+
+# Changes of state, without any configuration
+
+
+@pytest.fixture
+def changes(monkeypatch: pytest.MonkeyPatch) -> log.ChangeLog:
+    """Return what writes changes of state, with a bound that no other test has used."""
+    fresh = log.ChangeLog()
+    monkeypatch.setattr(log, "changes", fresh)
+    monkeypatch.setattr(logs, "changes", fresh)
+    return fresh
+
+
+def trip(name: str = "vendor") -> Breaker:
+    """Open a breaker, after a call that is refused; close it."""
+    breaker = Breaker(consecutive=1)
+    guard = Guard(name, Retry(on=ConnectionError, attempts=2, backoff=0.0), breaker)
+    with virtual_time():
+        for _ in range(2):
+            guard.attempt(ScriptedService(fail(ConnectionError("refused"))).call)
+        breaker.close()
+    return breaker
+
+
+@pytest.mark.usefixtures("changes")
+def test_changes_of_state_are_logged_without_configuration(read: pytest.LogCaptureFixture):
+    """One line for each, trouble louder than good news; nothing of single calls."""
+    trip()
+    named = "breaker_changed in 'vendor':"
+    failed = "reason=ConnectionError failure='ConnectionError: refused'"
+    assert _lines(read) == [
+        ("WARNING", f"{named} closed -> open (tripped) {failed}"),
+        ("INFO", f"{named} open -> closed (close())"),
+    ]
+    assert {record.name for record in read.records} == {"seawall.events"}
+
+
+def test_log_events_adds_the_rest_and_doubles_nothing(
+    read: pytest.LogCaptureFixture, changes: log.ChangeLog
+):
+    """While it is on, each change is one record still; afterwards they are as before."""
+    with log_events():
+        trip("first")
+    names = [record.getMessage().partition(" ")[0] for record in read.records]
+    assert names.count("breaker_changed") == 2
+    assert {"call_rejected", "call_retried"} <= set(names)
+    assert changes.paused == 0
+    read.clear()
+    trip("second")
+    assert [record.getMessage().partition(" ")[0] for record in read.records] == [
+        "breaker_changed"
+    ] * 2
+
+
+@pytest.mark.usefixtures("changes")
+def test_a_breaker_that_flaps_does_not_flood_the_log(
+    read: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """After a few lines there is one in a while, which tells how many were left out."""
+    clock = VirtualClock()
+    monkeypatch.setattr(log, "SYSTEM", clock)
+    monkeypatch.setattr(log, "changes", log.ChangeLog())
+    fields = {"cause": "tripped", "key": None}
+
+    def flap(times: int) -> None:
+        for _ in range(times):
+            emit(events.BreakerChanged, "vendor", before="closed", after="open", **fields)
+
+    flap(100)
+    assert len(read.records) == log.CHANGES_AT_ONCE
+    clock.advance(1 / log.CHANGES_PER_SECOND)
+    read.clear()
+    flap(100)
+    (line,) = read.records
+    assert line.getMessage().endswith(f"left_out={100 - log.CHANGES_AT_ONCE}")
+
+
+@pytest.mark.usefixtures("changes")
+def test_a_death_is_logged_once(read: pytest.LogCaptureFixture):
+    """By the worker with its traceback, or by the event where no handler raised."""
+    died: dict[str, Any] = {"job": "7", "attempts": 3}
+    emit(events.JobDied, "mails", **died, cause="ValueError: no", traceback="Traceback ...")
+    assert _lines(read) == []
+    emit(events.JobDied, "mails", **died, cause="the lease was over")
+    said = "job_died in 'mails': job=7 attempts=3 cause='the lease was over'"
+    assert _lines(read) == [("ERROR", said)]
+
+
+@pytest.mark.usefixtures("changes")
+def test_logging_that_fails_harms_no_call(monkeypatch: pytest.MonkeyPatch):
+    """Whatever a handler or a filter of the user's raises."""
+
+    def broken(*_args: object, **_fields: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(logging.getLogger("seawall.events"), "log", broken)
+    assert trip().state == "closed"
+
+
+@pytest.mark.usefixtures("changes")
+def test_a_simulation_logs_no_changes(read: pytest.LogCaptureFixture):
+    """What is only forecast has not happened."""
+    with events.muted():
+        trip()
+    assert _lines(read) == []
+
+
+def test_a_program_without_logging_prints_troubles_to_stderr():
+    """As the standard library does for warnings where nothing is configured; good news is not."""
+    program = """
+from seawall import Breaker, Guard
+breaker = Breaker(consecutive=1)
+Guard("vendor", breaker).attempt(lambda: 1 / 0)
+breaker.close()
+"""
+    ran = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("breaker_changed in 'vendor': closed -> open (tripped)")
+    assert ran.stdout == ""

@@ -14,6 +14,7 @@ class OutboxBlocked(Event):
 
     __slots__ = ("aggregate", "aggregate_id", "attempts", "cause", "event_id", "traceback")
     name = "outbox_blocked"
+    is_change = True
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class EventDied(Event):
 
     __slots__ = ("aggregate", "aggregate_id", "attempts", "cause", "event_id", "traceback")
     name = "event_died"
+    is_change = True
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class FifoGap(Event):
 
     __slots__ = ("age", "epoch", "expected", "sender", "skipped_to")
     name = "fifo_gap"
+    is_change = True
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ class HealthChanged(Event):
 
     __slots__ = ("after", "before", "check", "output")
     name = "health_changed"
+    is_change = True
 
     def __init__(self, guard: str, *, check: str, before: str, after: str, output: str) -> None:
         """Tell which check, its state before and after, and what it said."""
@@ -40,6 +41,7 @@ class LifecycleChanged(Event):
 
     __slots__ = ("after", "before", "in_flight")
     name = "lifecycle_changed"
+    is_change = True
 
     def __init__(self, guard: str, *, before: str, after: str, in_flight: int) -> None:
         """Tell the phases, and how many requests were being served at that moment."""
@@ -54,6 +56,7 @@ class HostEjected(Event):
 
     __slots__ = ("cause", "host", "seconds")
     name = "host_ejected"
+    is_change = True
 
     def __init__(self, guard: str, *, host: str, cause: str, seconds: float) -> None:
         """Tell which host, why, and for how long."""
@@ -68,6 +71,7 @@ class HostRestored(Event):
 
     __slots__ = ("cause", "host")
     name = "host_restored"
+    is_change = True
 
     def __init__(self, guard: str, *, host: str, cause: str) -> None:
         """Tell which host, and why."""

@@ -25,6 +25,12 @@ class Event:
 
     __slots__ = ("guard",)
     name = "event"
+    is_change = False
+    """Whether it is a change of state: a line of the log, also where nobody listens.
+
+    Not `StoreModeChanged`, one for each policy of a store that logs its loss itself, and not
+    `LoopBlocked`, which the watchdog logs with the stack. Most others are about single calls.
+    """
 
     def __init__(self, guard: str) -> None:
         """Belong to the guard of that name."""
@@ -46,6 +52,7 @@ class BreakerChanged(Event):
 
     __slots__ = ("after", "before", "cause", "failure", "key", "reason")
     name = "breaker_changed"
+    is_change = True
 
     def __init__(
         self,
@@ -202,6 +209,7 @@ class SettingsChanged(Event):
 
     __slots__ = ("changes", "policy")
     name = "settings_changed"
+    is_change = True
 
     def __init__(self, guard: str, *, policy: str, changes: dict[str, Any]) -> None:
         """Tell which policy, and the new values."""
@@ -228,6 +236,7 @@ class LevelChanged(Event):
 
     __slots__ = ("after", "before", "cause")
     name = "level_changed"
+    is_change = True
 
     def __init__(self, guard: str, *, before: str, after: str, cause: str) -> None:
         """Tell the levels by name, and what moved it."""
@@ -242,6 +251,7 @@ class ResourceLeaked(Event):
 
     __slots__ = ("borrowed_at", "seconds")
     name = "resource_leaked"
+    is_change = True
 
     def __init__(self, guard: str, *, borrowed_at: str, seconds: float) -> None:
         """Tell the line of code that borrowed it, and for how long it has been out."""
@@ -255,6 +265,7 @@ class WorkerReplaced(Event):
 
     __slots__ = ("exit_code", "item")
     name = "worker_replaced"
+    is_change = True
 
     def __init__(self, guard: str, *, item: str, exit_code: int | None) -> None:
         """Tell what it was working on, and how it ended."""
@@ -321,6 +332,7 @@ class SettingsDiffer(Event):
 
     __slots__ = ("other", "own", "policy", "shared_name")
     name = "settings_differ"
+    is_change = True
 
     def __init__(self, guard: str, *, policy: str, shared_name: str, own: str, other: str) -> None:
         """Tell this pod's settings and those that another has announced."""
@@ -336,6 +348,7 @@ class LeaseChanged(Event):
 
     __slots__ = ("cause", "held", "token")
     name = "lease_changed"
+    is_change = True
 
     def __init__(self, guard: str, *, token: int, held: bool, cause: str) -> None:
         """Tell the fencing token, whether it is held now, and why."""
@@ -353,6 +366,7 @@ class JobDied(Event):
 
     __slots__ = ("attempts", "cause", "job", "traceback")
     name = "job_died"
+    is_change = True
 
     def __init__(
         self, guard: str, *, job: str, attempts: int, cause: str, traceback: str = ""
@@ -373,6 +387,7 @@ class DeadLetterDropped(Event):
 
     __slots__ = ("job",)
     name = "dead_letter_dropped"
+    is_change = True
 
     def __init__(self, guard: str, *, job: str) -> None:
         """Tell the job's id."""
@@ -431,14 +446,19 @@ def listening() -> bool:
 
 
 def emit(kind: type[Event], guard: str, **fields: Any) -> None:
-    """Tell all who subscribed; with nobody listening nothing is built.
+    """Tell all who subscribed, and the log of a change of state; else nothing is built.
 
     A listener that fails is logged and does no harm to the call.
     """
     listeners = [listener for listener, types in _listeners if issubclass(kind, types)]
-    if not listeners or _muted.get():
+    if not (listeners or kind.is_change) or _muted.get():
         return
-    _hand(kind(guard, **fields), listeners)
+    event = kind(guard, **fields)
+    if kind.is_change:
+        from seawall.runtime.log import changes
+
+        changes.write(event)
+    _hand(event, listeners)
 
 
 def deliver(event: Event) -> None:

@@ -1,20 +1,29 @@
-"""Lines of the log on the logger `seawall`: bounded, redacted, and never an error of the caller's.
+"""What is written to the log: changes of state, events, and failures of handlers.
 
-Promises: a failure of a handler is a line with its traceback at each attempt (WARNING) and at its
-end (ERROR); in a flood some are left out, and the next line says how many. The text of the
-traceback is redacted; `exc_info` of the record is the error itself, for tools that read it.
+Promises:
+- With no configuration, each change of state (a breaker opened or closed, a host was ejected, a job
+  died) is a line on the logger `seawall.events`: trouble at WARNING or ERROR, good news at INFO.
+  While `log_events()` is on, it writes these lines too, and they are not written twice.
+- A failure of a handler is a line with its traceback on the logger `seawall`, at each attempt
+  (WARNING) and at its end (ERROR). The text of the traceback is redacted; `exc_info` of the record
+  is the error itself, for tools that read it.
+- In a flood some lines are left out, and the next one says how many.
+- Neither a message nor a field has a line break or another control character in it, and both are
+  bounded. A success makes no line, and costs nothing here. Nothing is raised into the caller.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Hashable
-from threading import Lock
-from typing import Final
+from math import isfinite
+from threading import Lock, local
+from typing import Final, TypeAlias
 
 from seawall._failures import described, reason_of, traceback_of
 from seawall._redaction import printable, safe_line
-from seawall.clock import Clock
+from seawall.clock import SYSTEM, Clock
+from seawall.runtime.events import Event
 from seawall.runtime.mutex import survives_fork
 
 MOST_SORTS: Final = 1000
@@ -100,3 +109,152 @@ class FailureLog:
             logger.handle(record)
         except Exception:  # noqa: BLE001, S110 - a handler of the user's that raises
             pass
+
+
+# Events
+
+LEVELS: Final = {
+    **dict.fromkeys(("call_retried", "call_hedged", "settings_changed"), logging.INFO),
+    **dict.fromkeys(("lease_changed", "lifecycle_changed", "host_restored"), logging.INFO),
+    **dict.fromkeys(("job_died", "event_died", "outbox_blocked"), logging.ERROR),
+}
+"""How much an event matters; those that are not here are warnings."""
+
+GOOD_NEWS: Final[dict[str, tuple[str, tuple[object, ...]]]] = {
+    "breaker_changed": ("after", ("closed", "half_open")),
+    "health_changed": ("after", ("healthy",)),
+    "level_changed": ("after", ("full",)),
+    "store_mode_changed": ("after", ("shared",)),
+    "loop_blocked": ("over", (True,)),
+}
+"""Events of which some tell that a trouble is over, or is being got over: by a field's values."""
+
+LONGEST_WORD: Final = 120
+"""Characters of one value in a message; the record's field has more of it."""
+
+LONGEST_MESSAGE: Final = 500
+"""Characters of all values in a message."""
+
+_NOT_TOLD: Final = frozenset({"guard", "traceback"})
+"""Fields that are not in the message: the line says the one before, and the other has lines."""
+
+_PARTING: Final = frozenset(" '\"=")
+"""What would make it unclear where a value ends."""
+
+CHANGES_PER_SECOND: Final = 0.2
+CHANGES_AT_ONCE: Final = 6
+"""Lines about changes of one sort in one guard; further ones are counted."""
+
+LONGEST_VALUE: Final = 500
+
+Value: TypeAlias = str | bool | int | float
+
+
+def values_of(event: Event) -> dict[str, Value]:
+    """Return the event's values by name, as text or numbers. What has no value is left out."""
+    values: dict[str, Value] = {}
+    for name, value in event.fields().items():
+        if isinstance(value, (bool, int)) or (isinstance(value, float) and isfinite(value)):
+            values[name] = value
+        elif value is not None:
+            values[name] = str(value)
+    return values
+
+
+def fields_of(values: dict[str, Value], prefix: str) -> dict[str, Value]:
+    """Return `values` by prefixed name: no text has control characters in it, or is long."""
+    return {
+        prefix + name: printable(value, LONGEST_VALUE) if isinstance(value, str) else value
+        for name, value in values.items()
+    }
+
+
+class EventLog:
+    """Writes events to one logger."""
+
+    def __init__(self, logger: logging.Logger, level: int | None, bound: LineBound) -> None:
+        """Write at `level`, or by what the event tells."""
+        self._logger = logger
+        self._level = level
+        self._bound = bound
+        self._busy = local()
+
+    def write(self, event: Event) -> None:
+        """Write a line about `event`, unless there were too many."""
+        level = _level_of(event) if self._level is None else self._level
+        # A handler may itself be guarded: what that tells would be told for ever.
+        if getattr(self._busy, "writing", False) or not self._logger.isEnabledFor(level):
+            return
+        self._busy.writing = True
+        try:
+            left_out = self._bound.left_out((event.name, event.guard))
+            if left_out is not None:
+                told = values_of(event)
+                if left_out:
+                    told["left_out"] = left_out
+                extra = {"seawall_event": event.name, **fields_of(told, "seawall_")}
+                guard = _cut(event.guard, LONGEST_WORD)
+                self._logger.log(
+                    level, "%s in %r: %s", event.name, guard, _sentence(told), extra=extra
+                )
+        finally:
+            self._busy.writing = False
+
+
+class ChangeLog:
+    """Writes changes of state while `log_events()` does not."""
+
+    def __init__(self) -> None:
+        """Begin on."""
+        bound = LineBound(CHANGES_PER_SECOND, CHANGES_AT_ONCE, SYSTEM)
+        self._log = EventLog(logging.getLogger("seawall.events"), None, bound)
+        self.paused = 0
+        """How many `log_events()` are on."""
+
+    def write(self, event: Event) -> None:
+        """Write a line; not if the failure was logged with its traceback. Never raises."""
+        if self.paused or getattr(event, "traceback", None):
+            return
+        try:
+            self._log.write(event)
+        except Exception:  # noqa: BLE001, S110 - a handler of the user's that raises
+            pass
+
+
+changes: Final = ChangeLog()
+
+
+def _level_of(event: Event) -> int:
+    field, good = GOOD_NEWS.get(event.name, ("", ()))
+    if good and getattr(event, field) in good:
+        return logging.INFO
+    return LEVELS.get(event.name, logging.WARNING)
+
+
+def _sentence(told: dict[str, Value]) -> str:
+    """Return values for readers, in one line: "closed -> open (tripped) reason=KeyError".
+
+    What the line says before is left out, and what is empty.
+    """
+    moved = bool(told.get("before") and told.get("after"))
+    words = []
+    for name, value in told.items():
+        if moved and name == "before":
+            words.append(f"{_word(value)} -> {_word(told['after'])}")
+        elif moved and name == "cause":
+            words.append(f"({_word(value, quoted=frozenset())})")
+        elif name not in _NOT_TOLD and value != "" and not (moved and name == "after"):
+            words.append(f"{name}={_word(value)}")
+    return _cut(" ".join(words), LONGEST_MESSAGE)
+
+
+def _word(value: str | float, *, quoted: frozenset[str] = _PARTING) -> str:
+    """Return a value in printable characters; in quotes, if it has one of those."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = _cut(str(value), LONGEST_WORD)
+    return text if text.isprintable() and quoted.isdisjoint(text) else repr(text)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

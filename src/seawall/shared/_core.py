@@ -228,7 +228,7 @@ class StoreCore:
     def _on_health(self, up: bool, cause: str) -> None:  # noqa: FBT001 - a watcher's
         log = logging.getLogger("seawall")
         if up:
-            log.warning("store %r: %s", self.name, cause)
+            log.info("store %r is back: %s", self.name, cause)
         else:
             log.warning("store %r is down: %s", self.name, cause)
             try:

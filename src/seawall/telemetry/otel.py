@@ -25,8 +25,8 @@ from seawall.clients._llm_operations import Operation, observers
 from seawall.clock import current_clock
 from seawall.registry import snapshot
 from seawall.runtime.events import Event, subscribe
+from seawall.runtime.log import Value, fields_of, values_of
 from seawall.runtime.mutex import survives_fork
-from seawall.telemetry._fields import Value, fields_of, values_of
 from seawall.telemetry._names import METRICS, Metric
 from seawall.telemetry._readings import readings_of
 from seawall.telemetry._series import CAP, Labels, Reading, Series
