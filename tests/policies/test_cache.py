@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import traceback
+from contextlib import nullcontext
 
 import pytest
 
@@ -14,6 +15,7 @@ from seawall import (
     Fallback,
     Guard,
     Retry,
+    current_deadline,
     deadline,
     static,
 )
@@ -305,6 +307,97 @@ def test_followers_get_the_stale_answer_too():
 
     results = run_virtual(main())
     assert [(r.value, r.level, r.reason) for r in results] == [("old", 1, "ConnectionError")] * 3
+
+
+async def _led_by_one_in_a_hurry(ends, deadlines, *inside, takes=0.25):
+    """Let a call with one second lead, and others follow; return their ends, and the calls made.
+
+    `ends(number, left)` answers call `number`, or raises; `left` is what is left of its deadline.
+    """
+    guard = Guard("vendor", Cache(10.0), *inside)
+    made = 0
+
+    async def work():
+        nonlocal made
+        made += 1
+        number = made
+        await ScriptedService(slow(takes)).acall()
+        held = current_deadline()
+        return ends(number, None if held is None else held.remaining())
+
+    async def call(seconds):
+        with nullcontext() if seconds is None else deadline(seconds):
+            return await guard.aattempt(work)
+
+    calls = [asyncio.ensure_future(call(seconds)) for seconds in (1.0, *deadlines)]
+    results = await asyncio.gather(*calls)
+    return [result.value if result.ok else result.reason for result in results], made
+
+
+def _dead(_number, _left):
+    raise ConnectionError
+
+
+def test_when_the_leader_has_no_time_to_retry_a_follower_takes_over():
+    """A follower with more time makes its own call, with its own retries, for all others."""
+
+    def ends(number, _left):
+        if number < 3:
+            raise ConnectionError
+        return "hello"
+
+    retry = Retry(on=ConnectionError, backoff=[2.0] * 2)
+    led = run_virtual(_led_by_one_in_a_hurry(ends, [None, None, 20.0], retry))
+    assert led == (["ConnectionError", "hello", "hello", "hello"], 3)
+
+
+def test_when_the_leader_is_refused_for_its_deadline_a_follower_takes_over():
+    """The leader could not wait for something that its follower can wait for."""
+
+    def ends(_number, left):
+        if left is not None:
+            raise DeadlineExceeded("a token comes too late", guard="inner", policy="rate_limit")
+        return "hello"
+
+    led = run_virtual(_led_by_one_in_a_hurry(ends, [None, None]))
+    assert led == (["deadline_exceeded", "hello", "hello"], 2)
+
+
+def test_when_the_leader_runs_out_of_what_a_client_left_it_a_follower_takes_over():
+    """A client that keeps back a reserve gives up a little before the deadline of its caller."""
+
+    def ends(_number, left):
+        if left is not None:
+            raise TimeoutError
+        return "hello"
+
+    led = run_virtual(_led_by_one_in_a_hurry(ends, [None, None], takes=0.95))
+    assert led == (["TimeoutError", "hello", "hello"], 2)
+
+
+def test_a_timeout_that_is_not_the_leaders_deadline_is_for_all():
+    """The dependency is slow: it would be slow for the followers too."""
+
+    def ends(_number, _left):
+        raise TimeoutError
+
+    led = run_virtual(_led_by_one_in_a_hurry(ends, [None, None]))
+    assert led == (["TimeoutError"] * 3, 1)
+
+
+def test_followers_take_over_once_and_not_one_after_the_other():
+    """Where each has a little more time than the last, a dead service is not called by each."""
+    retry = Retry(on=ConnectionError, backoff=[60.0] * 2)
+    deadlines = [1.02 + number / 50 for number in range(50)]
+    led = run_virtual(_led_by_one_in_a_hurry(_dead, deadlines, retry))
+    assert led == (["ConnectionError"] * 51, 2)
+
+
+def test_followers_without_more_time_take_the_leaders_error():
+    """A second call would have to end as the first."""
+    retry = Retry(on=ConnectionError, backoff=[60.0] * 2)
+    led = run_virtual(_led_by_one_in_a_hurry(_dead, [1.0, 0.75], retry))
+    assert led == (["ConnectionError"] * 3, 1)
 
 
 def test_a_follower_waits_no_longer_than_its_deadline():

@@ -7,7 +7,15 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from seawall.context import attempt_var, deadline_passed, reset, retried_above, seconds_left
+from seawall.context import (
+    LEAST_RESERVE,
+    attempt_var,
+    deadline_passed,
+    reserve_of,
+    reset,
+    retried_above,
+    seconds_left,
+)
 from seawall.errors import DeadlineExceeded
 from seawall.runtime.call import Trace, current_trace, trace_var
 from seawall.runtime.degradation import STALE, Degradation
@@ -17,7 +25,7 @@ from seawall.runtime.layers import Host
 from seawall.runtime.mutex import Mutex, survives_fork
 
 AGAIN: Final = object()
-"""What a follower gets when its leader was cancelled: look again."""
+"""What a follower gets when its leader was cancelled, or had less time than it: look again."""
 
 
 class Entry:
@@ -135,7 +143,16 @@ class Answers:
 class Flight:
     """One call that several may wait for, and what came of it."""
 
-    __slots__ = ("degradation", "error", "stale", "traceback", "value", "wakers")
+    __slots__ = (
+        "degradation",
+        "error",
+        "short_of_time",
+        "stale",
+        "traceback",
+        "until",
+        "value",
+        "wakers",
+    )
 
     def __init__(self, stale: Entry | None) -> None:
         self.stale = stale
@@ -144,6 +161,10 @@ class Flight:
         self.error: Exception | None = None
         self.traceback: TracebackType | None = None
         self.degradation: Degradation | None = None
+        self.until: float | None = None
+        """The deadline of the call, on the guard's clock."""
+        self.short_of_time = False
+        """Whether that deadline may be why it failed, though it has not passed."""
 
 
 class Lead:
@@ -152,7 +173,7 @@ class Lead:
     After an error that a stale answer can replace it ends quietly, with that in `answer`.
     """
 
-    __slots__ = ("_answers", "_host", "_key", "_token", "_trace", "answer", "flight")
+    __slots__ = ("_answers", "_began", "_host", "_key", "_token", "_trace", "answer", "flight")
 
     def __init__(self, answers: Answers, key: Hashable, flight: Flight, host: Host) -> None:
         self._answers = answers
@@ -168,6 +189,10 @@ class Lead:
             self._answers.land(self._key, flight, None)
 
     def __enter__(self) -> None:
+        left = seconds_left()
+        if left is not None:
+            self._began = self._host.clock.now()
+            self.flight.until = self._began + left
         self._trace = Trace(self._host.name)
         self._token = trace_var.set(self._trace)
 
@@ -200,11 +225,28 @@ class Lead:
             elif deadline_passed() or retried_above(attempt_var.get()) is not None:
                 # Others may have more time, or may retry: one of them tries again.
                 flight.error = flight.traceback = None
+            else:
+                flight.short_of_time = self._was_short_of_time(error, now)
         self._answers.land(self._key, flight, entry)
         if error is not None and flight.degradation is not None:
             _served_less(self._host, flight.degradation)
         self._trace.degradation = None  # its error leads to the frames that have this
         return error is not None and flight.error is None and flight.value is not AGAIN
+
+    def _was_short_of_time(self, error: Exception, now: float) -> bool:
+        """Tell whether the call might have ended otherwise with a later deadline.
+
+        It was refused because of the deadline, was not retried because of it, or ran out of the
+        time that was left after something inside it kept back its reserve.
+        """
+        until = self.flight.until
+        if until is None:
+            return False
+        if isinstance(error, DeadlineExceeded):
+            return error.policy != "timeout"
+        if isinstance(error, TimeoutError) and until - now <= reserve_of(until - self._began):
+            return True
+        return self._trace.short_of_time
 
     def _tell_outside(self) -> None:
         """Hand on what the inside told, to whoever asked outside."""
@@ -215,9 +257,9 @@ class Lead:
 
 
 class Follower:
-    """Somebody who waits for another's call."""
+    """A call that waits for the answer of another, the leader."""
 
-    __slots__ = ("_answers", "_flight", "_host", "_wake", "until")
+    __slots__ = ("_answers", "_flight", "_host", "_wake", "has_outlasted", "until")
 
     def __init__(self, answers: Answers, flight: Flight, host: Host) -> None:
         self._answers = answers
@@ -225,6 +267,8 @@ class Follower:
         self._host = host
         left = seconds_left()
         self.until = None if left is None else host.clock.now() + left
+        self.has_outlasted = False
+        """Whether it looks again because it has more time than its leader had; once is enough."""
 
     def publish(self, wake: Callable[[], bool]) -> None:
         self._wake = wake
@@ -240,12 +284,19 @@ class Follower:
                 guard=self._host.name,
                 policy="cache",
             )
+        if flight.short_of_time and not self.has_outlasted and self._has_more_time():
+            self.has_outlasted = True
+            return AGAIN
         if flight.error is not None:
             # From the leader's traceback each time, so that it does not grow with the followers.
             raise flight.error.with_traceback(flight.traceback)
         if flight.degradation is not None:
             _served_less(self._host, flight.degradation)
         return flight.value
+
+    def _has_more_time(self) -> bool:
+        leader = self._flight.until
+        return self.until is None or (leader is not None and self.until > leader + LEAST_RESERVE)
 
     def abandon(self) -> None:
         self._answers.leave(self._flight, self._wake)

@@ -1,8 +1,9 @@
 """Answer from memory while the answer is fresh, and from older memory when the call fails.
 
 Promises: concurrent calls for one key make one call (single flight), across threads and loops; if
-that one is cancelled another takes its place; only real answers are kept, never those of a
-fallback; the map is bounded, least recently used first out.
+that one is cancelled, or failed because its deadline was nearer, another takes its place, once for
+each caller; only real answers are kept, never those of a fallback; the map is bounded, least
+recently used first out.
 """
 
 from __future__ import annotations
@@ -159,6 +160,7 @@ class _CacheDriver(Driver):
     def _wrap_sync(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         def cached(*args: Any, **kwargs: Any) -> Any:
             key = self._bound.policy._key_of(args, kwargs)
+            outlasted = False
             while True:
                 found = self._look(key)
                 if isinstance(found, Entry):
@@ -168,9 +170,11 @@ class _CacheDriver(Driver):
                         with found:
                             return found.keep(inner(*args, **kwargs))
                         return found.answer
+                    found.has_outlasted = outlasted
                     answer = wait_sync(found, self._bound.host.clock)
                     if answer is not AGAIN:
                         return answer
+                    outlasted = found.has_outlasted
                 finally:
                     del found  # it leads to the error, which would keep itself alive
 
@@ -179,6 +183,7 @@ class _CacheDriver(Driver):
     def _wrap_async(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         async def cached(*args: Any, **kwargs: Any) -> Any:
             key = self._bound.policy._key_of(args, kwargs)
+            outlasted = False
             while True:
                 found = self._look(key)
                 if isinstance(found, Entry):
@@ -188,9 +193,11 @@ class _CacheDriver(Driver):
                         with found:
                             return found.keep(await inner(*args, **kwargs))
                         return found.answer
+                    found.has_outlasted = outlasted
                     answer = await wait_async(found, self._bound.host.clock)
                     if answer is not AGAIN:
                         return answer
+                    outlasted = found.has_outlasted
                 finally:
                     del found  # it leads to the error, which would keep itself alive
 

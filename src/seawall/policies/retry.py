@@ -21,7 +21,7 @@ from seawall.models.budget import SuccessDeposit
 from seawall.models.pressure import Pressure, RetryThresholds
 from seawall.policies._retry_on import On, read_on
 from seawall.policies.budget import RetryBudget
-from seawall.runtime.call import STREAMED
+from seawall.runtime.call import STREAMED, current_trace
 from seawall.runtime.events import CallRetried, RetryStopped, emit, listening
 from seawall.runtime.layers import FAILED, OK, UNUSED, Flow, Host, Kind, Next, Outcome
 from seawall.runtime.policy import Bound, Policy
@@ -427,6 +427,9 @@ class _RetryFlow(Flow):
         if cause is not None:
             stopped = self._bound.stopped
             stopped[cause] = stopped.get(cause, 0) + 1
+            trace = current_trace(name)
+            if trace is not None and cause == "deadline":
+                trace.short_of_time = True
             emit(RetryStopped, name, attempt=memory.tries, cause=cause, **failed)
             return None
         memory.retrying = True

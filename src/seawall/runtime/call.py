@@ -30,13 +30,15 @@ STREAMED: Final = object()
 class Trace:
     """What `attempt()` tells in its Result beyond the value, gathered while the call runs."""
 
-    __slots__ = ("attempts", "degradation", "guard")
+    __slots__ = ("attempts", "degradation", "guard", "short_of_time")
 
     def __init__(self, guard: str) -> None:
         """Gather for calls of that guard only: guards further in have traces of their own."""
         self.guard = guard
         self.attempts = 0
         self.degradation: Degradation | None = None
+        self.short_of_time = False
+        """Whether a call was not retried because its deadline was too near."""
 
 
 trace_var: Final[ContextVar[Trace | None]] = ContextVar("seawall_trace", default=None)
