@@ -297,9 +297,16 @@ def snapshot() -> dict[str, list[dict[str, Any]]]:
     is under `stored` as it was `stored_age` seconds ago, when somebody asked; nobody is asked here.
     What cannot be read has the cause under `snapshot_error`, and hides nothing else.
     """
+    return snapshot_with({})
+
+
+def snapshot_with(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return a snapshot in which the guards in `kept`, by name, are as they were seen before."""
     shown: dict[str, list[dict[str, Any]]] = {}
     for known in _everyone():
-        shown.setdefault(GUARD, []).append({**_seen(known), "name": known.name})
+        before = kept.get(known.name)
+        seen = {**_seen(known), "name": known.name} if before is None else before
+        shown.setdefault(GUARD, []).append(seen)
     for thing, entry in entered():
         seen = _seen(thing) if entry.local else {}
         if entry.ask is not None:

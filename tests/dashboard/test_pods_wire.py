@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tracemalloc
 import zlib
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,8 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall.dashboard import _pods_wire as wire
-from seawall.dashboard._pods_wire import LARGEST, Seen, arranged, left_out, pack, read_reply, unpack
+from seawall.dashboard import pods
+from seawall.dashboard._pods_wire import (
+    LARGEST,
+    TOLD,
+    Seen,
+    arranged,
+    is_rushed,
+    left_out,
+    pack,
+    read_reply,
+    unpack,
+)
 from seawall.dashboard._validate import valid_view
+from seawall.dashboard.pods import StorePods
 from seawall.dashboard.views import View
 from seawall.errors import StoreUnavailable
 from tests.dashboard.pods_support import guard, view
@@ -67,12 +81,23 @@ def test_compressing_pays() -> None:
     assert len(pack(told, 1.0)) < len(json.dumps(told)) / 10
 
 
-def test_a_view_that_is_too_large_is_told_to_be_so() -> None:
-    """Instead of nothing, or of what nobody would read."""
-    told = view("big", guards=[guard(f"guard-{place}") for place in range(1000)])
-    seen = unpack(pack(told, 1.0))
-    assert (seen["pod"]["name"], seen["guards"]) == ("big", [])
-    assert "too much" in seen["troubles"][0]["what"]
+def test_a_large_view_is_told_with_less() -> None:
+    """What is ill is told whole; what is well loses its stack, and is there."""
+    crowd = [guard(f"guard-{place}", p50=float("nan")) for place in range(200)]
+    crowd[150] |= {"tone": "bad"}
+    seen = unpack(pack(view("big", guards=crowd), 1.0))
+    assert len(json.dumps(seen)) < 2 * TOLD
+    assert len(seen["guards"]) == 200
+    assert seen["guards"][150]["stack"]
+    assert seen["guards"][149]["stack"] == []
+
+
+def test_a_rushed_view_is_one_like_any_other() -> None:
+    """It says that it is to be read before others, packed or not."""
+    for told in (view("a"), view("b", guards=[guard(f"g{n}") for n in range(50)])):
+        plainly, rushed = pack(told, 1.0), pack(told, 1.0, rushed=True)
+        assert (is_rushed(plainly), is_rushed(rushed)) == (False, True)
+        assert unpack(plainly) == unpack(rushed)
 
 
 def test_what_json_has_no_word_for_does_not_keep_a_view_from_being_told() -> None:
@@ -239,3 +264,56 @@ def test_what_is_left_out_is_told() -> None:
     assert one["what"] == "2 pods tell what cannot be read: it is no JSON."
     assert two["what"].startswith("36 more pods")
     assert (one["since"], two["since"]) == (1.0, 2.0)
+
+
+# Many pods
+
+
+class _Reader(StorePods):
+    """Reads replies that no store gave; each view takes three milliseconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._known = {}
+        self.cost = 0.0
+        self.read: list[str] = []
+        now = count()
+        monkeypatch.setattr(pods, "thread_time", lambda: next(now) * 0.003)
+        monkeypatch.setattr(pods, "_view_or_reason", self._note)
+
+    def __repr__(self) -> str:
+        return "<_Reader>"
+
+    def _note(self, data: bytes) -> View | str:
+        seen = unpack(data)
+        self.read.append(seen["pod"]["name"])
+        return seen
+
+    def turn(self, at: int, rushed: str = "") -> list[str]:
+        told = [
+            wire.Told(name, at, pack(view(name, at=float(at)), 1.0, rushed=name == rushed))
+            for name in "abcde"
+        ]
+        self.read = []
+        seen, unread = asyncio.run(self._read(wire.Reply(at, 5, told)))
+        assert [(one.pod, one.at) for one in seen] == [(name, at) for name in "abcde"]
+        assert unread == []
+        return self.read
+
+
+def test_many_pods_are_read_in_turn_and_the_urgent_one_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """New ones are all read; then as many as there is time for, and each has its turn."""
+    reader = _Reader(monkeypatch)
+    assert reader.turn(1) == list("abcde")
+    assert [reader.turn(2), reader.turn(3), reader.turn(4)] == [["a", "b"], ["c", "d"], ["e", "a"]]
+    assert reader.turn(5, rushed="a") == ["a", "b"]
+    assert reader.turn(6, rushed="d")[0] == "d"
+
+
+def test_without_a_bound_all_pods_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the bound that makes them take turns."""
+    monkeypatch.setattr(pods, "READ_FOR", 1.0)
+    reader = _Reader(monkeypatch)
+    reader.turn(1)
+    assert reader.turn(2) == list("abcde")

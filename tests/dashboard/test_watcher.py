@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from seawall import Breaker, Guard
 from seawall.dashboard import _bounds, _happenings, _watcher
 from seawall.dashboard._bounds import MOST_BYTES, MOST_GUARDS
-from seawall.dashboard._fitting import fitted, most_wanted, size_of
+from seawall.dashboard._fitting import ViewWriter, fitted, most_wanted, size_of
+from seawall.dashboard._guard_turns import AT_ONCE
+from seawall.dashboard._summary import problems_of
 from seawall.dashboard._watcher import Watcher
 from seawall.runtime import events
 from seawall.runtime.events import BreakerChanged, emit
@@ -45,7 +48,7 @@ def test_a_view_is_small_enough() -> None:
 
 def test_without_fitting_a_view_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the fitting that makes it so."""
-    monkeypatch.setattr(_watcher, "fitted", lambda view: (view, 0))
+    monkeypatch.setattr(_watcher, "fitted", lambda view, **_: (view, 0))
     assert size_of(Pair().look(many_guards(MOST_GUARDS, ill=0))) > MOST_BYTES
 
 
@@ -106,6 +109,72 @@ def test_how_many_guards_there_are_is_told_only_if_some_are_not_shown() -> None:
     smaller, _ = fitted(view, 2000)
     assert len(smaller["guards"]) < 9
     assert smaller["all_guards"] == 9
+
+
+# Many guards
+
+
+def _crowd(number: int) -> list[Guard]:
+    return [Guard(f"g{place:02}", Breaker(consecutive=3)) for place in range(number)]
+
+
+def test_of_many_guards_some_are_looked_at_in_turn() -> None:
+    """Each is looked at after a while, and its rates are those since its last look."""
+    pair, crowd = Pair(), _crowd(60)
+    pair.later()
+    looked: list[set[str]] = []
+    before: dict[str, Any] = {}
+    for _ in range(6):
+        for guard in crowd:
+            guard.call(int)
+        view = pair.later()
+        seen = {one["name"]: one for one in view["guards"]}
+        looked.append({name for name, one in seen.items() if before.get(name) is not one})
+        before = seen
+    assert {len(names) for names in looked[1:]} == {AT_ONCE}
+    assert set.union(*looked[1:5]) == {guard.name for guard in crowd}
+    assert {one["rates"]["succeeded"] for one in before.values()} == {1.0}
+
+
+def test_a_guard_to_which_something_happens_is_looked_at_at_once() -> None:
+    """Whoever's turn it is, a breaker that opened is seen in the next sample, until it is well."""
+    pair, crowd = Pair(), _crowd(60)
+    pair.later()
+    for place in (5, 55):
+        for _ in range(3):
+            crowd[place].attempt(lambda: 1 / 0)
+        states = {one["name"]: one["state"] for one in pair.later()["guards"]}
+        assert states[crowd[place].name] == "open"
+    for _ in range(4):
+        facts = [one["stack"][0]["facts"] for one in pair.later()["guards"] if one["tone"] == "bad"]
+        assert len(facts) == 2
+
+
+def test_an_outage_of_all_guards_is_looked_at_in_turn() -> None:
+    """It costs as much as a calm, and guards that are well have half of the places."""
+    pair, crowd = Pair(), _crowd(60)
+    pair.later()
+    for guard in crowd:
+        for _ in range(3):
+            guard.attempt(lambda: 1 / 0)
+    for _ in range(8):
+        view = pair.later()
+    assert {one["state"] for one in view["guards"]} == {"open"}
+    assert len(problems_of([view], view["at"])) == 60
+
+
+def test_what_is_written_again_is_what_changed() -> None:
+    """A writer gives what JSON gives, and keeps nothing of what is not shown any more."""
+    pair, _crowd_of = Pair(), _crowd(30)
+    writer = ViewWriter()
+    for _ in range(3):
+        view = pair.later()
+        writer.begin()
+        assert json.loads(writer.write(view)) == json.loads(json.dumps(view))
+    assert len(writer._next) == 30 + 2
+    writer.begin()
+    writer.begin()
+    assert repr(writer) == "<ViewWriter: 0 known>"
 
 
 # The watcher

@@ -2,48 +2,108 @@
 
 from __future__ import annotations
 
-from json import dumps
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from seawall.dashboard._answers import to_json
 from seawall.dashboard._bounds import MOST_BYTES, WORST
 from seawall.dashboard.views import GuardView, Layer, View
+
+
+class ViewWriter:
+    """Writes views as JSON; what is the same object as the last time is not written again.
+
+    Of an update most is as it was: guards that were not looked at, pods that were not read. What
+    is written must not be changed in place. For one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing written."""
+        self._last: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self._next: dict[tuple[str, int], tuple[Any, Any]] = {}
+
+    def __repr__(self) -> str:
+        return f"<ViewWriter: {len(self._next)} known>"
+
+    def begin(self) -> None:
+        """Begin an update: forget what was not used in the one before."""
+        self._last, self._next = self._next, {}
+
+    def write(self, view: Mapping[str, Any]) -> bytes:
+        """Return a view as JSON; raises what `to_json` raises."""
+        rest = {name: value for name, value in view.items() if name not in _LARGE}
+        guards = self._made("list", view["guards"], self._list)
+        sections = self._made("json", view["sections"], to_json)
+        return b'%b,"guards":%b,"sections":%b}' % (to_json(rest)[:-1], guards, sections)
+
+    def brief(self, guard: GuardView) -> GuardView:
+        """Return a guard without its facts and what may be changed, if it is well."""
+        if guard["tone"] != "ok":
+            return guard
+        made: GuardView = self._made("brief", guard, _brief)
+        return made
+
+    def bare(self, guard: GuardView) -> GuardView:
+        """Return a guard without its stack, if it is well."""
+        if guard["tone"] != "ok":
+            return guard
+        made: GuardView = self._made("bare", guard, _bare)
+        return made
+
+    def _list(self, guards: list[Any]) -> bytes:
+        return b"[%b]" % b",".join([self._made("json", guard, to_json) for guard in guards])
+
+    def _made(self, what: str, value: Any, make: Callable[[Any], Any]) -> Any:
+        key = what, id(value)
+        known = self._next.get(key) or self._last.get(key)
+        if known is None or known[0] is not value:
+            known = value, make(value)
+        self._next[key] = known
+        return known[1]
+
+
+_LARGE: Final = frozenset({"guards", "sections"})
 
 FEW: Final = 10
 """Troubles that are always shown: the worst come first."""
 
 
-def size_of(view: Any) -> int:
+def size_of(view: Any, writer: ViewWriter | None = None) -> int:
     """Return how many bytes it is as JSON."""
-    return len(dumps(view, allow_nan=False, separators=(",", ":")))
+    return len((writer or ViewWriter()).write(view))
 
 
-def fitted(view: View, most: int = MOST_BYTES) -> tuple[View, int]:
+def fitted(
+    view: View, most: int = MOST_BYTES, writer: ViewWriter | None = None
+) -> tuple[View, int]:
     """Return the view with as much as fits, and how many guards and rows were cut for it.
 
     First what is well loses its facts and settings to change, then its stack. If that is not
-    enough, what is well is left out from the end, and at last whatever comes last.
+    enough, what is well is left out from the end, and at last whatever comes last. A `writer`
+    remembers from one time to the next.
     """
-    if size_of(view) <= most:
+    writer = writer or ViewWriter()
+    if size_of(view, writer) <= most:
         return view, 0
     guards = view["guards"]
     cut = sum(guard["tone"] == "ok" for guard in guards)
-    smaller = View(**{**view, "guards": [_brief(guard) for guard in guards]})
-    if size_of(smaller) <= most:
+    smaller = View(**{**view, "guards": [writer.brief(guard) for guard in guards]})
+    if size_of(smaller, writer) <= most:
         return smaller, cut
-    smaller["guards"] = [
-        GuardView(**{**guard, "stack": []}) if guard["tone"] == "ok" else guard for guard in guards
-    ]
+    smaller["guards"] = [writer.bare(guard) for guard in guards]
     smaller["happenings"] = smaller["happenings"][-10:]
-    if size_of(smaller) <= most:
+    if size_of(smaller, writer) <= most:
         return smaller, cut
     return _halved(smaller, most)
 
 
 def _brief(guard: GuardView) -> GuardView:
-    if guard["tone"] != "ok":
-        return guard
     stack = [Layer(**{**layer, "facts": [], "changes": []}) for layer in guard["stack"]]
     return GuardView(**{**guard, "stack": stack})
+
+
+def _bare(guard: GuardView) -> GuardView:
+    return GuardView(**{**guard, "stack": []})
 
 
 def _halved(view: View, most: int) -> tuple[View, int]:

@@ -72,6 +72,8 @@ class Happenings:
         """The trace in which it began, by the same key, if there was one."""
         self.differing: dict[tuple[str, str], float] = {}
         """By guard and policy, when it was heard that pods disagree on its settings."""
+        self.touched: set[str] = set()
+        """The guards to which something happened between the last two calls of `take_in`."""
         self.changes = 0
         """How often settings were changed, as far as was heard."""
         self._end = listen(self, *_SENTENCES)
@@ -100,12 +102,14 @@ class Happenings:
 
     def take_in(self) -> None:
         """Make happenings of the events that were heard since the last time."""
+        self.touched = set()
         while self._heard:
             at, event, trace = self._heard.popleft()
             say_it = _SENTENCES.get(type(event))
             if say_it is None:
                 continue
             where = event.guard
+            self.touched.add(where)
             try:
                 tone, what = say_it(event)
                 subject = _SUBJECTS.get(type(event))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from seawall import registry
 from seawall.dashboard._answers import to_json
-from seawall.dashboard._fitting import fitted
+from seawall.dashboard._fitting import ViewWriter, fitted
 from seawall.dashboard._pasts import Pasts
 from seawall.dashboard._rush import APART, Rush
 from seawall.dashboard._sse import Broadcast, Frame
@@ -136,6 +136,7 @@ class Live:
         self._pods_trouble: Trouble | None = None
         self._began_at = 0.0
         self._stored = Stored()
+        self._writer = ViewWriter()
         self._rush = Rush(self._soonest, self.hurry)
         self._server_stop = ServerStop.of_this_loop()
         self._task = asyncio.get_running_loop().create_task(self._run(), context=context)
@@ -306,10 +307,11 @@ class Live:
         part = LARGEST_TOGETHER // max(1, len(others))
         written: list[bytes] = []
         shown: list[View] = []
+        self._writer.begin()
         for view in [own, *others] if self._shows_itself else others:
             began = loop.time()
             try:
-                data = to_json(view)
+                data = self._writer.write(view)
                 if view is not own and len(data) > part:
                     data = to_json(fitted(view, part)[0])
                 written.append(data)

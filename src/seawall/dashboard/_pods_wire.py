@@ -16,6 +16,7 @@ from math import ceil
 from typing import Any, Final, NamedTuple, NoReturn
 
 from seawall.dashboard._bounds import LONGEST_NAME, shown
+from seawall.dashboard._fitting import fitted
 from seawall.dashboard._validate import valid_view
 from seawall.dashboard.views import FORMAT, Pod, Trouble, View
 from seawall.errors import StoreUnavailable
@@ -40,6 +41,11 @@ EXACT: Final = 2**53
 
 PLAIN: Final = b"j"
 PACKED: Final = b"z"
+"""How a view is written; in capitals if something rare has happened, which is read at once."""
+
+TOLD: Final = 64 * 1024
+"""Bytes of a view, before it is packed, up to which other pods are sent all of it: each of them
+reads it each second. Of more, what is well is sent with less."""
 
 OTHERS: Final = "other pods"
 """Where it is told what is not shown of them."""
@@ -48,21 +54,22 @@ OTHERS: Final = "other pods"
 # One view
 
 
-def pack(view: View, every: float) -> bytes:
-    """Return the bytes that tell `view`, the next of which will follow after `every` seconds."""
-    told: Any = {**view, "every": every}
-    data = _json(told)
-    if len(data) >= LARGEST:
-        trouble = _trouble(
-            "view-too-large",
-            view["pod"]["name"],
-            "What there is to see of this pod is too much to be told to the others.",
-            "Look at it on its own dashboard.",
-            view["at"],
-        )
-        data = _json(_bare(view["pod"], view["at"], every, [trouble]))
-    small = PACKED + zlib.compress(data, 1) if len(data) >= WORTH else data
-    return small if len(small) < len(data) else PLAIN + data
+def pack(view: View, every: float, *, rushed: bool = False) -> bytes:
+    """Return the bytes of `view`, the next of which follows after `every` seconds.
+
+    One that is `rushed` is read before others.
+    """
+    data = _json({**view, "every": every})
+    if len(data) > TOLD:
+        data = _json(fitted(json.loads(data), TOLD)[0])
+    plain, packed = (PLAIN.upper(), PACKED.upper()) if rushed else (PLAIN, PACKED)
+    small = packed + zlib.compress(data, 1) if len(data) >= WORTH else data
+    return small if len(small) < len(data) else plain + data
+
+
+def is_rushed(data: bytes) -> bool:
+    """Tell whether the pod that wrote this has something rare to tell."""
+    return data[:1].isupper()
 
 
 def _json(value: Any) -> bytes:
@@ -76,7 +83,7 @@ def unpack(data: bytes) -> View:
     """Return the view that `data` tells; raise ValueError, and nothing else, if it tells none."""
     if not data or len(data) > LARGEST:
         raise ValueError(f"it is larger than {LARGEST // 1024} KiB")
-    kind, told = data[:1], data[1:]
+    kind, told = data[:1].lower(), data[1:]
     if kind == PACKED:
         told = _inflated(told)
     elif kind != PLAIN:

@@ -7,6 +7,7 @@ its kind has. Nothing raises, whatever a snapshot holds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from seawall.dashboard._bounds import LONGEST_NAME, LONGEST_WORD, MOST_FACTS, MOST_ROWS, shown
@@ -49,13 +50,18 @@ NOT_ROWS: Final = frozenset({"guard", "edge"})
 """They are shown as guards."""
 
 
-def sections_of(snapshot: Snapshot, moves: Moves) -> tuple[dict[str, list[Row]], int]:
-    """Return what is shown by section, and how many rows were left out since there are too many."""
+def sections_of(
+    snapshot: Snapshot, moves: Moves, guards: Mapping[str, Moves] = MappingProxyType({})
+) -> tuple[dict[str, list[Row]], int]:
+    """Return what is shown by section, and how many rows were left out since there are too many.
+
+    `guards` are the counters of guards that have their own, by name.
+    """
     place = {kind: title for title, kinds in SECTIONS.items() for kind in kinds}
     sections: dict[str, list[Row]] = {title: [] for title in (*SECTIONS, OTHERS)}
     names: dict[str, int] = {}
     rows, left_out = 0, 0
-    for title, kind, name, line in _lines(snapshot, moves, place):
+    for title, kind, name, line in _lines(snapshot, moves, guards, place):
         if rows >= MOST_ROWS:
             left_out += 1
             continue
@@ -65,10 +71,11 @@ def sections_of(snapshot: Snapshot, moves: Moves) -> tuple[dict[str, list[Row]],
 
 
 def _lines(
-    snapshot: Snapshot, moves: Moves, place: Mapping[str, str]
+    snapshot: Snapshot, moves: Moves, guards: Mapping[str, Moves], place: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str, Line]]:
     for guard in things(snapshot, "guard"):
-        for kind, name, line in guard_limits(guard, moves):
+        own = guards.get(str(guard.get("name", "")), moves)
+        for kind, name, line in guard_limits(guard, own):
             yield "Limits", kind, name, line
     order = {kind: number for number, kind in enumerate(place)}
     for kind in sorted(map(str, snapshot), key=lambda kind: order.get(kind, len(order))):

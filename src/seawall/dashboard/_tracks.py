@@ -56,6 +56,7 @@ class Tracks:
         self._at: deque[float] = deque(maxlen=keep)
         self._guards: dict[str, _Track] = {}
         self._rows: dict[str, _Track] = {}
+        self._last: dict[str, tuple[GuardView, dict[str, Any]]] = {}
         self._hours = tuple(Hours(step) for step in STEPS)
 
     def __repr__(self) -> str:
@@ -68,7 +69,7 @@ class Tracks:
         """Add what a view shows; return how many guards and rows there is no room for."""
         before = len(self._at)
         self._at.append(view["at"])
-        guards = {guard["name"]: _guard_point(guard) for guard in view["guards"]}
+        guards = self._points_of(view["guards"])
         rows = {
             f"{row['kind']}/{row['name']}": {"track": _rounded(row["track"])}
             for section in view["sections"].values()
@@ -78,6 +79,16 @@ class Tracks:
         for hours in self._hours:
             hours.add(view["at"], guards)
         return left_out + self._follow(self._rows, rows, _ROW_GAP, before, MOST_ROWS)
+
+    def _points_of(self, guards: Iterable[GuardView]) -> dict[str, dict[str, Any]]:
+        """Return the points of guards; one that was not looked at again has the one it had."""
+        before, self._last = self._last, {}
+        for guard in guards:
+            name = guard["name"]
+            known = before.get(name)
+            same = known is not None and known[0] is guard
+            self._last[name] = known if known is not None and same else (guard, _guard_point(guard))
+        return {name: point for name, (_, point) in self._last.items()}
 
     def _follow(
         self,

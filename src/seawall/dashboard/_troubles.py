@@ -94,15 +94,12 @@ def _cut(troubles: list[Trouble], wall: float) -> list[Trouble]:
 def troubles_of(
     snapshot: Snapshot, moves: Moves, load: float, differing: Iterable[tuple[str, str]] = ()
 ) -> list[Found]:
-    """Return all that is wrong, by the rules below."""
+    """Return all that is wrong, but for the guards, of each of which `troubles_in` tells."""
     found: list[Found] = []
     for kind in snapshot:
-        for thing in things(snapshot, kind):
-            name = str(thing.get("name", ""))
-            found += _unreadable(kind, name, thing)
-            rule = RULES.get(kind)
-            if rule is not None:
-                found += kept_of(rule(kind, name, thing, moves))
+        if kind != "guard":
+            for thing in things(snapshot, kind):
+                found += troubles_in(kind, thing, moves)
     if load > limits.LOAD_WARN:
         tone: Tone = "bad" if load > limits.LOAD else "warn"
         what = f"This process is full to {say.share(load)}"
@@ -112,6 +109,14 @@ def troubles_of(
         advice = "Give all pods the same settings"
         found.append(Found(f"differ:{guard}:{policy}", "warn", guard, what, advice))
     return found
+
+
+def troubles_in(kind: str, thing: Seen, moves: Moves) -> list[Found]:
+    """Return what is wrong with one thing of that kind."""
+    name = str(thing.get("name", ""))
+    rule = RULES.get(kind)
+    found = list(_unreadable(kind, name, thing))
+    return found if rule is None else found + kept_of(rule(kind, name, thing, moves))
 
 
 def _unreadable(kind: str, name: str, seen: Seen) -> Iterator[Found]:

@@ -15,21 +15,26 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 from seawall import _checks as check
 from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.dashboard._bounds import LONGEST_NAME, LONGEST_WORD, MOST_GUARDS, number, shown
-from seawall.dashboard._fitting import fitted, most_wanted
+from seawall.dashboard._fitting import ViewWriter, fitted, most_wanted
+from seawall.dashboard._guard_turns import GuardTurns, Look
 from seawall.dashboard._happenings import Happenings
+from seawall.dashboard._lately import Seen
 from seawall.dashboard._moves import Moves
 from seawall.dashboard._rows import Snapshot, sections_of, things
+from seawall.dashboard._rules import Found
 from seawall.dashboard._settings import KnownSettings
 from seawall.dashboard._stacks import guard_view
 from seawall.dashboard._tracks import Tracks
-from seawall.dashboard._troubles import Since, troubles_of
+from seawall.dashboard._troubles import Since, troubles_in, troubles_of
 from seawall.dashboard.views import FORMAT, GuardTrack, GuardView, History, Pod, View
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.telemetry._readings import autoscale_load
@@ -76,6 +81,8 @@ class Watcher:
         self._started = self._clock.now()
         self._moves = Moves(self.every / 2)
         self._settings = KnownSettings()
+        self._writer = ViewWriter()
+        self._turns = GuardTurns(self.every / 2)
         self._since = Since()
         self._tracks = Tracks(self._keep)
         self._left_out = 0
@@ -108,19 +115,25 @@ class Watcher:
         """Look now."""
         with self._mutex:
             self._happenings.take_in()
-            view = self._look(registry.snapshot())
+            kept = self._turns.kept(self._happenings.touched)
+            view = self._look(registry.snapshot_with(kept), kept)
             self._view = view
             return view
 
-    def _look(self, snapshot: Snapshot) -> View:
+    def _look(self, snapshot: Snapshot, kept: Mapping[str, Seen] = MappingProxyType({})) -> View:
+        """Return the view of a snapshot; guards in `kept` are shown as they were before."""
         wall, now = self._wall(), self._clock.now()
         self._moves.begin(now)
         self._settings.begin(self._happenings.changes)
-        guards, more_guards = _guards(snapshot, self._moves, self._settings)
-        sections, more_rows = sections_of(snapshot, self._moves)
+        looks = self._looks(snapshot, kept, now)
+        # All were looked at, also those beyond the most: how one is, nobody knows before.
+        guards = most_wanted([look.view for look in looks], MOST_GUARDS)
+        more_guards = max(0, len(looks) - MOST_GUARDS)
+        sections, more_rows = sections_of(snapshot, self._moves, self._turns.moves())
         load = _load(snapshot)
         happenings = self._happenings
-        found = troubles_of(snapshot, self._moves, load, happenings.differing)
+        found = [one for look in looks for one in look.found]
+        found += troubles_of(snapshot, self._moves, load, happenings.differing)
         troubles = self._since.date(found, wall, happenings.began, happenings.traces)
         pod = Pod(
             name=self.pod,
@@ -146,9 +159,31 @@ class Watcher:
             view["all_guards"] = len(guards) + more_guards
         more = more_guards + more_rows + self._tracks.add(view)
         view["happenings"] = happenings.latest()
-        view, cut = fitted(view)
+        self._writer.begin()
+        view, cut = fitted(view, writer=self._writer)
         self._tell_left_out(more + cut, view)
         return view
+
+    def _looks(self, snapshot: Snapshot, kept: Mapping[str, Seen], now: float) -> list[Look]:
+        """Return what is seen of each guard."""
+        stacks = {guard.name: guard.policies for guard in registry.guards()}
+        families = {family.name: family.policies for family in registry.families()}
+        edges = {str(edge.get("name", "")) for edge in things(snapshot, "edge")}
+
+        def make(seen: Seen, moves: Moves) -> tuple[GuardView, list[Found]]:
+            name = str(seen.get("name", ""))
+            policies = families.get(name) or stacks.get(name, ())
+            edge = name in edges and name not in families
+            view = guard_view(seen, policies, moves, edge=edge, settings=self._settings.of)
+            if name in families:
+                for layer in view["stack"]:
+                    layer["changes"] = []  # they would be those of one key
+            return view, troubles_in("guard", seen, moves)
+
+        guards = things(snapshot, "guard")
+        looks = [self._turns.look(seen, now, kept, partial(make, seen)) for seen in guards]
+        self._turns.forget_others(str(seen.get("name", "")) for seen in guards)
+        return looks
 
     def _tell_left_out(self, left_out: int, view: View) -> None:
         """Say once that not all is shown, and once more when that changes much."""
@@ -163,28 +198,6 @@ class Watcher:
         """Begin anew in a child process, which is another pod."""
         self._happenings.forget()
         self._begin()
-
-
-def _guards(
-    snapshot: Snapshot, moves: Moves, settings: KnownSettings
-) -> tuple[list[GuardView], int]:
-    stacks = {guard.name: guard.policies for guard in registry.guards()}
-    families = {family.name: family.policies for family in registry.families()}
-    edges = {str(edge.get("name", "")) for edge in things(snapshot, "edge")}
-    views = []
-    # All are looked at, also those beyond the most: how one is, nobody knows before.
-    for one in things(snapshot, "guard"):
-        name = str(one.get("name", ""))
-        edge = name in edges
-        if name in families:
-            view = guard_view(one, families[name], moves, edge=False, settings=settings.of)
-            for layer in view["stack"]:
-                layer["changes"] = []  # they would be those of one key
-        else:
-            stack = stacks.get(name, ())
-            view = guard_view(one, stack, moves, edge=edge, settings=settings.of)
-        views.append(view)
-    return most_wanted(views, MOST_GUARDS), max(0, len(views) - MOST_GUARDS)
 
 
 def _load(snapshot: Snapshot) -> float:

@@ -26,6 +26,7 @@ from seawall.dashboard._pods_wire import (
     Reply,
     Seen,
     arranged,
+    is_rushed,
     left_out,
     pack,
     read_reply,
@@ -74,6 +75,10 @@ LEAVING: Final = 0.3
 READING: Final = 0.5
 """Seconds to wait for it at least when reading: an answer of this size may take longer than a small
 one, and a late one would count as a failure of the store, also for those who ask it for more."""
+
+READ_FOR: Final = 0.004
+"""Seconds of the processor's time for reading changed views: with more to read, pods are read in
+turns, and what is rare and matters is read at once."""
 
 SETTLING: Final = 3.0
 """Seconds after an outage in which nobody is taken for gone: they have to find the store first."""
@@ -163,27 +168,38 @@ class StorePods:
         return [*self._left_out(reply, unread), *views]
 
     async def _read(self, reply: Reply) -> tuple[list[Seen], list[str]]:
-        """Return what could be read, and what is wrong with the rest; what is known is not read."""
+        """Return what could be read, and what is wrong with the rest.
+
+        What has not changed is not read again. Once `READ_FOR` is spent, the pods that are left are
+        as they were read last, and are the first to be read the next time.
+        """
         known = self._known
+        places = {pod: place for place, pod in enumerate(known)}
+        told = sorted(
+            reply.told[:MOST],
+            key=lambda one: -1 if is_rushed(one.data) else places.get(one.pod, -1),
+        )
+        kept: dict[str, tuple[bytes, View | str]] = {}
         fresh: dict[str, tuple[bytes, View | str]] = {}
+        cost = 0.0
+        for pod, _at, data in told:
+            last = known.get(pod)
+            if last is not None and (last[0] == data or (cost > READ_FOR and not is_rushed(data))):
+                kept[pod] = last
+                continue
+            began = thread_time()
+            fresh[pod] = data, _view_or_reason(data)
+            cost += thread_time() - began
+            await asyncio.sleep(0)  # noqa: TID251 - others' turn: a large one takes a while
+        self._known, self.cost = {**kept, **fresh}, cost
         seen: list[Seen] = []
         unread: list[str] = []
-        cost = 0.0
-        for pod, at, data in reply.told[:MOST]:
-            last = known.get(pod)
-            if last is not None and last[0] == data:
-                fresh[pod] = last
-            else:
-                began = thread_time()
-                fresh[pod] = data, _view_or_reason(data)
-                cost += thread_time() - began
-                await asyncio.sleep(0)  # noqa: TID251 - others' turn: a large one takes a while
-            view = fresh[pod][1]
+        for pod, at, _data in reply.told[:MOST]:
+            view = self._known[pod][1]
             if isinstance(view, str):
                 unread.append(view)
             else:
                 seen.append(Seen(pod, at, view))
-        self._known, self.cost = fresh, cost
         return seen, unread
 
     def _left_out(self, reply: Reply, unread: list[str]) -> list[View]:
@@ -280,7 +296,7 @@ class StorePods:
             if fresh := afresh or view is None or view is self._seen:  # nobody else has looked
                 view = self._watcher.sample()
             self._seen = view
-            data = pack(view, pace)
+            data = pack(view, pace, rushed=afresh)
             if fresh:
                 self._cost = thread_time() - began
             return data

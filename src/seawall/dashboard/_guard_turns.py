@@ -1,0 +1,88 @@
+"""Which guards a sample looks at: all of a few, of many some in turn.
+
+To look at a guard costs a fraction of a millisecond, which is much for hundreds of them each
+second. Promises: of more than `AT_ONCE` guards, `AT_ONCE` are looked at in a sample. Those to which
+something has just happened come first, then those that are not well, up to half of the places; the
+other places go to the guards that have waited longest, so each is looked at after a while. The
+rates of a guard are those since its own last look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from seawall.dashboard._moves import Moves
+from seawall.dashboard._rules import Found
+from seawall.dashboard.views import GuardView
+
+AT_ONCE: Final = 16
+
+Seen = Mapping[str, Any]
+
+
+class Look(NamedTuple):
+    """What was seen of a guard, and what was made of it."""
+
+    seen: Seen
+    view: GuardView
+    found: list[Found]
+    moves: Moves
+
+
+class GuardTurns:
+    """The last look at each guard. For one thread at a time."""
+
+    def __init__(self, apart: float) -> None:
+        """Know of no guard; `apart` as for `Moves`."""
+        self._apart = apart
+        self._looks: dict[str, Look] = {}
+        """By name, the one that was looked at longest ago first."""
+
+    def __repr__(self) -> str:
+        return f"<GuardTurns of {len(self._looks)} guards>"
+
+    def kept(self, touched: Collection[str]) -> dict[str, Seen]:
+        """Return what was seen of the guards that are not looked at in this sample.
+
+        Something happened to those in `touched`.
+        """
+        if len(self._looks) <= AT_ONCE:
+            return {}
+        urgent = [name for name in self._looks if name in touched]
+        urgent += [name for name, look in self._looks.items() if look.view["tone"] != "ok"]
+        chosen = dict.fromkeys(urgent[: AT_ONCE // 2])
+        for name in self._looks:
+            if len(chosen) >= AT_ONCE:
+                break
+            chosen[name] = None
+        return {name: look.seen for name, look in self._looks.items() if name not in chosen}
+
+    def look(
+        self,
+        seen: Seen,
+        now: float,
+        kept: Mapping[str, Seen],
+        make: Callable[[Moves], tuple[GuardView, list[Found]]],
+    ) -> Look:
+        """Return what `make` makes of a guard, or what it made before if it is among the `kept`."""
+        name = str(seen.get("name", ""))
+        last = self._looks.get(name)
+        if last is not None and name in kept and last.seen is seen:
+            return last
+        moves = Moves(self._apart) if last is None else last.moves
+        moves.begin(now)
+        look = Look(seen, *make(moves), moves)
+        self._looks.pop(name, None)
+        self._looks[name] = look
+        return look
+
+    def moves(self) -> dict[str, Moves]:
+        """Return the counters of each guard, by name."""
+        return {name: look.moves for name, look in self._looks.items()}
+
+    def forget_others(self, names: Iterable[str]) -> None:
+        """Forget the guards that are not among these."""
+        alive = set(names)
+        for name in [name for name in self._looks if name not in alive]:
+            del self._looks[name]
