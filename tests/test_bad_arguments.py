@@ -1827,6 +1827,7 @@ TOLD_ABOVE = frozenset(
         "static",
         "subscribe",
         "timeout_for",
+        "transient",
     ]
 )
 """Names whose arguments are in the first table, by hand; or that nobody makes but Seawall."""

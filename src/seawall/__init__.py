@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from seawall.models.sizing import pool_size, timeout_for
     from seawall.policies._rate_reservation import Quota, Reservation
     from seawall.policies._rate_settings import Limit
+    from seawall.policies._retry_on import transient
     from seawall.policies.adaptive_limit import AdaptiveLimit
     from seawall.policies.breaker import Breaker
     from seawall.policies.budget import RetryBudget
@@ -321,6 +322,7 @@ __all__ = [
     "tenant",
     "tier",
     "timeout_for",
+    "transient",
     "update_optimistically",
     "vegas",
 ]
@@ -370,6 +372,7 @@ _HOMES = {
     "policies.bulkhead": "Bulkhead",
     "policies.cache": "Cache",
     "policies.chaos": "Chaos",
+    "policies._retry_on": "transient",
     "policies.fallback": "Fallback fallback_reason static",
     "policies.hedge": "Hedge quantile",
     "policies.rate_limit": "RateLimit",

@@ -44,7 +44,7 @@ def reason_of(error: BaseException) -> str:
     inner = cause_in(error)
     if isinstance(inner, SeawallError):
         return inner.reason
-    word = _answer_of(inner)[0] or _grpc_code(inner)[0]
+    word = answer_of(inner)[0] or grpc_code(inner)[0]
     return word or printable(type(inner).__name__, LONGEST_NAME)
 
 
@@ -53,7 +53,7 @@ def described(error: BaseException, longest: int = LONGEST) -> str:
     inner = cause_in(error)
     said = said_by(inner, longest)
     kind = printable(type(inner).__name__, longest)
-    if _answer_of(inner)[0] or _grpc_code(inner)[0]:
+    if answer_of(inner)[0] or grpc_code(inner)[0]:
         text = said
     else:
         text = f"{kind}: {said}" if said else kind
@@ -69,14 +69,14 @@ def described(error: BaseException, longest: int = LONGEST) -> str:
 def said_by(error: BaseException, longest: int = LONGEST) -> str:
     """Return the first line of what `error` says, redacted; nothing if it cannot say anything."""
     inner = cause_in(error)
-    status, answer = _answer_of(inner)
+    status, answer = answer_of(inner)
     if status:
         host = _host_of(inner, answer)
         text = f"{status} from {host}" if host else status
         kind = type(inner).__name__
         own = "" if kind in _STATUS_ERRORS else _text_of(inner, longest)
         return printable(f"{text} ({kind}: {own})" if own else text, longest)
-    code, details = _grpc_code(inner)
+    code, details = grpc_code(inner)
     if code:
         return safe_line(f"{code}: {details}" if details else code, longest)
     return _text_of(inner, longest)
@@ -143,7 +143,7 @@ def cause_in(error: BaseException) -> BaseException:
     return error
 
 
-def _answer_of(error: BaseException) -> tuple[str, Any]:
+def answer_of(error: BaseException) -> tuple[str, Any]:
     """Return the status of the HTTP answer that `error` reports, and the answer; "" if none."""
     try:
         answer: Any = getattr(error, "response", None)
@@ -181,7 +181,7 @@ def _host_of(error: Any, answer: Any) -> str:
     return ""
 
 
-def _grpc_code(error: BaseException) -> tuple[str, str]:
+def grpc_code(error: BaseException) -> tuple[str, str]:
     """Return the code of the gRPC call that `error` reports, and its details; or empty texts."""
     code: Any = getattr(error, "code", None)
     details: Any = getattr(error, "details", None)

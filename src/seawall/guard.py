@@ -15,6 +15,7 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import reset
 from seawall.models.backoff import Backoff
 from seawall.models.pressure import Pressure
+from seawall.models.probes import growing, slow_start
 from seawall.policies._retry_on import On
 from seawall.policies._slot_gates import SlotPolicy
 from seawall.policies.breaker import Breaker
@@ -135,6 +136,7 @@ class Guard:
         self._around = around
         """A layer of its owner's around all policies, which no policy stands for."""
         self._plan = Plan(self, self.bounds, around)
+        self._dangers: dict[str, None] = {}
 
     def __repr__(self) -> str:
         stack = " > ".join(type(policy).__name__ for policy in self.policies)
@@ -177,7 +179,8 @@ class Guard:
         of them can take with their pauses and waits). `rate` is how often it may be asked, such as
         "60/s", and `limit` the most calls at once; none if not given. A call waits for slots up to
         `max_wait` seconds, over all of its attempts. Plain functions need `sync`,
-        as in `Timeout`. Breaker and retry budget have their defaults, unless a `breaker` is given.
+        as in `Timeout`. The retry budget has its defaults; the breaker too, but for short, growing
+        breaks and a slow start, unless a `breaker` is given.
         With a `shared` store, breaker and rate are those of all pods, under the guard's name.
         """
         stack: list[Policy] = []
@@ -201,7 +204,10 @@ class Guard:
         if retry.most_attempts > 1:
             stack.append(retry)
         among: dict[str, Any] = {} if shared is None else {"shared": shared, "name": name}
-        stack.append(Breaker(**among) if breaker is None else breaker)
+        if breaker is None:
+            # Back soon after the vendor is, and gently: docs/breaker.md has the numbers.
+            breaker = Breaker(break_for=growing(0.25, cap=1.0), probes=slow_start(), **among)
+        stack.append(breaker)
         if rate is not None:
             from seawall.policies.rate_limit import RateLimit
 
@@ -541,6 +547,10 @@ class Guard:
             ],
         }
 
+    def note_danger(self, danger: str) -> None:
+        """Let `explain()` warn of this too: of what the guard was plugged into."""
+        self._dangers[danger] = None
+
     def explain(self) -> str:
         """Return the stack as text, what is dangerous in it, and what it does in an outage."""
         lines = [f"guard {self.name!r}, outermost first:"]
@@ -549,6 +559,7 @@ class Guard:
         found = list(rules.switched())
         found += rules.dangers(self.name, self.policies, idempotent=self.idempotent)
         found += rules.nested_retries(self, registry.guards())
+        found += self._dangers
         if found:
             lines += ["take care:", *(f"  - {danger}" for danger in found)]
             lines.append(f"recommended order: {rules.RECOMMENDED}")

@@ -20,12 +20,15 @@ from seawall import (
     Breaker,
     Bulkhead,
     CircuitOpen,
+    Fallback,
     Hedge,
     Retry,
     TimedOut,
     Timeout,
     VirtualClock,
     deadline,
+    static,
+    transient,
 )
 from seawall.clients import _exchange
 from seawall.clients import httpx as guarded_httpx
@@ -657,3 +660,46 @@ def test_old_code_catches_refusals():
         client.get(URL)
     assert isinstance(caught.value, CircuitOpen)
     assert caught.value.request.url == URL
+
+
+# What does not fit
+
+
+def test_a_retry_that_matches_no_error_of_the_client_is_warned_of():
+    """`on=` names errors that httpx never raises: nothing would be retried."""
+    guard = new_guard(Retry(on=KeyError, attempts=3))
+    with pytest.warns(UserWarning, match="none of the errors of httpx.*on=transient"):
+        AsyncGuardedTransport(guard)
+    assert "retries none of the errors of httpx" in guard.explain()
+
+
+def test_a_static_answer_that_is_no_response_is_warned_of():
+    """The client would fail on it, with an AttributeError, in the middle of an outage."""
+    guard = new_guard(Fallback(static("later")), Retry(on=transient, attempts=3))
+    with pytest.warns(UserWarning, match=r"static\('later'\) is no response of httpx"):
+        GuardedTransport(guard)
+    assert "static('later') is no response" in guard.explain()
+
+
+def test_a_guard_that_fits_its_client_is_not_warned_of():
+    """`on=transient` matches the client's errors, and a static response is one."""
+    later = static(httpx.Response(200, text="later"))
+    guard = new_guard(Fallback(later), Retry(on=transient, attempts=3))
+    GuardedTransport(guard)
+    assert "httpx" not in guard.explain().partition("take care")[2]
+
+
+def test_transient_is_what_a_guarded_client_retries():
+    """A lost connection and a 503, until it is answered."""
+    answers = iter([httpx.ConnectError("lost"), httpx.Response(503), httpx.Response(200)])
+
+    def handle(_request: httpx.Request) -> httpx.Response:
+        one = next(answers)
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    guard = new_guard(Retry(on=transient, attempts=3, backoff=[0.0]))
+    transport = GuardedTransport(guard, httpx.MockTransport(handle))
+    with httpx.Client(transport=transport) as client:
+        assert client.get("http://vendor.example").status_code == 200

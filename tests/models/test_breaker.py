@@ -475,13 +475,13 @@ def test_update_to_a_slow_rule_accepts_bare_tickets():
 
 
 def test_defaults():
-    """Half of at least twenty calls in thirty seconds; short breaks; a slow start."""
+    """Half of at least twenty calls in thirty seconds; fifteen seconds of break; one probe."""
     assert BreakerSettings() == BreakerSettings(
         failure_ratio=0.5,
         window=30,
         min_calls=20,
-        break_for=growing(0.25, cap=1),
-        probes=slow_start(step=0.5),
+        break_for=15,
+        probes=single(),
         probe_timeout=60,
     )
     assert BreakerSettings(consecutive=5).failure_ratio is None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from seawall import Breaker, Guard, single
+from seawall import Breaker, Guard, growing, single
 from seawall.testing import run_virtual
 from tests.scenarios.server import Server
 from tests.support import let_pass
@@ -156,6 +156,8 @@ def test_the_standard_guard_does_not_push_a_weak_vendor_over(capacity):
 @pytest.mark.parametrize("capacity", [0.1, 0.2, 0.3])
 def test_one_probe_that_opens_the_gate_to_all_pushes_it_over(capacity):
     """Without the slow start, the same short breaks keep it down."""
-    falls, used = run_virtual(_weak(capacity, Breaker(probes=single())))
+    falls, used = run_virtual(
+        _weak(capacity, Breaker(break_for=growing(0.25, cap=1.0), probes=single()))
+    )
     assert falls >= 2
     assert used < 1 / 3

@@ -40,6 +40,7 @@ class Library(ABC):
         self._attributes = attributes
         self.error = error
         self.timeout_error = timeout_error
+        self.transient = transient
         self._mixed: dict[type[SeawallError], type[Exception]] = {}
         Library.transient_errors += transient
         Library._known[name] = self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, Literal
 
 from seawall import _checks as check
@@ -11,6 +11,8 @@ from seawall.clients._exchange_headers import PROPAGATED, read_propagate
 from seawall.context import attempt_var, check_reserve, idempotency_key_var, retried_above
 from seawall.errors import Rejected
 from seawall.guard import Guard, _Marked
+from seawall.policies.fallback import Fallback, Static
+from seawall.policies.retry import Retry
 from seawall.runtime.layers import Kind
 from seawall.wire.idempotency import (
     IDEMPOTENCY_HEADER,
@@ -35,6 +37,7 @@ _TOO_LARGE: Final = 413
 class BadStatus(Exception):
     """An answer that means failure, as policies inside the guard see it; unwrapped outside."""
 
+    transient = True
     no_verdict = False
     """Whether it says nothing about the server's health; see `Call.outcome`."""
 
@@ -95,6 +98,11 @@ class Terms:
             guard._plan.check(kind)  # a Timeout that cannot act here says so now, not when called
         except TypeError as error:
             raise TypeError(f"{error}. Guard.standard(...) takes sync= as well") from None
+        for misfit in _misfits(guard, library):
+            guard.note_danger(misfit)
+            from warnings import warn
+
+            warn(f"guard {guard.name!r}: {misfit}", stacklevel=4)
         self.guard = guard
         self.once = _Marked(guard, idempotent=False) if guard.idempotent else guard
         """The same guard for what may not be repeated."""
@@ -169,6 +177,31 @@ class Terms:
         if status not in self.statuses and wish != "true" and not temporary:
             return None
         return BadStatus(request, response, status, seconds)
+
+
+def _misfits(guard: Guard, library: Library) -> Iterator[str]:
+    """Say which policies of the guard can do nothing for this library, or do harm."""
+    for policy in guard.policies:
+        # A function of the user's own may look at answers, and is not called for a test.
+        if isinstance(policy, Retry) and policy.most_attempts > 1 and not policy.looks_at_values:
+            errors = [kind.__new__(kind) for kind in library.transient]
+            if not any(policy.wants(error, None) for error in [*errors, _bad_status()]):
+                yield (
+                    f"{policy!r} retries none of the errors of {library.name}, and no status:"
+                    " write on=transient (from seawall import transient)"
+                )
+        if isinstance(policy, Fallback):
+            for level in policy.levels:
+                if isinstance(level, Static) and not hasattr(level.value, "status_code"):
+                    yield (
+                        f"{level!r} is no response of {library.name}, which is what its client"
+                        " expects: make it static(Response(...)), or put the Fallback into a guard"
+                        " around the function that calls the client"
+                    )
+
+
+def _bad_status() -> BadStatus:
+    return BadStatus(None, None, 503, None)
 
 
 def _wanted_pause(headers: Any) -> float | None:

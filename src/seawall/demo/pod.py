@@ -73,6 +73,7 @@ def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
         by_criticality,
         current_criticality,
         growing,
+        slow_start,
         static,
         vegas,
     )
@@ -87,7 +88,7 @@ def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
         "vendor",
         Fallback(prices.last_known, static({"price": None})),
         Retry(on=retryable, attempts=2, backoff=0.05, budget=RetryBudget()),
-        Breaker(consecutive=6, break_for=growing(0.25, cap=0.5), **sharing),
+        Breaker(consecutive=6, break_for=growing(0.25, cap=0.5), probes=slow_start(), **sharing),
         RateLimit("120/s", burst=40, **sharing),  # what the vendor grants us all
         Bulkhead(20, max_wait=0.1),
         Timeout(0.6),

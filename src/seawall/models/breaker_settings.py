@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from seawall import _checks as check
-from seawall.models.probes import NOfM, Probes, Ramp, SlowStart, growing, slow_start
+from seawall.models.probes import NOfM, Probes, Ramp, SlowStart, single
 from seawall.models.windows import sample
 
 T = TypeVar("T")
 
-BREAK_FOR: Final = growing(0.25, cap=1.0)
-"""Short: when it is over, one call is risked. `slow_start` protects what comes back weak."""
+BREAK_FOR: Final = 15.0
+"""Seconds of a break, if nothing else is said."""
 
 
 class _Fields(NamedTuple):
@@ -65,10 +65,10 @@ class BreakerSettings(_Fields):
             window, window_calls, min_calls = sample(window, window_calls, min_calls)
         elif (window, window_calls, min_calls) != (None, None, None):
             raise ValueError("window, window_calls and min_calls need failure_ratio or slow_ratio")
-        probes = slow_start() if probes is None else probes
+        probes = single() if probes is None else probes
         if not isinstance(probes, NOfM | Ramp | SlowStart):
             raise TypeError(
-                f"probes={probes!r}: write slow_start(), single(), n_of_m(2, 3) or ramp(step=10.0)"
+                f"probes={probes!r}: write single(), slow_start(), n_of_m(2, 3) or ramp(step=10.0)"
             )
         made = super().__new__(
             cls,

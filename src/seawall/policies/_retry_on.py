@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from errno import EHOSTUNREACH, ENETDOWN, ENETUNREACH
+from typing import Any, Final
 
 from seawall import _checks as check
+from seawall._failures import answer_of, cause_in, grpc_code
+from seawall.errors import Rejected
 
 Predicate = Callable[[Exception | None, Any], bool]
 """`on(error, value)`: whether a call that raised `error`, or returned `value`, is worth another."""
@@ -35,3 +38,93 @@ def read_on(on: Any) -> tuple[tuple[type[Exception], ...], tuple[Predicate, ...]
         else:
             raise TypeError(f"on={item!r}: {advice}")
     return tuple(types), tuple(predicates)
+
+
+_STATUSES: Final = frozenset({"408", "425", "429", "502", "503", "504", "529"})
+_GRPC_CODES: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"})
+_SQL_STATES: Final = ("08", "40", "53", "55P03", "57P01", "57P02", "57P03")
+"""SQLSTATE prefixes: connections, rollbacks by conflict, resources, locks, restarts."""
+_NETWORK: Final = frozenset({EHOSTUNREACH, ENETDOWN, ENETUNREACH})
+_WRAPPED: Final = ("orig", "reason")
+"""Where SQLAlchemy and urllib keep the error that they report."""
+
+_HTTPX: Final = frozenset({"NetworkError", "TimeoutException", "RemoteProtocolError", "ProxyError"})
+_SDK: Final = frozenset({"APIConnectionError"})
+_PASSING: Final = {
+    "httpx": _HTTPX,
+    "httpx2": _HTTPX,
+    "httpcore": _HTTPX,
+    "requests": frozenset({"ConnectionError", "Timeout", "ChunkedEncodingError"}),
+    "urllib3": frozenset({"TimeoutError", "NewConnectionError", "ProtocolError"}),
+    "aiohttp": frozenset({"ClientConnectionError", "ClientPayloadError"}),
+    "redis": frozenset({"ConnectionError", "TimeoutError"}),
+    "valkey": frozenset({"ConnectionError", "TimeoutError"}),
+    "psycopg": frozenset({"OperationalError"}),
+    "psycopg_pool": frozenset({"PoolTimeout"}),
+    "openai": _SDK,
+    "anthropic": _SDK,
+}
+"""By package: the classes of errors that pass by themselves, their subclasses included."""
+
+_LASTING: Final = frozenset(
+    {
+        "AuthenticationError", "AuthorizationError",  # of redis, where they are ConnectionErrors
+        "SSLError", "InvalidProxyURL",  # of requests
+        "ClientConnectorCertificateError", "ClientConnectorSSLError",  # of aiohttp
+    }
+)  # fmt: skip
+"""Kinds of those that do not pass: another attempt ends in the same way."""
+
+
+def transient(error: Exception | None, _value: object = None) -> bool:
+    """Tell whether `error` passes by itself: for `on=transient`, whichever client raised it.
+
+    Lost connections and timeouts of Python itself, httpx, requests, urllib3, aiohttp, redis,
+    psycopg, asyncpg, SQLAlchemy, openai and anthropic do; answers with 408, 425, 429, 502, 503, 504
+    and 529; the gRPC codes UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED; conflicts of
+    database transactions. An error of your own says so with an attribute `transient`, True or
+    False. Refusals (`Rejected`), certificates and passwords do not pass. None of these libraries is
+    imported: their errors are known by module and name.
+
+    Returned values are not looked at.
+    """
+    if error is None:
+        return False
+    inner = cause_in(error)
+    if isinstance(inner, Rejected):
+        return False
+    try:
+        return _passes(inner) or (inner is not error and _passes(error))
+    except Exception:  # noqa: BLE001 - the properties of somebody else's error
+        return False
+
+
+def _passes(error: BaseException) -> bool:
+    """Ask the error itself, what it reports, and its classes, in that order."""
+    said = getattr(error, "transient", None)
+    if isinstance(said, bool):
+        return said
+    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
+    if any(name in _LASTING for _, name in names):
+        return False
+    reported = _reported(error)
+    if reported is not None:
+        return reported
+    known = isinstance(error, (ConnectionError, TimeoutError)) or (
+        isinstance(error, OSError) and error.errno in _NETWORK
+    )
+    if known or any(name in _PASSING.get(package, ()) for package, name in names):
+        return True
+    inside = (getattr(error, name, None) for name in _WRAPPED)
+    return any(isinstance(one, Exception) and _passes(one) for one in inside)
+
+
+def _reported(error: BaseException) -> bool | None:
+    """Go by the database's state, the HTTP status or the gRPC code; None if there is none."""
+    state = getattr(error, "sqlstate", None)
+    if isinstance(state, str):
+        return state.startswith(_SQL_STATES)
+    status, code = answer_of(error)[0], grpc_code(error)[0]
+    if status:
+        return status in _STATUSES
+    return code in _GRPC_CODES if code else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import ref
 
 from seawall import _checks as check
@@ -43,9 +43,6 @@ Probing = Callable[..., object]
 Counts = Literal["calls", "attempts"]
 
 OnStoreFailure = Literal["local", "open", "closed"]
-
-BREAK_INSTEAD: Final = 1.0
-"""Seconds of a break whose length the user's function failed to tell."""
 
 
 class Breaker(GatePolicy):
@@ -356,10 +353,8 @@ class _NeverRaising:
         except Exception:
             from logging import getLogger
 
-            getLogger("seawall").exception(
-                "break_for(%d) failed; %g s instead", opens, BREAK_INSTEAD
-            )
-            return BREAK_INSTEAD
+            getLogger("seawall").exception("break_for(%d) failed; %g s instead", opens, BREAK_FOR)
+            return BREAK_FOR
 
     def __repr__(self) -> str:
         return repr(self._function)

@@ -19,7 +19,7 @@ from seawall.errors import Rejected, add_note
 from seawall.models.backoff import Backoff, above_floor, as_backoff
 from seawall.models.budget import SuccessDeposit
 from seawall.models.pressure import Pressure, RetryThresholds
-from seawall.policies._retry_on import On, read_on
+from seawall.policies._retry_on import On, read_on, transient
 from seawall.policies.budget import RetryBudget
 from seawall.runtime.call import STREAMED, current_trace
 from seawall.runtime.events import CallRetried, RetryStopped, emit, listening
@@ -177,7 +177,7 @@ class Retry(Policy):
     @property
     def looks_at_values(self) -> bool:
         """Whether a returned value can lead to a retry."""
-        return bool(self._predicates)
+        return any(predicate is not transient for predicate in self._predicates)
 
     @property
     def _retries_refusals(self) -> bool:
