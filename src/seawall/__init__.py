@@ -121,6 +121,7 @@ if TYPE_CHECKING:
         HostEjected,
         HostRestored,
         LifecycleChanged,
+        OverloadChanged,
         SoftLimitExceeded,
     )
     from seawall.runtime.events import (
@@ -224,6 +225,7 @@ __all__ = [
     "LoopWatchdog",
     "NotDelivered",
     "OutboxBlocked",
+    "OverloadChanged",
     "Overloaded",
     "Policy",
     "Pool",
@@ -388,7 +390,7 @@ _HOMES = {
     "runtime.degradation": "degradations",
     "runtime.durable_events": "EventDied FifoGap OutboxBlocked",
     "runtime.edge_events": (
-        "HealthChanged HostEjected HostRestored LifecycleChanged SoftLimitExceeded"
+        "HealthChanged HostEjected HostRestored LifecycleChanged OverloadChanged SoftLimitExceeded"
     ),
     "runtime.events": (
         "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut DeadLetterDropped "

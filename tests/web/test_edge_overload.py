@@ -15,7 +15,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from seawall import Criticality, Overloaded
+from seawall import Criticality, OverloadChanged, Overloaded, subscribe
 from seawall.clock import current_clock
 from seawall.context import criticality, current_criticality
 from seawall.testing import run_virtual
@@ -289,8 +289,15 @@ def test_an_overload_that_is_over_refuses_nobody_any_more() -> None:
         pod.edge.close()
         return pod
 
-    pod = run_virtual(main())
+    told: list[OverloadChanged] = []
+    stop = subscribe(told.append, OverloadChanged)
+    try:
+        pod = run_virtual(main())
+    finally:
+        stop()
     assert max(at for at, _, _ in pod.refused) < 2.5
+    assert [event.overloaded for event in told] == [True, False]
+    assert told[0].load > _edge_turns.OVERLOAD
 
 
 async def _burst(app: FastAPI, path: str) -> list[int]:

@@ -349,6 +349,10 @@ _SUBJECTS: Final[dict[type[Event], Callable[[Any], tuple[str, str]]]] = {
         f"became {_word(event.after)}",
     ),
     edge.LifecycleChanged: lambda event: ("the service", f"became {_word(event.after)}"),
+    edge.OverloadChanged: lambda event: (
+        "the edge",
+        "became overloaded" if event.overloaded else "recovered from overload",
+    ),
     edge.HostEjected: lambda event: (say.address(event.host), "was ejected"),
     edge.HostRestored: lambda event: (say.address(event.host), "came back"),
 }
@@ -381,6 +385,11 @@ _SENTENCES: Final[dict[type[Event], Callable[[Any], Sentence]]] = {
     ),
     edge.HealthChanged: _health,
     edge.LifecycleChanged: _lifecycle,
+    edge.OverloadChanged: lambda event: (
+        ("warn", "the event loop is overloaded: requests are shed")
+        if event.overloaded
+        else ("ok", "the event loop is not overloaded any more")
+    ),
     edge.HostEjected: _ejected,
     edge.HostRestored: lambda event: ("ok", f"{say.address(event.host)} gets requests again"),
     durable.OutboxBlocked: lambda event: (

@@ -20,6 +20,23 @@ class SoftLimitExceeded(Event):
         self.limit = limit
 
 
+class OverloadChanged(Event):
+    """The event loop of an edge became overloaded, or is not any more; `guard` is the edge's name.
+
+    During overload requests are shed. The end is noticed with the next request that comes.
+    """
+
+    __slots__ = ("load", "overloaded")
+    name = "overload_changed"
+    is_change = True
+
+    def __init__(self, guard: str, *, overloaded: bool, load: float) -> None:
+        """Tell whether it is overloaded now, and its load: above 1 more is asked than fits."""
+        super().__init__(guard)
+        self.overloaded = overloaded
+        self.load = load
+
+
 class HealthChanged(Event):
     """A health check, or the service as a whole, became better or worse; `guard` is its name."""
 

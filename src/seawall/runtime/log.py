@@ -126,6 +126,7 @@ GOOD_NEWS: Final[dict[str, tuple[str, tuple[object, ...]]]] = {
     "level_changed": ("after", ("full",)),
     "store_mode_changed": ("after", ("shared",)),
     "loop_blocked": ("over", (True,)),
+    "overload_changed": ("overloaded", (False,)),
 }
 """Events of which some tell that a trouble is over, or is being got over: by a field's values."""
 

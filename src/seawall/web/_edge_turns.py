@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall.context import current_criticality
 from seawall.errors import DeadlineExceeded, Overloaded
+from seawall.runtime.edge_events import OverloadChanged
+from seawall.runtime.events import emit
 from seawall.runtime.layers import Host, Wait
 from seawall.runtime.mutex import survives_fork
 from seawall.runtime.policy import GateBound
@@ -268,7 +270,11 @@ class TurnsGate(GateBound):
             suspect = self._calm < (CALM_TIME if self.busy < IDLE else WINDOW)
         else:
             suspect = stands and self.load > OVERLOAD
-        self.strict = suspect and not self._cheap
+        overloaded = suspect and not self._cheap
+        if overloaded is not self.strict:
+            self.strict = overloaded
+            load = round(self.load, 3)
+            emit(OverloadChanged, self.host.name, overloaded=overloaded, load=load)
         self._earlier = burnt, self.served
         self._open_window(now)
 
