@@ -59,7 +59,7 @@ STATUSES = {
 def told(problem: Problem | None) -> dict[str, str]:
     """Return the headers of a problem, which there must be."""
     assert problem is not None
-    return {name.decode(): value.decode() for name, value in problem.headers()}
+    return problem.headers()
 
 
 def every_error() -> list[type[SeawallError]]:
@@ -322,3 +322,11 @@ def test_an_answer_that_makes_no_sense_is_no_mistake_of_the_callers() -> None:
         problem = problem_of(error)
         assert problem is not None
         assert problem.status == 502
+
+
+def test_headers_are_text_and_the_raw_ones_are_what_asgi_sends():
+    """Frameworks take text; the edge sends the very same as bytes."""
+    problem = problem_of(CircuitOpen("open", retry_after=2.0))
+    assert problem.headers() == {"content-type": "application/problem+json", "retry-after": "2"}
+    raw = [(name.encode(), value.encode()) for name, value in problem.headers().items()]
+    assert problem.raw_headers() == raw

@@ -95,7 +95,7 @@ async def send_answer(
 async def send_refusal(send: Send, refusal: Refusal, *, head: bool = False) -> None:
     """Send what a refusal says, as problem+json."""
     problem = refusal.problem
-    (_, kind), *more = problem.headers()
+    (_, kind), *more = problem.raw_headers()
     body = to_json(json.loads(problem.body()))
     more = [*more, *refusal.headers]
     await send_answer(send, problem.status, kind, body, more=more, head=head)

@@ -162,7 +162,7 @@ def failure_of(error: BaseException | None) -> tuple[int, Headers, bytes]:
             500, "Internal server error", "The work failed.", extensions={"reason": "failed"}
         )
     body = problem.body()
-    return problem.status, [*problem.headers(), (_LENGTH, str(len(body)).encode())], body
+    return problem.status, [*problem.raw_headers(), (_LENGTH, str(len(body)).encode())], body
 
 
 # What is told instead

@@ -94,7 +94,7 @@ def refusal(error: SeawallError) -> Reply:
 
 
 def _reply_of(told: Problem) -> Reply:
-    return Reply(told.status, [*told.headers(), (b"cache-control", b"no-store")], told.body())
+    return Reply(told.status, [*told.raw_headers(), (b"cache-control", b"no-store")], told.body())
 
 
 def not_found() -> Reply:

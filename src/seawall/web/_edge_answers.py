@@ -30,7 +30,7 @@ async def send_problem(
     """Answer with `problem`, and `more` headers; to a HEAD without the body."""
     body = problem.body()
     length = (b"content-length", str(len(body)).encode())
-    headers = [*problem.headers(), length, *more]
+    headers = [*problem.raw_headers(), length, *more]
     await send({"type": "http.response.start", "status": problem.status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
 

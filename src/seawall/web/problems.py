@@ -87,8 +87,12 @@ class Problem:
             return _usual_body(told["reason"], self.status, self.title, self.detail, self.type)
         return _body(told, self.status, self.title, self.detail, self.type)
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers of the answer, but for the length of its body."""
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the answer as text, but for the length of its body."""
+        return {name.decode(): value.decode() for name, value in self.raw_headers()}
+
+    def raw_headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the same headers as ASGI sends them."""
         told = [(b"content-type", b"application/problem+json")]
         if self.retry_after is not None:
             told.append((b"retry-after", write_retry_after(self.retry_after).encode()))
