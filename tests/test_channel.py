@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from seawall import (
     subscribe,
 )
 from seawall.channel._waiters import Waiter as _Waiter
-from seawall.models.channel import Buffer
+from seawall.models.channel import Buffer, Tokens
 from seawall.testing import run_virtual, virtual_time
 from tests.support import let_pass, settled
 
@@ -640,7 +639,7 @@ def test_without_the_second_look_the_wake_up_is_lost(monkeypatch: pytest.MonkeyP
     assert _wait_beside_an_item() == 7.0
 
 
-class _Slow(deque):  # type: ignore[type-arg]
+class _Slow(Tokens[None]):
     """Room that lets others go on just after somebody took it."""
 
     meanwhile: Any = None
@@ -664,8 +663,9 @@ def _close_in_the_middle_of_a_put() -> tuple[str, list[int]]:
         except (ChannelClosed, TimedOut) as error:
             seen.append(error.reason)
 
-    channel._buffer.room = _Slow([None])
-    channel._buffer.room.meanwhile = close
+    room = channel._buffer.room = _Slow()
+    room.append(None)
+    room.meanwhile = close
     channel.put(1)
     return seen[0], list(channel)
 
@@ -886,7 +886,7 @@ def test_a_promise_that_is_kept_is_forgotten() -> None:
     run_virtual(main())
 
 
-class _Interrupted(deque[Any]):
+class _Interrupted(Tokens[Any]):
     """Tokens; after one is taken, a finalizer runs."""
 
     finalizer: Any = None

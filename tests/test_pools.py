@@ -456,13 +456,13 @@ def test_a_deadline_that_passes_before_validation_costs_nothing(monkeypatch: pyt
         pool = pool_of(validate=lambda _wire: True)
         with pool.borrow():
             pass
-        pop = pool._stock.pop
+        lend = pool._stock.lend
 
-        def slow_pop(loop: Any) -> Any:
+        def slow_lend(loop: Any, borrower: Any) -> None:
             clock.advance(1.0)
-            return pop(loop)
+            lend(loop, borrower)
 
-        monkeypatch.setattr(pool._stock, "pop", slow_pop)
+        monkeypatch.setattr(pool._stock, "lend", slow_lend)
         with deadline(1.0), pytest.raises(DeadlineExceeded), pool.borrow():
             pass
         assert (pool.in_use, pool._stock.idle) == (0, 1)

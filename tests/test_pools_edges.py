@@ -15,6 +15,7 @@ from seawall import PoolExhausted, TimedOut, current_deadline, deadline
 from seawall.clock import VirtualClock
 from seawall.models.histogram import LatencyWindow
 from seawall.pools import Pool
+from seawall.pools._closing import Closing
 from seawall.pools._lending import Lending
 from seawall.testing import run_virtual, virtual_time
 from tests.support import let_pass
@@ -307,11 +308,11 @@ def _close_in_the_middle_of_a_return(method: str, monkeypatch: pytest.MonkeyPatc
     answers: list[bool] = []
     closer = threading.Thread(target=lambda: answers.append(pool.close(timeout=PATIENCE)))
 
-    def late(lending: Lending, resource: Any, now: float) -> None:
+    def late(lending: Lending, resource: Any, now: float, borrower: Any) -> None:
         closer.start()
         while not (pool._stock._emptied or answers):
             pass
-        lay_down(lending, resource, now)
+        lay_down(lending, resource, now, borrower)
 
     with pool.borrow():
         monkeypatch.setattr(Lending, "lay_down", late)
@@ -335,7 +336,7 @@ def _collect_inside_a_section(patience: float) -> bool:
     task = loop.create_task(hold(pool, 3600.0))
     loop.run_until_complete(let_pass(0.01))
     borrowed, inside, closing = threading.Event(), threading.Event(), threading.Event()
-    give_back = pool.slots.give_back
+    slot_back = Closing._slot_back
 
     def collector() -> None:
         borrowed.wait(PATIENCE)
@@ -344,15 +345,14 @@ def _collect_inside_a_section(patience: float) -> bool:
             closing.wait(0.05)  # with one lock the other thread does not come that far
             task.get_coro().close()  # type: ignore[union-attr]
 
-    def slow_give_back() -> None:
+    def slow_slot_back(one: Closing) -> None:
         closing.set()
         pool.slots.attention = True  # as if somebody waited
-        give_back()
+        slot_back(one)
 
     async def fail() -> None:
         lease = pool.borrow()
         async with lease:
-            pool.slots.give_back = slow_give_back  # type: ignore[method-assign]
             borrowed.set()
             inside.wait(PATIENCE)
             lease.discard()
@@ -363,10 +363,12 @@ def _collect_inside_a_section(patience: float) -> bool:
         threading.Thread(target=collector, daemon=True),
         threading.Thread(target=lambda: asyncio.run(fail()), daemon=True),
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(patience)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Closing, "_slot_back", slow_slot_back)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(patience)
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.close()
     return not any(thread.is_alive() for thread in threads)

@@ -18,16 +18,23 @@ from seawall import (
     Bulkhead,
     BulkheadFull,
     Cache,
+    Channel,
     CircuitOpen,
+    IoPool,
+    Pool,
+    PoolExhausted,
     RateLimit,
     Serializer,
     ThreadBulkhead,
+    TimedOut,
     Timeout,
     aimd,
+    codel,
     ramp,
 )
 from seawall.clock import VirtualClock
 from seawall.policies._rate_charges import Lane
+from seawall.pools._lending import Lending
 from seawall.runtime.slots import Slot, Slots, SlotWaiter
 from seawall.testing import run_virtual
 from tests.runtime.interrupts import interrupted_guard, interrupts
@@ -315,6 +322,111 @@ def turn() -> Made:
             pass
 
     return work, lambda: elsewhere(lambda: serializer.run("key", ok))
+
+
+def pool(*, idle: bool = True, work: Callable[[], Any] = ok, **options: Any) -> Made:
+    """Borrow a resource of two, which is idle or has to be made, and give it back."""
+    resources: Pool[list[int]] = Pool(
+        list,
+        name="interrupted",
+        max_size=2,
+        checkout_timeout=0.001,
+        connect_timeout=None,
+        close=lambda _resource: None,
+        **options,
+    )
+    if idle:
+        with resources.borrow():
+            pass
+    stock = resources._stock
+
+    def borrow() -> None:
+        with resources.borrow():
+            work()
+
+    def left() -> tuple[int, ...] | None:
+        """Tell what is left behind, if that is anything; all can be borrowed afterwards."""
+        resources.reap()
+        try:
+            with resources.borrow(), resources.borrow():
+                pass
+        except PoolExhausted:
+            return (-1,)
+        resources.reap()
+        lost = len(stock.live) - stock.idle
+        seen = resources.in_use, lost, len(stock.closing), resources.waiting
+        return seen if any(seen) or stock.size > 2 else None
+
+    return quietly(borrow), left
+
+
+def channel(**options: Any) -> Made:
+    """Put an item into a channel and get it out."""
+    items: Channel[int] = Channel(2, **options)
+
+    def work() -> None:
+        items.put(1)
+        items.get()
+
+    def left() -> int | None:
+        """Tell whether less fits in than should, or somebody waits for what is not there."""
+        while items.depth:
+            if isinstance(elsewhere(lambda: items.get(0.0)), TimedOut):
+                return -1
+        fits = [elsewhere(lambda: items.put(1, 0.0)) for _ in range(3)].count(True)
+        return None if fits == 2 else fits
+
+    work()
+    return quietly(work), left
+
+
+def _until_free(threads: IoPool) -> int:
+    while True:
+        try:
+            return threads.run(ok)
+        except BulkheadFull:
+            pass
+
+
+def executor() -> Made:
+    """Run something in a thread of an executor."""
+    threads = IoPool("interrupted", workers=1)
+    threads.run(ok)
+
+    def left() -> int | None:
+        elsewhere(lambda: _until_free(threads))
+        count = threads.snapshot()["in_flight"]
+        threads.close(0.0)
+        return count or None
+
+    return lambda: threads.run(ok), left
+
+
+HOLDERS: dict[str, Callable[[], Made]] = {
+    "an idle resource": pool,
+    "a resource that is made": lambda: pool(idle=False),
+    "a resource after an error": lambda: pool(work=fail),
+    "a channel": channel,
+    "a channel that sheds": lambda: channel(shed=codel()),
+    "an executor": executor,
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("scenario", HOLDERS)
+def test_no_signal_costs_a_resource_a_place_or_a_thread(scenario: str) -> None:
+    """Wherever the handler raises, all of them can be had afterwards."""
+    seen = [(place, left()) for place, left in interrupts(HOLDERS[scenario])]
+    assert [one for one in seen if one[1]] == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_without_looking_for_lost_borrowers_resources_are_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ablation: what an interrupted block had is found because its borrower is gone."""
+    monkeypatch.setattr(Lending, "lose", lambda *_: None)
+    assert any(left() for _, left in interrupts(HOLDERS["an idle resource"]))
 
 
 OTHERS = {

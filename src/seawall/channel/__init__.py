@@ -8,7 +8,7 @@ nothing, such a get has taken nothing; who waits is served in order; closing wak
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
@@ -218,20 +218,20 @@ class Channel(Generic[T]):
         if timeout is not None:
             check.seconds("timeout", timeout, zero=True, infinite=True)
         buffer = self._buffer
-        if not buffer.attention:
-            try:
-                buffer.room.popleft()
-            except IndexError:
-                pass
-            else:
-                buffer.items.append(item)
-                buffer.ready.append(self._now())
-                buffer.put += 1
-                # In this order: who begins to wait sets the flag first, and looks for tokens after.
-                if buffer.attention:
-                    self._mutex.do(buffer.serve)
-                return True
+        if not buffer.attention and buffer.admit(item, self._now()):
+            # In this order: who begins to wait sets the flag first, and looks for tokens after.
+            if buffer.attention:
+                self._serve()
+            return True
         return self._offer_in_turn(item, timeout)
+
+    def _serve(self) -> None:
+        """Hand tokens to those who wait, also if a signal comes meanwhile."""
+        try:
+            self._mutex.do(self._buffer.serve)
+        except BaseException:
+            self._mutex.do(self._buffer.serve)
+            raise
 
     def _offer_in_turn(self, item: T, timeout: float | None) -> bool:
         with self._mutex:
@@ -240,8 +240,8 @@ class Channel(Generic[T]):
             if buffer.closed:
                 raise self._closed_error()
             shed = self._refuses()
-            if not shed and take(buffer.room):
-                buffer.add(item, self._now())
+            if not shed and buffer.admit(item, self._now()):
+                buffer.serve()
                 return True
             policy = self.when_full
             refuses = policy == "reject" or (policy == "block" and (shed or timeout == 0))
@@ -273,18 +273,19 @@ class Channel(Generic[T]):
         if timeout is not None:
             check.seconds("timeout", timeout, zero=True, infinite=True)
         buffer = self._buffer
-        if not buffer.attention:
+        if not buffer.attention and take(buffer.ready):
+            room, free = buffer.room, _FREE
             try:
-                buffer.ready.popleft()
-            except IndexError:
-                pass
-            else:
                 item = buffer.items.popleft()
-                buffer.room.append(None)
-                buffer.got += 1
-                if buffer.attention:
-                    self._mutex.do(buffer.serve)
-                return item
+            except BaseException:  # a signal: the item is lost with this call, not its place
+                self._dropped += 1
+                room += free
+                raise
+            room += free
+            buffer.got += 1
+            if buffer.attention:
+                self._serve()
+            return item
         return self._take_in_turn(timeout)
 
     def _take_in_turn(self, timeout: float | None) -> T:
@@ -292,15 +293,17 @@ class Channel(Generic[T]):
             buffer = self._buffer
             buffer.serve()
             stale = self._take_stale()
-            if not take(buffer.ready):
-                if buffer.over:
-                    raise self._closed_error()
-                if timeout == 0:
-                    raise TimedOut(f"channel {self.name!r} is empty", guard=self.name, seconds=0.0)
-                raise Wait(Getter(self, buffer.getters, timeout))
-            if self._discipline is not None:
+            if self._discipline is not None and buffer.ready:
                 self._discipline.serves(self._now())
-            item = buffer.remove()
+            try:
+                item = buffer.take_out()
+            except IndexError:
+                if buffer.over:
+                    raise self._closed_error() from None
+                if timeout == 0:
+                    message = f"channel {self.name!r} is empty"
+                    raise TimedOut(message, guard=self.name, seconds=0.0) from None
+                raise Wait(Getter(self, buffer.getters, timeout)) from None
         for dropped in stale:
             self._tell_dropped(dropped)
         return item
@@ -312,8 +315,7 @@ class Channel(Generic[T]):
         if discipline is not None:
             now = self._now()
             while len(buffer.ready) > 1 and discipline.sheds(max(0.0, now - buffer.ready[0]), now):
-                take(buffer.ready)
-                stale.append(buffer.remove())
+                stale.append(buffer.take_out())
             self._dropped += len(stale)
         return stale
 
@@ -362,6 +364,10 @@ class Channel(Generic[T]):
         self._buffer.closed, self._buffer.attention = old.closed, True
         self._buffer.serve()
         self._dropped = self._rejected = 0
+
+
+_FREE: Final = (None,)
+"""A token of room. Added by `+=`: no signal is let in then, as after a call of `append`."""
 
 
 def _instant(_now: float) -> float:

@@ -12,6 +12,7 @@ goes out, when its waiter really goes on, and who was cancelled has only a token
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from itertools import repeat
 from math import inf
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
@@ -79,9 +80,9 @@ class Buffer(Generic[T]):
         self.closed = False
         self.put = self.got = 0
         self.items: deque[T] = deque()
-        self.ready: deque[float] = deque()
+        self.ready: Tokens[float] = Tokens()
         """The instants at which items came in: one for each that is promised to nobody."""
-        self.room: deque[None] = deque()
+        self.room: Tokens[None] = Tokens()
         self.withheld = capacity
         """Tokens of room out of use: nobody asked for them, or it is closed.
 
@@ -108,6 +109,19 @@ class Buffer(Generic[T]):
         self.capacity = capacity
         self.serve()
 
+    def admit(self, item: T, now: float) -> bool:
+        """Put `item` in, if there is room. No signal is let in before it is there as a whole."""
+        items, ready = self.items, self.ready
+        try:
+            for _ in self.room.takes:
+                items += (item,)
+                ready += (now,)
+                self.put += 1
+                return True
+        except IndexError:
+            pass
+        return False
+
     def add(self, item: T, now: float) -> None:
         """Put `item` in; a token of room has been taken."""
         self.items.append(item)
@@ -115,11 +129,21 @@ class Buffer(Generic[T]):
         self.put += 1
         self.serve()
 
+    def take_out(self) -> T:
+        """Take the oldest that is promised to nobody; `IndexError` if there is none."""
+        for _ in self.ready.takes:
+            self.got += 1
+            self.withheld += 1  # first: if a signal comes with the item, its place is free again
+            break
+        item = self.items.popleft()
+        self.serve()
+        return item
+
     def remove(self) -> T:
         """Take the oldest out; a token of readiness has been taken."""
-        item = self.items.popleft()
         self.got += 1
         self.withheld += 1
+        item = self.items.popleft()
         self.serve()
         return item
 
@@ -166,9 +190,10 @@ class Buffer(Generic[T]):
             self.withheld += 1
         if self.withheld > 0 and self.requested > 0 and not self.closed:
             moved = int(min(self.withheld, self.requested))
-            self.requested -= moved
+            tokens = repeat(None, moved)
+            self.requested -= moved  # from here on nothing is called: no signal is let in
             self.withheld -= moved
-            room.extend(repeat(None, moved))
+            room += tokens
         # A finalizer may run at any allocation, and put or get here: with a token in hand, look
         # again whether somebody still waits.
         while self.putters and take(room):
@@ -194,13 +219,34 @@ class Buffer(Generic[T]):
         )
 
 
-def take(tokens: deque[Any]) -> bool:
+class Tokens(deque[T]):
+    """Tokens, and a way to take one that lets no signal in between taking it and going on.
+
+    CPython lets signal handlers in after a call of a C function, and not where a `for` takes the
+    next of an iterator. `for _ in tokens.takes:` takes the oldest, and raises `IndexError` if there
+    is none.
+    """
+
+    __slots__ = ("takes",)
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        super().__init__()
+        self.takes: Iterator[T] = iter(self.popleft, _NEVER)
+
+
+_NEVER: Any = object()
+"""No token is equal to it."""
+
+
+def take(tokens: Tokens[Any]) -> bool:
     """Take the oldest token, if there is one: to look first is too late among threads."""
     try:
-        tokens.popleft()
+        for _ in tokens.takes:
+            return True
     except IndexError:
-        return False
-    return True
+        pass
+    return False
 
 
 def _first(line: Line) -> Waiting:

@@ -49,28 +49,30 @@ class Borrowed(Generic[T]):
         "_cancelling",
         "_lending",
         "_limit",
-        "_resource",
         "_spoiled",
         "_task",
+        "has_slot",
         "place",
+        "resource",
     )
 
     def __init__(self, lending: Lending, place: tuple[CodeType, int]) -> None:
         """Remember where in the program it is."""
         self._lending = lending
         self.place = place
-        self._resource: Resource | None = None
+        self.resource: Resource | None = None
+        self.has_slot = False
         self._limit: Any = None
         self._spoiled: bool | None = None
         """None before use."""
 
     def __repr__(self) -> str:
-        state = "free" if self._resource is None else "borrowed"
+        state = "free" if self.resource is None else "borrowed"
         return f"<Borrowed of pool {self._lending.name!r}: {state}>"
 
     def discard(self) -> None:
         """Have the resource closed at the end of the block, whatever happens."""
-        if self._resource is None:
+        if self.resource is None:
             raise RuntimeError("discard() is for inside the block: nothing is borrowed here")
         self._spoiled = True
 
@@ -82,7 +84,6 @@ class Borrowed(Generic[T]):
         resource = lending.lend_idle(self, None)
         if resource is None:
             resource = drive_sync(lending.checkout(self, None), lending.clock)
-        self._resource = resource
         seconds = lending.settings.read_timeout
         if seconds is not None:
             self._limit = _Limit(seconds, lending.clock)
@@ -95,7 +96,7 @@ class Borrowed(Generic[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        resource, self._resource = self._resource, None
+        resource = self.resource
         if resource is None:
             return
         if self._spoiled and error is None:
@@ -105,7 +106,7 @@ class Borrowed(Generic[T]):
             if self._lending.clock.now() >= self._limit.late_at:
                 self._lending.overdue()
                 error = LATE
-        self._lending.take_back(resource, error)
+        self._lending.take_back(resource, error, self)
 
     async def __aenter__(self) -> T:
         if self._spoiled is not None:
@@ -124,7 +125,6 @@ class Borrowed(Generic[T]):
         resource = lending.lend_idle(self, loop)
         if resource is None:
             resource = await drive_async(lending.checkout(self, loop), lending.clock)
-        self._resource = resource
         seconds = lending.settings.read_timeout
         if seconds is not None:
             from seawall._expiry import Expiry
@@ -141,21 +141,23 @@ class Borrowed(Generic[T]):
     ) -> None:
         # Nothing is awaited here: no cancellation can come in between, and a coroutine that the
         # garbage collector closes gives back what it has, too.
-        resource, self._resource = self._resource, None
+        resource = self.resource
         if resource is None:
             return
         # A block that swallowed its cancellation leaves the resource no better.
         spoiled = self._spoiled or self._task.cancelling() > self._cancelling
         late = self._limit is not None and self._limit.disarm(error)
-        self._lending.take_back(resource, DISCARDED if spoiled and error is None else error)
+        error_of_block = DISCARDED if spoiled and error is None else error
+        self._lending.take_back(resource, error_of_block, self)
         if late:
             raise self._lending.overdue() from error
 
     def __del__(self) -> None:
-        if self._resource is not None:
+        # A signal may have come before anything was set.
+        if getattr(self, "resource", None) is not None or getattr(self, "has_slot", False):
             if isinstance(self._limit, _Limit):
                 self._limit.end()
-            self._lending.lose(self._resource)
+            self._lending.lose(self)
 
 
 def _first_find() -> Task[Any] | None:

@@ -25,7 +25,9 @@ class Closing:
     """
 
     __slots__ = (
+        "_over",
         "_owned",
+        "_starts",
         "_stock",
         "_task",
         "_timer",
@@ -49,6 +51,10 @@ class Closing:
         self._owned = owned
         self._task: Task[None] | None = None
         self._timer: TimerHandle | None = None
+        self._starts = iter((True,))
+        """Taken by who starts it: once, however often it is begun."""
+        self._over = False
+        """Whether `finish` is due: it is called again where a signal cut it short."""
 
     def begin(self) -> None:
         """Close in place, or have it done in the loop that the resource belongs to."""
@@ -61,7 +67,11 @@ class Closing:
             self.finish()  # that loop is closed, and everything in it over
 
     def look(self) -> None:
-        """Wait no more for a loop that is closed, or stands still for too long."""
+        """Go on where a signal came; wait no more for a loop that is closed, or stands still."""
+        if self._over:
+            self.finish()
+        elif self.loop is None:
+            self._start()
         if self.loop is None or self.loop.is_running():
             return
         if self.loop.is_closed():
@@ -71,10 +81,16 @@ class Closing:
             self.finish()
 
     def _start(self) -> None:
-        # The deadline of the borrower is no concern of a closing.
-        context = copy_context()
-        context.run(deadline_var.set, None)
+        mine = False
         try:
+            for _ in self._starts:
+                mine = True
+                break
+            if not mine:
+                return
+            # The deadline of the borrower is no concern of a closing.
+            context = copy_context()
+            context.run(deadline_var.set, None)
             result = context.run(self._stock.close, self.resource)
             if hasattr(result, "__await__"):
                 loop = running_loop()
@@ -88,7 +104,8 @@ class Closing:
         except Exception as error:  # noqa: BLE001 - nobody who borrows is to blame
             self._failed(error)
         finally:
-            if self._task is None:
+            if mine and self._task is None:
+                self._over = True
                 self.finish()
 
     def _expire(self, loop: AbstractEventLoop, task: Task[None]) -> None:
@@ -118,19 +135,24 @@ class Closing:
         self._stock.mutex.do(self._finish)
 
     def _finish(self) -> None:
-        if self.done:
-            return
-        self.done = True
-        self._stock.closed(self)
-        if self._owned:
-            if self._wake is not None and not self._wake():
+        if not self.done:
+            if self._owned:
+                self.done = True
+                if self._wake is not None and not self._wake():
+                    self._slot_back()
+            elif self.has_slot:
                 self._slot_back()
-        elif self.has_slot:
-            self._slot_back()
+            self.done = True
+        self._stock.closed(self)
 
     def _slot_back(self) -> None:
-        self._owned = False
-        self._stock.slots.give_back()
+        slots, slot = self._stock.slots, _SLOT
+        free = slots.free
+        # Nothing is called in these two lines: no signal is let in between.
+        self._owned = self.has_slot = False
+        free += slot
+        if slots.attention:
+            slots.attend()
 
     def adopt(self) -> None:
         """Take over a slot that its owner wants back. Under the lock."""
@@ -151,6 +173,9 @@ class Closing:
         if self._owned and self.done:
             self._slot_back()
         self._owned = False
+
+
+_SLOT = (None,)
 
 
 class Emptied:

@@ -35,13 +35,22 @@ LATE: Final = Exception("took longer than read_timeout")
 """The error of a block that nobody could stop, and that ended after its time."""
 
 
+_NEVER: Final[Any] = object()
+
 _TO_FILL: Final = "`await pool.afill()`, or `async with pool:`"
 
 
 class Borrower(Protocol):
-    """Who borrows: the place in the program, as its code and the instruction in it."""
+    """Who borrows, and what it holds: if it goes without giving that back, it is found.
+
+    What is taken is noted here before a signal is let in, and what is given back is noted just
+    before.
+    """
 
     place: tuple[CodeType, int]
+    """The place in the program, as its code and the instruction in it."""
+    resource: Resource | None
+    has_slot: bool
 
 
 class Lending(Refusals):
@@ -62,6 +71,8 @@ class Lending(Refusals):
         super().__init__(upkeep, clock)
         self._slots = upkeep.slots
         self._free = upkeep.slots.free
+        self._slot_takes = iter(self._free.pop, _NEVER)
+        """Takes a free slot in a `for`, which lets no signal in after it; see `Stack`."""
         self._used = upkeep.used
         self._stock = upkeep.stock
         self._connect = connect
@@ -100,24 +111,35 @@ class Lending(Refusals):
             return None
         if deadline_passed():
             return None
-        try:
-            self._free.pop()
-        except IndexError:
-            return None
         stock = self._stock
+        stack = stock.stacks.get(loop, stock.anywhere)
         try:
-            resource = stock.stacks.get(loop, stock.anywhere).pop()
+            for _ in self._slot_takes:
+                borrower.has_slot = True
+                break
+            for resource in stack.takes:
+                borrower.resource = resource
+                break
         except IndexError:
-            self._slots.give_back()
+            if borrower.has_slot:
+                self._give_up_slot(borrower)
             return None
         now = self._now()
         if now >= resource.idle_until:
+            borrower.resource = None
             resource.stack.append(resource)
-            self._slots.give_back()
+            self._give_up_slot(borrower)
             return None
         resource.borrower = borrower.place
         resource.since = now
         return resource
+
+    def _give_up_slot(self, borrower: Borrower) -> None:
+        """Give a borrower's slot back, to whoever is next."""
+        borrower.has_slot = False
+        self._free.append(None)
+        if self._slots.attention:
+            self._slots.attend()
 
     def checkout(
         self, borrower: Borrower, loop: AbstractEventLoop | None
@@ -127,21 +149,32 @@ class Lending(Refusals):
         self.check_open()
         self.time_left(None)
         resource = None
-        if not self._slots.take():
-            resource = yield from self._exhausted(began, loop)
+        if not self._take_slot(borrower):
+            resource = yield from self._exhausted(began, loop, borrower)
         if resource is None:
-            resource = yield from self._fit(began, loop)
+            resource = yield from self._fit(began, loop, borrower)
+        borrower.resource = resource
         resource.borrower = borrower.place
         resource.since = self._now()
         return resource
 
+    def _take_slot(self, borrower: Borrower) -> bool:
+        """Take a free slot for `borrower`, if there is one."""
+        try:
+            for _ in self._slot_takes:
+                borrower.has_slot = True
+                return True
+        except IndexError:
+            pass
+        return False
+
     def _exhausted(
-        self, began: float, loop: AbstractEventLoop | None
+        self, began: float, loop: AbstractEventLoop | None, borrower: Borrower
     ) -> Generator[Request, Any, Resource | None]:
         """Get a slot though none is free, and return None; or return a substitute."""
         if self._stock.lost or self._stock.closing or began >= self.upkeep.due:
             self.upkeep.look(began)  # what is lost, or left by a closed loop, may be the reason
-        if self._slots.take():
+        if self._take_slot(borrower):
             return None
         policy = self.settings.when_exhausted
         if policy == "fail":
@@ -154,6 +187,7 @@ class Lending(Refusals):
             yield from self._made(resource, "degraded", self._degraded, loop)
             return resource
         yield from waited(PoolWaiter(*self._waiting(self._now() - began)), self.upkeep)
+        borrower.has_slot = True
         self.upkeep.waited.append(self._now() - began)
         return None
 
@@ -162,10 +196,10 @@ class Lending(Refusals):
         return self._slots, self.clock, self._now(), longest, self.turned_away
 
     def _fit(
-        self, began: float, loop: AbstractEventLoop | None
+        self, began: float, loop: AbstractEventLoop | None, borrower: Borrower
     ) -> Generator[Request, Any, Resource]:
         """Return a resource that is fit for use, with a slot in hand; give that back if not."""
-        visit = _Visit()
+        visit = _Visit(borrower)
         try:
             while True:
                 self.check_open()
@@ -177,35 +211,53 @@ class Lending(Refusals):
                     if trouble is None:
                         return resource
                     closing = self._remove(resource, trouble, loop, visit)
+                    borrower.resource = None
                 if closing is not None:
-                    visit.slot_in_hand = False
+                    borrower.has_slot = False
                     waiting = self._waiting(self._now() - began - visit.asked)
                     yield from waited(ClosingWaiter(closing, *waiting), self.upkeep)
-                    visit.slot_in_hand = True
+                    borrower.has_slot = True
         except BaseException:
-            if visit.slot_in_hand:
-                self._slots.give_back()
+            self._drop(borrower)
             raise
+
+    def _drop(self, borrower: Borrower) -> None:
+        """Take from a borrower that gets nothing what it has so far."""
+        resource = borrower.resource
+        if resource is None:
+            if borrower.has_slot:
+                self._give_up_slot(borrower)
+        elif not resource.alive:
+            borrower.resource, borrower.has_slot = None, False  # it is being closed, with its slot
+        elif resource.connected:
+            self._stock.retire(resource, "cancelled", slot=borrower.has_slot)
+            borrower.resource, borrower.has_slot = None, False
+        else:
+            self._stock.forget(resource)
+            borrower.resource = None
+            if borrower.has_slot:
+                self._give_up_slot(borrower)
 
     def _find(
         self, loop: AbstractEventLoop | None, visit: _Visit
     ) -> Generator[Request, Any, tuple[Resource, str | None] | None]:
         """Return an idle resource or a new one, and what is wrong with it; None without either."""
         trouble = None
-        resource = self._stock.pop(loop) if visit.doubt is None else None
+        borrower = visit.borrower
+        if visit.doubt is None:
+            self._stock.lend(loop, borrower)
+        resource = borrower.resource
         if resource is None:
-            resource = self._stock.reserve(self.settings.max_size)
+            resource = self._stock.reserve(self.settings.max_size, borrower)
             if resource is None:
                 evicted = self._stock.evict(loop)
                 if evicted is None and visit.doubt is not None:
                     doubtful = self._stock.pop(loop)
                     return None if doubtful is None else (doubtful, visit.doubt)
                 return evicted
-            yield from self._made(resource, "connect", self._connect, loop)
+            yield from self._made(resource, "connect", self._connect, loop, borrower=borrower)
         else:
-            visit.slot_in_hand = False  # it goes where the resource goes
             trouble = yield from self._trouble(resource, visit)
-            visit.slot_in_hand = True
         return resource, "closed" if self.closed else trouble
 
     def _remove(
@@ -230,17 +282,21 @@ class Lending(Refusals):
         make: Callable[[], Any],
         loop: AbstractEventLoop | None,
         instead: str | None = None,
+        borrower: Borrower | None = None,
     ) -> Generator[Request, Any, None]:
-        """Connect `resource`, or forget it."""
+        """Connect `resource`, or forget it, and so does its borrower."""
         work = Work(self.name, what, None, make)
         work.instead = instead or work.instead
         try:
             work.seconds = self.time_left(self.settings.connect_timeout)
         except Rejected:
             self._stock.forget(resource)
+            if borrower is not None:
+                borrower.resource = None
             raise
         try:
             resource.value = yield work
+            resource.connected = True
         except BaseException as error:
             self.note_timeout(work)
             if isinstance(error, Exception):
@@ -251,6 +307,8 @@ class Lending(Refusals):
                 resource.value = work.left
                 self._stock.belongs_to(resource, loop)
                 self._stock.retire(resource, "cancelled", slot=False)
+            if borrower is not None:
+                borrower.resource = None
             raise
         if work.awaited and loop is not None:
             self._stock.belongs_to(resource, loop)
@@ -276,7 +334,7 @@ class Lending(Refusals):
         try:
             seconds = self.time_left(None if limit is None else limit - visit.asked)
         except Rejected:
-            self.lay_down(resource, now)
+            self.lay_down(resource, now, visit.borrower)
             raise
         work = Work(self.name, "validate", seconds, self._validate, resource.value)
         try:
@@ -285,7 +343,7 @@ class Lending(Refusals):
             self.note_timeout(work)
             valid = False
         except BaseException:
-            self._stock.retire(resource, "cancelled")
+            self._drop(visit.borrower)
             raise
         visit.asked += self._now() - now
         if work.expired or (limit is not None and visit.asked >= limit):
@@ -309,25 +367,31 @@ class Lending(Refusals):
 
     # --- Taking back ---
 
-    def take_back(self, resource: Resource, error: BaseException | None) -> None:
+    def take_back(
+        self, resource: Resource, error: BaseException | None, borrower: Borrower | None = None
+    ) -> None:
         """Keep a resource for the next borrower, or close it; its slot comes free."""
         now = self._now()
         if resource.since is not None:
             self._used.append(now - resource.since)
         if error is None and self.keeping and now < resource.dies_at:
-            self.lay_down(resource, now)
+            self.lay_down(resource, now, borrower)
         else:
-            self._sort_out(resource, error, now)
+            self._sort_out(resource, error, now, borrower)
         if now >= self.upkeep.due:
             self.upkeep.look(now)
 
-    def lay_down(self, resource: Resource, now: float) -> None:
+    def lay_down(self, resource: Resource, now: float, borrower: Borrower | None = None) -> None:
         """Let a resource lie idle, and give its slot back."""
         until = now + self._idle_seconds
         dies_at = resource.dies_at
         resource.idle_until = until if until < dies_at else dies_at  # noqa: FURB136 - no call here
         resource.since = None
+        if borrower is not None:
+            borrower.resource = None
         resource.stack.append(resource)
+        if borrower is not None:
+            borrower.has_slot = False
         self._free.append(None)
         if self._slots.attention:
             self._slots.attend()
@@ -339,7 +403,13 @@ class Lending(Refusals):
         while (idle := self._stock.spare()) is not None:
             self._stock.retire(idle, "closed", slot=self._slots.take())
 
-    def _sort_out(self, resource: Resource, error: BaseException | None, now: float) -> None:
+    def _sort_out(
+        self,
+        resource: Resource,
+        error: BaseException | None,
+        now: float,
+        borrower: Borrower | None,
+    ) -> None:
         if error is DISCARDED:
             cause = "discarded"
         elif error is LATE:
@@ -356,29 +426,36 @@ class Lending(Refusals):
             cause = "surplus"
         else:
             self.keeping = True
-            self.lay_down(resource, now)
+            self.lay_down(resource, now, borrower)
             return
         self._stock.retire(resource, cause, slot=resource.pooled)
+        if borrower is not None:
+            borrower.resource, borrower.has_slot = None, False
 
     def _harmless(self, error: BaseException) -> bool:
         """Tell whether a resource is as good as before after `error`. A timeout never is."""
         return not _holds_timeout(error) and matches(error, self._reusable)
 
-    def lose(self, resource: Resource) -> None:
+    def lose(self, borrower: Borrower) -> None:
         """Learn that the borrower is gone; called by the garbage collector, so little is done."""
-        self._stock.lost.append(resource)
-        if resource.pooled:
+        resource = borrower.resource
+        if resource is not None and not resource.alive:
+            return  # it is being closed, and the slot comes back then
+        if resource is not None and resource.connected:
+            self._stock.lost.append(resource)
+        elif resource is not None:
+            self._stock.forget(resource)
+        if borrower.has_slot:
             self._slots.give_back()
 
 
 class _Visit:
     """One borrower with a slot, while it looks for a resource that is fit."""
 
-    __slots__ = ("asked", "doubt", "slot_in_hand")
+    __slots__ = ("asked", "borrower", "doubt")
 
-    def __init__(self) -> None:
-        self.slot_in_hand = True
-        """Whether the slot is its own, or with a resource that is looked at."""
+    def __init__(self, borrower: Borrower) -> None:
+        self.borrower = borrower
         self.asked = 0.0
         """The seconds that it took to validate so far."""
         self.doubt: str | None = None

@@ -25,7 +25,24 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from types import CodeType
 
-Stack = deque["Resource"]
+
+class Stack(deque["Resource"]):
+    """Idle resources, and a way to take the top one that lets no signal in after it.
+
+    CPython lets signal handlers in after a call of a C function, and not where a `for` takes the
+    next of an iterator. `for resource in stack.takes:` takes the one used last, and raises
+    `IndexError` if there is none.
+    """
+
+    __slots__ = ("takes",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.takes: Iterator[Resource] = iter(self.pop, _NEVER)
+
+
+_NEVER: Final[Any] = object()
+"""Nothing in a stack is equal to it."""
 
 _inherited: Final[list[Resource]] = []
 """What a parent process left: dropped, it might say goodbye on a connection that is not ours."""
@@ -37,6 +54,7 @@ class Resource:
     __slots__ = (
         "alive",
         "borrower",
+        "connected",
         "dies_at",
         "idle_until",
         "loop",
@@ -54,6 +72,8 @@ class Resource:
         self.pooled = pooled
         self.alive = True
         """Whether nobody has begun to close it."""
+        self.connected = False
+        """Whether there is something to close."""
         self.loop: AbstractEventLoop | None = None
         """The loop that it belongs to; None if it was made by a plain function."""
         self.dies_at = -inf
@@ -109,9 +129,9 @@ class Stock:
         self.substitutes: set[Resource] = set()
         """Borrowed ones that do not belong to the pool."""
         self.closing: dict[Resource, Closing] = {}
-        self.lost: Stack = deque()
+        self.lost: deque[Resource] = deque()
         """Those whose borrower is gone without giving them back."""
-        self.anywhere: Stack = deque()
+        self.anywhere = Stack()
         self.stacks: dict[Any, Stack] = {None: self.anywhere}
         """Idle ones by the loop that they belong to, the one used last on top."""
         self._emptied: list[Callable[[], bool]] = []
@@ -155,10 +175,22 @@ class Stock:
                     pass
         return None
 
-    def reserve(self, most: int) -> Resource | None:
+    def lend(self, loop: AbstractEventLoop | None, borrower: Any) -> None:
+        """Give `borrower` the idle one that was used last and may be used in `loop`, if any is."""
+        for stack in (self.stacks.get(loop), self.anywhere):
+            if stack:
+                try:
+                    for resource in stack.takes:
+                        borrower.resource = resource
+                        return
+                except IndexError:
+                    pass
+
+    def reserve(self, most: int, borrower: Any = None) -> Resource | None:
         """Return a new one to be connected; None if there are `most` and one of them has to go.
 
-        Where none can go, the caller's slot alone says that there is room.
+        `borrower` has it before it counts. Where none can go, the caller's slot alone says that
+        there is room.
         """
         if self.size >= most:
             self.forget_closed_loops()
@@ -166,6 +198,8 @@ class Stock:
             if self.size >= most and (self.idle or self.lost or self._without_slot()):
                 return None
             resource = Resource(self.anywhere)
+            if borrower is not None:
+                borrower.resource = resource
             self.live.add(resource)
             return resource
 
@@ -180,7 +214,7 @@ class Stock:
         if loop not in self.stacks:
             self.forget_closed_loops()
         resource.loop = loop
-        resource.stack = self.stacks.setdefault(loop, deque())
+        resource.stack = self.stacks.setdefault(loop, Stack())
 
     def take_lost(self) -> Resource | None:
         """Take one whose borrower is gone, if there is one."""
@@ -288,11 +322,13 @@ class Stock:
         with self.mutex:
             first = resource.alive
             if first:
+                closing = Closing(self, resource, slot=slot, owned=owned)
+                self.causes[cause] += 1
+                # Nothing is called in these two lines: no signal is let in between.
                 resource.alive = False
-                closing = self.closing[resource] = Closing(self, resource, slot=slot, owned=owned)
+                self.closing[resource] = closing
                 self.live.discard(resource)
                 self.substitutes.discard(resource)
-                self.causes[cause] += 1
         if not first:
             if slot and not owned:
                 self.slots.give_back()
@@ -327,6 +363,8 @@ class Stock:
 
     def closed(self, closing: Closing) -> None:
         """Learn that a closing is over."""
+        self.live.discard(closing.resource)  # where a signal came as it was taken out
+        self.substitutes.discard(closing.resource)
         self.closing.pop(closing.resource, None)
         self._look_whether_empty()
 

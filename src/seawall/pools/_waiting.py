@@ -92,6 +92,7 @@ def waited(waiter: PoolWaiter, upkeep: Upkeep) -> Generator[PoolWaiter, Any, Non
                 now = waiter.clock.now()
                 if now >= upkeep.due:  # else somebody else has just looked
                     upkeep.look(now)
+                    upkeep.slots.attend()  # a signal may have come as a slot was given back
             except BaseException:
                 waiter.abandon()
                 raise

@@ -148,11 +148,6 @@ class _Shared:
         self.threads = 0
         self.abandoned = 0
 
-    def put(self, job: Job) -> None:
-        with self.ready:
-            self.jobs.append(job)
-            self.ready.notify()
-
     def get(self) -> Job | None:
         """Wait for a job; None when the pool is gone."""
         with self.ready:
@@ -225,23 +220,35 @@ class WorkerPool:
 
     def submit(self, job: Job) -> bool:
         """Take the job, or return False at once if all threads and places are taken."""
-        shared = self._shared
-        with shared.lock:
-            if shared.taken >= self.size + self.queue:
-                return False
-            shared.taken += 1
-            grow = shared.threads < min(self.size, shared.taken)
-            shared.threads += grow
-            name = f"seawall-{self.name}-{shared.threads}"
-        if grow:
-            try:
-                Thread(target=_work, args=(shared,), name=name, daemon=True).start()
-            except BaseException:
-                with shared.lock:  # the system has no more threads to give
-                    shared.taken -= 1
+        shared, jobs = self._shared, self._shared.jobs
+        taken = queued = False
+        thread: Thread | None = None
+        try:
+            with shared.lock:
+                if shared.taken >= self.size + self.queue:
+                    return False
+                if shared.threads < min(self.size, shared.taken + 1):
+                    name = f"seawall-{self.name}-{shared.threads + 1}"
+                    thread = Thread(target=_work, args=(shared,), name=name, daemon=True)
+                # Nothing is called between counting and noting that: no signal is let in.
+                shared.taken += 1
+                shared.threads += thread is not None
+                taken = True
+            if thread is not None:
+                thread.start()
+            with shared.lock:
+                jobs += (job,)
+                queued = True
+                shared.ready.notify()
+        except BaseException:  # a signal, or the system has no more threads to give
+            with shared.lock:
+                if thread is not None and taken and thread.ident is None:
                     shared.threads -= 1
-                raise
-        shared.put(job)
+                if taken and not queued:
+                    shared.taken -= 1
+            if queued:
+                self.give_up(job)
+            raise
         return True
 
     def give_up(self, job: Job) -> Abandoned | bool:
