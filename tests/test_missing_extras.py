@@ -1,0 +1,30 @@
+"""Where a library is not installed, the error names the line that installs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+MISSING = [
+    ("redis", "redis", "from seawall import RedisStore; RedisStore('redis://localhost')"),
+    ("starlette", "web", "import seawall.web.fastapi"),
+    ("httpx", "httpx", "import seawall.clients.httpx"),
+    ("httpx2", "httpx2", "import seawall.clients.httpx2"),
+    ("requests", "requests", "import seawall.clients.requests"),
+    ("grpc", "grpc", "import seawall.clients.grpc"),
+    ("grpc", "grpc", "import seawall.web.grpc"),
+]
+
+
+@pytest.mark.parametrize(("library", "extra", "use"), MISSING)
+def test_a_missing_library_is_told_with_the_line_that_installs_it(
+    library: str, extra: str, use: str
+):
+    """In a process of its own, in which that library cannot be imported."""
+    code = f"import sys\nsys.modules[{library!r}] = None\n{use}"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603 - our own code
+    said = ran.stderr.strip().splitlines()[-1].replace('"', "'")
+    assert said.startswith("ImportError: ")
+    assert said.endswith(f"pip install 'seawall[{extra}]'")
