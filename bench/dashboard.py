@@ -1,6 +1,7 @@
 """The dashboard at 200 guards and 20 pods: what one update costs the pod that shows the page.
 
-    .venv/bin/python -m bench.dashboard
+    .venv/bin/python -m bench.dashboard              # the pod
+    .venv/bin/python -m bench.dashboard --browser    # and the page, scrolled in a real browser
 
 The guards of this process are real and called between updates; the views of the other pods are
 synthetic, packed as the store would hand them over, and each of their numbers is another one at
@@ -10,6 +11,7 @@ each update.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from random import Random
 from statistics import median
@@ -112,5 +114,73 @@ async def main() -> None:
     await dashboard.aclose()
 
 
+SCROLLED = """async () => {
+    const frames = [];
+    let last = performance.now(), down = true;
+    const until = last + 10000;
+    await new Promise((done) => {
+        const frame = (now) => {
+            frames.push(now - last);
+            last = now;
+            const end = document.documentElement.scrollHeight - innerHeight;
+            if (scrollY >= end - 1) down = false;
+            if (scrollY <= 0) down = true;
+            scrollBy(0, down ? 40 : -40);
+            if (now < until) requestAnimationFrame(frame); else done();
+        };
+        requestAnimationFrame(frame);
+    });
+    frames.sort((a, b) => a - b);
+    const at = (share) => frames[Math.floor(share * (frames.length - 1))];
+    const late = frames.filter((one) => one > 25).length;
+    return {frames: frames.length, p50: at(.5), p95: at(.95), p99: at(.99), late};
+}"""
+"""Scroll up and down for ten seconds; return how long frames took, in milliseconds."""
+
+
+def scroll() -> None:
+    """Serve the same, scroll its page in a browser, and print how long frames take."""
+    import shutil
+    import threading
+
+    import uvicorn
+    from playwright.sync_api import sync_playwright
+
+    guards = [
+        Guard.standard(f"page-{place:03}", on=OSError, timeout=2.0, sync="cooperative")
+        for place in range(GUARDS)
+    ]
+    others = Others(Watcher(pod="pod-00").sample(), PODS - 1)
+    others.turn()
+    over = threading.Event()
+
+    def turn() -> None:
+        while not over.wait(1.0):
+            for guard in guards:
+                guard.call(int)
+            others.turn()
+
+    config = uvicorn.Config(Dashboard(local=True, pods=others), port=8991, log_level="error")
+    server = uvicorn.Server(config)
+    threads = [threading.Thread(target=server.run, daemon=True), threading.Thread(target=turn)]
+    for thread in threads:
+        thread.start()
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, chromium_sandbox=False)
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto("http://127.0.0.1:8991/", wait_until="domcontentloaded")
+        page.locator(".band").nth(GUARDS - 1).wait_for(state="attached", timeout=60_000)
+        page.wait_for_timeout(5000)
+        print(f"scrolled for 10 s: {page.evaluate(SCROLLED)}")
+        browser.close()
+    over.set()
+    server.should_exit = True
+    for thread in threads:
+        thread.join(10)
+
+
 if __name__ == "__main__":
     asyncio.run(main())
+    if "--browser" in sys.argv:
+        scroll()

@@ -8,6 +8,7 @@ import pytest
 from seawall import Breaker, Bulkhead, Guard
 from seawall.clock import current_clock
 from seawall.dashboard import _answers, _live, _sse
+from seawall.dashboard._fitting import ViewWriter
 from seawall.testing import run_virtual
 from tests.dashboard.app_support import FakeWatcher, Shown, Viewer, get
 from tests.support import let_pass
@@ -274,7 +275,13 @@ def test_what_nobody_looks_at_is_not_written(monkeypatch: pytest.MonkeyPatch):
         written.append(value)
         return _answers.to_json(value)
 
+    class Writer(ViewWriter):
+        def write(self, view: Any) -> bytes:
+            written.append(view)
+            return super().write(view)
+
     monkeypatch.setattr(_live, "to_json", to_json)
+    monkeypatch.setattr(_live, "ViewWriter", Writer)
 
     def views() -> int:
         return sum(isinstance(value, dict) and "guards" in value for value in written)

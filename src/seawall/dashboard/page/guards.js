@@ -8,13 +8,17 @@ import { stackPart } from "./stack.js";
 
 const LATENCIES = ["p50", "p95", "p99"];
 
-// What is out of sight is brought up to date each so many turns, and at once if its state is another.
-const SELDOM = 5;
-
-// Within half a screen of what is seen, it is each turn.
+// Only cells within half a screen of what is seen are drawn. Others are drawn when they come near:
+// thousands of charts that nobody sees would take all of the time that scrolling needs.
 const near = new WeakMap();
+const redraw = new WeakMap();
 const watching = new IntersectionObserver(
-  (entries) => entries.forEach((entry) => near.set(entry.target, entry.isIntersecting)),
+  (entries) => {
+    for (const entry of entries) {
+      near.set(entry.target, entry.isIntersecting);
+      if (entry.isIntersecting) redraw.get(entry.target)?.();
+    }
+  },
   { rootMargin: "60% 100%" },
 );
 
@@ -66,8 +70,8 @@ function cellPart() {
     ]),
   ]);
   watching.observe(node);
-  let turn = Math.floor(Math.random() * SELDOM);
   let before = null;
+  let last = null;
 
   function drawCharts({ guard, past, at, frame }, tops) {
     const over = `over the last ${span(frame.length)}`;
@@ -80,16 +84,17 @@ function cellPart() {
     latencies.update(at, past, frame, tops.seconds, `Latency ${over}; now ${now}`);
   }
 
-  return {
+  const part = {
     node,
     close: () => watching.unobserve(node),
-    update(one, tops, alone) {
+    update(one, topsOf, alone) {
       const { guard, view } = one;
+      last = [one, topsOf, alone];
       const tone = toneOf(guard.tone);
       const operable = view.operable && one.operator;
       const now = [tone, guard.state, guard.breaker, view.stale, operable, alone, one.frame.length].join(" ");
-      turn += 1;
-      if (near.get(node) === false && now === before && turn % SELDOM) return;
+      const isNear = near.get(node) === true;
+      if (!isNear && now === before) return;
       before = now;
       mark.set(tone);
       setTone(node, tone);
@@ -109,9 +114,11 @@ function cellPart() {
       for (const name of LATENCIES) quantiles.set(name, latency(guard[name]));
       setHidden(stripFigure.node, one.past.breaker.every((known) => known === null));
       stack.update(guard, { pod: view.pod.name, guard: guard.name, operable });
-      drawCharts(one, tops);
+      if (isNear) drawCharts(one, topsOf());
     },
   };
+  redraw.set(node, () => last && part.update(...last));
+  return part;
 }
 
 /** How a guard is, in a word or two. */
@@ -144,7 +151,7 @@ function bandPart(first) {
   node.dataset.guard = clean(first.name, 80);
   return {
     node,
-    near: () => [...cells.children].some((cell) => near.get(cell) !== false),
+    near: () => [...cells.children].some((cell) => near.get(cell) === true),
     update(band) {
       const { tone, state: word, calls: sum } = bandSummary(band.cells);
       mark.set(tone);
@@ -154,13 +161,15 @@ function bandPart(first) {
       setHidden(edge, !band.cells.some((one) => one.guard.edge));
       setText(state, word);
       setText(calls, `${amount(sum)} calls/s`);
-      // One scale for all pods: what is side by side is to be compared.
-      const tops = {
-        calls: roundUp(Math.max(...band.cells.map((one) => highest(OUTCOMES.map((each) => one.past[each]))))),
-        seconds: roundUp(Math.max(...band.cells.map((one) => Math.max(highest([one.past.p99]), highest([one.past.p50]))))),
-      };
+      // One scale for all pods: what is side by side is to be compared. Made when it is needed.
+      let tops = null;
+      const topsOf = () =>
+        (tops ??= {
+          calls: roundUp(Math.max(...band.cells.map((one) => highest(OUTCOMES.map((each) => one.past[each]))))),
+          seconds: roundUp(Math.max(...band.cells.map((one) => Math.max(highest([one.past.p99]), highest([one.past.p50]))))),
+        });
       setAttribute(node, "data-pods", band.cells.length > 1 ? "several" : "one");
-      keyed.update(band.cells, (one) => one.view.pod.name, tops, band.alone);
+      keyed.update(band.cells, (one) => one.view.pod.name, topsOf, band.alone);
     },
   };
 }
