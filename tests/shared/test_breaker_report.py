@@ -32,7 +32,9 @@ BOTH = FAILED | SLOW
 WINDOWS = {"time": lambda: TimeWindow(10.0), "count": lambda: CountWindow(7)}
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["success", "success", "failure", "slow", "change", "tell", "lose"]),
+        st.sampled_from(
+            ["success", "success", "plain", "failure", "slow", "change", "tell", "lose"]
+        ),
         st.integers(0, 3),
         st.integers(0, 9),
         st.sampled_from([0, FAILED, SLOW, BOTH]),
@@ -41,7 +43,7 @@ STEPS = st.lists(
 )
 
 
-MARKS = {"failure": FAILED, "slow": SLOW}
+MARKS = {"plain": 0, "failure": FAILED, "slow": SLOW}
 
 
 class Others:

@@ -205,8 +205,10 @@ class BreakerModel:
             if ticket in self._running and now >= ticket.slow_at:  # behind one the clock misdated
                 self._count_slow(ticket, now)
             self._running.pop(ticket, None)
+            if count is None and ticket.count.window is not None:
+                count = ticket.count
             if ticket.generation == self.generation:
-                self._take(verdict, now, ticket.count)
+                self._take(verdict, now, count)
 
     def continue_call(self, ticket: Tracked, count: CallCount) -> None:
         """Take `ticket` for an attempt of the call of `count`: it is slow only once."""

@@ -142,17 +142,12 @@ class Report:
         self.window.success(now)
 
     def add(self, marks: int, now: float, /) -> Place:
-        """Count a call; return its place.
-
-        A success is told as one of many. Should it be changed, it is told as another call.
-        """
-        if not marks:
-            return Place(self._add_success(now), marks)
+        """Count a call; return its place."""
         entry = self._open()
         place = Place(self.window.add(marks, now), marks)
         self._saw_own()
         entry.add(place)
-        self.bad += 1
+        self.bad += bool(marks)
         return place
 
     def change(self, place: Place, before: int, after: int, now: float, /) -> Place | None:
@@ -231,10 +226,6 @@ class Report:
     def _saw_own(self) -> None:
         """Leave out of the successes the call that was just counted otherwise."""
 
-    def _add_success(self, now: float) -> float:
-        """Count a success; return its place in this pod's window."""
-        return self.window.add(0, now)  # type: ignore[no-any-return]
-
 
 class TimeReport(Report):
     """The report of a time window, to whose running bucket anybody may add a success."""
@@ -301,10 +292,6 @@ class CountReport(Report):
         """Count a call that succeeded in time."""
         self._successes += 1
         self.window.success(now)
-
-    def _add_success(self, now: float) -> float:
-        self._successes += 1
-        return self.window.add(0, now)
 
     def _plain(self) -> int:
         successes = self._successes
