@@ -229,6 +229,7 @@ def test_views_converge_when_the_faults_are_over(seed):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("block", range(100))
 def test_views_converge_when_the_faults_are_over_by_10_000_seeds(block):
     """The same histories, many of them."""
