@@ -111,7 +111,7 @@ def test_a_policy_that_nobody_knows() -> None:
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        (Breaker(), "opens at 50 % of 20 calls in 30 s, longer each time"),
+        (Breaker(), "opens at 50 % of 20 calls in 30 s, for 15 s"),
         (
             Breaker(consecutive=5, break_for=15.0, key=str),
             "opens at 5 failures in a row, for 15 s, by key",
