@@ -15,6 +15,8 @@ MISSING = [
     ("requests", "requests", "import seawall.clients.requests"),
     ("grpc", "grpc", "import seawall.clients.grpc"),
     ("grpc", "grpc", "import seawall.web.grpc"),
+    ("prometheus_client", "prometheus", "from seawall.telemetry import export_prometheus"),
+    ("opentelemetry", "otel", "from seawall.telemetry import export_opentelemetry"),
 ]
 
 

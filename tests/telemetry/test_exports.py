@@ -79,12 +79,10 @@ def test_prometheus_reads_when_it_is_asked():
     assert (before[key], after[key]) == (0, 1)
 
 
-def test_prometheus_is_on_once_and_can_be_switched_off():
-    """A second export says what to do; closed, it tells nothing and can be made again."""
+def test_prometheus_can_be_switched_off_and_on_again():
+    """Closed, it exports nothing."""
     registry = CollectorRegistry()
     switch = export_prometheus(registry)
-    with pytest.raises(ValueError, match=r"close\(\) it first, or pass another CollectorRegistry"):
-        export_prometheus(registry)
     assert repr(switch) == "<export_prometheus(): on>"
     switch.close()
     switch.close()
@@ -92,6 +90,48 @@ def test_prometheus_is_on_once_and_can_be_switched_off():
     assert generate_latest(registry) == b""
     with export_prometheus(registry):
         assert generate_latest(registry)
+
+
+def test_second_prometheus_export_replaces_the_first():
+    """The later settings apply, and the first switch no longer closes anything."""
+    registry = CollectorRegistry()
+    kept = [new_guard(Bulkhead(1)) for _ in range(30)]
+    first = export_prometheus(registry)
+    second = export_prometheus(registry, max_series=10)
+    assert (repr(first), repr(second)) == (
+        "<export_prometheus(): off>",
+        "<export_prometheus(): on>",
+    )
+    first.close()
+    samples = _samples(registry)
+    assert samples["seawall_series_folded", "seawall_retries_total"] >= len(kept) - 10
+    second.close()
+    assert generate_latest(registry) == b""
+
+
+def test_counters_do_not_fall_when_a_prometheus_export_is_replaced():
+    """A notebook that runs its cells again has another guard of the same name, and goes on."""
+    registry = CollectorRegistry()
+    guard = new_guard(Retry(on=OSError, attempts=1))
+    key = ("seawall_attempts_total", guard.name, "failed")
+    with export_prometheus(registry):
+        for _ in range(3):
+            guard.attempt(_refused)
+        assert _samples(registry)[key] == 3
+        guard.close()
+        assert key not in _samples(registry)
+        again = Guard(guard.name, Retry(on=OSError, attempts=1))
+        with export_prometheus(registry):
+            again.attempt(_refused)
+            assert _samples(registry)[key] == 4
+        again.close()
+
+
+def test_default_registry_can_be_exported_to_again():
+    """As an app factory does that is called twice."""
+    with export_prometheus(), export_prometheus():
+        assert b"seawall_autoscale_load" in generate_latest()
+    assert b"seawall_autoscale_load" not in generate_latest()
 
 
 def test_prometheus_bounds_its_series():
@@ -190,12 +230,24 @@ def test_opentelemetry_reads_anew_for_each_collection(reader: Any, monkeypatch):
     assert len(asked) == 2
 
 
-def test_opentelemetry_is_on_once_and_can_be_switched_off(reader: Any):
+def test_second_opentelemetry_export_replaces_the_first(reader: Any):
+    """The later settings apply, and the first switch no longer closes anything."""
+    memory, provider = reader
+    first = export_opentelemetry(provider)
+    assert listening()
+    with export_opentelemetry(provider, spans=False):
+        first.close()
+        assert repr(first) == "<export_opentelemetry(): off>"
+        assert not listening()
+        points = _points(memory)
+        assert len(points["seawall.autoscale_load"]) == 1
+    assert not _points(memory)
+
+
+def test_opentelemetry_can_be_switched_off_and_on_again(reader: Any):
     """Closed, its instruments tell nothing; on again, they do."""
     memory, provider = reader
     switch = export_opentelemetry(provider)
-    with pytest.raises(ValueError, match=r"close\(\) it first, or pass another MeterProvider"):
-        export_opentelemetry(provider)
     assert listening()
     switch.close()
     assert not listening()
@@ -294,11 +346,16 @@ def test_a_handler_that_is_itself_guarded_does_not_go_round():
     assert len(written) == 1
 
 
-def test_logs_are_on_once_for_a_logger_and_can_be_switched_off(caplog: pytest.LogCaptureFixture):
-    """A second says what to do; another logger is another matter."""
-    with log_events("seawall.test.a"), log_events("seawall.test.b"):
-        with pytest.raises(ValueError, match=r"close\(\) it first, or name another logger"):
-            log_events(logging.getLogger("seawall.test.a"))
+def test_second_log_for_a_logger_replaces_the_first(caplog: pytest.LogCaptureFixture):
+    """Each event is written once, at the later level; another logger is not concerned."""
+    logger = logging.getLogger("seawall.test.a")
+    with log_events("seawall.test.b"), log_events("seawall.test.a") as first:
+        with log_events(logger, level=logging.ERROR):
+            first.close()
+            emit(CallRejected, "vendor", policy="breaker", reason="circuit_open", enforced=True)
         assert listening()
     assert not listening()
-    assert not caplog.records
+    assert [(one.name, one.levelname) for one in caplog.records] == [
+        ("seawall.test.b", "WARNING"),
+        ("seawall.test.a", "ERROR"),
+    ]

@@ -53,7 +53,7 @@ class Series:
 
     def __init__(self, cap: int = CAP) -> None:
         """Tell up to `cap` series of each metric by name."""
-        self.cap = cap
+        self.cap = cap  # may be changed between two calls of `bounded`
         self._admitted: dict[str, dict[Labels, None]] = {}
         self._counters: dict[str, _Counter] = {}
 

@@ -35,8 +35,8 @@ def log_events(
     Good news (a breaker closed again, the store is back) is at INFO. The message tells the values
     in one short line; `extra` has them as fields: `seawall_event`, `seawall_guard` and so on. Of
     one sort, in one guard, there are at most `per_second` after the first `burst`; the next record
-    tells how many were left out, as `seawall_left_out`. Returns what switches it off: `close()`, or
-    a `with` block.
+    tells how many were left out, as `seawall_left_out`. Returns a switch: `close()`, or the end of
+    a `with` block, ends it. A second call for the same logger replaces the first.
     """
     if isinstance(logger, str):
         logger = logging.getLogger(logger)
@@ -44,14 +44,11 @@ def log_events(
         raise TypeError(f"logger={logger!r}: pass a logger of the standard logging, or its name")
     if level is not None:
         check.count("level", level, minimum=0)
-    if logger in _on:
-        raise ValueError(
-            f"{_on[logger]!r} for this logger already: use that one, close() it first, or name"
-            " another logger"
-        )
     rate = check.seconds("per_second", per_second)
     time = current_clock() if clock is None else check_clock(clock)
     writer = EventLog(logger, level, LineBound(rate, check.count("burst", burst), time))
+    if logger in _on:
+        _on[logger].close()
     unsubscribe = subscribe(writer.write)
     changes.paused += 1
 

@@ -17,8 +17,13 @@ from threading import Lock
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from opentelemetry import metrics, trace
-from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
+except ImportError as error:
+    raise ImportError(
+        "export_opentelemetry() needs opentelemetry-api: pip install 'seawall[otel]'"
+    ) from error
 
 from seawall import _checks as check
 from seawall.clients._llm_operations import Operation, observers
@@ -55,11 +60,12 @@ def export_opentelemetry(
     spans: bool = True,
     max_series: int = CAP,
 ) -> Switch:
-    """Let `meter_provider` (the global one, unless given) tell all metrics when it is read.
+    """Add all metrics to `meter_provider` (the global one, unless given).
 
-    With `spans`, events are added to the current span, if it is recorded. Of each metric up to
-    `max_series` series are told by name, the rest together. Returns what switches it off:
-    `close()`, or a `with` block.
+    With `spans`, events are added to the current span, if it is recorded. Up to `max_series` series
+    of each metric have their own attributes; the rest are summed as "other". Returns a switch:
+    `close()`, or the end of a `with` block, ends the export. A second call for the same provider
+    replaces the first: its settings apply, the first switch is off, and counters go on.
     """
     provider = metrics.get_meter_provider() if meter_provider is None else meter_provider
     if not hasattr(provider, "get_meter"):
@@ -68,10 +74,7 @@ def export_opentelemetry(
     check.flag("spans", spans)
     source = _sources.get(provider)
     if source is not None and source.switch is not None:
-        raise ValueError(
-            f"{source.switch!r} for this provider already: use that one, close() it first, or pass"
-            " another MeterProvider"
-        )
+        source.switch.close()
     if source is None:
         _sources[provider] = source = _Source()
         _instruments(provider, source)
@@ -108,7 +111,7 @@ class _Source:
     def start(self, switch: Switch, cap: int) -> None:
         """Be on."""
         with self._lock:
-            self._series, self._told, self._asked = Series(cap), {}, set()
+            self._series.cap, self._told, self._asked = cap, {}, set()
             self.switch = switch
 
     def stop(self) -> None:

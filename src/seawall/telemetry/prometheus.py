@@ -11,7 +11,13 @@ from threading import Lock
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from prometheus_client import REGISTRY, CollectorRegistry
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry
+except ImportError as error:
+    raise ImportError(
+        "export_prometheus() needs prometheus-client: pip install 'seawall[prometheus]'"
+    ) from error
+
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
@@ -35,33 +41,39 @@ _BOUNDS: Final = {
 
 AnyFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
-_on: Final[WeakKeyDictionary[CollectorRegistry, Switch]] = WeakKeyDictionary()
+_exports: Final[WeakKeyDictionary[CollectorRegistry, tuple[Switch, SeawallCollector]]] = (
+    WeakKeyDictionary()
+)
 
 
 def export_prometheus(
     registry: CollectorRegistry | None = None, *, max_series: int = CAP
 ) -> Switch:
-    """Let `registry` (that of prometheus-client, unless given) tell all metrics when it is asked.
+    """Add all metrics to `registry` (the default one of prometheus-client, unless given).
 
-    Of each metric up to `max_series` series are told by name, the rest together. Returns what
-    switches it off: `close()`, or a `with` block.
+    Up to `max_series` series of each metric have their own labels; the rest are summed as "other".
+    Returns a switch: `close()`, or the end of a `with` block, removes the metrics. A second call
+    for the same registry replaces the first: its settings apply, the first switch is off, and
+    counters go on.
     """
     target = REGISTRY if registry is None else registry
     if not isinstance(target, CollectorRegistry):
         raise TypeError(f"registry={registry!r}: pass a CollectorRegistry, or leave it out")
-    if target in _on:
-        raise ValueError(
-            f"{_on[target]!r} for this registry already: use that one, close() it first, or pass"
-            " another CollectorRegistry()"
-        )
-    collector = SeawallCollector(check.count("max_series", max_series, minimum=10))
+    cap = check.count("max_series", max_series, minimum=10)
+    if target in _exports:
+        replaced, collector = _exports[target]
+        replaced.close()
+        collector.series.cap = cap
+    else:
+        collector = SeawallCollector(cap)
 
     def off() -> None:
-        _on.pop(target, None)
+        _exports.pop(target, None)
         target.unregister(collector)
 
     target.register(collector)
-    _on[target] = switch = Switch("export_prometheus()", off)
+    switch = Switch("export_prometheus()", off)
+    _exports[target] = switch, collector
     return switch
 
 
@@ -69,8 +81,8 @@ class SeawallCollector(Collector):
     """Reads everything that lives at the moment it is asked."""
 
     def __init__(self, max_series: int) -> None:
-        """Tell so many series of each metric by name."""
-        self._series = Series(max_series)
+        """Give up to `max_series` series of each metric their own labels."""
+        self.series = Series(max_series)
         self._lock = Lock()
         survives_fork(self)
 
@@ -84,7 +96,7 @@ class SeawallCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """Return the metrics that have values now."""
         with self._lock:  # the snapshot, too: of two scrapes at once the older must come first
-            readings = self._series.bounded(readings_of(snapshot()))
+            readings = self.series.bounded(readings_of(snapshot()))
         families: dict[str, AnyFamily] = {}
         for reading in readings:
             metric = reading.metric
