@@ -33,6 +33,7 @@ def _lines(read: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 
 def test_the_life_of_a_breaker_can_be_read_from_messages(read: pytest.LogCaptureFixture):
     """Opening, probing and closing are different lines, and only the first is a warning."""
+    read.set_level(logging.DEBUG, "seawall.events")
     vendor = ScriptedService(fail(ConnectionError("refused")), answer(1)).call
     with virtual_time() as clock, log_events():
         guard = Guard("vendor", Breaker(consecutive=1, break_for=5.0, probes=single()))
@@ -42,7 +43,7 @@ def test_the_life_of_a_breaker_can_be_read_from_messages(read: pytest.LogCapture
     named, said = "breaker_changed in 'vendor':", "failure='ConnectionError: refused'"
     assert _lines(read) == [
         ("WARNING", f"{named} closed -> open (tripped) reason=ConnectionError {said}"),
-        ("INFO", f"{named} open -> half_open (break over)"),
+        ("DEBUG", f"{named} open -> half_open (break over)"),
         ("INFO", f"{named} half_open -> closed (probes passed)"),
     ]
 
@@ -280,6 +281,47 @@ def test_a_breaker_that_flaps_does_not_flood_the_log(
     flap(100)
     (line,) = read.records
     assert line.getMessage().endswith(f"left_out={100 - log.CHANGES_AT_ONCE}")
+
+
+def outage(seconds: float) -> None:
+    """Call a standard guard ten times a second: through an outage, and until it is closed again."""
+    with virtual_time() as clock:
+        guard = Guard.standard(
+            "vendor", on=ConnectionError, timeout=1.0, attempts=1, sync="cooperative"
+        )
+        (breaker,) = (policy for policy in guard.policies if isinstance(policy, Breaker))
+
+        def vendor() -> None:
+            if clock.now() < seconds:
+                raise ConnectionError
+
+        while clock.now() < seconds or breaker.state != "closed":
+            guard.attempt(vendor)
+            clock.advance(0.1)
+        guard.close()
+
+
+@pytest.mark.usefixtures("changes")
+def test_outage_of_a_minute_is_one_warning_and_one_line_at_its_end(read: pytest.LogCaptureFixture):
+    """A breaker probes about once a second: that is no news while the probes fail."""
+    outage(60.0)
+    assert [(level, line.partition(" reason=")[0]) for level, line in _lines(read)] == [
+        ("WARNING", "breaker_changed in 'vendor': closed -> open (tripped)"),
+        ("INFO", "breaker_changed in 'vendor': half_open -> closed (probes passed)"),
+    ]
+
+
+def test_probes_do_not_use_up_the_line_that_a_breaker_closed(
+    read: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """With DEBUG on, they are bounded apart from it."""
+    monkeypatch.setattr(log, "SYSTEM", VirtualClock())
+    monkeypatch.setattr(log, "changes", log.ChangeLog())
+    read.set_level(logging.DEBUG, "seawall.events")
+    outage(60.0)
+    levels = [level for level, _ in _lines(read)]
+    assert (levels[0], levels[-1]) == ("WARNING", "INFO")
+    assert levels.count("DEBUG") == log.CHANGES_AT_ONCE
 
 
 @pytest.mark.usefixtures("changes")

@@ -3,6 +3,7 @@
 Promises:
 - With no configuration, each change of state (a breaker opened or closed, a host was ejected, a job
   died) is a line on the logger `seawall.events`: trouble at WARNING or ERROR, good news at INFO.
+  The probes of a breaker during an outage are at DEBUG.
   While `log_events()` is on, it writes these lines too, and they are not written twice.
 - A failure of a handler is a line with its traceback on the logger `seawall`, at each attempt
   (WARNING) and at its end (ERROR). The text of the traceback is redacted; `exc_info` of the record
@@ -23,7 +24,7 @@ from typing import Final, TypeAlias
 from seawall._failures import described, reason_of, traceback_of
 from seawall._redaction import printable, safe_line
 from seawall.clock import SYSTEM, Clock
-from seawall.runtime.events import Event
+from seawall.runtime.events import BreakerChanged, Event
 from seawall.runtime.mutex import survives_fork
 
 MOST_SORTS: Final = 1000
@@ -121,7 +122,7 @@ LEVELS: Final = {
 """How much an event matters; those that are not here are warnings."""
 
 GOOD_NEWS: Final[dict[str, tuple[str, tuple[object, ...]]]] = {
-    "breaker_changed": ("after", ("closed", "half_open")),
+    "breaker_changed": ("after", ("closed",)),
     "health_changed": ("after", ("healthy",)),
     "level_changed": ("after", ("full",)),
     "store_mode_changed": ("after", ("shared",)),
@@ -142,9 +143,12 @@ _NOT_TOLD: Final = frozenset({"guard", "traceback"})
 _PARTING: Final = frozenset(" '\"=")
 """What would make it unclear where a value ends."""
 
+PROBING: Final = ("open", "half_open"), ("half_open", "open")
+"""Changes of a breaker that is still open to its callers: about one a second in an outage."""
+
 CHANGES_PER_SECOND: Final = 0.2
 CHANGES_AT_ONCE: Final = 6
-"""Lines about changes of one sort in one guard; further ones are counted."""
+"""Lines about changes of one sort and level in one guard; further ones are counted."""
 
 LONGEST_VALUE: Final = 500
 
@@ -182,13 +186,15 @@ class EventLog:
 
     def write(self, event: Event) -> None:
         """Write a line about `event`, unless there were too many."""
-        level = _level_of(event) if self._level is None else self._level
+        usual = _level_of(event)
+        level = usual if self._level is None else self._level
         # A handler may itself be guarded: what that tells would be told for ever.
         if getattr(self._busy, "writing", False) or not self._logger.isEnabledFor(level):
             return
         self._busy.writing = True
         try:
-            left_out = self._bound.left_out((event.name, event.guard))
+            # By level: probes must not use up the line that says the breaker closed.
+            left_out = self._bound.left_out((event.name, event.guard, usual))
             if left_out is not None:
                 told = values_of(event)
                 if left_out:
@@ -226,6 +232,8 @@ changes: Final = ChangeLog()
 
 
 def _level_of(event: Event) -> int:
+    if isinstance(event, BreakerChanged) and (event.before, event.after) in PROBING:
+        return logging.DEBUG
     field, good = GOOD_NEWS.get(event.name, ("", ()))
     if good and getattr(event, field) in good:
         return logging.INFO

@@ -32,10 +32,11 @@ def log_events(
     """Write a record for each event to `logger`, at `level` (by the sort of event, unless given).
 
     Changes of state are written without it, to `seawall.events`; while it is on, only by it.
-    Good news (a breaker closed again, the store is back) is at INFO. The message tells the values
-    in one short line; `extra` has them as fields: `seawall_event`, `seawall_guard` and so on. Of
-    one sort, in one guard, there are at most `per_second` after the first `burst`; the next record
-    tells how many were left out, as `seawall_left_out`. Returns a switch: `close()`, or the end of
+    Good news (a breaker closed again, the store is back) is at INFO; the probes of an open breaker
+    are at DEBUG. The message has the values in one short line; `extra` has them as fields:
+    `seawall_event`, `seawall_guard` and so on. Each sort and usual level in one guard is limited
+    to `per_second` records after the first `burst`; the next record has the number that were left
+    out, as `seawall_left_out`. Returns a switch: `close()`, or the end of
     a `with` block, ends it. A second call for the same logger replaces the first.
     """
     if isinstance(logger, str):
