@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from seawall import Guard, Retry, RetryBudget, Timeout, VirtualClock, deadline
-from seawall.clients.httpx import AsyncGuardedTransport, retryable
+from seawall import Guard, Retry, RetryBudget, Timeout, VirtualClock, deadline, transient
+from seawall.clients.httpx import AsyncGuardedTransport
 from seawall.clock import Clock
 from seawall.testing import ScriptedService, fail, run_virtual, virtual_time
 from seawall.web.edge import Edge
@@ -108,7 +108,7 @@ class Chain:
     def guard(self) -> Guard:
         """Return a service's guard around the next one: three attempts, within a second."""
         budget = RetryBudget() if self._settings.budgets else None
-        retry = Retry(on=retryable, attempts=3, backoff=self._backoff, budget=budget)
+        retry = Retry(on=transient, attempts=3, backoff=self._backoff, budget=budget)
         name = f"chain-{next(_numbers)}"
         return Guard(name, retry, Timeout(1.0), clock=self._clock, rng=Random(7))
 

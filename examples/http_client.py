@@ -12,8 +12,17 @@ from threading import Thread
 
 import httpx
 
-from seawall import Breaker, CircuitOpen, Guard, Retry, Timeout, deadline, idempotency_key
-from seawall.clients.httpx import GuardedTransport, retryable
+from seawall import (
+    Breaker,
+    CircuitOpen,
+    Guard,
+    Retry,
+    Timeout,
+    deadline,
+    idempotency_key,
+    transient,
+)
+from seawall.clients.httpx import GuardedTransport
 
 
 class Orders(BaseHTTPRequestHandler):
@@ -40,7 +49,7 @@ def main() -> None:
     Thread(target=server.serve_forever, daemon=True).start()
     guard = Guard(
         "orders",
-        Retry(on=retryable, attempts=3, backoff=0.001),
+        Retry(on=transient, attempts=3, backoff=0.001),
         Breaker(failure_ratio=0.5, min_calls=4),
         Timeout(2.0, sync="cooperative"),
     )

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx2
 
-from seawall import Breaker, Guard, Retry, RetryBudget, Timeout
-from seawall.clients.llm import Model, Models, TokenLimits, async_http_client, retryable
+from seawall import Breaker, Guard, Retry, RetryBudget, Timeout, transient
+from seawall.clients.llm import Model, Models, TokenLimits, async_http_client
 
 asked: list[str] = []
 
@@ -38,7 +38,7 @@ def guard_for(name: str) -> Guard:
     """Return the stack around one vendor."""
     return Guard(
         name,
-        Retry(on=retryable, attempts=2, backoff=0.001, budget=RetryBudget()),
+        Retry(on=transient, attempts=2, backoff=0.001, budget=RetryBudget()),
         Breaker(min_calls=2, break_for=30.0),
         TokenLimits(requests="500/min", tokens="10k/week", max_wait=1.0),
         Timeout(10.0, sync="cooperative"),  # for http_client(guard), of blocking SDKs, too

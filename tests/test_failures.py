@@ -36,6 +36,7 @@ from seawall import (
     TimedOut,
     Timeout,
     subscribe,
+    transient,
 )
 from seawall._failures import (
     LONGEST_NAME,
@@ -47,7 +48,7 @@ from seawall._failures import (
     split_report,
     traceback_of,
 )
-from seawall.clients.httpx import GuardedTransport, retryable
+from seawall.clients.httpx import GuardedTransport
 from seawall.clock import VirtualClock
 from seawall.dashboard._moves import Moves
 from seawall.dashboard._stacks import guard_view
@@ -201,7 +202,7 @@ def test_events_of_an_http_guard_name_status_host_and_key() -> None:
     """Nobody has to know what the transport calls a failed answer inside."""
     seen: list[Any] = []
     with_key = Breaker(consecutive=2, key=lambda request: request.url.host)
-    guard = Guard("failing", Retry(on=retryable, attempts=2, backoff=0.0), with_key)
+    guard = Guard("failing", Retry(on=transient, attempts=2, backoff=0.0), with_key)
     transport = GuardedTransport(guard, httpx.MockTransport(lambda _request: httpx.Response(503)))
     stop = subscribe(seen.append, CallRetried, RetryStopped, BreakerChanged, CallRejected)
     try:

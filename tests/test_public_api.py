@@ -37,7 +37,6 @@ import seawall.web.grpc
 PINNED = Path(__file__).with_name("public_api.txt")
 MODULES = (
     seawall,
-    seawall.clients,
     seawall.clients.grpc,
     seawall.clients.httpx,
     seawall.clients.httpx2,

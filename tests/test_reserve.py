@@ -26,8 +26,9 @@ from seawall import (
     current_deadline,
     deadline,
     static,
+    transient,
 )
-from seawall.clients.httpx import AsyncGuardedTransport, retryable
+from seawall.clients.httpx import AsyncGuardedTransport
 from seawall.context import keeping_back, reserve_of
 from seawall.testing import run_virtual, virtual_time
 from seawall.web import Inbound, Trust
@@ -420,7 +421,7 @@ def _times_left(reserve: float | None) -> tuple[dict[str, float], int]:
                 return Edge(app, name=f"{name}-{id(left)}", inbound=inbound)
 
             async def asking(other: Edge) -> Callable[[], Any]:
-                guard = new_guard(Retry(on=retryable, attempts=1), Timeout(30.0))
+                guard = new_guard(Retry(on=transient, attempts=1), Timeout(30.0))
                 transport = AsyncGuardedTransport(guard, _OtherProcess(other), reserve=reserve)
                 client = httpx.AsyncClient(transport=transport, timeout=30.0)
                 await stack.enter_async_context(client)

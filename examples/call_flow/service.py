@@ -31,9 +31,9 @@ from seawall import (
     Timeout,
     adaptive_attempts,
     by_criticality,
+    transient,
     vegas,
 )
-from seawall.clients import retryable
 from seawall.clients.httpx import AsyncGuardedTransport
 from seawall.signals import occupancy
 from seawall.web import RequestLimits, api_key, limit
@@ -46,7 +46,7 @@ store = RedisStore(os.environ["REDIS_URL"], prefix=os.environ.get("PREFIX", "cal
 vendor = Guard(
     "vendor",
     Retry(  # adaptive: fewer attempts as trouble grows, none beyond the budget
-        on=retryable, attempts=adaptive_attempts(3), backoff=0.05, budget=RetryBudget()
+        on=transient, attempts=adaptive_attempts(3), backoff=0.05, budget=RetryBudget()
     ),
     Breaker(consecutive=5, break_for=1.0, shared=store, name="vendor"),
     RateLimit("40/s", burst=30, shared=store, name="vendor"),  # what the vendor grants us all

@@ -392,12 +392,6 @@ _CALLS = ("continuation", "client_call_details")
 SHOWN_BY_CLIENTS = frozenset(
     [
         # predicates are asked about whatever came of a call
-        *_given("retryable", "error", "_value"),
-        *_given("httpx.retryable", "error", "_value"),
-        *_given("httpx2.retryable", "error", "_value"),
-        *_given("requests.retryable", "error", "_value"),
-        *_given("llm.retryable", "error", "_value"),
-        *_given("grpc.retryable", "error", "value"),
         *_given("llm.passing", "error"),
         # answers of vendors are what they are
         *_given("llm.usage_of", "answer"),

@@ -39,9 +39,10 @@ from seawall import (
     deadline,
     idempotency_key,
     tenant,
+    transient,
 )
 from seawall.clients import _bodies
-from seawall.clients._exchange import Exchange, Time, retryable
+from seawall.clients._exchange import Exchange, Time
 from seawall.clients._exchange_errors import Library, as_library_error
 from seawall.clients._exchange_terms import Terms
 from seawall.clients._httpx_timeouts import TimeLeft
@@ -64,7 +65,7 @@ carriers = pytest.mark.parametrize("carrier", CARRIERS, ids=lambda carrier: carr
 def guard_of(*policies: Any, attempts: int = 3, **options: Any) -> Guard:
     """Return a guard on a clock of its own that makes up to so many attempts."""
     clock = VirtualClock(1000.0)
-    retry = Retry(on=retryable, attempts=attempts, backoff=0.5)
+    retry = Retry(on=transient, attempts=attempts, backoff=0.5)
     return new_guard(retry, *policies, clock=clock, rng=Random(7), **options)
 
 
@@ -484,8 +485,8 @@ def test_refusals_are_not_retryable():
     """A refusal is not worth another attempt, whichever library's error it is as well."""
     for library in Library._known.values():
         for error in (CircuitOpen("no"), DeadlineExceeded("late")):
-            assert not retryable(as_library_error(error, library, None))
-        assert retryable(as_library_error(TimedOut("slow"), library, None))
+            assert not transient(as_library_error(error, library, None))
+        assert transient(as_library_error(TimedOut("slow"), library, None))
 
 
 @carriers

@@ -34,10 +34,11 @@ from seawall import (
     deadline,
     idempotency_key,
     tenant,
+    transient,
 )
 from seawall.clients import _grpc_calls, _grpc_errors, _grpc_held
 from seawall.clients import grpc as guarded
-from seawall.clients.grpc import GuardedInterceptor, Rpc, aio_interceptors, retry_on, retryable
+from seawall.clients.grpc import GuardedInterceptor, Rpc, aio_interceptors, retry_on
 from seawall.errors import SeawallError
 from seawall.wire.grpc import NEVER, pushback_of, read_pushback, write_pushback
 from tests.clients.support_grpc import (
@@ -111,7 +112,7 @@ class Script:
         return {UU: self.unary, US: self.items, SU: self.joined, SS: self.echo}
 
 
-def retrying(*others: Any, on: Any = retryable, **options: Any) -> Guard:
+def retrying(*others: Any, on: Any = transient, **options: Any) -> Guard:
     return new_guard(Retry(on=on, attempts=3, backoff=0.001, **options), *others)
 
 

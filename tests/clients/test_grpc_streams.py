@@ -9,9 +9,19 @@ import grpc
 import grpc.experimental
 import pytest
 
-from seawall import Breaker, Bulkhead, CircuitOpen, Guard, Hedge, Retry, TimedOut, Timeout
+from seawall import (
+    Breaker,
+    Bulkhead,
+    CircuitOpen,
+    Guard,
+    Hedge,
+    Retry,
+    TimedOut,
+    Timeout,
+    transient,
+)
 from seawall.clients import _grpc_held
-from seawall.clients.grpc import GuardedInterceptor, aio_interceptors, retryable
+from seawall.clients.grpc import GuardedInterceptor, aio_interceptors
 from tests.clients.support_grpc import (
     KINDS,
     OPTIONS,
@@ -171,7 +181,7 @@ def test_a_sync_stream_waits_no_longer_than_the_guard_says(sync: Any) -> None:
         yield b""
 
     guard = new_guard(
-        Retry(on=retryable, attempts=2, backoff=0.001), Bulkhead(1), Timeout(0.05, sync=sync)
+        Retry(on=transient, attempts=2, backoff=0.001), Bulkhead(1), Timeout(0.05, sync=sync)
     )
     with (
         dialled({US: silent}, GuardedInterceptor(guard, idempotent=True)) as channel,
@@ -278,7 +288,7 @@ def test_two_keys_are_none() -> None:
         context.abort(Code.UNAVAILABLE, "")
         return b""
 
-    guard = new_guard(Retry(on=retryable, attempts=2, backoff=0.001))
+    guard = new_guard(Retry(on=transient, attempts=2, backoff=0.001))
     keys = [("idempotency-key", "a"), ("idempotency-key", "b")]
     with serving({UU: fail}) as target, connected(target, GuardedInterceptor(guard)) as channel:
         for metadata in (keys, keys[:1]):

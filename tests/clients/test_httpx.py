@@ -36,7 +36,7 @@ from seawall.clients import httpx2 as guarded_httpx2
 from seawall.clients._bodies import GIVEN_UP
 from seawall.clients._exchange import Exchange
 from seawall.clients._httpx_library import HttpxLibrary
-from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport, retryable
+from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
 from seawall.testing import no_leaked_permits, run_virtual
 from tests.clients.support import (
     LARGE,
@@ -59,7 +59,7 @@ libraries = pytest.mark.parametrize(
 
 def retrying(*policies: Any, **options: Any) -> Any:
     """Return a guard that makes up to three attempts, with next to no pause."""
-    return new_guard(Retry(on=retryable, backoff=0.001), *policies, **options)
+    return new_guard(Retry(on=transient, backoff=0.001), *policies, **options)
 
 
 # --- Names ---
@@ -71,7 +71,6 @@ def test_they_are_transports_of_their_library(library: Any, guarded: Any):
     guard = retrying()
     assert isinstance(guarded.GuardedTransport(guard), library.BaseTransport)
     assert isinstance(guarded.AsyncGuardedTransport(guard), library.AsyncBaseTransport)
-    assert guarded.retryable is retryable
 
 
 # --- Losers are closed ---
@@ -92,7 +91,7 @@ def nothing_stays_open(case: Any) -> None:
     slots = Bulkhead(2)
     clock = VirtualClock()
     race = [Hedge(0.5, cap=1.0, burst=100)] if hedged else []
-    guard = new_guard(Retry(on=retryable, backoff=0.5), *race, slots, Timeout(1.5), clock=clock)
+    guard = new_guard(Retry(on=transient, backoff=0.5), *race, slots, Timeout(1.5), clock=clock)
 
     async def main() -> None:
         transport = AsyncGuardedTransport(guard, transport_to(server, httpx, sync=False))
@@ -278,7 +277,7 @@ def files_arrive_whole(case: Any) -> None:
     """Send a form with a file under a hedge, to servers that take each piece in their own time."""
     steps, opened = case
     clock = VirtualClock()
-    policies = Retry(on=retryable, backoff=0.5), Hedge(0.25, cap=1.0, burst=100)
+    policies = Retry(on=transient, backoff=0.5), Hedge(0.25, cap=1.0, burst=100)
     guard = new_guard(*policies, clock=clock)
     arrived: list[bytes] = []
     under_way = itertools.count()
@@ -349,7 +348,7 @@ class Ends(httpx.AsyncByteStream, httpx.SyncByteStream):
 def test_a_failed_answer_whose_body_stops_is_still_that_answer(kind: str):
     """Status and wishes of a failed answer count, whatever becomes of its body."""
     clock = VirtualClock()
-    guard = new_guard(Retry(on=retryable, backoff=0.5), clock=clock)
+    guard = new_guard(Retry(on=transient, backoff=0.5), clock=clock)
     bodies: list[Ends] = []
 
     def refuse(_request: httpx.Request) -> httpx.Response:
@@ -390,7 +389,7 @@ def test_a_stalled_body_of_a_failed_answer_ends_before_its_attempt(
     clock = VirtualClock()
     race = [Hedge(0.25, cap=1.0)] if limit == "hedged" else []
     bound = [] if limit == "deadline" else [Timeout(0.5)]
-    retry = Retry(on=retryable, attempts=2, backoff=0.25)
+    retry = Retry(on=transient, attempts=2, backoff=0.25)
     guard = new_guard(Timeout(30.0), retry, *bound, *race, clock=clock)
     stalled = type("Stalled", (Ends, library.AsyncByteStream), {})
     bodies: list[Any] = []

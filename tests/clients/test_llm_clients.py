@@ -8,9 +8,9 @@ import httpx
 import httpx2
 import pytest
 
-from seawall import Retry, idempotency_key
+from seawall import Retry, idempotency_key, transient
 from seawall.clients import _llm_clients
-from seawall.clients.llm import async_http_client, http_client, retryable
+from seawall.clients.llm import async_http_client, http_client
 from seawall.testing import run_virtual, virtual_time
 from tests.clients.support_llm import Vendor, breaks, refuses
 from tests.support import new_guard
@@ -32,7 +32,7 @@ def test_what_may_be_sent_again() -> None:
     for path, body in [*harmless, *others]:
         with virtual_time():
             vendor = Vendor(*[refuses(500)] * 3)
-            guard = new_guard(Retry(on=retryable))
+            guard = new_guard(Retry(on=transient))
             with http_client(guard, vendor.transport()) as http:
                 assert http.post(f"http://v{path}", json=body).status_code == 500
             assert vendor.asked == (3 if (path, body) in harmless else 1)
@@ -40,7 +40,7 @@ def test_what_may_be_sent_again() -> None:
         vendor = Vendor(breaks(httpx2.ReadError))
         with (
             http_client(
-                new_guard(Retry(on=retryable)), vendor.transport(), repeatable=bool
+                new_guard(Retry(on=transient)), vendor.transport(), repeatable=bool
             ) as http,
         ):
             assert http.post("http://v/v1/batches", json={}).status_code == 200
@@ -51,7 +51,7 @@ def test_the_key_of_the_context_is_not_the_vendors() -> None:
 
     async def main() -> None:
         vendor = Vendor(*[refuses(500)] * 2)
-        guard = new_guard(Retry(on=retryable))
+        guard = new_guard(Retry(on=transient))
         with idempotency_key("order 17"):
             async with async_http_client(guard, vendor.transport()) as http:
                 await http.post("http://v/v1/batches", json={})
@@ -68,7 +68,7 @@ def test_the_key_of_the_context_is_not_the_vendors() -> None:
 @pytest.mark.parametrize("make", [http_client, async_http_client])
 def test_options(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is about connections reaches the transport, or is refused, as all that is unknown."""
-    guard = new_guard(Retry(on=retryable))
+    guard = new_guard(Retry(on=transient))
     made: list[dict[str, Any]] = []
     name = "HTTPTransport" if make is http_client else "AsyncHTTPTransport"
 

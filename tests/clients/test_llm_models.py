@@ -24,6 +24,7 @@ from seawall import (
     Timeout,
     deadline,
     subscribe,
+    transient,
 )
 from seawall.clients import _llm_models as module
 from seawall.clients.llm import (
@@ -33,7 +34,6 @@ from seawall.clients.llm import (
     async_http_client,
     http_client,
     passing,
-    retryable,
 )
 from seawall.runtime.events import Degraded
 from seawall.testing import run_virtual, virtual_time
@@ -345,7 +345,7 @@ def test_another_vendor_takes_over(kind: str) -> None:
             one.steps.append(streams_error("overloaded_error"))
         guards = [
             new_guard(
-                Retry(on=retryable, attempts=2),
+                Retry(on=transient, attempts=2),
                 Breaker(min_calls=3, window=30.0, break_for=10.0),
                 TokenLimits(requests="100/s", tokens="1M/min"),
             )

@@ -17,14 +17,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry
 
 import seawall
-from seawall import Bulkhead, Guard, Retry, Timeout
+from seawall import Bulkhead, Guard, Retry, Timeout, transient
 from seawall.clients._llm_operations import MOST_SERIES, OTHER, observers
 from seawall.clients.llm import (
     Price,
     Usage,
     async_http_client,
     http_client,
-    retryable,
     usage_of,
 )
 from seawall.dashboard._lines import line_of
@@ -99,7 +98,7 @@ def test_tokens_that_no_answer_tells_are_not_reported():
 )
 def test_errors_are_counted_by_their_class(step: Callable[..., Answer], error: str):
     """By status, also where a stream begins with an error; else by the name of the exception."""
-    guard = new_guard(Retry(on=retryable, attempts=2, backoff=0))
+    guard = new_guard(Retry(on=transient, attempts=2, backoff=0))
     with http_client(guard, Vendor(step).transport()) as http:
         http.post(CHAT, json={"model": "asked"})
     failed, well = _shown(guard.name)
@@ -378,7 +377,7 @@ def test_the_span_of_a_call_tells_what_it_used():
 
 def test_the_page_tells_requests_tokens_and_cost_by_model():
     """One line for a client, one fact for a model."""
-    guard = new_guard(Retry(on=retryable, attempts=2, backoff=0))
+    guard = new_guard(Retry(on=transient, attempts=2, backoff=0))
     vendor = Vendor(refuses(500), used=(7, 5))
     prices = {"m": Price(1_000_000.0, 2_000_000.0)}
     with http_client(guard, vendor.transport(), prices=prices) as http:

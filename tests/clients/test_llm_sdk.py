@@ -17,8 +17,8 @@ import httpx2
 import openai
 import pytest
 
-from seawall import Breaker, Guard, RateLimited, Retry, Timeout
-from seawall.clients.llm import TokenLimits, async_http_client, http_client, retryable
+from seawall import Breaker, Guard, RateLimited, Retry, Timeout, transient
+from seawall.clients.llm import TokenLimits, async_http_client, http_client
 from seawall.testing import run_virtual, virtual_time
 from tests.clients.support_llm import HANG, Answer, Vendor, breaks, refuses, streams_error
 from tests.support import let_pass, new_guard
@@ -29,7 +29,7 @@ HELLO: list[Any] = [{"role": "user", "content": "hello there"}]  # 3 tokens, and
 def guard_of(limits: TokenLimits, **options: Any) -> Guard:
     """Return the usual stack around `limits`."""
     return new_guard(
-        Retry(on=retryable, attempts=4, backoff=0.5),
+        Retry(on=transient, attempts=4, backoff=0.5),
         Breaker(min_calls=50),
         limits,
         Timeout(30.0, sync="cooperative"),
@@ -405,7 +405,7 @@ def server() -> Iterator[tuple[str, Vendor]]:
 def test_sync_sdks_over_a_socket(server: tuple[str, Vendor]) -> None:
     """The blocking SDKs, real sockets and packed answers: retried, and charged what was used."""
     url, vendor = server
-    guard = new_guard(Retry(on=retryable, backoff=0.001), wide())
+    guard = new_guard(Retry(on=transient, backoff=0.001), wide())
     with http_client(guard) as http:
         first = openai.OpenAI(http_client=http, max_retries=0, api_key="k", base_url=f"{url}/v1")
         other = anthropic.Anthropic(http_client=http, max_retries=0, api_key="k", base_url=url)
@@ -432,7 +432,7 @@ def test_a_proxy_is_behind_the_guard(
     url, vendor = server
     for name in ("http_proxy", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    guard = new_guard(Retry(on=retryable, backoff=0.001), wide())
+    guard = new_guard(Retry(on=transient, backoff=0.001), wide())
 
     def ask(to: str = "http://api.vendor.test", **options: Any) -> int:
         before = vendor.asked

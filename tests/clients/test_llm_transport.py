@@ -10,10 +10,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from seawall import Breaker, Guard, Retry, TimedOut, Timeout
+from seawall import Breaker, Guard, Retry, TimedOut, Timeout, transient
 from seawall.clients import _llm_transport as module
 from seawall.clients import _llm_usage
-from seawall.clients.llm import TokenLimits, async_http_client, http_client, retryable
+from seawall.clients.llm import TokenLimits, async_http_client, http_client
 from seawall.testing import run_virtual, virtual_time
 from tests.clients.support_llm import Vendor, refuses, streams_error
 from tests.support import new_guard
@@ -40,7 +40,7 @@ def stopped_after(turns: int) -> tuple[bool, int, int]:
     async def main() -> tuple[bool, int, int]:
         vendor = Vendor(refuses(529), streams_error("overloaded_error"))
         guard = new_guard(
-            Retry(on=retryable, backoff=0.0001),
+            Retry(on=transient, backoff=0.0001),
             Breaker(min_calls=50),
             TokenLimits(requests="9/week", tokens="1000/week", max_wait=1.0),
             Timeout(30.0),
@@ -87,7 +87,7 @@ def answered_at_last() -> bool:
     """Tell whether a stream that begins with an error twice is answered all the same."""
     with virtual_time():
         vendor = Vendor(streams_error("overloaded_error"), streams_error("api_error"))
-        guard = new_guard(Retry(on=retryable))
+        guard = new_guard(Retry(on=transient))
         with http_client(guard, vendor.transport()) as http:
             return b"two" in http.post(URL, json=BODY).content
 
@@ -104,7 +104,7 @@ def test_closed_twice_is_closed_once() -> None:
     with virtual_time():
         vendor = Vendor()
         limits = TokenLimits(tokens="1000/week")
-        guard = new_guard(Retry(on=retryable), Breaker(), limits)
+        guard = new_guard(Retry(on=transient), Breaker(), limits)
         with http_client(guard, vendor.transport()) as http:
             with http.stream("POST", URL, json=BODY) as answer:
                 pieces = list(answer.iter_raw())
@@ -142,7 +142,7 @@ def test_a_body_that_breaks_off_before_its_first_item() -> None:
             def handle_request(self, request: Any) -> Any:
                 return first.pop() if first else inner.handle_request(request)
 
-        guard = new_guard(Retry(on=retryable))
+        guard = new_guard(Retry(on=transient))
         with http_client(guard, Transport()) as http:
             assert b"three" in http.post(URL, json=BODY).content
         assert (Broken.closed, vendor.asked) == (1, 1)
@@ -170,7 +170,7 @@ def test_what_uses_no_tokens_is_charged_none(method: str) -> None:
     paths = ["/responses/r"] if method == "GET" else ["/messages/count_tokens", "/moderations"]
     with virtual_time():
         vendor = Vendor(streams_error("overloaded_error"))
-        guard = new_guard(Retry(on=retryable), Breaker(), TokenLimits(tokens="1000/week"))
+        guard = new_guard(Retry(on=transient), Breaker(), TokenLimits(tokens="1000/week"))
         with http_client(guard, vendor.transport()) as http:
             for path in paths:
                 answer = http.request(method, f"http://v/v1{path}", json={**BODY, "stream": False})
@@ -225,7 +225,7 @@ def test_the_start_of_a_stream_takes_linear_time() -> None:
             yield b"\n\ndata: [DONE]\n\n"
 
         took = []
-        with http_client(new_guard(Retry(on=retryable)), streams(chunks)) as http:
+        with http_client(new_guard(Retry(on=transient)), streams(chunks)) as http:
             for _ in range(3):
                 began = time.perf_counter()
                 assert len(http.post(URL, json=BODY).content) > pieces
@@ -246,7 +246,7 @@ def read_ahead() -> int:
             yield b": wait\n\n" * 128
 
     with (
-        http_client(new_guard(Retry(on=retryable)), streams(chunks)) as http,
+        http_client(new_guard(Retry(on=transient)), streams(chunks)) as http,
         http.stream("POST", URL, json=BODY),
     ):
         return read
@@ -264,7 +264,7 @@ def test_a_redirect_uses_no_tokens() -> None:
     """Where an answer is elsewhere, the tokens are used there."""
     vendor = Vendor(refuses(307, location="/v1/messages"))
     with virtual_time():
-        guard = new_guard(Retry(on=retryable), Breaker(), TokenLimits(tokens="1000/week"))
+        guard = new_guard(Retry(on=transient), Breaker(), TokenLimits(tokens="1000/week"))
         with http_client(guard, vendor.transport()) as http:
             http.post("http://v/v0/messages", json=BODY)
         assert tokens_left(guard) == 988

@@ -15,9 +15,9 @@ from requests.auth import HTTPDigestAuth
 from urllib3 import HTTPResponse
 from urllib3.util import Timeout as Urllib3Timeout
 
-from seawall import Breaker, CircuitOpen, Retry, TimedOut, Timeout, deadline
+from seawall import Breaker, CircuitOpen, Retry, TimedOut, Timeout, deadline, transient
 from seawall.clients._bodies import KEPT
-from seawall.clients.requests import GuardedAdapter, _lowered, retryable
+from seawall.clients.requests import GuardedAdapter, _lowered
 from tests.clients.support import CARRIERS, LARGE, Server, Step, real_server
 from tests.support import new_guard
 
@@ -31,7 +31,7 @@ def session_of(guard: Any, **settings: Any) -> requests.Session:
 
 def retrying(*policies: Any) -> Any:
     """Return a guard that makes up to three attempts, with next to no pause."""
-    return new_guard(Retry(on=retryable, backoff=0.001), *policies)
+    return new_guard(Retry(on=transient, backoff=0.001), *policies)
 
 
 @pytest.mark.parametrize("body", [b"sorry", LARGE], ids=["small", "large"])

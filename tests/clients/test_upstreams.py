@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Breaker, CircuitOpen, Guard, Hedge, Retry, Timeout, subscribe
+from seawall import Breaker, CircuitOpen, Guard, Hedge, Retry, Timeout, subscribe, transient
 from seawall.clients import httpx as guarded_httpx
 from seawall.clients import httpx2 as guarded_httpx2
 from seawall.clients._upstream_picks import Pick
@@ -196,7 +196,7 @@ def test_closing_closes_what_is_inside():
 def test_each_attempt_asks_another_host(library, guarded):
     """A retry goes to a host that this call has not tried, in any order, until all were."""
     farm = Farm(library, one=503, two=503, three=503)
-    guard = new_guard(Retry(on=guarded.retryable, attempts=3, backoff=0.1), clock=VirtualClock())
+    guard = new_guard(Retry(on=transient, attempts=3, backoff=0.1), clock=VirtualClock())
     transport = guarded.GuardedTransport(guard, new_upstreams().transport(farm))
     with library.Client(transport=transport) as client:
         for _ in range(5):

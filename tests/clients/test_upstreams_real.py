@@ -13,8 +13,8 @@ from threading import Event, Thread
 import httpx
 import pytest
 
-from seawall import Hedge, Retry
-from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport, retryable
+from seawall import Hedge, Retry, transient
+from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
 from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams
 from seawall.clock import current_clock
 from tests.support import new_guard
@@ -101,7 +101,7 @@ def test_a_bad_host_loses_its_share_and_gets_it_back(mood):
             outliers=Outliers(consecutive=3, eject_for=1.0, max_eject_for=1.0),
             rng=Random(5),
         )
-        guard = new_guard(Retry(on=retryable, attempts=3, backoff=0.001))
+        guard = new_guard(Retry(on=transient, attempts=3, backoff=0.001))
         with httpx.Client(transport=GuardedTransport(guard, upstreams.transport())) as client:
             until_asked(client, sites)
             bad.mood = mood

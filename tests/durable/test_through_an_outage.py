@@ -24,8 +24,9 @@ from seawall import (
     Timeout,
     VirtualClock,
     subscribe,
+    transient,
 )
-from seawall.clients.httpx import AsyncGuardedTransport, retryable
+from seawall.clients.httpx import AsyncGuardedTransport
 from seawall.durable import Reply, keyed
 from seawall.runtime.events import BreakerChanged
 from seawall.testing import run_virtual
@@ -92,7 +93,7 @@ def guarded(clock: VirtualClock | None = None) -> tuple[Guard, Breaker]:
     """Return the client's guard and its breaker."""
     breaker = Breaker(consecutive=9)
     budget = RetryBudget(SuccessDeposit(maximum=20))
-    retry = Retry(on=retryable, attempts=10, backoff=[0.7] * 9, budget=budget)
+    retry = Retry(on=transient, attempts=10, backoff=[0.7] * 9, budget=budget)
     options = {} if clock is None else {"clock": clock}
     return new_guard(Timeout(60.0), retry, breaker, Timeout(PATIENCE), **options), breaker
 

@@ -46,8 +46,9 @@ def _sdk(module: Any, status: int) -> Exception:
     return error
 
 
-def _rpc(code: grpc.StatusCode) -> grpc.RpcError:
-    return type("Failed", (grpc.RpcError,), {"code": lambda _: code, "details": lambda _: ""})()
+def _rpc(code: grpc.StatusCode, **attributes: Any) -> grpc.RpcError:
+    methods = {"code": lambda _: code, "details": lambda _: ""}
+    return type("Failed", (grpc.RpcError,), {**methods, **attributes})()
 
 
 def _wrapped(error: Exception, cause: Exception) -> Exception:
@@ -98,6 +99,7 @@ PASSING: dict[str, Exception] = {
     "asyncpg deadlock": asyncpg.DeadlockDetectedError(""),
     "sqlalchemy": sqlalchemy.exc.OperationalError("", None, psycopg.errors.DeadlockDetected()),
     "grpc": _rpc(grpc.StatusCode.UNAVAILABLE),
+    "grpc exhausted, come again": _rpc(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after=1.0),
     "openai": openai.APIConnectionError(request=None),  # type: ignore[arg-type]
     "openai 429": _sdk(openai, 429),
     "anthropic 529": _sdk(anthropic, 529),
@@ -115,6 +117,7 @@ LASTING: dict[str, Exception] = {
     "asyncpg": asyncpg.UniqueViolationError(""),
     "sqlalchemy": sqlalchemy.exc.IntegrityError("", None, psycopg.errors.UniqueViolation()),
     "grpc": _rpc(grpc.StatusCode.INVALID_ARGUMENT),
+    "grpc message too large": _rpc(grpc.StatusCode.RESOURCE_EXHAUSTED),
     "openai 400": _sdk(openai, 400),
     "openai around a refusal": _wrapped(
         openai.APIConnectionError(request=None),  # type: ignore[arg-type]

@@ -76,6 +76,7 @@ from seawall import (
     subscribe,
     tenant,
     tier,
+    transient,
     update_optimistically,
     vegas,
     web,
@@ -83,7 +84,7 @@ from seawall import (
 from seawall.clients import grpc as grpc_clients
 from seawall.clients import httpx as seawall_httpx
 from seawall.clients import httpx2 as seawall_httpx2
-from seawall.clients import llm, retryable
+from seawall.clients import llm
 from seawall.clients.requests import GuardedAdapter
 from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams
 from seawall.testing import ScriptedService, answer, run_virtual
@@ -571,7 +572,7 @@ async def check_clients() -> None:
     seawall_httpx.GuardedTransport(vendor, retry_at="nowhere")  # type: ignore[arg-type]
     seawall_httpx.GuardedTransport(Bulkhead(1))  # type: ignore[arg-type]
     requests.Session().mount("https://", GuardedAdapter(vendor, generate_keys=True))
-    Guard.standard("api", on=retryable, timeout=2.0)
+    Guard.standard("api", on=transient, timeout=2.0)
     grpc_clients.aio_interceptors(vendor, idempotent={"/shop.Orders/Get"})
     grpc_clients.GuardedInterceptor(vendor, idempotent=lambda method: method.endswith("Get"))
     ServerInterceptor(vendor, timeout="2")  # type: ignore[arg-type]
@@ -592,7 +593,7 @@ async def check_upstreams() -> None:
 async def check_models() -> None:
     """Check limits in tokens, and models to fall back on."""
     limits = llm.TokenLimits(requests="500/min", tokens="200k/min", max_wait=10.0)
-    Guard("vendor", Retry(on=llm.retryable), limits)
+    Guard("vendor", Retry(on=transient), limits)
     limits.settle(limits.reserve({"max_tokens": 5}), llm.Usage(3, 4))
     assert_type(llm.usage_of({}), llm.Usage)
     models = llm.Models(llm.Model("large", _asize, guard=vendor), llm.Model("small", _asize))

@@ -25,8 +25,9 @@ from seawall import (
     current_criticality,
     current_deadline,
     current_tenant,
+    transient,
 )
-from seawall.clients.grpc import GuardedInterceptor, retryable
+from seawall.clients.grpc import GuardedInterceptor
 from seawall.errors import (
     KeyInFlight,
     KeyMissing,
@@ -599,7 +600,7 @@ def _chain(retry_at: str) -> tuple[int, list[float]]:
     lefts: list[float] = []
 
     def client(target: str, stack: list[Any]) -> Any:
-        guard = new_guard(Retry(on=retryable, attempts=3, backoff=0.001))
+        guard = new_guard(Retry(on=transient, attempts=3, backoff=0.001))
         manager = connected(
             target,
             GuardedInterceptor(guard, idempotent=True, retry_at=retry_at),  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ import requests
 import urllib3
 from requests.adapters import HTTPAdapter
 
-from seawall import Guard, Retry
+from seawall import Guard, Retry, transient
 from seawall.clients import httpx as guarded_httpx
 from seawall.clients import httpx2 as guarded_httpx2
 from seawall.clients import requests as guarded_requests
@@ -138,7 +138,7 @@ def site(running: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def guard(site: Site) -> Guard:
-    retry = Retry(attempts=3, on=guarded_httpx.retryable, backoff=0.01)
+    retry = Retry(attempts=3, on=transient, backoff=0.01)
     return Guard("vendor", retry, clock=site.clock)
 
 

@@ -9,7 +9,3 @@
 
 Each module needs its library, and says so if that is not there.
 """
-
-from seawall.clients._exchange_terms import retryable
-
-__all__ = ["retryable"]

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from seawall.clients._exchange_errors import a_moment, as_library_error
 from seawall.clients._exchange_headers import headers_for
-from seawall.clients._exchange_terms import BadStatus, Terms, retryable
+from seawall.clients._exchange_terms import BadStatus, Terms
 from seawall.context import (
     current_attempt,
     deadline_passed,
@@ -32,7 +32,7 @@ from seawall.context import (
 from seawall.errors import DeadlineExceeded, Rejected, SeawallError, TimedOut, add_note
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER
 
-__all__ = ["BadStatus", "Carrier", "Terms", "aexchange", "exchange", "retryable"]
+__all__ = ["BadStatus", "Carrier", "Terms", "aexchange", "exchange"]
 
 T = TypeVar("T")
 Step = Callable[[], Any]

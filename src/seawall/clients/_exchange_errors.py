@@ -18,9 +18,6 @@ _A_MOMENT: Final = 0.02
 class Library(ABC):
     """What an exchange must know of the library that carries it."""
 
-    transient_errors: ClassVar[tuple[type[Exception], ...]] = ()
-    """Of all libraries in use: the errors after which another attempt may do better."""
-
     _known: ClassVar[dict[str, Library]] = {}
 
     def __init__(
@@ -32,8 +29,9 @@ class Library(ABC):
         transient: tuple[type[Exception], ...],
         attributes: Mapping[str, Any],
     ) -> None:
-        """Make its transient errors known. `error` is what a refusal is raised as, too.
+        """Describe the library. `error` is what a refusal is raised as, too.
 
+        A `Retry` should retry one of the `transient` errors: a transport warns if it retries none.
         `attributes` are what all of its errors have, with the values of one that knows nothing.
         """
         self.name = name
@@ -42,7 +40,6 @@ class Library(ABC):
         self.timeout_error = timeout_error
         self.transient = transient
         self._mixed: dict[type[SeawallError], type[Exception]] = {}
-        Library.transient_errors += transient
         Library._known[name] = self
 
     @abstractmethod

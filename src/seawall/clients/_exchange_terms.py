@@ -9,7 +9,6 @@ from seawall import _checks as check
 from seawall.clients._exchange_errors import Library
 from seawall.clients._exchange_headers import PROPAGATED, read_propagate
 from seawall.context import attempt_var, check_reserve, idempotency_key_var, retried_above
-from seawall.errors import Rejected
 from seawall.guard import Guard, _Marked
 from seawall.policies.fallback import Fallback, Static
 from seawall.policies.retry import Retry
@@ -54,19 +53,6 @@ class KeyAtWork(BadStatus):
     """The request with this key is still being carried out: ask again, nothing is wrong."""
 
     no_verdict = True
-
-
-def retryable(error: Exception | None, _value: object = None) -> bool:
-    """Tell whether a guarded HTTP call that ended so is worth another; for `Retry(on=retryable)`.
-
-    408, 429 and 5xx answers, 413 with a `Retry-After`, network trouble and timeouts are, and the
-    409 of a key that is still at work; that is decided for all libraries alike. Refusals are not,
-    though they are errors of the library too. Whether the request may be repeated at all is looked
-    at apart from that.
-    """
-    if isinstance(error, Rejected):
-        return False
-    return isinstance(error, (BadStatus, ConnectionError, TimeoutError, *Library.transient_errors))
 
 
 class Terms:

@@ -173,7 +173,3 @@ def retry_on(*codes: grpc.StatusCode) -> Predicate:
 
     worth_another.__name__ = f"retry_on({', '.join(code.name for code in codes)})"
     return worth_another
-
-
-retryable: Final = retry_on(grpc.StatusCode.UNAVAILABLE, LATE)
-"""The usual predicate: the server could not be reached, or an attempt ran out of its own time."""

@@ -1,6 +1,6 @@
 """gRPC calls under a guard: interceptors for channels of grpcio, sync and aio.
 
-    orders = Guard.standard("orders", on=retryable, timeout=0.5, sync="cooperative")
+    orders = Guard.standard("orders", on=transient, timeout=0.5, sync="cooperative")
     reads = {"/shop.Orders/Get", "/shop.Orders/List"}
 
     grpc.intercept_channel(channel, GuardedInterceptor(orders, idempotent=reads))
@@ -24,12 +24,12 @@ except ImportError as error:  # pragma: no cover - the tests have it
 
 from seawall.clients._exchange_headers import PROPAGATED
 from seawall.clients._grpc_calls import Cancelled, Idempotent, RetryAt, Rpc, Terms
-from seawall.clients._grpc_errors import Answer, RpcFace, failure, is_failure, retry_on, retryable
+from seawall.clients._grpc_errors import Answer, RpcFace, failure, is_failure, retry_on
 from seawall.clients._grpc_held import abegin, afirst_item, begin, first_item
 from seawall.clients._grpc_replies import AioFinished, Finished
 from seawall.guard import Guard
 
-__all__ = ["GuardedInterceptor", "Rpc", "aio_interceptors", "retry_on", "retryable"]
+__all__ = ["GuardedInterceptor", "Rpc", "aio_interceptors", "retry_on"]
 
 
 class GuardedInterceptor(

@@ -12,11 +12,10 @@ try:
 except ImportError as error:
     raise ImportError("seawall.clients.httpx needs httpx: pip install 'seawall[httpx]'") from error
 
-from seawall.clients._exchange import retryable
 from seawall.clients._httpx_library import HttpxLibrary
 from seawall.clients._httpx_transports import AsyncGuarded, SyncGuarded
 
-__all__ = ["AsyncGuardedTransport", "GuardedTransport", "retryable"]
+__all__ = ["AsyncGuardedTransport", "GuardedTransport"]
 
 _LIBRARY = HttpxLibrary(httpx)
 

@@ -14,11 +14,10 @@ except ImportError as error:
         "seawall.clients.httpx2 needs httpx2: pip install 'seawall[httpx2]'"
     ) from error
 
-from seawall.clients._exchange import retryable
 from seawall.clients._httpx_library import HttpxLibrary
 from seawall.clients._httpx_transports import AsyncGuarded, SyncGuarded
 
-__all__ = ["AsyncGuardedTransport", "GuardedTransport", "retryable"]
+__all__ = ["AsyncGuardedTransport", "GuardedTransport"]
 
 _LIBRARY = HttpxLibrary(httpx2)
 

@@ -1,7 +1,7 @@
 """Calls of language models: limits in tokens, streams, and other models to fall back on.
 
     limits = TokenLimits(requests="500/min", tokens="200k/min", max_wait=10.0)
-    guard = Guard("vendor", Retry(on=retryable), Breaker(), limits, Timeout(60.0))
+    guard = Guard("vendor", Retry(on=transient), Breaker(), limits, Timeout(60.0))
     client = openai.AsyncOpenAI(http_client=async_http_client(guard), max_retries=0)
 
 For a blocking client, `http_client(guard)`, it is `Timeout(60.0, sync="cooperative")`.
@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from seawall.clients._exchange import retryable
 from seawall.clients._llm_clients import Library, client_of
 from seawall.clients._llm_limits import TokenLimits
 from seawall.clients._llm_models import Model, Models, passing
@@ -33,7 +32,6 @@ __all__ = [
     "async_http_client",
     "http_client",
     "passing",
-    "retryable",
     "usage_of",
 ]
 

@@ -27,13 +27,13 @@ from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnection
 from urllib3.util import Timeout as Urllib3Timeout
 
 from seawall.clients._bodies import KEPT, Broken, is_text
-from seawall.clients._exchange import Carrier, exchange, retryable
+from seawall.clients._exchange import Carrier, exchange
 from seawall.clients._exchange_errors import Library
 from seawall.clients._exchange_headers import PROPAGATED
 from seawall.clients._exchange_terms import FAILURES, RetryAt, Terms
 from seawall.guard import Guard
 
-__all__ = ["GuardedAdapter", "retryable"]
+__all__ = ["GuardedAdapter"]
 
 
 class _Requests(Library):

@@ -75,9 +75,9 @@ def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
         growing,
         slow_start,
         static,
+        transient,
         vegas,
     )
-    from seawall.clients.httpx import retryable
     from seawall.signals import occupancy
     from seawall.web import RequestLimits, Trust, api_key, limit
     from seawall.web.fastapi import protect
@@ -87,7 +87,7 @@ def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
     vendor = Guard(
         "vendor",
         Fallback(prices.last_known, static({"price": None})),
-        Retry(on=retryable, attempts=2, backoff=0.05, budget=RetryBudget()),
+        Retry(on=transient, attempts=2, backoff=0.05, budget=RetryBudget()),
         Breaker(consecutive=6, break_for=growing(0.25, cap=0.5), probes=slow_start(), **sharing),
         RateLimit("120/s", burst=40, **sharing),  # what the vendor grants us all
         Bulkhead(20, max_wait=0.1),

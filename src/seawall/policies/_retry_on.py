@@ -41,7 +41,9 @@ def read_on(on: Any) -> tuple[tuple[type[Exception], ...], tuple[Predicate, ...]
 
 
 _STATUSES: Final = frozenset({"408", "425", "429", "502", "503", "504", "529"})
-_GRPC_CODES: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"})
+_GRPC_CODES: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
+_GRPC_EXHAUSTED: Final = "RESOURCE_EXHAUSTED"
+"""It passes only if the server says when: it is also the code of a message that is too large."""
 _SQL_STATES: Final = ("08", "40", "53", "55P03", "57P01", "57P02", "57P03")
 """SQLSTATE prefixes: connections, rollbacks by conflict, resources, locks, restarts."""
 _NETWORK: Final = frozenset({EHOSTUNREACH, ENETDOWN, ENETUNREACH})
@@ -79,12 +81,13 @@ _LASTING: Final = frozenset(
 def transient(error: Exception | None, _value: object = None) -> bool:
     """Tell whether `error` passes by itself: for `on=transient`, whichever client raised it.
 
-    Lost connections and timeouts of Python itself, httpx, requests, urllib3, aiohttp, redis,
-    psycopg, asyncpg, SQLAlchemy, openai and anthropic do; answers with 408, 425, 429, 502, 503, 504
-    and 529; the gRPC codes UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED; conflicts of
-    database transactions. An error of your own says so with an attribute `transient`, True or
-    False. Refusals (`Rejected`), certificates and passwords do not pass. None of these libraries is
-    imported: their errors are known by module and name.
+    These pass: lost connections and timeouts of Python itself, httpx, requests, urllib3, aiohttp,
+    redis, psycopg, asyncpg, SQLAlchemy, openai and anthropic; answers with 408, 425, 429, 502, 503,
+    504 and 529; in a guarded HTTP client, the answers that its `statuses` name; the gRPC codes
+    UNAVAILABLE and DEADLINE_EXCEEDED, and RESOURCE_EXHAUSTED if the server says when to come again;
+    conflicts of database transactions. An error of your own says so with an attribute `transient`,
+    True or False. Refusals (`Rejected`), certificates and passwords do not pass. None of these
+    libraries is imported: their errors are known by module and name.
 
     Returned values are not looked at.
     """
@@ -127,4 +130,6 @@ def _reported(error: BaseException) -> bool | None:
     status, code = answer_of(error)[0], grpc_code(error)[0]
     if status:
         return status in _STATUSES
+    if code == _GRPC_EXHAUSTED:
+        return getattr(error, "retry_after", None) is not None
     return code in _GRPC_CODES if code else None
