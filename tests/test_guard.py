@@ -827,10 +827,12 @@ def test_a_keyed_breaker_cannot_be_held_without_a_key():
 def test_a_live_name_is_unique():
     """A second guard of a live name raises, and names the ways out."""
     first = Guard("vendor", Timeout(2.0))
-    with pytest.raises(
-        ValueError, match=r"get_guard\('vendor'\)\), write replace=True .*close\(\)"
-    ):
+    with pytest.raises(ValueError, match="alive already") as raised:
         Guard("vendor", Timeout(2.0))
+    said = str(raised.value)
+    assert "(a notebook, a reload), write replace=True, which closes that one" in said
+    assert "write get_guard('vendor', lambda: Guard('vendor', ...)), which makes it once" in said
+    assert said.endswith("choose another name, or close() that one")
     assert get_guard("vendor") is first
 
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -23,6 +26,7 @@ from seawall import (
     registry,
 )
 from seawall.registry import enter
+from seawall.telemetry import export_prometheus, log_events
 from seawall.testing import empty_registry
 from seawall.web import Edge
 
@@ -160,6 +164,69 @@ def test_a_guard_that_cannot_be_made_replaces_nothing():
         Guard("registry a", 5, replace=True)  # type: ignore[arg-type]
     assert _mine() == [old]
     assert not old.closed
+
+
+SERVICE = """\
+from prometheus_client import CollectorRegistry
+from seawall import Breaker, Guard, Retry, transient
+from seawall.telemetry import export_prometheus, log_events
+
+metrics = globals().get("metrics") or CollectorRegistry()
+export_prometheus(metrics)
+log_events("registry service")
+vendor = Guard("registry a", Breaker(), replace=True)
+standard = Guard.standard("registry b", on=transient, timeout=1.0, replace=True)
+hosts = Guard.family("registry c", lambda host: [Breaker()], replace=True)
+
+@Retry(on=transient)
+def alone():
+    return "answer"
+
+@vendor
+def guarded():
+    return alone()
+"""
+"""A module as users write it: it can be reloaded, and its cells run again."""
+
+
+def test_a_module_with_guards_can_be_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its guards take the place of the old ones, which are closed and leave nothing behind."""
+    (tmp_path / "registry_service.py").write_text(SERVICE)
+    monkeypatch.syspath_prepend(tmp_path)
+    service: Any = importlib.import_module("registry_service")
+    try:
+        for _ in range(3):
+            assert service.guarded() == "answer"
+            old = service.vendor, service.standard, service.hosts
+            importlib.reload(service)
+            assert all(guard.closed for guard in old)
+            assert not service.vendor.closed
+            assert get_guard("registry a") is service.vendor
+            gone = [ref(guard) for guard in old]
+            del old
+            gc.collect()
+            assert [guard() for guard in gone] == [None] * 3
+            assert _mine() == [service.vendor, service.standard]
+    finally:
+        export_prometheus(service.metrics).close()
+        log_events("registry service").close()
+        service.hosts.close()
+        del sys.modules["registry_service"]
+
+
+def test_an_app_factory_can_be_called_again():
+    """With get_guard its apps share one guard, and what its breaker knows."""
+
+    def make_app() -> Guard:
+        return get_guard("registry a", lambda: Guard("registry a", Breaker(consecutive=1)))
+
+    first = make_app()
+    first.attempt(lambda: 1 / 0)
+    second = make_app()
+    assert second is first
+    with pytest.raises(CircuitOpen):
+        second.call(lambda: "answer")
+    assert _mine() == [first]
 
 
 def test_settings_are_reloaded_whole_or_not_at_all():

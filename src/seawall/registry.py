@@ -81,10 +81,13 @@ def reserved(name: str, *, replace: bool = False) -> Iterator[None]:
     with _lock:
         known = _known(name) or _families.get(name)
         if known is not None and not replace:
-            how = "" if name in _families else f" (get_guard({name!r}))"
+            share = f"get_guard({name!r}, lambda: Guard({name!r}, ...)), which makes it once"
+            if name in _families:
+                share = "it once, at the top of a module"
             raise ValueError(
-                f"a guard named {name!r} is alive already: {known!r}. Use that one{how}, write"
-                " replace=True to put this one in its place, close() it, or choose another name"
+                f"a guard named {name!r} is alive already: {known!r}. If this line runs again (a"
+                " notebook, a reload), write replace=True, which closes that one; if it is shared"
+                f" (an app factory), write {share}; else choose another name, or close() that one"
             )
         yield
         if known is not None:
