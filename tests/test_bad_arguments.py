@@ -1853,7 +1853,6 @@ OURS = frozenset({"bind", "refused", "end_window", "queue_wait", "limits", "brea
 
 
 EDGES = (
-    "clients",
     "clients.grpc",
     "clients.httpx",
     "clients.httpx2",
