@@ -82,5 +82,7 @@ if __name__ == "__main__":
 # >   server: POST /orders, attempt 2: 200
 # > POST with a key: 200
 # >   server: GET /reports, attempt 1: 503
+# >   server: GET /reports, attempt 2: 503
+# >   server: GET /reports, attempt 3: 503
 # > reports: 503
 # > reports: CircuitOpen True

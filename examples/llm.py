@@ -84,7 +84,7 @@ if __name__ == "__main__":
 # It prints:
 #
 # > from the first None ['first', 'first']
-# > from the second 529 ['first', 'second']
+# > from the second 529 ['first', 'first', 'second']
 # > from the second circuit_open ['second']
 # > first: 9900 tokens left, breaker open
 # > second: 9860 tokens left, breaker closed

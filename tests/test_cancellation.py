@@ -179,9 +179,11 @@ class World:
             note(outcome, detail)
             leave(ticket, outcome, detail, now)
 
-        def watched_attempt(ticket: Any, outcome: Any, detail: Any, now: float, count: Any) -> None:
+        def watched_attempt(
+            ticket: Any, outcome: Any, detail: Any, now: float, count: Any, **more: Any
+        ) -> Any:
             note(outcome, detail)
-            attempted(ticket, outcome, detail, now, count)
+            return attempted(ticket, outcome, detail, now, count, **more)
 
         bound.enter, bound.leave, bound.inline = watched_enter, watched_leave, None
         bound.attempted = None if attempted is None else watched_attempt

@@ -291,7 +291,7 @@ def test_a_listener_hears_only_the_types_it_named():
     for end in ends:
         end()
     assert [event.name for event in some] == ["breaker_changed"]
-    assert [event.name for event in every] == ["breaker_changed", "retry_stopped"]
+    assert [event.name for event in every] == ["retry_stopped", "breaker_changed"]
 
 
 def test_unsubscribing_ends_that_subscription_alone():

@@ -141,26 +141,47 @@ def test_an_outage_opens_the_breaker_by_first_attempts_not_by_the_ends_of_calls(
     assert run_virtual(main()) == pytest.approx(0.5)
 
 
-def test_a_failure_is_withdrawn_when_a_later_attempt_succeeds():
-    """While a call pauses it counts as failed; after its retry it counts as a success."""
+@pytest.mark.parametrize(("pause", "meanwhile"), [(0.1, (0, 0)), (2.0, (1, 1))])
+def test_a_failure_is_withdrawn_when_a_later_attempt_succeeds(pause, meanwhile):
+    """A call that pauses for long counts as failed; after its retry it counts as a success."""
     with virtual_time():
         breaker = Breaker(failure_ratio=1.0, window=100, min_calls=9)
-        guard = new_guard(_retry(), breaker)
+        guard = new_guard(Retry(on=Bad, attempts=ATTEMPTS, backoff=[pause] * 4), breaker)
         seen = []
         for attempt in guard.attempts():
             with attempt:
                 seen.append(_counted(guard))
                 if attempt.number < ATTEMPTS:
                     raise Bad
-        assert seen == [(0, 0), (1, 1), (1, 1)]
+        assert seen == [(0, 0), meanwhile, meanwhile]
         assert _counted(guard) == (1, 0)
 
 
-def test_a_stream_that_begins_after_a_failed_attempt_is_no_failure():
+def test_a_call_that_takes_long_counts_as_failed_from_its_first_attempt_on():
+    """However short its pauses are: others should not wait for the end of its retries."""
+    breaker = Breaker(failure_ratio=1.0, window=100, min_calls=9)
+
+    async def main() -> list[tuple[int, int]]:
+        guard = new_guard(Retry(on=Bad, attempts=3, backoff=[0.1] * 2), breaker)
+        seen = []
+
+        async def slow() -> None:
+            seen.append(_counted(guard))
+            await let_pass(0.95)
+            raise Bad
+
+        await guard.aattempt(slow)
+        return [*seen, _counted(guard)]
+
+    assert run_virtual(main()) == [(0, 0), (1, 1), (1, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(("pause", "meanwhile"), [(0.1, (0, 0)), (2.0, (1, 0))])
+def test_a_stream_that_begins_after_a_failed_attempt_is_no_failure(pause, meanwhile):
     """A stream may take long: what came before its first item does not count meanwhile."""
     with virtual_time():
         breaker = Breaker(failure_ratio=1.0, window=100, min_calls=9)
-        guard = new_guard(_retry(), breaker)
+        guard = new_guard(Retry(on=Bad, attempts=ATTEMPTS, backoff=[pause] * 4), breaker)
         failures = iter([True, False])
 
         @guard
@@ -172,7 +193,7 @@ def test_a_stream_that_begins_after_a_failed_attempt_is_no_failure():
 
         stream = items()
         assert next(stream) == 1
-        assert _counted(guard) == (1, 0)
+        assert _counted(guard) == meanwhile
         with pytest.raises(Bad):
             next(stream)
         assert _counted(guard) == (1, 1)

@@ -71,7 +71,7 @@ def test_a_value_that_counts_as_a_failure_is_told_as_one(events: Events):
     breaker = Breaker(consecutive=1, is_failure=lambda _error, value: value == "no")
     retry = Retry(on=lambda _error, value: value == "no", attempts=1)
     Guard("vendor", retry, breaker).call(bad)
-    assert _reasons(events) == [("open", "value"), ("attempts", "value")]
+    assert _reasons(events) == [("attempts", "value"), ("open", "value")]
 
 
 def test_a_key_tells_its_own_error(events: Events):

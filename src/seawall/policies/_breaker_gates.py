@@ -21,6 +21,7 @@ from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import (
     FAILED,
     OK,
+    DeferredVerdict,
     Host,
     Inline,
     Kind,
@@ -98,10 +99,19 @@ class BreakerGate(GateBound):
             self.tell(model, None, ticket, outcome, detail, now)
 
     def attempted(
-        self, ticket: Any, outcome: Outcome, detail: Any, now: float, count: CallCount
-    ) -> None:
+        self,
+        ticket: Any,
+        outcome: Outcome,
+        detail: Any,
+        now: float,
+        count: CallCount,
+        *,
+        defer: bool,
+    ) -> DeferredVerdict | None:
         """Take in how an attempt of the call of `count` ended."""
-        self.tell(self._model, None, ticket, outcome, detail, now, count)
+        return self.tell_attempt(
+            (self._model, None, ticket), outcome, detail, now, count, defer=defer
+        )
 
     def continued(self, ticket: Any, count: CallCount) -> None:
         """Take `ticket` for another attempt of the call of `count`."""
@@ -164,13 +174,36 @@ class BreakerGate(GateBound):
         outcome: Outcome,
         detail: Any,
         now: float,
-        count: CallCount | None = None,
     ) -> None:
-        """Tell the model how a call ended, or an attempt of the call of `count`."""
+        """Tell the model how a call ended."""
+        if ticket is not _UNCOUNTED:
+            verdict = self._verdict(outcome, detail)
+            self.settle(model, key, ticket, verdict, (outcome, detail), now)
+
+    def tell_attempt(
+        self,
+        admitted: tuple[BreakerModel, Hashable, Any],
+        outcome: Outcome,
+        detail: Any,
+        now: float,
+        count: CallCount,
+        *,
+        defer: bool,
+    ) -> DeferredVerdict | None:
+        """Tell the model how an attempt of the call of `count` ended, or defer a failure.
+
+        A probe and a call that can become slow are told at once: others wait for the permit, and
+        a pause is no part of an attempt.
+        """
+        model, key, ticket = admitted
         if ticket is _UNCOUNTED:
-            return
+            return None
         verdict = self._verdict(outcome, detail)
-        self.settle(model, key, ticket, verdict, (outcome, detail), now, count)
+        ended = outcome, detail
+        if defer and verdict is Verdict.FAILURE and isinstance(ticket, int):
+            return lambda then: self.settle(model, key, ticket, verdict, ended, then, count)
+        self.settle(model, key, ticket, verdict, ended, now, count)
+        return None if verdict is Verdict.NONE else _counted
 
     def settle(
         self,
@@ -262,11 +295,17 @@ class KeyedBreakerGate(BreakerGate):
         self.tell(model, key, own, outcome, detail, now)
 
     def attempted(
-        self, ticket: Any, outcome: Outcome, detail: Any, now: float, count: CallCount
-    ) -> None:
+        self,
+        ticket: Any,
+        outcome: Outcome,
+        detail: Any,
+        now: float,
+        count: CallCount,
+        *,
+        defer: bool,
+    ) -> DeferredVerdict | None:
         """Take in how an attempt of the call of `count` ended."""
-        model, key, own = ticket
-        self.tell(model, key, own, outcome, detail, now, count)
+        return self.tell_attempt(ticket, outcome, detail, now, count, defer=defer)
 
     def continued(self, ticket: Any, count: CallCount) -> None:
         """Take `ticket` for another attempt of the call of `count`."""
@@ -288,6 +327,10 @@ class KeyedBreakerGate(BreakerGate):
         seen["transitions"] = dict(self.policy.transitions)
         seen["open_keys"] = sum(one["state"] in ("open", "isolated") for one in keys.values())
         return seen | self._sharing()
+
+
+def _counted(_now: float) -> None:
+    """Stand for a verdict that has been counted: it replaces one that was deferred before."""
 
 
 def _reason(outcome: Outcome, detail: Any) -> str:

@@ -90,8 +90,8 @@ class Breaker(GatePolicy):
 
         `is_failure(error, value)` decides what is a failure, or types of errors are; by default
         any Exception is. If it answers None, the call says nothing, and a probe's permit goes back.
-        A call that is retried by the same guard counts once: as failed when an attempt fails, as
-        a success instead when a later one succeeds; with `counts="attempts"` each attempt counts.
+        A call that is retried by the same guard counts once, when it ends, or as failed when it has
+        failed and takes longer than a second; with `counts="attempts"` each attempt counts.
         With `key`, a function of the call's arguments, each key has a breaker of its own, at most
         `max_keys` of them.
 

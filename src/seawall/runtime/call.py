@@ -15,6 +15,7 @@ from seawall.runtime.layers import (
     FAILED,
     OK,
     UNUSED,
+    DeferredVerdict,
     Host,
     Layer,
     Outcome,
@@ -178,6 +179,14 @@ def bare(function: Callable[..., Any]) -> Callable[..., Any]:
     return awaiting(inside)
 
 
+PATIENCE: Final = 1.0
+"""Seconds after its beginning until which a call may make a failed attempt good.
+
+Such a call counts when it ends, at gates that count calls. One that takes longer, or pauses for
+longer, counts as failed at once: an outage must be known before all retries are over.
+"""
+
+
 class Call:
     """The state of one call in the interpreter: where it is, what came out, what was tried."""
 
@@ -192,6 +201,7 @@ class Call:
         "block",
         "counted",
         "counts",
+        "deferred",
         "degradation",
         "error",
         "function",
@@ -260,6 +270,8 @@ class Call:
         self.own_abandoned = 0
         self.counted: dict[Layer, CallCount] = {}
         """How the call counts at gates that count calls, once an attempt has ended."""
+        self.deferred: dict[Layer, DeferredVerdict] = {}
+        """Failures of attempts that a later attempt may soon make good: not counted yet."""
         self.waited: Waited | None = None
         """Where the guard bounds its waits together: those of all attempts so far."""
         self.waited_token: Token[Waited | None] | None = None
@@ -324,11 +336,12 @@ class Call:
 
     def leave_attempt(self, layer: Layer, ticket: Any, now: float) -> None:
         """Leave a layer; at a gate that counts calls, as an attempt if a retry may follow."""
-        if layer.attempted is not None and self.is_repeated(len(self.tickets) - 1):
+        repeated = layer.attempted is not None and self.is_repeated(len(self.tickets) - 1)
+        if repeated:
             self.counted.setdefault(layer, CallCount())
-        self.leave_counted(layer, ticket, now)
+        self.leave_counted(layer, ticket, now, defer=repeated and now - self.began < PATIENCE)
 
-    def leave_counted(self, layer: Layer, ticket: Any, now: float) -> None:
+    def leave_counted(self, layer: Layer, ticket: Any, now: float, *, defer: bool = False) -> None:
         """Leave a layer; where the call has counted already, by changing how it counts."""
         count = self.counted.get(layer)
         if count is None or layer.attempted is None:
@@ -336,11 +349,26 @@ class Call:
             return
         outcome = self.outcome()
         detail = self.value if outcome is OK else self.error
-        layer.attempted(ticket, outcome, detail, now, count)
+        verdict = layer.attempted(ticket, outcome, detail, now, count, defer=defer)
+        if verdict is not None:
+            self.deferred[layer] = verdict
+
+    def count_deferred(self, now: float) -> None:
+        """Count the failures that nothing has made good."""
+        deferred, self.deferred = self.deferred, {}
+        for count in deferred.values():
+            count(now)
+
+    def foresee_pause(self, seconds: float) -> None:
+        """Count failures now if the call goes on for long: others should not wait to know."""
+        now = self.host.clock.now()
+        if self.deferred and now - self.began + seconds >= PATIENCE:
+            self.count_deferred(now)
 
     def hold_layer(self, layer: Layer, ticket: Any, now: float) -> None:
         """Leave a layer later; until then, a failed attempt before it does not count."""
         self.held.append((layer, ticket))
+        self.deferred.pop(layer, None)
         count = self.counted.get(layer)
         if count is not None and layer.begun is not None:
             layer.begun(ticket, now, count)
@@ -366,10 +394,12 @@ class Call:
             if layer.resume is not None:
                 layer.resume(ticket)
 
-    def crossed_flow(self) -> None:
+    def crossed_flow(self, now: float) -> None:
         """Note that the call is now outside of a flow: what its inside did counts as one."""
         self.reached = self.attempts > 0
         self.own_abandoned = 0
+        if self.deferred and not self.is_repeated(len(self.tickets)):
+            self.count_deferred(now)
 
     def is_repeated(self, depth: int) -> bool:
         """Tell whether one of the outermost `depth` layers may repeat what is inside it."""

@@ -71,6 +71,7 @@ def interpret(
                 # A block is not inside the gates of its next attempt before that is begun.
                 if todo is not None and (todo.delay or call.block):
                     _stand_by(call.host)
+                    call.foresee_pause(todo.delay)
                     yield todo.delay
                 if todo is not None and todo.instead is not None:
                     yield from _instead(call, todo.instead, todo.need)
@@ -220,7 +221,7 @@ def _up(call: Call) -> Next | None:
             return todo
         call.tickets.pop()
         if isinstance(layer, Flow):
-            call.crossed_flow()
+            call.crossed_flow(now)
     return None
 
 

@@ -80,6 +80,10 @@ class Inline(NamedTuple):
     leave: tuple[str, ...]
 
 
+DeferredVerdict = Callable[[float], None]
+"""Counts a failed attempt, at the instant it is given."""
+
+
 class Layer:
     """The part that gates and flows share.
 
@@ -101,11 +105,13 @@ class Layer:
     `detail` is the value, or the error. It never raises.
     """
 
-    attempted: Callable[[Any, Outcome, Any, float, CallCount], None] | None = None
-    """`attempted(ticket, outcome, detail, now, count)`: for a gate that counts calls, not attempts.
+    attempted: Callable[..., DeferredVerdict | None] | None = None
+    """For a gate that counts calls, not attempts: called instead of `leave` if a retry may follow.
 
-    Called instead of `leave` where a flow further out may repeat the attempt. `count` is the same
-    for all attempts of a call. Such a gate has `continued` and `begun` too.
+    `attempted(ticket, outcome, detail, now, count, defer=...)`; `count` is the same for all
+    attempts of a call. With `defer` it may return a failure instead of counting it: that is
+    counted later, unless a later attempt returns something. None means that it has no verdict.
+    Such a gate has `continued` and `begun` too.
     """
 
     continued: Callable[[Any, CallCount], None] | None = None

@@ -103,7 +103,7 @@ class CollectedGate(Layer):
         if counts is None:
             gate.leave(ticket, outcome, detail, now)
         else:
-            gate.attempted(ticket, outcome, detail, now, counts.at(gate))
+            gate.attempted(ticket, outcome, detail, now, counts.at(gate), defer=False)
 
     def _counts(self) -> _CallCounts | None:
         counts = _counts_var.get()
