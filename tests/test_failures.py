@@ -198,6 +198,70 @@ def test_naming_never_raises_and_is_bounded(name: str, text: str, status: Any) -
         assert len(described(error)) <= 200
 
 
+class Unreadable(ConnectionError):
+    """An error of which no attribute can be read that its class does not have."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+class Unfinished(ConnectionError):
+    """An error with properties that raise."""
+
+    @property
+    def code(self) -> int:
+        raise RuntimeError("no code yet")
+
+    details = nothing_sent = response = abandoned_work = work_withdrawn = code
+
+
+class Obliging(ConnectionError):
+    """An error that has whatever attribute it is asked for, as a mock has."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return SimpleNamespace()
+
+
+@pytest.mark.parametrize("kind", [Unreadable, Unfinished, Obliging])
+@pytest.mark.parametrize("retries", [False, True])
+def test_an_error_with_attributes_that_cannot_be_read_is_raised_and_counted(
+    kind: type[Exception], *, retries: bool
+) -> None:
+    """What its own code raises does not replace it; breaker, retries and counters see it."""
+    breaker = Breaker(consecutive=3)
+    retry = [Retry(on=kind, attempts=2, backoff=[0.0], budget=None)] if retries else []
+    guard = Guard("vendor", *retry, breaker, Timeout(9.0, sync="cooperative"))
+    error = kind("vendor down")
+
+    runs: list[str] = []
+
+    def vendor() -> None:
+        runs.append("failed")
+        raise error
+
+    async def main() -> None:
+        for _ in range(3):
+            with pytest.raises(kind) as caught:
+                await guard.acall(avendor)
+            assert caught.value is error
+
+    async def avendor() -> None:
+        vendor()
+
+    for _ in range(3):
+        with pytest.raises(kind) as caught:
+            guard.call(vendor)
+        assert caught.value is error
+    assert breaker.state == "open"
+    assert guard.snapshot()["failed"] == len(runs)
+    assert described(error) == f"{kind.__name__}: vendor down"
+    breaker.close()
+    run_virtual(main())
+    assert breaker.state == "open"
+
+
 def test_events_of_an_http_guard_name_status_host_and_key() -> None:
     """Nobody has to know what the transport calls a failed answer inside."""
     seen: list[Any] = []

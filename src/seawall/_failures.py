@@ -127,6 +127,17 @@ def _is_ours(filename: str) -> bool:
     return filename.startswith((_PACKAGE, "seawall fast path"))
 
 
+def attribute_of(error: object, name: str, default: Any = None) -> Any:
+    """Return that attribute of somebody else's error, or `default` if reading it raises.
+
+    `getattr` lets anything but an AttributeError through, which would replace the user's error.
+    """
+    try:
+        return getattr(error, name, default)
+    except Exception:  # noqa: BLE001 - a property or a `__getattr__` of somebody else's error
+        return default
+
+
 def cause_in(error: BaseException) -> BaseException:
     """Return the error inside a wrapper: an SDK's, a group of one, or any around one of ours."""
     for _ in range(_MOST_CAUSES):
@@ -183,8 +194,8 @@ def _host_of(error: Any, answer: Any) -> str:
 
 def grpc_code(error: BaseException) -> tuple[str, str]:
     """Return the code of the gRPC call that `error` reports, and its details; or empty texts."""
-    code: Any = getattr(error, "code", None)
-    details: Any = getattr(error, "details", None)
+    code = attribute_of(error, "code")
+    details = attribute_of(error, "details")
     if not (callable(code) and callable(details)):
         return "", ""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from seawall._failures import attribute_of
 from seawall.errors import Rejected
 
 TIMEOUT, CLIENT, SERVER, TOO_MANY, OVERLOADED = 408, 400, 500, 429, 529
@@ -20,9 +21,9 @@ _MARK: Final = "seawall_unsent"
 
 def status_of(error: object) -> int | None:
     """Return the status of the answer that `error` stands for, if it does."""
-    for holder in (error, getattr(error, "response", None)):
+    for holder in (error, attribute_of(error, "response")):
         for name in ("status", "status_code"):
-            status = getattr(holder, name, None)
+            status = attribute_of(holder, name)
             if type(status) is int:
                 return status
     return None
@@ -51,7 +52,7 @@ def nothing_sent(error: BaseException | None, guard: str) -> bool:
     for _ in range(_CAUSES):
         if error is None:
             return False
-        if getattr(error, _MARK, None) == guard:
+        if attribute_of(error, _MARK) == guard:
             return True
         if isinstance(error, Rejected) and error.guard == guard:
             return True

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from seawall import _checks as check
-from seawall._failures import described, reason_of
+from seawall._failures import attribute_of, described, reason_of
 from seawall.context import current_idempotency_key, retried_above
 from seawall.errors import Rejected, add_note
 from seawall.models.backoff import Backoff, above_floor, as_backoff
@@ -540,7 +540,7 @@ def _is_safe(error: BaseException | None) -> bool:
 
     Clients mark the errors after which nothing has reached the other side.
     """
-    return current_idempotency_key() is not None or getattr(error, "nothing_sent", False)
+    return current_idempotency_key() is not None or bool(attribute_of(error, "nothing_sent"))
 
 
 def _own_retry_after(error: Exception) -> float | None:

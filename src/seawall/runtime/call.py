@@ -8,6 +8,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from seawall import _checks as check
+from seawall._failures import attribute_of
 from seawall.context import Attempt, deadline_scope, reset
 from seawall.models.windows import CallCount
 from seawall.runtime.layers import (
@@ -126,7 +127,8 @@ class Abandoned:
     @staticmethod
     def of(error: BaseException) -> Abandoned | None:
         """Return the work that was still running when `error` was raised, if any."""
-        return getattr(error, "abandoned_work", None)
+        work = attribute_of(error, "abandoned_work")
+        return work if isinstance(work, Abandoned) else None
 
     def attach(self, error: BaseException) -> None:
         """Let `error` tell on its way out that this work is still running."""
@@ -140,7 +142,7 @@ def mark_withdrawn(error: BaseException) -> None:
 
 def was_withdrawn(error: BaseException) -> bool:
     """Tell whether `error` ended a call whose work was still waiting for a thread."""
-    return getattr(error, "work_withdrawn", False)
+    return attribute_of(error, "work_withdrawn") is True
 
 
 def _stopped() -> Abandoned:
