@@ -186,6 +186,35 @@ def test_check_deadline_raises_when_time_is_over() -> None:
             check_deadline()
 
 
+def test_check_deadline_lets_cleanup_after_a_cancellation_run() -> None:
+    """It asks about the deadline that `current_deadline` returns; one further out still applies."""
+    seen: list[str] = []
+
+    async def work(cleanup: float) -> None:
+        try:
+            await let_pass(9.0)
+        finally:
+            assert (current_deadline() is None) is (cleanup == 0.0)
+            check_deadline()
+            seen.append("cleaned up")
+            with deadline(0.0), pytest.raises(TimedOut, match="deadline passed"):
+                check_deadline()
+            if cleanup:
+                await let_pass(cleanup)
+                check_deadline()
+
+    async def main() -> None:
+        with pytest.raises(TimedOut):
+            async with deadline(1.0):
+                await work(0.0)
+        with deadline(2.0), pytest.raises(TimedOut):
+            async with deadline(1.0):
+                await work(0.5)
+        assert seen == ["cleaned up"] * 2
+
+    run_virtual(main())
+
+
 def test_async_with_also_enforces_it() -> None:
     """The block is cancelled at the instant and raises TimedOut; the task is as before."""
 

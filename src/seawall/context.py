@@ -389,13 +389,17 @@ def give_up_at(now: float, seconds: float) -> tuple[float | None, bool]:
 
 
 def check_deadline() -> None:
-    """Raise `TimedOut` if the deadline that applies here has passed; call it in long loops."""
-    if deadline_passed():
+    """Raise `TimedOut` if the deadline that applies here has passed; call it in long loops.
+
+    Cleanup after a cancellation has no deadline of its own: see `deadline_scope`.
+    """
+    left = seconds_left()
+    if left is not None and left <= 0:
         raise TimedOut("the deadline passed before the work was done")
 
 
 def deadline_passed() -> bool:
-    """Tell whether the deadline that applies here has passed."""
+    """Tell whether the innermost deadline has passed, also one that has cancelled its task."""
     held = deadline_var.get()
     if held is None:
         return False
