@@ -8,6 +8,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -245,10 +246,22 @@ def test_an_error_in_the_block_is_not_hidden():
     leak.__exit__(None, None, None)
 
 
+def _run_with_plugin(folder: Path, tests: str) -> str:
+    """Run `tests` by pytest, with the plugin, in a process of its own; return what it prints."""
+    (folder / "test_sample.py").write_text(textwrap.dedent(tests))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "seawall.pytest_plugin"]
+    command += ["-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(folder)]
+    done = subprocess.run(  # noqa: S603 - this project's own code
+        [*command, str(folder)], capture_output=True, text=True, timeout=300, check=False
+    )
+    return done.stdout
+
+
 def test_the_fixture_fails_a_test_that_leaks(tmp_path):
     """With the plugin, a test that leaves a slot taken fails, and one that does not passes."""
-    (tmp_path / "test_sample.py").write_text(
-        textwrap.dedent("""
+    printed = _run_with_plugin(
+        tmp_path,
+        """
             from seawall import Bulkhead, Guard
 
             guard = Guard("vendor", Bulkhead(2))
@@ -262,16 +275,47 @@ def test_the_fixture_fails_a_test_that_leaks(tmp_path):
             def test_leaking(no_leaked_permits):
                 blocks.append(guard.hold())
                 blocks[0].__enter__()
-        """)
+        """,
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "seawall.pytest_plugin"]
-    command += ["-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tmp_path)]
-    done = subprocess.run(  # noqa: S603 - this project's own code
-        [*command, str(tmp_path)], capture_output=True, text=True, timeout=50, check=False
+    assert "slots still taken at the end: vendor 1" in printed
+    assert "2 passed, 1 error" in printed
+    assert "at teardown of test_leaking" in printed
+
+
+def test_the_fixtures_do_what_their_page_says(tmp_path):
+    """The tests on the page pass, and each has one that fails without its fixture."""
+    page = (Path(__file__).parents[1] / "docs" / "testing.md").read_text()
+    section = page.split("## Fixtures for pytest")[1]
+    tests = section.split("```python\n")[1].split("```")[0]
+    assert "5 passed" in _run_with_plugin(tmp_path, tests)
+    for fixture in ("empty_registry", "policies_off"):
+        without = tests.replace(f"({fixture})", "()")
+        assert without != tests
+        assert "1 failed, 4 passed" in _run_with_plugin(tmp_path, without)
+
+
+def test_fixtures_end_with_their_test(tmp_path):
+    """The next test has the machine's clock, its pauses, its policies and its guards again."""
+    printed = _run_with_plugin(
+        tmp_path,
+        """
+            from seawall import Guard, SystemClock, VirtualClock, Breaker, guards
+
+            before = Guard("before", Breaker())
+
+            def test_inside(empty_registry, policies_off, instant_retries, virtual_time):
+                guard = Guard("inside", Breaker())
+                assert guard.clock is virtual_time
+                assert [one.name for one in guards()] == ["inside"]
+                assert guard.snapshot()["switches"] == {"policies": "off", "retries": "instant"}
+
+            def test_after():
+                assert [one.name for one in guards()] == ["before"]
+                assert before.snapshot()["switches"] == {}
+                assert isinstance(Guard("after", Breaker()).clock, SystemClock)
+        """,
     )
-    assert "slots still taken at the end: vendor 1" in done.stdout
-    assert "2 passed, 1 error" in done.stdout
-    assert "at teardown of test_leaking" in done.stdout
+    assert "2 passed" in printed
 
 
 # --- All policies off ---

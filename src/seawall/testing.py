@@ -1,4 +1,4 @@
-"""Helpers for testing code that uses Seawall: time that jumps, services that fail on cue.
+"""Helpers for testing code that uses Seawall: virtual time, services and stores that fail.
 
     def test_outage() -> None:
         async def main() -> None:
@@ -33,8 +33,10 @@ from seawall.runtime.fastpath import switch_policies
 from seawall.runtime.policy import Policy
 from seawall.runtime.slots import live_slots
 from seawall.runtime.workers import live_pools
+from seawall.shared.fake import FakeStore
 
 __all__ = [
+    "FakeStore",
     "ScriptedService",
     "Step",
     "answer",

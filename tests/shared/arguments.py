@@ -17,6 +17,7 @@ from seawall import (
     SystemClock,
     Worker,
 )
+from seawall.testing import FakeStore
 
 HUGE = 10**400
 
@@ -92,6 +93,8 @@ SHARED: list[tuple[Any, ...]] = [
         "write",
     ),
     ("RedisStore(timeout)", lambda x: RedisStore("redis://h", timeout=x), _POSITIVE, "seconds"),
+    ("FakeStore(name)", lambda x: FakeStore(name=x), _NAMES, "write text"),
+    ("FakeStore(clock)", lambda x: FakeStore(clock=x), _CLOCKS, "clock"),
     ("RateLimit(shared)", lambda x: RateLimit("1/s", shared=x, name="x"), _STORES, "store|Store"),
     ("RateLimit(name)", lambda x: _limit(name=x), [*_NAMES, (None, TypeError)], "name="),
     (

@@ -25,6 +25,7 @@ IN_NO_HURRY: Final = frozenset(
         "agreement_rates",
         "breaker_properties",
         "breaker_report",
+        "fake",
         "leased_bounds",
         "leased_split",
         "limits",
