@@ -23,6 +23,7 @@ from seawall import (
     RateLimited,
     StoreModeChanged,
     StoreUnavailable,
+    SystemClock,
     VirtualClock,
     snapshot,
     subscribe,
@@ -133,15 +134,40 @@ class Subject:
         return [self.policy.peek(user, 1) for user in ("ann", "bob")]
 
 
+HISTORIES: dict[str, list[Any]] = {
+    "an estimate that is partly paid": [("reserve", "ann", 4), ("advance", 2), ("settle", 1)],
+    "given back after a reset": [
+        *(("reserve", "ann", 4), ("reset", "ann"), ("call", "ann", 3), ("settle", 0)),
+    ],
+    "given back by other numbers": [("reserve", "ann", 4), ("update", "6/5s"), ("settle", 0)],
+    "given back under a vendor's word": [
+        *(("lower", "ann", 3, 20), ("advance", 1), ("reserve", "ann", 2), ("settle", 0)),
+    ],
+}
+"""What chance finds too seldom."""
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("history", HISTORIES)
+def test_what_is_given_back_is_the_same(algorithm: Any, history: str) -> None:
+    """As in memory: after time, a reset, other numbers, and under a vendor's word."""
+    _agree(algorithm, HISTORIES[history])
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @given(steps=st.lists(STEPS, max_size=30))
 def test_a_fake_store_decides_as_limits_in_memory_do(algorithm: Any, steps: list[Any]) -> None:
     """The same history has the same verdicts, waits and rests, whatever happens in it."""
+    _agree(algorithm, steps)
+
+
+def _agree(algorithm: Any, steps: list[Any]) -> None:
     clock = VirtualClock(1000.0)
     with empty_registry(), virtual_time(clock):
         alone = Subject(clock, algorithm)
         shared = Subject(clock, algorithm, shared=FakeStore(), name="vendor")
         for kind, *rest in steps:
+            clock.advance(0.001)  # what is done at one instant has no order in memory
             if kind == "advance":
                 clock.advance(float(rest[0]))
             else:
@@ -261,6 +287,30 @@ def test_a_call_refused_further_in_gives_back_what_it_took() -> None:
         with new_guard(slots).hold():
             assert guard.attempt(int).reason == "bulkhead_full"
         assert guard.attempt(int).ok
+
+
+def test_a_caller_that_gives_up_gives_back_what_it_was_granted() -> None:
+    """Its question was answered, and nobody claims the answer."""
+    policy = RateLimit("1/day", shared=FakeStore(), name="vendor")
+    assert policy._sharing is not None
+    question = policy._sharing.share.ask("sync", policy._charges((), {}), SystemClock())
+    question.publish(lambda: True)
+    assert policy.peek().left == 0
+    question.abandon()
+    assert policy.peek().left == 1
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    """As by a real store."""
+    for sharing in ("leased", "split"):
+        with pytest.raises(ValueError, match="a leaky bucket"):
+            RateLimit(
+                "1/s",
+                algorithm="leaky_bucket",
+                shared=FakeStore(),
+                name="vendor",
+                sharing=sharing,  # type: ignore[arg-type]
+            )
 
 
 def test_request_limits_count_in_a_fake_store() -> None:
@@ -425,14 +475,16 @@ def test_nothing_runs_in_the_background() -> None:
 
 def test_threads_take_no_more_than_the_limit() -> None:
     """The decisions of a fake store are one after another."""
-    policy = RateLimit("100/h", shared=FakeStore(), name="vendor")
+    policy = RateLimit("1000/day", shared=FakeStore(clock=VirtualClock()), name="vendor")
     taken: list[int] = []
+    together = threading.Barrier(4)
 
     def work() -> None:
-        taken.extend(policy.take_up_to(1) for _ in range(50))
+        together.wait()
+        taken.extend(policy.take_up_to(1) for _ in range(500))
 
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
+    sys.setswitchinterval(1e-6)
     try:
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
@@ -441,4 +493,4 @@ def test_threads_take_no_more_than_the_limit() -> None:
             thread.join()
     finally:
         sys.setswitchinterval(before)
-    assert sum(taken) == 100
+    assert sum(taken) == 1000
