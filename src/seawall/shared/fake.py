@@ -304,7 +304,7 @@ class _Limits:
             refusal = _refusal(charges, places, now)
             if refusal is not None:
                 return refusal
-            return Verdict(0.0, receipt=self._take(charges, places, now))
+            return Verdict(0.0, receipt=self._take(charges, now))
 
     async def adecide(self, charges: Sequence[Wanted]) -> Verdict:
         return self.decide(charges)
@@ -318,8 +318,7 @@ class _Limits:
             others = [p for c, p in both if not c.estimated]
             if taken <= 0 or _refusal(fixed, others, now) is not None:
                 return 0
-            for charge, place in both:
-                place.take(now, taken if charge.estimated else charge.cost)
+            self.count([(c.key, taken if c.estimated else c.cost) for c in charges])
             return taken
 
     async def atake_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
@@ -342,7 +341,7 @@ class _Limits:
                 now = self._now()
                 for limit, (key, cost) in enumerate(costs):
                     if cost:
-                        self._place(limit, key, now).take(now, cost)
+                        self._kept(limit, key, now).take(now, cost)
 
     def settle(self, receipt: Receipt, used: Sequence[int | None]) -> None:
         assert isinstance(receipt, _FakeReceipt)  # noqa: S101 - it came from here
@@ -351,17 +350,17 @@ class _Limits:
             keys, receipt.keys = receipt.keys, []
             for limit, key in enumerate(keys if self._store.up else ()):
                 actual, taken = used[limit], receipt.taken.get(limit)
-                place = self._place(limit, key, now)
                 if taken is not None:
-                    place.settle(taken, taken.cost if actual is None else actual, now)
+                    used_up = taken.cost if actual is None else actual
+                    self._kept(limit, key, now).settle(taken, used_up, now)
                 elif actual:
-                    place.owe(actual, now)
+                    self._kept(limit, key, now).owe(actual, now)
 
     def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
         if self._store.up:
             with self._store._lock:
                 now = self._now()
-                self._place(limit, key, now).caps.lower(now, remaining, now + reset_after)
+                self._kept(limit, key, now).caps.lower(now, remaining, now + reset_after)
 
     async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
         self._refuse_if_down()
@@ -371,7 +370,8 @@ class _Limits:
         self._refuse_if_down()
         with self._store._lock:
             for limit, key in places:
-                self._store._places.pop((self._name, limit, key_part(key)), None)
+                fresh = _Place(self._rules[limit], self._now())
+                self._store._places[self._where(limit, key)] = fresh
 
     async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
         self.reset(places)
@@ -391,22 +391,30 @@ class _Limits:
         now = self._now()
         return now, [self._place(limit, one.key, now) for limit, one in enumerate(charges)]
 
+    def _where(self, limit: int, key: Hashable) -> tuple[str, int, str]:
+        """Return the name of a place; a key that cannot be shared raises, as in a real store."""
+        return self._name, limit, key_part(key)
+
     def _place(self, limit: int, key: Hashable, now: float) -> _Place:
-        """Return what is counted for `key`; what cannot be shared raises, as in a real store."""
-        rule, where = self._rules[limit], (self._name, limit, key_part(key))
-        place = self._store._places.get(where)
+        """Return what is counted for `key`; a new place is not kept yet."""
+        rule = self._rules[limit]
+        place = self._store._places.get(self._where(limit, key))
         if place is None:
-            place = self._store._places[where] = _Place(rule, now)
-        elif place.rule is not rule:
+            return _Place(rule, now)
+        if place.rule is not rule:
             place.follow(rule, now)
         return place
 
-    def _take(
-        self, charges: Sequence[Wanted], places: Sequence[_Place], now: float
-    ) -> _FakeReceipt:
+    def _kept(self, limit: int, key: Hashable, now: float) -> _Place:
+        """Return the same, and keep it: something is going to be counted there."""
+        place = self._store._places[self._where(limit, key)] = self._place(limit, key, now)
+        return place
+
+    def _take(self, charges: Sequence[Wanted], now: float) -> _FakeReceipt:
         taken = {}
-        for limit, (charge, place) in enumerate(zip(charges, places, strict=True)):
+        for limit, charge in enumerate(charges):
             if charge.cost:
+                place = self._kept(limit, charge.key, now)
                 taken[limit] = place.take(now, charge.cost, estimated=charge.estimated)
         standings = {limit: one.place.refill(now) for limit, one in taken.items()}
         return _FakeReceipt([charge.key for charge in charges], taken, standings)
