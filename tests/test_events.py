@@ -340,7 +340,7 @@ def test_a_listener_may_unsubscribe_and_call_guards():
 
 
 def test_nothing_is_built_without_listeners(monkeypatch):
-    """An event that nobody wants is never made; a change of state is, for the log."""
+    """An event that nobody wants is never made; the log wants changes and first degradations."""
     built = []
     monkeypatch.setattr(Event, "__init__", lambda _self, guard: built.append(guard))
     monkeypatch.setattr(events_module, "_listeners", ())  # of other tests
@@ -357,6 +357,7 @@ def test_nothing_is_built_without_listeners(monkeypatch):
             timed = Guard("timed", Fallback(static(1)), Timeout(1.0, sync="thread"))
             timed.call(go_on.wait, 30)
             go_on.set()
+            timed.call(_BROKEN)
         bulkhead = Bulkhead(1)
         full = Guard("full", Fallback(static(1)), bulkhead)
         with full.hold():
@@ -364,7 +365,8 @@ def test_nothing_is_built_without_listeners(monkeypatch):
         bulkhead.update(limit=5)
 
     Context().run(use)  # without what other tests may have left in this one, such as a collector
-    assert built == ["vendor", "full"]  # a breaker opened, a limit was changed
+    # A breaker opened, two guards gave their first degraded answer, a limit was changed.
+    assert built == ["vendor", "timed", "full", "full"]
 
 
 def test_events_show_themselves():

@@ -28,6 +28,7 @@ from seawall.clock import (
     set_current_clock,
 )
 from seawall.policies.retry import switch
+from seawall.runtime import log
 from seawall.runtime.call import bypass
 from seawall.runtime.fastpath import switch_policies
 from seawall.runtime.policy import Policy
@@ -91,8 +92,10 @@ def empty_registry() -> Iterator[None]:
     """Let the block begin without any guard, so that all names are free in it.
 
     At its end the guards made inside are closed, and those from before are found by name again.
-    Functions that they guard work all the time.
+    Functions that they guard work all the time. Lines of the log that come once or rarely for each
+    guard come again.
     """
+    log.changes.reset()
     with registry.emptied():
         yield
 

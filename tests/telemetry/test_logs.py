@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Breaker, Guard, Retry, constant, single
+from seawall import Breaker, Fallback, Guard, Retry, constant, single, static
 from seawall.clock import VirtualClock
+from seawall.runtime import degradation, events, log
 from seawall.runtime import edge_events as edge
-from seawall.runtime import events, log
 from seawall.runtime.events import Event, emit
 from seawall.telemetry import log_events, logs
 from seawall.testing import ScriptedService, answer, fail, virtual_time
@@ -32,7 +32,7 @@ def _lines(read: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 
 
 def test_the_life_of_a_breaker_can_be_read_from_messages(read: pytest.LogCaptureFixture):
-    """Opening, probing and closing are different lines, and only the first is a warning."""
+    """Opening, probing and closing are different lines, and the probes are no warnings."""
     read.set_level(logging.DEBUG, "seawall.events")
     vendor = ScriptedService(fail(ConnectionError("refused")), answer(1)).call
     with virtual_time() as clock, log_events():
@@ -44,7 +44,7 @@ def test_the_life_of_a_breaker_can_be_read_from_messages(read: pytest.LogCapture
     assert _lines(read) == [
         ("WARNING", f"{named} closed -> open (tripped) reason=ConnectionError {said}"),
         ("DEBUG", f"{named} open -> half_open (break over)"),
-        ("INFO", f"{named} half_open -> closed (probes passed)"),
+        ("WARNING", f"{named} half_open -> closed (probes passed)"),
     ]
 
 
@@ -67,11 +67,6 @@ def _changed(before: str, after: str, **rest: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "bad", "good"),
     [
-        (
-            events.BreakerChanged,
-            _changed("closed", "isolated", cause="isolate()", key=None),
-            _changed("isolated", "closed", cause="close()", key=None),
-        ),
         (
             events.LevelChanged,
             _changed("full", "cached", cause="load"),
@@ -232,13 +227,13 @@ def trip(name: str = "vendor") -> Breaker:
 
 @pytest.mark.usefixtures("changes")
 def test_changes_of_state_are_logged_without_configuration(read: pytest.LogCaptureFixture):
-    """One line for each, trouble louder than good news; nothing of single calls."""
+    """One line for each, and a breaker closes as loudly as it opened; nothing of single calls."""
     trip()
     named = "breaker_changed in 'vendor':"
     failed = "reason=ConnectionError failure='ConnectionError: refused'"
     assert _lines(read) == [
         ("WARNING", f"{named} closed -> open (tripped) {failed}"),
-        ("INFO", f"{named} open -> closed (close())"),
+        ("WARNING", f"{named} open -> closed (close())"),
     ]
     assert {record.name for record in read.records} == {"seawall.events"}
 
@@ -302,12 +297,12 @@ def outage(seconds: float) -> None:
 
 
 @pytest.mark.usefixtures("changes")
-def test_outage_of_a_minute_is_one_warning_and_one_line_at_its_end(read: pytest.LogCaptureFixture):
+def test_outage_of_a_minute_is_one_warning_and_one_at_its_end(read: pytest.LogCaptureFixture):
     """A breaker probes about once a second: that is no news while the probes fail."""
     outage(60.0)
     assert [(level, line.partition(" reason=")[0]) for level, line in _lines(read)] == [
         ("WARNING", "breaker_changed in 'vendor': closed -> open (tripped)"),
-        ("INFO", "breaker_changed in 'vendor': half_open -> closed (probes passed)"),
+        ("WARNING", "breaker_changed in 'vendor': half_open -> closed (probes passed)"),
     ]
 
 
@@ -320,8 +315,92 @@ def test_probes_do_not_use_up_the_line_that_a_breaker_closed(
     read.set_level(logging.DEBUG, "seawall.events")
     outage(60.0)
     levels = [level for level, _ in _lines(read)]
-    assert (levels[0], levels[-1]) == ("WARNING", "INFO")
+    assert (levels[0], levels[-1]) == ("WARNING", "WARNING")
     assert levels.count("DEBUG") == log.CHANGES_AT_ONCE
+
+
+@pytest.mark.usefixtures("changes")
+def test_openings_do_not_use_up_the_line_that_a_breaker_closed(
+    read: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """Both are warnings, and bounded apart from each other."""
+    monkeypatch.setattr(log, "SYSTEM", VirtualClock())
+    monkeypatch.setattr(log, "changes", log.ChangeLog())
+    for _ in range(2 * log.CHANGES_AT_ONCE):
+        emit(events.BreakerChanged, "vendor", **_changed("closed", "open", cause="x", key=None))
+    emit(events.BreakerChanged, "vendor", **_changed("open", "closed", cause="x", key=None))
+    level, line = _lines(read)[-1]
+    assert (level, line) == ("WARNING", "breaker_changed in 'vendor': open -> closed (x)")
+
+
+# Degraded answers, without any configuration
+
+
+def hidden_bug() -> str:
+    """Fail as a typo does."""
+    return "prompt".uper()  # type: ignore[attr-defined]
+
+
+SAID = (
+    "degraded in 'vendor': source=static level=1 reason=AttributeError"
+    """ message="'str' object has no attribute 'uper'\""""
+)
+
+
+def test_first_degraded_answer_of_a_guard_is_logged_and_then_one_a_minute(
+    read: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """One WARNING tells the cause; the next tells how many there were in the meantime."""
+    clock = VirtualClock()
+    monkeypatch.setattr(log, "SYSTEM", clock)
+    monkeypatch.setattr(log, "changes", log.ChangeLog())
+    guard = Guard("vendor", Fallback(static("later")))
+    assert [guard.call(hidden_bug) for _ in range(8)] == ["later"] * 8
+    assert _lines(read) == [("WARNING", SAID)]
+    clock.advance(59.0)
+    guard.call(hidden_bug)
+    assert len(read.records) == 1
+    clock.advance(2.0)
+    guard.call(hidden_bug)
+    guard.call(hidden_bug)
+    assert _lines(read)[1:] == [("WARNING", f"{SAID} left_out=8")]
+    assert {record.name for record in read.records} == {"seawall.events"}
+    read.clear()
+    Guard("other", Fallback(static("later"))).call(hidden_bug)
+    assert len(read.records) == 1  # each guard has a line of its own
+
+
+@pytest.mark.usefixtures("changes")
+def test_a_degraded_answer_is_one_line_while_log_events_is_on(read: pytest.LogCaptureFixture):
+    """It is not written twice."""
+    with log_events():
+        Guard("vendor", Fallback(static("later"))).call(hidden_bug)
+    assert _lines(read) == [("WARNING", SAID)]
+
+
+@pytest.mark.usefixtures("changes")
+def test_a_degraded_answer_that_is_not_logged_is_not_built(monkeypatch: pytest.MonkeyPatch):
+    """The flood of an outage costs no redaction of its errors."""
+    guard = Guard("vendor", Fallback(static("later")))
+    built: list[Exception] = []
+    reason_of = degradation.reason_of
+
+    def counted(error: Exception) -> str:
+        built.append(error)
+        return reason_of(error)
+
+    monkeypatch.setattr(degradation, "reason_of", counted)
+    for _ in range(8):
+        guard.call(hidden_bug)
+    assert len(built) == 1
+
+
+@pytest.mark.usefixtures("changes")
+def test_a_simulation_logs_no_degraded_answers(read: pytest.LogCaptureFixture):
+    """What is only forecast has not happened."""
+    with events.muted():
+        Guard("vendor", Fallback(static("later"))).call(hidden_bug)
+    assert _lines(read) == []
 
 
 @pytest.mark.usefixtures("changes")
@@ -355,16 +434,19 @@ def test_a_simulation_logs_no_changes(read: pytest.LogCaptureFixture):
 
 
 def test_a_program_without_logging_prints_troubles_to_stderr():
-    """As the standard library does for warnings where nothing is configured; good news is not."""
+    """As the standard library does for warnings where nothing is configured."""
     program = """
-from seawall import Breaker, Guard
+from seawall import Breaker, Fallback, Guard, static
 breaker = Breaker(consecutive=1)
 Guard("vendor", breaker).attempt(lambda: 1 / 0)
 breaker.close()
+Guard("search", Fallback(static("later"))).call(lambda: "prompt".uper())
 """
     ran = subprocess.run(  # noqa: S603 - our own program
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
     )
-    (line,) = ran.stderr.splitlines()
-    assert line.startswith("breaker_changed in 'vendor': closed -> open (tripped)")
+    opened, closed, degraded = ran.stderr.splitlines()
+    assert opened.startswith("breaker_changed in 'vendor': closed -> open (tripped)")
+    assert closed == "breaker_changed in 'vendor': open -> closed (close())"
+    assert degraded == SAID.replace("vendor", "search")
     assert ran.stdout == ""

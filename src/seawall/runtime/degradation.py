@@ -1,9 +1,9 @@
 """Degraded answers: how they are reported, and the collectors of them.
 
-Promises: a degraded answer names its source, level and cause to subscribers and collectors; without
-any, nothing is built. Neither an event nor a collector keeps the error itself alive,
-whose traceback leads to the frames of the caller: only its kind, and the redacted line of what it
-says.
+Promises: a degraded answer names its source, level and cause to subscribers and collectors, and the
+first of each guard to the log; without any of them, nothing is built. Neither an event nor a
+collector keeps the error itself alive, whose traceback leads to the frames of the caller: only its
+kind, and the redacted line of what it says.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, Self, overload
 
 from seawall._failures import reason_of, said_by
 from seawall.context import reset
-from seawall.runtime.events import Degraded, deliver, listening
+from seawall.runtime.events import Degraded, deliver, is_muted, listening
 from seawall.runtime.mutex import Mutex, survives_fork
 
 MOST_COLLECTED: Final = 100
@@ -37,10 +37,16 @@ class Degradation:
         self.age = age
 
     def report(self, guard: str) -> None:
-        """Tell subscribers and collectors."""
+        """Tell subscribers and collectors, and now and then the log."""
         event = self.collect(guard)
+        if is_muted():
+            return
         if event is not None or listening():
-            deliver(event or self._event(guard))
+            event = event or self._event(guard)
+            deliver(event)
+        from seawall.runtime.log import changes
+
+        changes.write_degraded(guard, lambda: event or self._event(guard))
 
     def collect(self, guard: str) -> Degraded | None:
         """Tell collectors only; return what they were told, if there are any."""

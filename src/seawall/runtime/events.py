@@ -440,6 +440,11 @@ def muted() -> Iterator[None]:
         _muted.reset(token)
 
 
+def is_muted() -> bool:
+    """Tell whether this runs inside a block of `muted()`."""
+    return _muted.get()
+
+
 def listening() -> bool:
     """Tell whether anybody subscribed: where not, what an event would say need not be built."""
     return bool(_listeners)

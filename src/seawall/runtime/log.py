@@ -3,7 +3,9 @@
 Promises:
 - With no configuration, each change of state (a breaker opened or closed, a host was ejected, a job
   died) is a line on the logger `seawall.events`: trouble at WARNING or ERROR, good news at INFO.
-  The probes of a breaker during an outage are at DEBUG.
+  A breaker that closes is at WARNING, as its opening was. Its probes during an outage are at DEBUG.
+- The first degraded answer of a guard is a line there too, at WARNING and with its cause. Further
+  ones are counted in a line a minute.
   While `log_events()` is on, it writes these lines too, and they are not written twice.
 - A failure of a handler is a line with its traceback on the logger `seawall`, at each attempt
   (WARNING) and at its end (ERROR). The text of the traceback is redacted; `exc_info` of the record
@@ -16,7 +18,7 @@ Promises:
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from math import isfinite
 from threading import Lock, local
 from typing import Final, TypeAlias
@@ -122,7 +124,6 @@ LEVELS: Final = {
 """How much an event matters; those that are not here are warnings."""
 
 GOOD_NEWS: Final[dict[str, tuple[str, tuple[object, ...]]]] = {
-    "breaker_changed": ("after", ("closed",)),
     "health_changed": ("after", ("healthy",)),
     "level_changed": ("after", ("full",)),
     "store_mode_changed": ("after", ("shared",)),
@@ -149,6 +150,10 @@ PROBING: Final = ("open", "half_open"), ("half_open", "open")
 CHANGES_PER_SECOND: Final = 0.2
 CHANGES_AT_ONCE: Final = 6
 """Lines about changes of one sort and level in one guard; further ones are counted."""
+
+DEGRADED_PER_SECOND: Final = 1 / 60
+DEGRADED_AT_ONCE: Final = 1
+"""Lines about degraded answers of one guard; further ones are counted."""
 
 LONGEST_VALUE: Final = 500
 
@@ -187,15 +192,25 @@ class EventLog:
     def write(self, event: Event) -> None:
         """Write a line about `event`, unless there were too many."""
         usual = _level_of(event)
+        # Probes must not use up the line that says the breaker closed, nor must its openings.
+        closed = isinstance(event, BreakerChanged) and event.after == "closed"
+        self.write_built((event.name, event.guard, usual, closed), usual, lambda: event)
+
+    def write_built(self, sort: Hashable, usual: int, build: Callable[[], Event]) -> None:
+        """Write a line about the event that `build` returns, unless there were too many.
+
+        Lines are bounded by `sort`. `usual` is the level where none was given. The event is built
+        only if its line is written.
+        """
         level = usual if self._level is None else self._level
         # A handler may itself be guarded: what that tells would be told for ever.
         if getattr(self._busy, "writing", False) or not self._logger.isEnabledFor(level):
             return
         self._busy.writing = True
         try:
-            # By level: probes must not use up the line that says the breaker closed.
-            left_out = self._bound.left_out((event.name, event.guard, usual))
+            left_out = self._bound.left_out(sort)
             if left_out is not None:
+                event = build()
                 told = values_of(event)
                 if left_out:
                     told["left_out"] = left_out
@@ -209,14 +224,21 @@ class EventLog:
 
 
 class ChangeLog:
-    """Writes changes of state while `log_events()` does not."""
+    """Writes changes of state and a few degraded answers while `log_events()` does not."""
 
     def __init__(self) -> None:
         """Begin on."""
-        bound = LineBound(CHANGES_PER_SECOND, CHANGES_AT_ONCE, SYSTEM)
-        self._log = EventLog(logging.getLogger("seawall.events"), None, bound)
         self.paused = 0
         """How many `log_events()` are on."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget which lines were written: a guard of the same name is another one."""
+        logger = logging.getLogger("seawall.events")
+        bound = LineBound(CHANGES_PER_SECOND, CHANGES_AT_ONCE, SYSTEM)
+        self._log = EventLog(logger, None, bound)
+        rare = LineBound(DEGRADED_PER_SECOND, DEGRADED_AT_ONCE, SYSTEM)
+        self._degraded = EventLog(logger, None, rare)
 
     def write(self, event: Event) -> None:
         """Write a line; not if the failure was logged with its traceback. Never raises."""
@@ -224,6 +246,18 @@ class ChangeLog:
             return
         try:
             self._log.write(event)
+        except Exception:  # noqa: BLE001, S110 - a handler of the user's that raises
+            pass
+
+    def write_degraded(self, guard: str, build: Callable[[], Event]) -> None:
+        """Write a line about the degraded answer that `build` returns, if one is due.
+
+        Never raises.
+        """
+        if self.paused:
+            return
+        try:
+            self._degraded.write_built(guard, logging.WARNING, build)
         except Exception:  # noqa: BLE001, S110 - a handler of the user's that raises
             pass
 

@@ -31,9 +31,10 @@ def log_events(
 ) -> Switch:
     """Write a record for each event to `logger`, at `level` (by the sort of event, unless given).
 
-    Changes of state are written without it, to `seawall.events`; while it is on, only by it.
-    Good news (a breaker closed again, the store is back) is at INFO; the probes of an open breaker
-    are at DEBUG. The message has the values in one short line; `extra` has them as fields:
+    Changes of state and a few degraded answers are written without it, to `seawall.events`; while
+    it is on, only by it. Good news (the store is back) is at INFO, but a breaker closes at WARNING,
+    as it opened; the probes of an open breaker are at DEBUG. The message has the values in one
+    short line; `extra` has them as fields:
     `seawall_event`, `seawall_guard` and so on. Each sort and usual level in one guard is limited
     to `per_second` records after the first `burst`; the next record has the number that were left
     out, as `seawall_left_out`. Returns a switch: `close()`, or the end of
