@@ -88,6 +88,13 @@ def safe_line(text: str, longest: int = LONGEST) -> str:
     return printable(redacted(line), longest)
 
 
+def safe_text(text: str) -> str:
+    """Return the beginning of `text`, redacted, with its line breaks."""
+    if len(text) > _EXAMINED:  # the last word may be half of a URL, as above
+        text = f"{text[:_EXAMINED].rpartition(' ')[0]} …"
+    return redacted(text)
+
+
 def _split_closing(run: str) -> tuple[str, str]:
     """Return `run` without the punctuation at its end, and that punctuation."""
     kept = run.rstrip(_CLOSING)

@@ -8,6 +8,7 @@ from json import dumps
 from typing import Any, Final, NamedTuple, cast
 
 from seawall._failures import report_of, split_report
+from seawall._redaction import safe_text
 from seawall.errors import RecordGarbled
 from seawall.jobs._codec import decode, encode
 from seawall.models.durable_jobs import ENDED, STATES, State
@@ -199,11 +200,14 @@ def result_of(value: Any, limit: int) -> Stored:
 
 
 def stored_error(error: str | BaseException) -> str:
-    """Return why an attempt failed, as it is kept: of an error with its traceback below."""
+    """Return why an attempt failed, as it is stored: redacted, as it is logged and searched.
+
+    The traceback of an error is below it.
+    """
     if isinstance(error, BaseException):
         said, _, trace = report_of(error, LONGEST_TEXT).partition("\n")
         return f"{shown(said)}\n{trace}" if trace else shown(said)
-    return shown(error)
+    return shown(safe_text(str(error)))
 
 
 def shown(text: object) -> str:

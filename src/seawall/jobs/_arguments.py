@@ -6,6 +6,7 @@ from typing import Final
 
 from seawall import _checks as check
 from seawall._failures import report_of, split_report
+from seawall._redaction import safe_line
 from seawall.jobs._records import Claim
 
 MOST_TEXT: Final = 500
@@ -47,12 +48,15 @@ def legible(text: str) -> str:
 
 
 def stored_reason(reason: str | BaseException) -> str:
-    """Return why an attempt failed, as it is stored: of an error with its traceback below."""
+    """Return why an attempt failed, as it is stored: redacted, as it is logged and searched.
+
+    The traceback of an error is below it; a text becomes one line.
+    """
     if isinstance(reason, BaseException):
         return report_of(reason, MOST_TEXT)
     if not isinstance(reason, str):
         raise TypeError(f"reason={reason!r}: write text, or pass the error")
-    return legible(reason)
+    return safe_line(" ".join(reason.splitlines()), MOST_TEXT)
 
 
 def read_reason(stored: str) -> tuple[str, str]:
