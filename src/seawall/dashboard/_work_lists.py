@@ -158,7 +158,7 @@ async def act_on_work(body: Any, operator: str, client: str, tell: Tell) -> dict
     if not isinstance(body, dict):
         raise _refused("Write an object.")
     act = body.get("act")
-    if act not in _DONE:
+    if not isinstance(act, str) or act not in _DONE:
         raise _refused(f"act: write one of {', '.join(_DONE)}.")
     listed = _named(body)
     acting = _Acting(listed.things, act, *_chosen(body))
