@@ -251,6 +251,10 @@ def wants(something): ...
 def makes_none(): ...
 
 
+def makes_empty():
+    return []
+
+
 async def breaks():
     raise RuntimeError("no database")
 """
@@ -280,6 +284,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("{module}:wants", 2, "which is no worker"),
         ("{module}:Worker", 2, "which is no worker"),
         ("{module}:makes_none", 2, "made None, which is no worker"),
+        ("{module}:makes_empty", 2, "{module}:makes_empty made no worker: name a Worker"),
         ("{module}:breaks", 1, "cannot begin: RuntimeError('no database')"),
         ("{module}_broken:worker", 2, "cannot be imported: No module named 'no_such_thing_at_all'"),
         ("{module}_raises:worker", 2, "cannot be imported: OSError('no such disk')"),

@@ -142,6 +142,8 @@ class Target(NamedTuple):
             elif inspect.isawaitable(made):
                 made = await made
         workers = list(made) if isinstance(made, list | tuple) else [made]
+        if not workers:
+            raise Mistake(f"{self.name} made no worker: {EXPECTED}, or several in a list")
         for worker in workers:
             if not is_worker(worker):
                 raise Mistake(f"{self.name} made {worker!r}, which is no worker: {EXPECTED}")
