@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx2
@@ -105,6 +105,74 @@ def test_errors_are_counted_by_their_class(step: Callable[..., Answer], error: s
     assert (failed["error"], well["error"]) == (error, "")
     assert _amount(failed["durations"])[0] == _amount(well["durations"])[0] == 1
     assert _amount(failed["input"]) == (0, 0)
+
+
+class _Broken(httpx2.SyncByteStream, httpx2.AsyncByteStream):
+    """A stream whose connection breaks after its first event."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b'data: {"model":"m","choices":[{"delta":{"content":"a"}}]}\n\n'
+        raise httpx2.ReadError("the peer closed the connection")
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self:
+            yield chunk
+
+
+def _broken(_request: Any) -> httpx2.Response:
+    return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=_Broken())
+
+
+def _read_broken(guard: Guard, *, to_the_end: bool) -> None:
+    """Read a stream that breaks, or only its first event."""
+    asked = {"model": "asked", "stream": True}
+    with (
+        http_client(guard, httpx2.MockTransport(_broken)) as http,
+        http.stream("POST", CHAT, json=asked) as answer,
+    ):
+        pieces = answer.iter_raw()
+        next(pieces)
+        if to_the_end:
+            next(pieces)
+
+
+async def _aread_broken(guard: Guard, *, to_the_end: bool) -> None:
+    """Async twin of `_read_broken`."""
+    asked = {"model": "asked", "stream": True}
+    async with (
+        async_http_client(guard, httpx2.MockTransport(_broken)) as http,
+        http.stream("POST", CHAT, json=asked) as answer,
+    ):
+        pieces = answer.aiter_raw()
+        await anext(pieces)
+        if to_the_end:
+            await anext(pieces)
+
+
+READERS: dict[str, Callable[..., None]] = {
+    "plain": _read_broken,
+    "async": lambda guard, **how: asyncio.run(_aread_broken(guard, **how)),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_stream_that_breaks_after_its_first_event_is_an_error(kind: str):
+    """The reader gets the exception, and the operation is counted by its name."""
+    guard = new_guard(Bulkhead(5))
+    with pytest.raises(httpx2.ReadError):
+        READERS[kind](guard, to_the_end=True)
+    (one,) = _shown(guard.name)
+    assert (one["error"], one["response_model"]) == ("ReadError", "m")
+    assert _amount(one["durations"])[0] == _amount(one["first_chunks"])[0] == 1
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_stream_that_the_reader_leaves_is_no_error(kind: str):
+    """A reader that has enough closes the stream."""
+    guard = new_guard(Bulkhead(5))
+    READERS[kind](guard, to_the_end=False)
+    (one,) = _shown(guard.name)
+    assert (one["error"], _amount(one["durations"])[0]) == ("", 1)
 
 
 @pytest.mark.parametrize("path", ["/v1/moderations", "/v1/messages/count_tokens", "/v1/files"])

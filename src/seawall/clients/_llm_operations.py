@@ -137,7 +137,7 @@ class Operation:
         """End when the answer has passed by."""
 
         def end(usage: Usage) -> None:
-            self.response_model = late.model
+            self.response_model, self.error = late.model, late.error
             self.end(usage)
 
         late.then(end)

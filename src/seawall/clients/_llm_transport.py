@@ -229,6 +229,11 @@ class _Passes(_Passing):
                 yield self.head.popleft()
             for chunk in iter(self.stream) if self.rest is None else self.rest:
                 yield self.seen(chunk)
+        except GeneratorExit:  # the reader wants no more
+            raise
+        except BaseException as error:
+            self.late.error = type(error).__name__
+            raise
         finally:
             self.late.end()
 
@@ -260,6 +265,11 @@ class _PassesAsync(_Passing):
             rest = aiter(self.stream) if self.rest is None else self.rest
             async for chunk in rest:
                 yield self.seen(chunk)
+        except GeneratorExit:  # the reader wants no more
+            raise
+        except BaseException as error:
+            self.late.error = type(error).__name__
+            raise
         finally:
             self.late.end()
 

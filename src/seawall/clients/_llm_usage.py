@@ -309,12 +309,14 @@ class Unpacking:
 class Late:
     """The usage of an answer, which is known when its body has passed by; told once."""
 
-    __slots__ = ("_reader", "_then", "_told", "model")
+    __slots__ = ("_reader", "_then", "_told", "error", "model")
 
     def __init__(self, reader: Reader | None, told: Usage | None = None) -> None:
         """Learn it by `reader`, unless it is known from the start."""
         self.model = ""
         """Which model answered, known with the usage."""
+        self.error = ""
+        """The name of the exception that broke the body off; empty if none did."""
         self._reader = reader
         self._then: list[Callable[[Usage], None]] = []
         self._told = told
