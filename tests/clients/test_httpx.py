@@ -37,7 +37,7 @@ from seawall.clients._bodies import GIVEN_UP
 from seawall.clients._exchange import Exchange
 from seawall.clients._httpx_library import HttpxLibrary
 from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
-from seawall.testing import no_leaked_permits, run_virtual
+from seawall.testing import no_leaked_permits, run_virtual, virtual_time
 from tests.clients.support import (
     LARGE,
     URL,
@@ -667,25 +667,37 @@ def test_old_code_catches_refusals():
 def test_a_retry_that_matches_no_error_of_the_client_is_warned_of():
     """`on=` names errors that httpx never raises: nothing would be retried."""
     guard = new_guard(Retry(on=KeyError, attempts=3))
-    with pytest.warns(UserWarning, match="none of the errors of httpx.*on=transient"):
+    with pytest.warns(UserWarning, match="none of the errors of httpx.*on=transient") as warned:
         AsyncGuardedTransport(guard)
+    assert [warning.filename for warning in warned] == [__file__]
     assert "retries none of the errors of httpx" in guard.explain()
 
 
-def test_a_static_answer_that_is_no_response_is_warned_of():
-    """The client would fail on it, with an AttributeError, in the middle of an outage."""
-    guard = new_guard(Fallback(static("later")), Retry(on=transient, attempts=3))
-    with pytest.warns(UserWarning, match=r"static\('later'\) is no response of httpx"):
-        GuardedTransport(guard)
-    assert "static('later') is no response" in guard.explain()
+@pytest.mark.parametrize("value", ["later", httpx.Response(200, text="later")], ids=["str", "own"])
+@pytest.mark.parametrize("kind", [GuardedTransport, AsyncGuardedTransport])
+def test_a_static_answer_is_refused_when_the_transport_is_made(kind: Any, value: object):
+    """In an outage a text would be an AttributeError, and a response would be shared by callers."""
+    guard = new_guard(Fallback(lambda _request: None, static(value)), Retry(on=transient))
+    with pytest.raises(TypeError, match=r"Fallback\(lambda request: httpx\.Response\(\.\.\.\)\)"):
+        kind(guard)
 
 
 def test_a_guard_that_fits_its_client_is_not_warned_of():
-    """`on=transient` matches the client's errors, and a static response is one."""
-    later = static(httpx.Response(200, text="later"))
-    guard = new_guard(Fallback(later), Retry(on=transient, attempts=3))
-    GuardedTransport(guard)
+    """`on=transient` matches the client's errors, and the fallback makes responses."""
+    later = Fallback(lambda _request: httpx.Response(200, text="later"))
+    guard = new_guard(later, Retry(on=transient, attempts=3))
+
+    def lost(_request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("lost")
+
+    transport = GuardedTransport(guard, httpx.MockTransport(lost))
     assert "httpx" not in guard.explain().partition("take care")[2]
+    with virtual_time(), httpx.Client(transport=transport) as client:
+        answers = [client.get(f"http://vendor.example/{path}") for path in "ab"]
+    assert [(answer.text, answer.url.path) for answer in answers] == [
+        ("later", "/a"),
+        ("later", "/b"),
+    ]
 
 
 def test_transient_is_what_a_guarded_client_retries():

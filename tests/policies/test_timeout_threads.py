@@ -123,7 +123,7 @@ def _let_go(hanging: Hanging, error: BaseException) -> None:
 def test_a_plain_function_must_say_how_it_is_timed() -> None:
     """Without `sync=` it raises where it is decorated, and tells what to write."""
     for wrap in (_guard(Timeout(1.0)), Timeout(1.0)):
-        with pytest.raises(TypeError, match=r"sync='cooperative'.*sync='thread'"):
+        with pytest.raises(TypeError, match=r"sync='cooperative'.*sync='thread'.*Guard\.standard"):
 
             @wrap
             def function() -> None:

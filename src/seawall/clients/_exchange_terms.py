@@ -80,15 +80,14 @@ class Terms:
                     f"guard {guard.name!r}: a Cache would hand out one response many times, and"
                     " its body can be read once: put the Cache around the function that reads it"
                 )
-        try:
-            guard._plan.check(kind)  # a Timeout that cannot act here says so now, not when called
-        except TypeError as error:
-            raise TypeError(f"{error}. Guard.standard(...) takes sync= as well") from None
+            if isinstance(policy, Fallback):
+                _refuse_static_answers(policy, guard, library)
+        guard._plan.check(kind)  # a Timeout that cannot act here says so now, not when called
         for misfit in _misfits(guard, library):
             guard.note_danger(misfit)
             from warnings import warn
 
-            warn(f"guard {guard.name!r}: {misfit}", stacklevel=4)
+            warn(f"guard {guard.name!r}: {misfit}", stacklevel=3)  # where the transport is made
         self.guard = guard
         self.once = _Marked(guard, idempotent=False) if guard.idempotent else guard
         """The same guard for what may not be repeated."""
@@ -165,8 +164,21 @@ class Terms:
         return BadStatus(request, response, status, seconds)
 
 
+def _refuse_static_answers(fallback: Fallback, guard: Guard, library: Library) -> None:
+    """Refuse a value that all callers would share: clients write into the responses they get."""
+    for level in fallback.levels:
+        if isinstance(level, Static):
+            raise TypeError(
+                f"guard {guard.name!r}: the client of {library.name} needs a new response for each"
+                f" request, and {level!r} is always the same value. Write"
+                f" Fallback(lambda request: {library.name}.Response(...)), which in Guard.standard"
+                " is fallback=lambda request: ..., or put the Fallback into a guard around the"
+                " function that calls the client"
+            )
+
+
 def _misfits(guard: Guard, library: Library) -> Iterator[str]:
-    """Say which policies of the guard can do nothing for this library, or do harm."""
+    """Say which policies of the guard can do nothing for this library."""
     for policy in guard.policies:
         # A function of the user's own may look at answers, and is not called for a test.
         if isinstance(policy, Retry) and policy.most_attempts > 1 and not policy.looks_at_values:
@@ -176,14 +188,6 @@ def _misfits(guard: Guard, library: Library) -> Iterator[str]:
                     f"{policy!r} retries none of the errors of {library.name}, and no status:"
                     " write on=transient (from seawall import transient)"
                 )
-        if isinstance(policy, Fallback):
-            for level in policy.levels:
-                if isinstance(level, Static) and not hasattr(level.value, "status_code"):
-                    yield (
-                        f"{level!r} is no response of {library.name}, which is what its client"
-                        " expects: make it static(Response(...)), or put the Fallback into a guard"
-                        " around the function that calls the client"
-                    )
 
 
 def _bad_status() -> BadStatus:

@@ -171,7 +171,8 @@ class TimeoutBound(Bound):
         raise TypeError(
             f"guard {self.host.name!r}: a plain function cannot be stopped from outside. Write"
             " Timeout(..., sync='cooperative') to set the deadline that clients inside obey,"
-            " or sync='thread' to run it in a worker thread, or make the function async"
+            " or sync='thread' to run it in a worker thread, or make the function async."
+            " Guard.standard(...) takes sync= as well"
         )
 
     def expired(self, seconds: float) -> None:
