@@ -37,7 +37,7 @@ from seawall.clients._bodies import GIVEN_UP
 from seawall.clients._exchange import Exchange
 from seawall.clients._httpx_library import HttpxLibrary
 from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
-from seawall.testing import no_leaked_permits, run_virtual, virtual_time
+from seawall.testing import no_leaked_permits, run_virtual
 from tests.clients.support import (
     LARGE,
     URL,
@@ -685,14 +685,14 @@ def test_a_static_answer_is_refused_when_the_transport_is_made(kind: Any, value:
 def test_a_guard_that_fits_its_client_is_not_warned_of():
     """`on=transient` matches the client's errors, and the fallback makes responses."""
     later = Fallback(lambda _request: httpx.Response(200, text="later"))
-    guard = new_guard(later, Retry(on=transient, attempts=3))
+    guard = new_guard(later, Retry(on=transient, attempts=3, backoff=[0.0]))
 
     def lost(_request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("lost")
 
     transport = GuardedTransport(guard, httpx.MockTransport(lost))
     assert "httpx" not in guard.explain().partition("take care")[2]
-    with virtual_time(), httpx.Client(transport=transport) as client:
+    with httpx.Client(transport=transport) as client:
         answers = [client.get(f"http://vendor.example/{path}") for path in "ab"]
     assert [(answer.text, answer.url.path) for answer in answers] == [
         ("later", "/a"),
