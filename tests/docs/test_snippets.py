@@ -1,8 +1,9 @@
 """The documentation is run.
 
-Every ```python block of the README and of docs/ is executed: the blocks of one page in order, in
-one namespace, on one virtual clock, so that nothing really sleeps. `await` is allowed at the top
-level: such a block has an event loop of its own, in virtual time.
+Every ```python block of docs/ is executed: the blocks of one page in order, in one namespace, on
+one virtual clock, so that nothing really sleeps. `await` is allowed at the top level: such a block
+has an event loop of its own, in virtual time. Each block of the README is a program by itself, and
+is run as one.
 
 What a block prints must be what its `#>` comments say, line by line, in that order:
 
@@ -46,7 +47,8 @@ from tests.test_public_api import MODULES
 pytestmark = pytest.mark.alone  # some pages ask a real server, which has to answer in real time
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 REAL_TIME = "\n<!-- real time -->\n"
@@ -136,11 +138,12 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
 def test_snippets_do_what_the_page_says(
-    page: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    page: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """Every Python block of the page runs, and prints what its comments promise."""
+    monkeypatch.chdir(tmp_path)  # for the files that it writes
     monkeypatch.setenv("REDIS_URL", redis_url)
     loggers = [logging.getLogger(name) for name in ("seawall", "seawall.events")]
     before = [(logger, list(logger.handlers), logger.level) for logger in loggers]
@@ -149,6 +152,30 @@ def test_snippets_do_what_the_page_says(
     finally:  # a handler of this page must not print on the next one
         for logger, logger.handlers, level in before:
             logger.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    "block", blocks(README.read_text("utf-8"), "python"), ids=lambda block: f"line {block.line}"
+)
+def test_each_block_of_the_readme_runs_when_pasted_into_a_file(block: Block, tmp_path: Path):
+    """It has its imports, says nothing on stderr, and prints what its comments promise."""
+    pasted = tmp_path / "pasted.py"
+    pasted.write_text(block.text, "utf-8")
+    ran = subprocess.run(  # noqa: S603 - the project's own page
+        [sys.executable, pasted.name],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    compare(f"README.md:{block.line}", block.text, ran.stdout)
+
+
+def test_no_block_of_the_readme_is_left_unrun():
+    """A block of Python is marked as `python`, not as `py`, which is not run."""
+    assert blocks(README.read_text("utf-8"), "py") == []
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
