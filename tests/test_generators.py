@@ -248,6 +248,29 @@ def test_the_breaker_counts_a_stream_that_breaks():
     assert breaker.state == "open"
 
 
+@pytest.mark.parametrize("pause", [0.0, 2.0])
+def test_the_breaker_opens_for_streams_that_fail_at_their_opening_and_again_later(pause):
+    """Also where the failed opening was counted before the retry: a long pause shows it."""
+    with virtual_time() as clock:
+        breaker = Breaker(consecutive=3)
+        retry = Retry(on=ConnectionError, attempts=2, backoff=[pause], budget=None)
+        guard = Guard("vendor", retry, breaker, clock=clock)
+        starts = []
+
+        @guard
+        def items():
+            starts.append(1)
+            if len(starts) % 2:
+                raise ConnectionError
+            yield 1
+            raise ConnectionError
+
+        for _ in range(3):
+            with pytest.raises(ConnectionError):
+                list(items())
+        assert breaker.state == "open"
+
+
 def test_closing_early_is_no_verdict():
     """A consumer that has seen enough says nothing about the dependency."""
     breaker = Breaker(consecutive=1)

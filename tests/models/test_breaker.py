@@ -16,7 +16,7 @@ from seawall.models.breaker import (
     diagram,
 )
 from seawall.models.probes import NOfM, Probe, Verdict, growing, n_of_m, ramp, single, slow_start
-from seawall.models.windows import Tracked
+from seawall.models.windows import CallCount, Tracked
 
 SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
 
@@ -51,6 +51,36 @@ def test_consecutive_failures_trip():
     assert model.state is State.CLOSED
     calls(model, "f")
     assert model.state is State.OPEN
+
+
+def test_a_withdrawn_failure_leaves_the_streak_and_ends_no_other():
+    """A stream that is opened again has not succeeded: the failures before it still count."""
+    model = breaker(consecutive=3)
+    for before in range(3):
+        count = CallCount()
+        model.settle(model.admit(0), FAILURE, 0, count)
+        if before < 2:
+            model.retract_failure(count, 0)
+            model.retract_failure(count, 0)
+            assert model.snapshot(0)["consecutive_failures"] == before
+            model.settle(model.admit(0), FAILURE, 0, count)
+        assert model.snapshot(0)["consecutive_failures"] == before + 1
+    assert model.state is State.OPEN
+
+
+def test_a_withdrawn_failure_whose_call_succeeds_ends_the_streak():
+    """The end of the call counts, and after it nothing is withdrawn."""
+    model = breaker(consecutive=3)
+    calls(model, "f")
+    count = CallCount()
+    model.settle(model.admit(0), FAILURE, 0, count)
+    model.retract_failure(count, 0)
+    model.settle(model.admit(0), SUCCESS, 0, count)
+    assert model.snapshot(0)["consecutive_failures"] == 0
+    model.settle(model.admit(0), FAILURE, 0, count)
+    count.over = True
+    model.retract_failure(count, 0)
+    assert model.snapshot(0)["consecutive_failures"] == 1
 
 
 @pytest.mark.parametrize("window", [{"window": 30}, {"window_calls": 100}])

@@ -183,7 +183,18 @@ class Agreement(RuleBasedStateMachine):
             if owner is self.model:
                 owner.settle(ticket, verdict, now, count)
             else:
-                owner.attempted(ticket, OUTCOMES[verdict], None, now, count)
+                owner.attempted(ticket, OUTCOMES[verdict], None, now, count, defer=False)
+        self.pod.flush()
+
+    @precondition(lambda self: self.retried)
+    @rule(which=st.integers(0, 4))
+    def begin_to_answer(self, which: int) -> None:
+        """Let a call that has made attempts begin to answer: it has not failed, so far."""
+        now = self.clock.now()
+        model, local, shared = self.retried[which % len(self.retried)]
+        self.model.retract_failure(model, now)
+        self.gate.begun(None, now, local)
+        self.pod.gate.begun(None, now, shared)
         self.pod.flush()
 
     @rule(command=st.sampled_from(["isolate", "close", "trip", *[""] * 24]))

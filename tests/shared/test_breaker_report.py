@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Thread
 
 import pytest
@@ -13,6 +14,7 @@ from seawall.models.breaker_report import (
     MOST_PLACES,
     ORDER,
     CountReport,
+    Entry,
     Place,
     Report,
     TimeReport,
@@ -26,10 +28,12 @@ from seawall.models.windows import (
     NoWindow,
     TimeWindow,
     Totals,
+    Window,
 )
 
 BOTH = FAILED | SLOW
 WINDOWS = {"time": lambda: TimeWindow(10.0), "count": lambda: CountWindow(7)}
+LARGE = {"time": lambda: TimeWindow(10.0), "count": lambda: CountWindow(10_000)}
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -49,12 +53,22 @@ MARKS = {"plain": 0, "failure": FAILED, "slow": SLOW}
 class Others:
     """The window of the others, which hears only what it is told."""
 
-    def __init__(self, kind: str) -> None:
-        self.window = WINDOWS[kind]()
-        self.kind = kind
+    def __init__(self, kind: str, windows: dict[str, Callable[[], Window]] = WINDOWS) -> None:
+        self.window = windows[kind]()
+
+    def totals(self, now: float) -> Totals:
+        """Sum up the calls: those of a count window one by one, as the store does."""
+        window = self.window
+        return window.since(0) if isinstance(window, CountWindow) else window.totals(now)
 
     def hear(self, report: Report, now: float) -> None:
         """Take in all that there is to tell, and answer where it was counted."""
+        for entry, place in self.take_in(report, now):
+            entry.counted(place)
+
+    def take_in(self, report: Report, now: float) -> list[tuple[Entry, int]]:
+        """Take in all that there is to tell; return the reply, which has not arrived yet."""
+        reply = []
         for entry in report.take():
             *calls, place, before, after = entry.told()
             last = None
@@ -64,7 +78,8 @@ class Others:
                 for _ in range(many):
                     last = self.window.add(marks, now)
             if last is not None:
-                entry.counted(int(last))
+                reply.append((entry, int(last)))
+        return reply
 
 
 class Marked:
@@ -105,6 +120,43 @@ def test_told_at_every_step_the_others_count_the_same(kind, steps):
         others.hear(report, now)
         assert not report.fresh
         assert others.window.totals(now) == report.totals(now)
+
+
+@pytest.mark.parametrize("kind", LARGE)
+@given(steps=STEPS)
+def test_calls_that_change_before_the_reply_arrives_are_found_again(kind, steps):
+    """The reply says where calls were counted by the marks that were sent, not by those of now."""
+    report, others = reported(LARGE[kind]()), Others(kind, LARGE)
+    marked = Marked(report)
+    reply: list[tuple[Entry, int]] = []
+    for action, _wait, which, marks in [*steps, ("tell", 0, 0, 0), ("tell", 0, 0, 0)]:
+        if action == "success":
+            report.success(1000.0)
+        elif action in MARKS:
+            marked.add(MARKS[action], 1000.0)
+        elif action == "change":
+            marked.change(which, marks, 1000.0)
+        else:
+            for entry, place in reply:
+                entry.counted(place)
+            reply = others.take_in(report, 1000.0)
+    assert not report.fresh
+    assert others.totals(1000.0) == report.totals(1000.0)
+
+
+def test_a_failure_withdrawn_before_the_reply_arrives_is_withdrawn_there_too():
+    """One call of two that failed succeeds at last, while the message is on its way."""
+    report, others = reported(CountWindow(100)), Others("count", LARGE)
+    for _ in range(50):
+        marked = Marked(report)
+        report.success(1.0)
+        marked.add(FAILED, 1.0)
+        reply = others.take_in(report, 1.0)
+        marked.change(0, 0, 1.0)
+        for entry, place in reply:
+            entry.counted(place)
+        others.hear(report, 1.0)
+    assert others.totals(1.0) == report.totals(1.0) == (100, 0, 0)
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
@@ -152,6 +204,41 @@ def test_many_entries_become_one():
     late = report.take()
     assert len(late) <= MOST + 1
     assert sum(sum(entry.told()[:3]) for entry in late) == 5 * MOST
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_withdrawn_failures_beyond_one_message_come_with_the_next(kind):
+    """A burst of calls that succeed at their second attempt leaves no failure with the others."""
+    report, others = reported(LARGE[kind]()), Others(kind, LARGE)
+    marked = Marked(report)
+    for _ in range(5 * MOST):
+        marked.add(FAILED, 1.0)
+    others.hear(report, 1.0)
+    for number in range(5 * MOST):
+        marked.change(number, 0, 1.0)
+    marked.change(-1, FAILED, 1.0)  # fails after all, while its change still waits
+    report.success(1.0)
+    messages = 0
+    while report.fresh:
+        assert len(report._journal) <= MOST + 1
+        others.hear(report, 1.0)
+        messages += 1
+    assert messages == 5
+    assert others.totals(1.0) == report.totals(1.0) == (5 * MOST + 1, 1, 0)
+
+
+def test_changes_that_wait_are_bounded_and_can_be_dropped():
+    """While nobody takes the journal, memory does not grow."""
+    report = reported(TimeWindow(10.0))
+    marked = Marked(report)
+    for _ in range(MOST + 2 * MOST_PLACES):
+        marked.add(FAILED, 1.0)
+    report.take()
+    for number in range(MOST + 2 * MOST_PLACES):
+        marked.change(number, 0, 1.0)
+    assert len(report._postponed) == MOST_PLACES
+    report.drop()
+    assert not report.fresh
 
 
 def test_successes_counted_without_a_lock_are_all_told():

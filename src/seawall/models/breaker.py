@@ -143,6 +143,7 @@ class BreakerModel:
     """Whose running bucket, until its end, a success may be added to instead: cheaper still."""
 
     _window: Window
+    _streak: int
 
     def __init__(self, settings: BreakerSettings) -> None:
         self.settings = settings
@@ -219,9 +220,15 @@ class BreakerModel:
             count.window, count.place, count.marks = own.window, own.place, own.marks
 
     def retract_failure(self, count: CallCount, now: float) -> None:
-        """Take a call that has failed for one that succeeds, so far: it has begun to answer."""
-        if self.state is State.CLOSED and count.marks_in(self._window) & FAILED:
-            self._take(Verdict.SUCCESS, now, count)
+        """Withdraw the failure of a call that has begun to answer; how it ends counts later.
+
+        Only its own failure leaves the streak: it has not succeeded yet.
+        """
+        window = self._window
+        marks = count.marks_in(window)
+        if self.state is State.CLOSED and marks & FAILED and not count.over:
+            count.mark(window, marks & ~FAILED, now)
+            self._streak = max(0, self._streak - 1)
 
     def trip(self, now: float) -> None:
         """Open, as a failure too many would do it; nothing to do if it is open or isolated."""

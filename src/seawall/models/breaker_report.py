@@ -22,10 +22,13 @@ ORDER: Final = (0, FAILED, FAILED | SLOW, SLOW)
 """The marks of the calls of an entry, in the order in which they are told."""
 
 MOST: Final = 64
-"""So many entries of a journal are told apart; more are summed up in the last."""
+"""Maximum number of separate entries of a journal. Further calls are summed up in one more."""
 
 MOST_PLACES: Final = 1000
-"""Of so many calls of an entry it is remembered where they were counted: of the latest."""
+"""Maximum number of calls of an entry whose places are remembered: the latest ones.
+
+Also the maximum number of changes that wait for a later message. Beyond it they are dropped.
+"""
 
 
 class Place:
@@ -49,17 +52,19 @@ class Entry:
     Or, where `late` is set, none: a call that was told before has other marks now.
     """
 
-    __slots__ = ("_before", "_places", "calls", "late", "over")
+    __slots__ = ("_before", "_places", "_sent", "calls", "late", "over")
 
-    def __init__(self, *, plain: int = 0, late: Place | None = None) -> None:
-        """Begin with so many successes."""
+    def __init__(self, *, plain: int = 0, late: Place | None = None, before: int = 0) -> None:
+        """Begin with `plain` successes; or report that the call `late` had the marks `before`."""
         self.calls = [plain, 0, 0, 0]
         """How many calls there are, by their marks."""
         self.over = False
         """Whether it was told: then it changes no more."""
         self._places: dict[int, Place] = {}  # by identity: as numbers, two may be equal
+        self._sent: list[tuple[Place, int]] = []
+        """The calls with the marks that were sent: they may change before the reply arrives."""
         self.late = late
-        self._before = 0 if late is None else late.marks
+        self._before = before
 
     def add(self, place: Place) -> None:
         """Count a call."""
@@ -96,14 +101,15 @@ class Entry:
             self.late.shared = place
             return
         for marks in reversed(ORDER):
-            same = [own for own in self._places.values() if own.marks == marks]
+            same = [own for own, sent in self._sent if sent == marks]
             for back, own in enumerate(reversed(same)):
                 own.shared = self.spread(place, back)
             place = self.spread(place, self.calls[marks])
 
     def end(self) -> None:
-        """Be told: what changes from now on is told as late."""
+        """Be sent: a call that changes from now on needs an entry of its own."""
         self.over = True
+        self._sent = [(place, place.marks) for place in self._places.values()]
         for place in self._places.values():
             place.entry = None
         if self.late is not None:
@@ -134,6 +140,8 @@ class Report:
         """Have nothing to tell."""
         self.window = window
         self._journal: list[Entry] = []
+        self._postponed: dict[Place, int] = {}
+        """Changes that a later message reports, with the marks that the others know."""
         self.bad = 0
         """How many failed or slow calls the others do not know of."""
 
@@ -166,17 +174,27 @@ class Report:
         return place if own is not None else None
 
     def _change_late(self, place: Place, after: int) -> None:
-        """Tell the others that a call of which they were told has other marks."""
+        """Report other marks of a call that was sent before.
+
+        If the journal is full, a mark that was taken away waits for a later message. A new mark
+        must not wait: it is reported as another call.
+        """
         plain = self._plain()
         if plain:
             self._open(plain)
-        gained = after & ~place.marks
+        before, place.marks = place.marks, after
+        if place in self._postponed:
+            return  # will be reported with the marks that it has then
         if len(self._journal) < MOST:
-            place.entry = self.entries(late=place)
-            self._journal.append(place.entry)
-        elif gained:
-            self._open().calls[after] += 1  # as another call; what is lost is not told
-        place.marks = after
+            self._append_change(place, before)
+        elif after & ~before:
+            self._open().calls[after] += 1
+        elif len(self._postponed) < MOST_PLACES:
+            self._postponed[place] = before
+
+    def _append_change(self, place: Place, before: int) -> None:
+        place.entry = self.entries(late=place, before=before)
+        self._journal.append(place.entry)
 
     def totals(self, now: float, /) -> Totals:
         """Sum up this pod's own window."""
@@ -188,7 +206,7 @@ class Report:
         return bool(self._journal) or self._unseen() > 0
 
     def take(self) -> list[Entry]:
-        """Return what there is to tell, once; what comes meanwhile is told next time."""
+        """Return the entries to send, each once. Changes that were postponed come next time."""
         plain = self._plain()
         if plain:
             self._open(plain)
@@ -196,7 +214,14 @@ class Report:
         self.bad = 0
         for entry in taken:
             entry.end()
+        for place in list(self._postponed)[:MOST]:
+            self._append_change(place, self._postponed.pop(place))
         return taken
+
+    def drop(self) -> None:
+        """Forget all that there is to send."""
+        self._postponed.clear()
+        self.take()
 
     def mark(self, now: float) -> None:
         """Take all that was counted so far as told; `since_mark` is about what comes after it."""

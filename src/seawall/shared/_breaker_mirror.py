@@ -19,7 +19,7 @@ from seawall.models.breaker import (
     State,
     Ticket,
 )
-from seawall.models.breaker_report import Report, TimeReport, at_once, reported
+from seawall.models.breaker_report import Entry, Report, TimeReport, at_once, reported
 from seawall.models.breaker_settings import BreakerSettings
 from seawall.models.probes import Countdown, Ramp, Verdict
 from seawall.models.windows import CallCount, TimeWindow, Window, new_window
@@ -238,8 +238,12 @@ class Mirror(BreakerModel):
 
     def outgoing(self, now: float) -> tuple[dict[str, Any], Sent]:
         """Return all that there is to tell. Counts are told once: lost rather than doubled."""
-        taken = self._window.take() if isinstance(self._window, Report) else []
-        entries = taken if self._counts else []
+        entries: list[Entry] = []
+        if isinstance(self._window, Report):
+            if self._counts:
+                entries = self._window.take()
+            else:
+                self._window.drop()
         message = self.question(now)
         message["report"] = [entry.told() for entry in entries]
         sent = self._untold.pack(message, entries, now)
@@ -337,7 +341,7 @@ class Mirror(BreakerModel):
         """Go on without the store, from the state in which it was."""
         self.away = self._share.on_store_failure
         if isinstance(self._window, Report):
-            self._window.take()
+            self._window.drop()
             self._window.mark(now)
         if self.away == "local" and self.state is State.HALF_OPEN:
             self._trial = self._new_trial(self.generation, now)
@@ -347,7 +351,7 @@ class Mirror(BreakerModel):
     def forked(self) -> None:
         """Be another pod: what is untold or still runs is the parent's to tell."""
         if isinstance(self._window, Report):
-            self._window.take()
+            self._window.drop()
         self._untold = Untold()
         self._running.clear()
         self._leased.clear()
