@@ -109,6 +109,33 @@ class _Cut:
         return self.told
 
 
+class _Degraded:
+    """Another pod, whose fallback answers all calls of a guard."""
+
+    def __init__(self) -> None:
+        guard = Guard("elsewhere", Breaker())
+        with closing(Watcher(pod="pod-2")) as watcher:
+            view: Any = watcher.sample()
+        guard.close()
+        (told,) = [one for one in view["guards"] if one["name"] == "elsewhere"]
+        rates = told["rates"] | {"succeeded": 5.0, "degraded": 20.0, "failed": 12.0}
+        told = told | {"rates": rates | {"rejected": 8.0}}
+        self.told = {**view, "guards": [told], "troubles": [], "age": 0.1}
+
+    async def views(self) -> list[Any]:
+        return [self.told]
+
+
+def test_a_degraded_call_is_counted_once(open_page: Opening):
+    """It failed or was refused before it was answered by less: the two are one call."""
+    with running(pods=_Degraded()) as service:
+        page = open_page(service.url)
+        until_live(page)
+        shown = band(page, "elsewhere")
+        shown.wait_for()
+        assert shown.locator(".band-calls").inner_text() == "25 calls/s"
+
+
 def test_one_lost_store_is_one_trouble(open_page: Opening):
     """What follows from it stands below it, as text; runbook and trace are links of the web."""
     links = {"runbook": "https://wiki.example/{kind}", "trace": "http://traces.example/{trace_id}"}

@@ -49,6 +49,24 @@ def test_it_says_what_is_wrong_and_since_when():
     )
 
 
+@pytest.mark.parametrize(
+    ("rates", "calls"),
+    [
+        ({"succeeded": 5.0, "degraded": 20.0, "failed": 20.0}, 25),
+        ({"degraded": 20.0, "failed": 2.0, "rejected": 18.0}, 20),
+        ({"degraded": 20.0, "failed": 2.0}, 20),  # others shared what two calls failed with
+        ({"succeeded": 5.0, "failed": 12.0, "rejected": 3.0}, 20),
+    ],
+)
+def test_a_degraded_call_is_counted_once(rates: dict[str, float], calls: int):
+    """It failed or was refused before it was answered by less: the two are one call."""
+    names = ("succeeded", "degraded", "failed", "rejected", "cancelled", "retries")
+    told = dict.fromkeys(names, 0.0) | rates
+    text = drawn(message(view("web-1", guards=[guard("vendor", rates=told)])), 60)
+    (drawn_line,) = [one for one in text.splitlines() if one.startswith("● vendor")]
+    assert f" {calls} " in drawn_line
+
+
 def test_it_says_the_last_error_of_what_is_not_well():
     """Below the guard; of a guard that is well only with its stack."""
     last = "503 from vendor.example, 12 times, 3 s ago"

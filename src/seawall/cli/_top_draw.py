@@ -25,6 +25,7 @@ from seawall.cli._top_lines import (
     allotted,
     bars,
     breaker_strip,
+    call_count,
     fit,
     gauge,
     joined,
@@ -282,7 +283,9 @@ class _Drawing:
         track = history["guards"].get(guard["name"]) if history else None
         rates = guard["rates"]
         style = STYLES[guard["tone"]]
-        total = rates["succeeded"] + rates["degraded"] + rates["failed"] + rates["rejected"]
+        total = call_count(
+            rates["succeeded"], rates["degraded"], rates["failed"] + rates["rejected"]
+        )
         lost = guard["error_ratio"]
         cells = {
             "tone": line((self._glyphs.tones[guard["tone"]], style)),

@@ -154,15 +154,26 @@ def outcomes(track: GuardTrack | None, width: int, glyphs: Glyphs) -> Text:
     """Return how many calls there were, as bars coloured by the share that did not succeed."""
     if track is None:
         return line()
-    good = [a + b for a, b in zip(track["succeeded"], track["degraded"], strict=True)]
     lost = [a + b for a, b in zip(track["failed"], track["rejected"], strict=True)]
-    drawn = bars([a + b for a, b in zip(good, lost, strict=True)], width, glyphs)
-    text = line(" " * max(width - len(good), 0))
-    for bar, a, b in zip(drawn[len(text) :], good[-width:], lost[-width:], strict=True):
-        share = b / (a + b) if a + b > 0 else 0.0
+    parts = zip(track["succeeded"], track["degraded"], lost, strict=True)
+    total = [call_count(*one) for one in parts]
+    drawn = bars(total, width, glyphs)
+    text = line(" " * max(width - len(total), 0))
+    for bar, all_, bad in zip(drawn[len(text) :], total[-width:], lost[-width:], strict=True):
+        share = bad / all_ if all_ > 0 else 0.0
         tone = "bad" if share >= BAD_SHARE else "warn" if share >= WARN_SHARE else "ok"
         text.append(bar, STYLES[tone])
     return text
+
+
+def call_count(succeeded: float, degraded: float, lost: float) -> float:
+    """Return how many calls there were; `lost` failed or were refused.
+
+    A degraded call is one of the lost ones: its real attempt failed or was refused. Only callers
+    that shared the failure of another call (`Cache`) are degraded without one of their own. The
+    page has the same rule (`callRate` in past.js).
+    """
+    return succeeded + max(degraded, lost)
 
 
 def breaker_strip(track: GuardTrack | None, width: int, glyphs: Glyphs) -> Text:

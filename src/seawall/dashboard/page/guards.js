@@ -3,7 +3,7 @@
 import { Keyed, clean, list, make, number, rank, setAttribute, setHidden, setName, setText, setTone, shape, toneOf } from "./dom.js";
 import { amount, asOf, counted, latency, percent, roundUp, span } from "./format.js";
 import { fillLegend, highest, latencyChart, outcomesChart, statesChart, windowOf } from "./charts.js";
-import { Hours, OUTCOMES } from "./past.js";
+import { callRate, Hours, OUTCOMES } from "./past.js";
 import { stackPart } from "./stack.js";
 
 const LATENCIES = ["p50", "p95", "p99"];
@@ -129,7 +129,7 @@ function bandSummary(cells) {
   const word = wordOf(worst.guard);
   const same = cells.filter((one) => wordOf(one.guard) === word).length;
   const where = cells.length === 1 ? "" : same === cells.length ? " on all pods" : ` on ${same} of ${cells.length} pods`;
-  const calls = cells.reduce((sum, one) => sum + OUTCOMES.reduce((all, name) => all + number(one.guard.rates?.[name]), 0), 0);
+  const calls = cells.reduce((sum, one) => sum + callRate(one.guard.rates), 0);
   return { tone: toneOf(worst.guard.tone), state: word + where, calls };
 }
 

@@ -9,6 +9,13 @@ export const KEEP = 180;
 export const OUTCOMES = ["succeeded", "degraded", "failed", "rejected"];
 const NUMBERS = [...OUTCOMES, "p50", "p99"];
 
+/** Calls a second of a guard. A degraded call is one of those that failed or were refused, unless it
+ *  shared the failure of another call; `call_count` of `seawall top` has the same rule. */
+export function callRate(rates) {
+  const [succeeded, degraded, failed, rejected] = OUTCOMES.map((name) => number(rates?.[name]));
+  return succeeded + Math.max(degraded, failed + rejected);
+}
+
 function point(value) {
   return number(value, null);
 }

@@ -2,7 +2,7 @@
 
 import { Keyed, clean, make, number, rank, setAttribute, setHidden, setName, setText, setTone, shape, toneOf, webAddress } from "./dom.js";
 import { amount, asOf, counted, moment, percent, span } from "./format.js";
-import { OUTCOMES } from "./past.js";
+import { callRate } from "./past.js";
 
 const YOUNG = 600; // Seconds for which it is told that a pod is new.
 const byId = (id) => document.getElementById(id);
@@ -144,7 +144,7 @@ export function verdictPart() {
       const all = Math.max(...message.views.map((view) => number(view.all_guards)), guards.size);
       const told = all > guards.size ? `${guards.size} of ${counted(all, "guard")}` : counted(guards.size, "guard");
       const calls = message.views.reduce(
-        (all, view) => all + view.guards.reduce((sum, guard) => sum + OUTCOMES.reduce((one, name) => one + number(guard.rates?.[name]), 0), 0),
+        (all, view) => all + view.guards.reduce((sum, guard) => sum + callRate(guard.rates), 0),
         0,
       );
       const load = message.views.reduce((sum, view) => sum + number(view.load), 0) / (message.views.length || 1);
