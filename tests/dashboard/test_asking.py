@@ -11,8 +11,9 @@ import pytest
 from seawall import registry
 from seawall.dashboard import Dashboard, _live, _stored
 from seawall.durable import Database, Outbox, Sqlite, amigrate
+from seawall.durable.jobs import Jobs
 from seawall.testing import run_virtual
-from tests.dashboard.app_support import Shown, Viewer
+from tests.dashboard.app_support import Shown, Viewer, get
 from tests.support import let_pass
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
@@ -74,6 +75,68 @@ def test_without_asking_the_age_is_not_known(tmp_path: Path, monkeypatch: pytest
     """It is by asking that it is seen: a sample alone asks no database."""
     monkeypatch.setattr(_stored.Stored, "ask", lambda _self: None)
     assert asyncio.run(_outbox_as_shown(tmp_path, looks=10))["state"] == "not asked yet"
+
+
+def test_the_first_state_of_all_knows_what_a_database_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A script that looks once has no second look: it waits for one round of questions."""
+    monkeypatch.setattr(_stored, "WITHIN", 60.0)  # no limit of time, on however slow a machine
+
+    async def main() -> None:
+        source = Sqlite(tmp_path / "orders.db")
+        database = Database(source)
+        jobs = Jobs(database)
+        await amigrate(database)
+        await jobs.asubmit(None, "mail", scope="acme")
+        (claim,) = await jobs.aclaim(["mail"], owner="w")
+        await jobs.afail(claim, "no such address", retry=False)
+        app = Dashboard(local=True)
+        told = (await get(app, "/state")).json()
+        assert [one["what"] for one in told["troubles"]] == ["Given up: 1 of the jobs"]
+        assert told["verdict"]["tone"] == "warn"
+        await app.aclose()
+        source.close()
+
+    asyncio.run(main())
+
+
+def test_a_state_waits_for_answers_but_not_for_long():
+    """It has those that come within two seconds; later looks wait for no round that is over."""
+
+    async def main(seconds: float) -> tuple[list[float], int]:
+        kept, app, took = Kept(seconds), Shown(every=1.0), []
+        for _ in range(2):
+            began = asyncio.get_running_loop().time()
+            assert (await get(app, "/state")).status == 200
+            took.append(asyncio.get_running_loop().time() - began)
+        await app.aclose()
+        return took, kept.asked
+
+    assert run_virtual(main(0.5)) == ([pytest.approx(0.5), 0.0], 1)
+    assert run_virtual(main(60.0)) == ([pytest.approx(_stored.WITHIN), 0.0], 1)
+
+
+def test_a_state_during_a_sample_waits_for_the_next_one():
+    """The sample under way was taken before the answers came."""
+
+    async def main() -> None:
+        sampled: list[int] = []
+        kept = Kept(seconds=0.5)
+
+        class Slow(Shown):
+            async def _extra(self) -> dict[str, int]:
+                answered = kept.asked - kept.now
+                await let_pass(0.8)
+                sampled.append(answered)
+                return {"answered": answered}
+
+        app = Slow(every=5.0)
+        assert (await get(app, "/state")).json()["extra"] == {"answered": 1}
+        assert sampled == [0, 1]
+        await app.aclose()
+
+    run_virtual(main())
 
 
 def test_while_nobody_looks_nobody_is_asked():

@@ -119,6 +119,8 @@ class Live:
         self._closing = closing
         self._hurry = asyncio.Event()
         self._number = 0
+        self._sampling = False
+        self._sampled_at = float("-inf")
         self._cost = 0.0
         self._writing = 0.0
         self._looked_at = float("-inf")
@@ -135,7 +137,7 @@ class Live:
         self._asked_at = 0.0
         self._pods_trouble: Trouble | None = None
         self._began_at = 0.0
-        self._stored = Stored()
+        self._stored = Stored(context)
         self._writer = ViewWriter()
         self._rush = Rush(self._soonest, self.hurry)
         self._server_stop = ServerStop.of_this_loop()
@@ -180,6 +182,19 @@ class Live:
             return -1
         self.hurry()
         return self._number + self._blind
+
+    async def look_once(self) -> int:
+        """Do as `look` for a reader of one frame: wait until stores were asked, but not for long.
+
+        A stream shows their answers in a later frame. This reader has no later one.
+        """
+        after = self.look()
+        await self._stored.answered()
+        answered_at = self._stored.answered_at
+        if answered_at is None or answered_at < self._sampled_at:
+            return after
+        self.hurry()
+        return max(after, self._number + self._sampling)
 
     def _watched(self, now: float) -> bool:
         if self.broadcast.awaited:
@@ -256,10 +271,12 @@ class Live:
         try:
             while self._owner() is not None and not self._goes_away():
                 self._hurry.clear()
+                self._sampling = True
                 try:
                     await self._sample()
                 except Exception as error:  # noqa: BLE001 - the next one may be well
                     self._tell("sample", logging.ERROR, "no sample: %r", error)
+                self._sampling = False
                 try:
                     async with asyncio.timeout(max(self._every, self._cost / SHARE)):
                         await self._hurry.wait()
@@ -293,6 +310,7 @@ class Live:
         others = [{**view, "operable": self._operable[1]} for view in self._others]
         more = await self._more()
         self._number += 1
+        self._sampled_at = began
         self._blind = False
         at = to_json(own["at"])
         views = partial(self._write, own, cast("list[View]", others))

@@ -344,7 +344,7 @@ class Dashboard:
         live = self._live()
         try:
             async with asyncio.timeout(FIRST_WITHIN):
-                frame = await live.first(live.look())
+                frame = await live.first(await live.look_once())
         except TimeoutError:
             frame = live.broadcast.frame
         if frame is None:
