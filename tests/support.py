@@ -73,7 +73,7 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
 def falsified(check: Callable[[Any], None], cases: st.SearchStrategy[Any]) -> bool:
     """Tell whether some case breaks the property: it must, where its safeguard is missing."""
 
-    @settings(phases=[Phase.generate], report_multiple_bugs=False, max_examples=500)
+    @settings(phases=[Phase.generate], report_multiple_bugs=False, max_examples=3000)
     @given(cases)
     def search(case: Any) -> None:
         check(case)

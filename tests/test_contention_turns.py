@@ -586,7 +586,14 @@ def test_refusals_and_changes_of_a_serializer_are_told() -> None:
         stop()
     assert [event.fields() for event in heard] == [
         *(
-            {"guard": "accounts", "policy": "serializer", "reason": reason, "enforced": True}
+            {
+                "guard": "accounts",
+                "policy": "serializer",
+                "reason": reason,
+                "enforced": True,
+                "key": None,
+                "message": "",
+            }
             for reason in ("overloaded", "deadline_exceeded", "deadline_exceeded")
         ),
         {

@@ -62,7 +62,7 @@ def test_a_word_that_got_lost_is_said_again(opening: Opening, monkeypatch: pytes
             monkeypatch.setattr(_later_worker, "sleep_async", no_time)
             await later.astore(1)
             await worker.run_once()
-            assert [event.cause for event in told] == ["ConnectionError"]
+            assert [event.cause for event in told] == ["ConnectionError: no route"]
             vendor.down = False
             with idempotency_key("k"):
                 await later.astore(2)

@@ -43,7 +43,7 @@ SMALL: dict[str, Any] = {
 LINES = ("ready", "since", "delayed", "leases", "deadlines", "memory", "dead")
 
 QUICK = settings(
-    max_examples=500,
+    max_examples=200,
     stateful_step_count=20,
     suppress_health_check=list(HealthCheck),
     report_multiple_bugs=False,
@@ -136,7 +136,7 @@ class News:
         model, told = self._model, self._told["model"]
         told["stirred"] += [READY] * model.stirred
         told["ended"] += model.ended
-        died = [("job_died", *row) for row in model.died]
+        died = [("job_died", *row, "") for row in model.died]  # a text has no traceback
         told["events"] += died + [("dead_letter_dropped", id_) for id_ in model.dropped]
         model.stirred, model.ended, model.died, model.dropped = False, [], [], []
 
@@ -293,7 +293,7 @@ def machine(store: RedisStore, frozen: FrozenClock) -> type[RuleBasedStateMachin
     return type("OnThisServer", (Agreement,), {"store": store, "frozen": frozen})
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_rules_memory_and_store_agree(store: RedisStore, frozen: FrozenClock, client: Any) -> None:
     """Whatever the history, all three give the same verdicts; and no key stays for ever."""
     run_state_machine_as_test(machine(store, frozen), settings=QUICK)
@@ -335,7 +335,7 @@ def test_a_mistake_in_the_script_is_noticed(
     mutate(monkeypatch, "queue", *MISTAKES[mistake])
     if mistake == "zombie":
         mutate_too(monkeypatch)
-    quick = settings(QUICK, phases=[Phase.generate])
+    quick = settings(QUICK, max_examples=500, phases=[Phase.generate])
     with pytest.raises(AssertionError):
         run_state_machine_as_test(machine(store, frozen), settings=quick)
 
