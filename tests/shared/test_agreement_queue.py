@@ -43,7 +43,7 @@ SMALL: dict[str, Any] = {
 LINES = ("ready", "since", "delayed", "leases", "deadlines", "memory", "dead")
 
 QUICK = settings(
-    max_examples=200,
+    max_examples=500,
     stateful_step_count=20,
     suppress_health_check=list(HealthCheck),
     report_multiple_bugs=False,
