@@ -70,10 +70,12 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_listeners", ())
 
 
-def falsified(check: Callable[[Any], None], cases: st.SearchStrategy[Any]) -> bool:
-    """Tell whether some case breaks the property: it must, where its safeguard is missing."""
+def falsified(
+    check: Callable[[Any], None], cases: st.SearchStrategy[Any], *, most: int = 500
+) -> bool:
+    """Tell whether some case of `most` breaks the property: it must, without its safeguard."""
 
-    @settings(phases=[Phase.generate], report_multiple_bugs=False, max_examples=3000)
+    @settings(phases=[Phase.generate], report_multiple_bugs=False, max_examples=most)
     @given(cases)
     def search(case: Any) -> None:
         check(case)

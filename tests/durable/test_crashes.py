@@ -217,6 +217,8 @@ class Proxy:
         self._began.set()
         await self._end.wait()
         server.close()
+        for _ in range(10):  # one that was just accepted has no task of ours yet
+            await asyncio.sleep(0)  # noqa: TID251 - a turn of the loop
         passing = asyncio.all_tasks() - {asyncio.current_task()}
         for task in passing:
             task.cancel()
