@@ -34,10 +34,12 @@ from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import pytest
 
 import seawall
+from seawall import registry
 from seawall.models.breaker import diagram
 from seawall.runtime import events
 from seawall.runtime.slots import live_slots
@@ -126,10 +128,14 @@ def compare(place: str, source: str, printed: str) -> None:
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close the guards, end the subscriptions and forget the slots that a page leaves behind."""
+    """Close the guards, end the subscriptions and forget the slots that a page leaves behind.
+
+    Pools and workers that other tests have left are not shown on a page.
+    """
     before = seawall.guards()
     slots = set(live_slots)
     monkeypatch.setattr(events, "_listeners", ())
+    monkeypatch.setattr(registry, "_entries", WeakKeyDictionary())
     yield
     for guard in seawall.guards():
         if guard not in before:
