@@ -434,7 +434,7 @@ def test_a_flood_of_failures_is_bounded_and_counted(caplog: pytest.LogCaptureFix
 
 
 def test_a_log_handler_that_raises_harms_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the logging of the user does, the job's end is told."""
+    """A log handler of the user that raises does not keep the job's end from the queue."""
 
     def broken(_record: logging.LogRecord) -> None:
         raise RuntimeError

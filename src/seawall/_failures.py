@@ -117,7 +117,7 @@ def report_of(error: BaseException, longest: int = LONGEST) -> str:
 
 
 def split_report(stored: str) -> tuple[str, str]:
-    """Return the line and the traceback of what `report_of` made; whoever wrote what is stored."""
+    """Split what `report_of` made into the line and the traceback; any stored text is safe."""
     said, _, trace = stored.partition("\n")
     lines = trace[:LONGEST_TRACEBACK].splitlines()
     return said, "\n".join(printable(line, LONGEST_TRACEBACK) for line in lines)

@@ -82,7 +82,7 @@ def test_compressing_pays() -> None:
 
 
 def test_a_large_view_is_told_with_less() -> None:
-    """What is ill is told whole; what is well loses its stack, and is there."""
+    """Guards in trouble are sent whole; healthy ones are sent without their stack."""
     crowd = [guard(f"guard-{place}", p50=float("nan")) for place in range(200)]
     crowd[150] |= {"tone": "bad"}
     seen = unpack(pack(view("big", guards=crowd), 1.0))

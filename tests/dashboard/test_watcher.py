@@ -246,7 +246,7 @@ def test_events_become_sentences() -> None:
 
 
 def test_a_subject_that_flaps_is_one_happening_until_it_is_quiet() -> None:
-    """Its changes are counted, the last one is told; after a quiet time another one begins."""
+    """Its changes are counted and the last one is shown; after a quiet time a new group begins."""
     pair = Pair()
     for _ in range(7):
         emit(BreakerChanged, "g", before="closed", after="open", cause="tripped", key=None)

@@ -245,7 +245,7 @@ def test_who_would_wait_for_longer_than_an_interval_is_refused_before_it_is_a_ba
 
 
 def test_a_bad_queue_is_good_again_when_hardly_anybody_is_refused() -> None:
-    """Within the last interval; a moment without anybody who waits is not enough."""
+    """Within the last interval; an empty queue for a moment is not enough."""
     state = codel(0.1, interval=1.0, scale=0).start(unknown)
     state.emptied(0.0)
 

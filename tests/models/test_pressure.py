@@ -118,7 +118,7 @@ def test_the_worst_of_two_is_as_bad_as_each(one, other):
 @pytest.mark.parametrize("limit", range(1, 30))
 @pytest.mark.parametrize("own", [0, 1])
 def test_full_slots_are_seen_to_be_full_however_few_there_are(limit, own):
-    """By who has just left one or still has it; and free ones are seen to be free."""
+    """Slots that are in use, or were until a moment ago, count; free ones do not."""
     full = crowding(max(1, limit - 1 + own), 0, limit, own=own)
     assert full > RetryThresholds().saturation or limit == own == 1
     assert crowding(own, 0, limit, own=own) == 0.0

@@ -93,7 +93,7 @@ def under(
     pause: float = 0.0,
     **settings: Any,
 ) -> Seen:
-    """Ask a pod for so many times what it can do, evenly or by chance (Poisson).
+    """Send a pod a multiple of the load it can serve, evenly or by chance (Poisson).
 
     Clients that would come within a `pause` after two seconds all come at its end.
     """

@@ -117,7 +117,7 @@ class _Summary(TypedDict):
 
 
 def _summary(views: list[View], at: float) -> _Summary:
-    """Return the views with their summary, made anew: the views may be fewer than were sent."""
+    """Return the views with a new summary: the views may be fewer than were sent."""
     problems = problems_of(views, at)
     return {
         "verdict": verdict_of(views, problems),

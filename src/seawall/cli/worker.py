@@ -312,7 +312,7 @@ async def _answer_probe(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 
 class Reloader:
-    """Runs the workers in a process of their own, anew whenever a source file changes."""
+    """Runs the workers in a process of their own, and restarts it when a source file changes."""
 
     def __init__(self, args: Namespace) -> None:
         """Run the same command, without --reload."""

@@ -268,7 +268,7 @@ class Operations:
 
 
 observers: Final[list[Callable[[Operation], None]]] = []
-"""Told of each operation when it is over, in the context in which it ended; they must not raise."""
+"""Called with each operation when it is over, in its context; they must not raise."""
 
 
 def _provider(host: str, path: str) -> str:

@@ -61,7 +61,7 @@ class Vendor:
     """What both layers know: whose limits to tell, and whether the SDK retries by itself."""
 
     def __init__(self, guard: Guard, transport: Any, operations: Operations | None = None) -> None:
-        """Send by `transport`; the `TokenLimits` of `guard` are told what the vendor says.
+        """Send by `transport`; the `TokenLimits` of `guard` learn what the vendor says.
 
         What requests use and take is counted by `operations`, which several layers may share.
         """

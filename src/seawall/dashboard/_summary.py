@@ -1,6 +1,6 @@
 """What all pods together show: a verdict, what is wrong by cause, what happened by subject.
 
-Pure, and the same for the page, the terminal and whoever reads the JSON. Promises: a trouble that
+Pure, and the same for the page, the terminal and readers of the JSON. Promises: a trouble that
 several pods have is one problem; what follows from a problem stands below it, so that one lost
 store is one problem however much shares it; everything is bounded; nothing raises for a valid view,
 whatever other pods wrote into it.
@@ -18,7 +18,7 @@ from seawall.dashboard._happenings import TOGETHER
 from seawall.dashboard.views import Happening, Occurrence, Problem, Tone, Trouble, Verdict, View
 
 LATE: Final = 3.0
-"""Turns after which a view that did not come anew is old."""
+"""Turns after which a view that was not sent again is old."""
 
 MOST_CONSEQUENCES: Final = 20
 """Troubles that are shown below the one that they follow from."""

@@ -55,7 +55,7 @@ class Job(NamedTuple):
     is_new: bool = False
     """Whether this very call submitted it: False if the same key had done so before."""
     traceback: str = ""
-    """That of `error`, redacted and cut, for who looks after it; empty if there is none."""
+    """That of `error`, redacted and cut, for operators; empty if there is none."""
 
     @property
     def ended(self) -> bool:

@@ -219,7 +219,7 @@ def inspecting(id_: str, *, payload: bool) -> Steps[WorkItem | None]:
 
 
 def retrying(id_: str, to_notify: Callable[[], str | None]) -> Steps[bool]:
-    """Begin anew with a job that failed; tell workers that listen."""
+    """Run a failed job again; notify the workers that listen."""
     rows = yield Ask("jobs.retry", {"id": id_, "head_start": HEAD_START})
     channel = to_notify() if rows else None
     if channel is not None:

@@ -278,13 +278,13 @@ class Jobs(ClaimedJobs):
         return await self.database.arun(lambda: steps.inspecting(id, payload=wanted))
 
     def retry(self, id: str) -> bool:  # noqa: A002
-        """Begin anew with a job that failed, with all its attempts; False if it has not failed."""
+        """Run a failed job again, with all its attempts; False if it has not failed."""
         if not _can_be(id):
             return False
         return self._retried(self.database.run(lambda: steps.retrying(id, self._to_notify)))
 
     async def aretry(self, id: str) -> bool:  # noqa: A002
-        """Begin anew with a job that failed, as `retry` does."""
+        """Run a failed job again, as `retry` does."""
         if not _can_be(id):
             return False
         return self._retried(await self.database.arun(lambda: steps.retrying(id, self._to_notify)))

@@ -226,14 +226,14 @@ class JobQueue(QueueSteps):
         return await self._async(self._inspecting(id, payload=payload))
 
     def retry(self, id: str) -> bool:  # noqa: A002
-        """Begin anew with a dead job, at the end of its line.
+        """Run a dead job again, at the end of its line.
 
         False if it is not dead, or if another job has its dedupe id by now.
         """
         return self._sync(self._changing("requeue", id))
 
     async def aretry(self, id: str) -> bool:  # noqa: A002
-        """Begin anew with a dead job, as `retry` does."""
+        """Retry a dead job, as `retry` does."""
         return await self._async(self._changing("requeue", id))
 
     def drop(self, id: str) -> bool:  # noqa: A002

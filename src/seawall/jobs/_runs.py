@@ -27,7 +27,7 @@ class Run:
         self.returned = False
         """Whether it has come back, however."""
         self.state = ""
-        """The job's state after its end was told to the queue."""
+        """The job's state after its end was reported to the queue."""
         self.settling = not wanted
         """Whether the work is over, and only the queue is still to be told."""
 

@@ -87,7 +87,7 @@ class WorkList(Protocol):
         ...
 
     async def aretry(self, id: str) -> bool:  # noqa: A002
-        """Begin anew with an item that failed; False if it has not failed."""
+        """Run a failed item again; False if it has not failed."""
         ...
 
     async def adrop(self, id: str) -> bool:  # noqa: A002

@@ -19,7 +19,7 @@ from seawall.models.windows import (
 )
 
 ORDER: Final = (0, FAILED, FAILED | SLOW, SLOW)
-"""The marks of the calls of an entry, in the order in which they are told."""
+"""The marks of the calls of an entry, in the order in which they are reported."""
 
 MOST: Final = 64
 """Maximum number of separate entries of a journal. Further calls are summed up in one more."""
@@ -41,7 +41,7 @@ class Place:
         self.own = own
         self.marks = marks
         self.entry: Entry | None = None
-        """The entry that tells of it, until that is told."""
+        """The entry that has it, until that is reported."""
         self.shared: int | None = None
         """Where the others counted it, once they did."""
 
@@ -49,7 +49,7 @@ class Place:
 class Entry:
     """Some calls, told in this order: the successes, the failed, those failed and slow, the slow.
 
-    Or, where `late` is set, none: a call that was told before has other marks now.
+    Or, where `late` is set, none: a call that was reported before has other marks now.
     """
 
     __slots__ = ("_before", "_places", "_sent", "calls", "late", "over")
@@ -163,7 +163,7 @@ class Report:
         own = self.window.change(place.own, before, after, now)
         if own is not None:
             place.own = own
-            self._saw_own()  # here it is another call; the others are told of a change
+            self._saw_own()  # here it is another call; the report has a change
         elif after == before:
             return None
         self.bad += bool(after & ~before)
@@ -334,7 +334,7 @@ def _totals(bucket: Bucket) -> Totals:
 def at_once(totals: Totals) -> tuple[int, int, int, int, int, int, int]:
     """Return all calls of a window as one entry tells them.
 
-    A failure of a call that was told before is told as a call of its own.
+    A failure of a call that was reported before is reported as a call of its own.
     """
     calls, failures, slow = totals
     calls = max(calls, failures, slow)

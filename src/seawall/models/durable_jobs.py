@@ -4,7 +4,7 @@
     running    ->  running (taken over), queued (tried again, given back),
                    succeeded, failed, cancelled
     succeeded, cancelled  ->  expired
-    failed     ->  queued (an operator begins anew), expired
+    failed     ->  queued (an operator retries it), expired
     expired    ->  (nothing: forgotten in the end)
 
 Time is whole microseconds of one clock, that of the database. `sql/*/jobs.sql` does the same, step
@@ -186,7 +186,7 @@ class DurableJob:
         return False
 
     def retry(self, now: int) -> bool:
-        """Begin anew, with all attempts; False: it has not failed, or is not kept any more."""
+        """Queue it again, with all attempts; False: it has not failed, or is not kept any more."""
         if self.state != "failed" or self.expires is None or self.expires <= now:
             return False
         self.state, self.attempts, self.due, self.expires = "queued", 0, now, None

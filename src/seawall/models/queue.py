@@ -242,7 +242,7 @@ class Queue:
         return found, None
 
     def inspect(self, now: int, id_: str, cut: int) -> Browsed | None:
-        """Return one job, with so many bytes of its payload; None if it is unknown."""
+        """Return one job, with at most `cut` bytes of its payload; None if it is unknown."""
         job = self._look(now, id_)
         return None if job is None else self._shown(now, job, 0, cut)
 

@@ -38,7 +38,7 @@ class Window(Protocol):
     def change(self, place: Any, before: int, after: int, now: float, /) -> Any:
         """Give the call at `place` other marks.
 
-        If it has left the window, count it anew and return its new place; else return None.
+        If it has left the window, count it again and return its new place; else return None.
         """
 
     def totals(self, now: float, /) -> Totals:
@@ -145,7 +145,7 @@ class CountWindow:
         return self._counted
 
     def change(self, place: int, before: int, after: int, now: float, /) -> int | None:
-        """Give the call at `place` other marks; if it has left the window, count it anew."""
+        """Give the call at `place` other marks; if it has left the window, count it again."""
         age = self._counted - place
         if age >= self._size:
             return self.add(after, now)
@@ -230,7 +230,7 @@ class TimeWindow:
         return bucket.index
 
     def change(self, place: float, before: int, after: int, now: float, /) -> float | None:
-        """Give a call of the bucket `place` other marks; if it has left, count it anew."""
+        """Give a call of the bucket `place` other marks; if it has left, count it again."""
         self._turn(now)
         for bucket in self._live():
             if bucket.index == place:

@@ -192,7 +192,7 @@ class BreakerGate(GateBound):
     ) -> DeferredVerdict | None:
         """Tell the model how an attempt of the call of `count` ended, or defer a failure.
 
-        A probe and a call that can become slow are told at once: others wait for the permit, and
+        A probe and a call that can become slow count at once: others wait for the permit, and
         a pause is no part of an attempt.
         """
         model, key, ticket = admitted

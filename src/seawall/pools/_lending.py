@@ -135,7 +135,7 @@ class Lending(Refusals):
         return resource
 
     def _give_up_slot(self, borrower: Borrower) -> None:
-        """Give a borrower's slot back, to whoever is next."""
+        """Give a borrower's slot back, to the next waiter."""
         borrower.has_slot = False
         self._free.append(None)
         if self._slots.attention:

@@ -318,7 +318,7 @@ class Mirror(BreakerModel):
         if standing.state is State.OPEN:
             return Refusal("open", standing.left)
         if standing.state is State.HALF_OPEN:
-            if not isinstance(self.settings.probes, Ramp):  # a ramp counts whom it refuses
+            if not isinstance(self.settings.probes, Ramp):  # a ramp counts refused calls
                 self._full_until = now + self._share.full_for
             return _PROBING
         if standing.state is State.ISOLATED:

@@ -148,7 +148,7 @@ class _Place:
         return self.rule if self._bucket is None else self._bucket
 
     def follow(self, rule: Rule[Any], now: float) -> None:
-        """Go on by `rule`; one of another algorithm begins anew."""
+        """Go on by `rule`; one of another algorithm starts again."""
         state = self.state.owed_until if isinstance(self.state, Account) else self.state
         same = type(rule) is type(self.rule)
         self._set(rule, rule.adopt(state, self.rule, now) if same else rule.fresh(now))

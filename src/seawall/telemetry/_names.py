@@ -425,7 +425,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "the cap",
     ),
 )
-"""All metrics, in the order in which they are told."""
+"""All metrics, in the order in which they are exported."""
 
 
 def full_name(name: str) -> str:

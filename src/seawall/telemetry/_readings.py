@@ -36,7 +36,7 @@ def readings_of(snapshot: Snapshot) -> list[Reading]:
 
 
 def _readings(told: Iterable[Told]) -> Iterator[Reading]:
-    """Return what was told, but for what is no number, or no histogram of the right bounds."""
+    """Drop readings that are no numbers, or no histograms of the right bounds."""
     for name, labels, value in told:
         metric = BY_NAME[full_name(name)]
         numbers = value if isinstance(value, tuple) else (value,)

@@ -1,8 +1,8 @@
 """Series: values with their labels, and no more of them than a cap. Pure.
 
 Promises: values with the same labels are told once; of each metric at most `cap` series have names
-of their own, whatever things are called, and the rest is told together, as "other" (a histogram
-counts as one series); what is told of a counter, or of a bucket of a histogram, never falls.
+of their own, whatever things are called, and the rest is exported together, as "other" (a histogram
+counts as one series); what is exported of a counter, or of a bucket of a histogram, never falls.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def values_since(before: Reading | None, now: Reading, most: int) -> list[tuple[
     Each value lies in its bucket, all at the same share of its width, so that they have the right
     sum. Of more than `most` the same share of each bucket is returned.
     """
-    if before is None or before.value > now.value:  # it begins anew
+    if before is None or before.value > now.value:  # it started again
         before = now._replace(value=0.0, counts=(0.0,) * len(now.counts))
     counts = [max(0.0, new - old) for new, old in zip(now.counts, before.counts, strict=True)]
     total = sum(counts)

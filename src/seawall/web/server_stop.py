@@ -1,11 +1,11 @@
-"""Whether the server of an event loop was told to stop: for responses that end only then.
+"""Whether the server of an event loop is stopping: for responses that end only then.
 
 A server waits for open responses before it tells the app to stop (ASGI lifespan). A stream without
 end would wait for the server, and the server for the stream.
 
-Promises: whoever listens is called when SIGINT or SIGTERM arrives, whichever of uvicorn, hypercorn
-and granian serves, and when a hypercorn worker is told by its parent process; the server gets its
-signal as if nobody listened.
+Promises: listeners are called when SIGINT or SIGTERM arrives, whichever of uvicorn, hypercorn
+and granian serves, and when a hypercorn worker is stopped by its parent process; the server gets
+its signal as if nobody listened.
 """
 
 from __future__ import annotations

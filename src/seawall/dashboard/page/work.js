@@ -169,7 +169,7 @@ class Work {
     return { kind, name };
   }
 
-  /** Look at which lists there are; load the shown one anew if its count is another. */
+  /** Look at which lists there are; reload the shown one if its count has changed. */
   async look() {
     const before = this.list?.counts?.[this.state];
     this.lists = list((await read("lists")).lists, 50);

@@ -34,7 +34,7 @@ class Suspicion:
     ) -> None:
         """Begin with one accuser, in a group of `members` that probe every `interval` seconds.
 
-        Unless `is_shared`, it lasts the least time, whoever shares it.
+        Unless `is_shared`, it lasts the least time, whatever other members say.
         """
         self.began_at = now
         self._least = multiplier * max(1.0, log10(max(1, members))) * interval

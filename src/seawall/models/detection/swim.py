@@ -114,7 +114,7 @@ class SwimSettings:
     exchange_interval: float = 30.0
     gossip_to_dead: float = 30.0
     forget_after: float = 3600.0
-    """Seconds for which a confirmed member is remembered, and told of it now and then."""
+    """Seconds for which a confirmed member is remembered, and contacted now and then."""
     pause: float = 5.0
     """A gap this long between two inputs means that this process itself was stopped."""
     packet: int = 1400
@@ -264,7 +264,7 @@ class Swim:
         self._timers: list[tuple[float, int, Callable[[float], Iterator[Directive]]]] = []
         self._serial = count()
         self._numbers = count(1)
-        self._order: list[str] = []  # whom to probe next, from the end
+        self._order: list[str] = []  # names to probe next, from the end
         self._probe: _Probe | None = None
         self._relays: dict[int, _Relay] = {}
         self._seen_at = now
@@ -400,7 +400,7 @@ class Swim:
             yield from self._apply(accusation, now, reason="no answer to a probe")
 
     def _next_target(self) -> Member | None:
-        """Return whom to probe: all in turn, in an order that is shuffled for each round."""
+        """Return the member to probe: all in turn, in an order that is shuffled for each round."""
         for _round in range(2):
             while self._order:
                 member = self.members.get(self._order.pop())
@@ -493,8 +493,8 @@ class Swim:
         self._at(now + settings.exchange_interval * rarely, self._exchange_tick)
         if self.own.state is LEFT:
             return
-        whom = [one.address for one in self._some(present, 1)] or self.seeds
-        for address in whom:
+        peers = [one.address for one in self._some(present, 1)] or self.seeds
+        for address in peers:
             yield Send(address, self._state(MessageKind.PUSH), reliable=True)
         # The other side of a partition takes this one for dead too: somebody has to begin.
         gone = [one for one in self.members.values() if one.state is CONFIRMED]
