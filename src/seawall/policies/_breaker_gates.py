@@ -108,18 +108,35 @@ class BreakerGate(GateBound):
         *,
         defer: bool,
     ) -> DeferredVerdict | None:
-        """Take in how an attempt of the call of `count` ended."""
-        return self.tell_attempt(
-            (self._model, None, ticket), outcome, detail, now, count, defer=defer
-        )
+        """Tell the model how an attempt of the call of `count` ended, or defer a failure.
+
+        A probe and a call that can become slow count at once: others wait for the permit, and a
+        pause is no part of an attempt.
+        """
+        model, key, own = self._admitted(ticket)
+        if own is _UNCOUNTED:
+            return None
+        verdict = self._verdict(outcome, detail)
+        ended = outcome, detail
+        if defer and verdict is Verdict.FAILURE and isinstance(own, int):
+            return lambda then: self.settle(model, key, own, verdict, ended, then, count)
+        self.settle(model, key, own, verdict, ended, now, count)
+        return None if verdict is Verdict.NONE else _counted
 
     def continued(self, ticket: Any, count: CallCount) -> None:
-        """Take `ticket` for another attempt of the call of `count`."""
-        self.continue_call(self._model, ticket, count)
+        """Take `ticket` for another attempt of the call of `count`, if it can become slow."""
+        model, _key, own = self._admitted(ticket)
+        if isinstance(own, Tracked):
+            self.policy._mutex.do(lambda: model.continue_call(own, count))
 
-    def begun(self, _ticket: Any, now: float, count: CallCount) -> None:
+    def begun(self, ticket: Any, now: float, count: CallCount) -> None:
         """Take the call of `count` for one that succeeds, so far."""
-        self.policy._mutex.do(lambda: self._model.retract_failure(count, now))
+        model, _key, _own = self._admitted(ticket)
+        self.policy._mutex.do(lambda: model.retract_failure(count, now))
+
+    def _admitted(self, ticket: Any) -> tuple[BreakerModel, Hashable, Any]:
+        """Return the model that admitted a call, its key, and the model's own ticket."""
+        return self._model, None, ticket
 
     def _leave_slow(self, ticket: object, outcome: Outcome, detail: Any, now: float) -> None:
         self.tell(self._model, None, ticket, outcome, detail, now)
@@ -180,31 +197,6 @@ class BreakerGate(GateBound):
             verdict = self._verdict(outcome, detail)
             self.settle(model, key, ticket, verdict, (outcome, detail), now)
 
-    def tell_attempt(
-        self,
-        admitted: tuple[BreakerModel, Hashable, Any],
-        outcome: Outcome,
-        detail: Any,
-        now: float,
-        count: CallCount,
-        *,
-        defer: bool,
-    ) -> DeferredVerdict | None:
-        """Tell the model how an attempt of the call of `count` ended, or defer a failure.
-
-        A probe and a call that can become slow count at once: others wait for the permit, and
-        a pause is no part of an attempt.
-        """
-        model, key, ticket = admitted
-        if ticket is _UNCOUNTED:
-            return None
-        verdict = self._verdict(outcome, detail)
-        ended = outcome, detail
-        if defer and verdict is Verdict.FAILURE and isinstance(ticket, int):
-            return lambda then: self.settle(model, key, ticket, verdict, ended, then, count)
-        self.settle(model, key, ticket, verdict, ended, now, count)
-        return None if verdict is Verdict.NONE else _counted
-
     def settle(
         self,
         model: BreakerModel,
@@ -229,11 +221,6 @@ class BreakerGate(GateBound):
             self.policy._report(model, key, reason=_reason(*ended), failure=failure, at=now)
         else:
             self.policy._report(model, key)
-
-    def continue_call(self, model: BreakerModel, ticket: object, count: CallCount) -> None:
-        """Let the model know of another attempt, if the ticket can become slow."""
-        if isinstance(ticket, Tracked):
-            self.policy._mutex.do(lambda: model.continue_call(ticket, count))
 
     def _verdict(self, outcome: Outcome, detail: Any) -> Verdict:
         if outcome is not OK and outcome is not FAILED:
@@ -294,28 +281,9 @@ class KeyedBreakerGate(BreakerGate):
         model, key, own = ticket
         self.tell(model, key, own, outcome, detail, now)
 
-    def attempted(
-        self,
-        ticket: Any,
-        outcome: Outcome,
-        detail: Any,
-        now: float,
-        count: CallCount,
-        *,
-        defer: bool,
-    ) -> DeferredVerdict | None:
-        """Take in how an attempt of the call of `count` ended."""
-        return self.tell_attempt(ticket, outcome, detail, now, count, defer=defer)
-
-    def continued(self, ticket: Any, count: CallCount) -> None:
-        """Take `ticket` for another attempt of the call of `count`."""
-        model, _key, own = ticket
-        self.continue_call(model, own, count)
-
-    def begun(self, ticket: Any, now: float, count: CallCount) -> None:
-        """Take the call of `count` for one that succeeds, so far."""
-        model, _key, _own = ticket
-        self.policy._mutex.do(lambda: model.retract_failure(count, now))
+    def _admitted(self, ticket: Any) -> tuple[BreakerModel, Hashable, Any]:
+        admitted: tuple[BreakerModel, Hashable, Any] = ticket
+        return admitted
 
     def snapshot(self, now: float) -> dict[str, Any]:
         models = self.policy.models()
