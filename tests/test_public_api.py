@@ -26,6 +26,7 @@ import seawall.clients.requests
 import seawall.clients.upstreams
 import seawall.dashboard
 import seawall.durable
+import seawall.members
 import seawall.signals
 import seawall.telemetry
 import seawall.testing
@@ -45,6 +46,7 @@ MODULES = (
     seawall.clients.upstreams,
     seawall.dashboard,
     seawall.durable,
+    seawall.members,
     seawall.signals,
     seawall.telemetry,
     seawall.testing,

@@ -147,6 +147,7 @@ if TYPE_CHECKING:
         WorkerReplaced,
         subscribe,
     )
+    from seawall.runtime.member_events import MemberChanged, OwnPause
     from seawall.runtime.policy import Policy
     from seawall.runtime.result import Result
     from seawall.runtime.streams import primed
@@ -223,10 +224,12 @@ __all__ = [
     "LocalQueue",
     "LoopBlocked",
     "LoopWatchdog",
+    "MemberChanged",
     "NotDelivered",
     "OutboxBlocked",
     "OverloadChanged",
     "Overloaded",
+    "OwnPause",
     "Policy",
     "Pool",
     "PoolExhausted",
@@ -398,6 +401,7 @@ _HOMES = {
         "ResourceLeaked RetryStopped SettingsChanged SettingsDiffer StoreModeChanged "
         "ThreadAbandoned WorkerReplaced subscribe"
     ),
+    "runtime.member_events": "MemberChanged OwnPause",
     "runtime.policy": "Policy",
     "runtime.result": "Result",
     "runtime.streams": "primed",

@@ -31,6 +31,7 @@ from seawall.dashboard.views import Happening, Tone
 from seawall.runtime import durable_events as durable
 from seawall.runtime import edge_events as edge
 from seawall.runtime import events
+from seawall.runtime import member_events as members
 from seawall.runtime.events import Event, subscribe
 
 MOST_BEGINNINGS: Final = 1000
@@ -319,6 +320,17 @@ def _gap(event: durable.FifoGap) -> Sentence:
     return "warn", f"a message is missing for {say.seconds(event.age)}{goes_on}"
 
 
+def _member(event: members.MemberChanged) -> Sentence:
+    if event.after == "suspected":
+        return "warn", f"{event.member} is suspected: {event.reason}"
+    if event.after == "confirmed":
+        return "bad", f"{event.member} is confirmed as failed: {event.reason}"
+    if event.after == "alive":
+        was = {"suspected": "is cleared of suspicion", "unknown": "is alive"}
+        return "ok", f"{event.member} {was.get(event.before, 'is back')}"
+    return "ok", f"{event.member} is {event.after}"
+
+
 _BREAKER_VERBS: Final = {
     "open": "opened",
     "half_open": "tried again",
@@ -401,5 +413,10 @@ _SENTENCES: Final[dict[type[Event], Callable[[Any], Sentence]]] = {
         f"an event was put aside after {say.several(event.attempts, 'attempt')}",
     ),
     durable.FifoGap: _gap,
+    members.MemberChanged: _member,
+    members.OwnPause: lambda event: (
+        "warn",
+        f"this process was stopped for {say.seconds(event.seconds)}, and accuses nobody",
+    ),
 }
 """The events that are heard, and how each becomes a sentence."""

@@ -17,6 +17,8 @@ from typing import Final, NamedTuple
 class MemberState(StrEnum):
     """How a member is known."""
 
+    UNKNOWN = "unknown"
+    """Expected, but not heard yet."""
     ALIVE = "alive"
     SUSPECTED = "suspected"
     CONFIRMED = "confirmed"

@@ -1,0 +1,40 @@
+"""Failure detection: who of a group is there, who is suspected, and who leads.
+
+Each name is loaded when it is first used.
+"""
+
+from seawall._lazy import lazily
+
+TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
+if TYPE_CHECKING:
+    from seawall.members.group import MemberView
+    from seawall.models.detection.detectors import (
+        exponential,
+        fixed_timeout,
+        phi_accrual,
+        quantile_timeout,
+    )
+    from seawall.models.detection.gossip import MemberState
+    from seawall.runtime.member_events import MemberChanged, OwnPause
+
+__all__ = [
+    "MemberChanged",
+    "MemberState",
+    "MemberView",
+    "OwnPause",
+    "exponential",
+    "fixed_timeout",
+    "phi_accrual",
+    "quantile_timeout",
+]
+
+_HOMES = {
+    "members.group": "MemberView",
+    "models.detection.detectors": "exponential fixed_timeout phi_accrual quantile_timeout",
+    "models.detection.gossip": "MemberState",
+    "runtime.member_events": "MemberChanged OwnPause",
+}
+"""The public names by the module in which they are at home."""
+
+if not TYPE_CHECKING:  # a type checker is to tell of names that are not there
+    __getattr__, __dir__ = lazily(__name__, _HOMES, globals())
