@@ -115,7 +115,7 @@ def test_threads_and_tasks_of_one_process_count_together(store: RedisStore) -> N
 
 def test_who_asks_at_once_is_answered_at_once(store: RedisStore, client: redis.Redis) -> None:
     """Fifty concurrent callers take far fewer script calls than fifty."""
-    limit = RateLimit("1000/min", shared=store, name="many")
+    limit = RateLimit("1000/day", shared=store, name="many")
     guard = new_guard(limit)
 
     async def main() -> list[Any]:
