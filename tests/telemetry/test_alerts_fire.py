@@ -190,6 +190,7 @@ COUNTED = {
     "SeawallRefusedLate",
     "SeawallHostsOut",
     "SeawallPoolWait",
+    "SeawallFalseSuspects",
 }
 """Rules that have tests of their own."""
 
@@ -310,6 +311,35 @@ def test_hosts_out_fires_when_most_do_not_serve(serving: int, ejected: int):
             prometheus.tell(at, "seawall_upstream_hosts", number, upstreams="u", state=state)
 
     assert _fires("SeawallHostsOut", tell) == (ejected > serving)
+
+
+@given(cleared=st.integers(0, 40), confirmed=st.integers(0, 40))
+def test_false_suspects_fire_when_most_suspicions_are_wrong(cleared: int, confirmed: int):
+    """It fires if, and only if, most of them are wrong, and more than a few are."""
+    steps = threshold.WINDOW / STEP
+
+    def tell(prometheus: Prometheus, at: float, step: int) -> None:
+        ends = (("cleared", cleared), ("confirmed", confirmed), ("suspected", 99), ("left", 99))
+        for result, number in ends:
+            # Two pods of a service: their suspicions count together.
+            for instance in ("pod-1", "pod-2"):
+                labels = {"group": "pods", "result": result, "instance": instance}
+                total = number * step / steps / 2
+                prometheus.tell(at, "seawall_member_changes_total", total, **labels)
+
+    assume(abs(cleared - threshold.FEW_FALSE_SUSPECTS) > 0.5)
+    fires = cleared > confirmed and cleared > threshold.FEW_FALSE_SUSPECTS
+    assert _fires("SeawallFalseSuspects", tell) == fires
+
+
+def test_one_pause_of_one_pod_is_no_rising_rate_of_false_suspects():
+    """All others suspect and clear it, once: nobody is told."""
+
+    def tell(prometheus: Prometheus, at: float, step: int) -> None:
+        labels = {"group": "pods", "result": "cleared"}
+        prometheus.tell(at, "seawall_member_changes_total", 49 * (step >= 4), **labels)
+
+    assert not _fires("SeawallFalseSuspects", tell, seconds=3600)
 
 
 def test_an_old_outbox_is_told_once():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import seawall
 from seawall import Breaker, Guard, Pool
+from seawall.members import MemberState, MemberView
 from seawall.telemetry import METRICS
 from seawall.telemetry._names import BY_NAME, Metric
 from seawall.telemetry._readings import autoscale_load, readings_of
@@ -20,9 +21,10 @@ from seawall.telemetry._thresholds import LOAD_WARN
 from seawall.testing import run_virtual
 from tests.support import falsified, let_pass
 from tests.telemetry.promql import labels_of
+from tests.telemetry.world import Members
 
 PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
-UNITS = {"1", "s", "{token}"}
+UNITS = {"1", "s", "By", "{token}"}
 
 
 def _values(snapshot: Any) -> dict[tuple[str, ...], float]:
@@ -37,7 +39,8 @@ def test_names_follow_the_rules_of_prometheus():
     for metric in METRICS:
         assert re.fullmatch(r"(seawall|gen_ai_client)_[a-z][a-z_]*", metric.name)
         assert metric.name.endswith("_total") == (metric.kind == "counter")
-        assert metric.name.endswith("_seconds") == (metric.unit == "s")
+        bare = metric.name.removesuffix("_total")
+        assert bare.endswith("_seconds") == (metric.unit == "s")
         assert metric.unit in UNITS
         assert metric.help
         assert metric.source
@@ -93,6 +96,59 @@ def test_values_are_those_of_the_snapshot():
     assert told["seawall_pool_borrowed_total", "w-pool"] == 1
 
 
+# Members
+
+
+def test_members_are_counted_by_state_and_by_what_became_of_suspicions():
+    """Suspicions, their ends, own pauses, health, messages and bytes are read as they are."""
+    views = [
+        MemberView("a", MemberState.SUSPECTED, 0.0, level=9.0, threshold=8.0),
+        MemberView("b", MemberState.ALIVE, 0.0, level=2.0, threshold=8.0),
+        MemberView("c", MemberState.CONFIRMED, 0.0, level=50.0, threshold=8.0),
+    ]
+    members = Members("pods", *views)
+    for after in ("alive", "confirmed"):
+        members.change("a", "alive", "suspected")
+        members.change("a", "suspected", after, silence=3.0)
+    members.group.note_own_pause(6.5)
+    members.group.round_trips.add(0.3)
+    members.health_score = 2
+    members.messages.update(sent=7, received=5, refused=1)
+    members.bytes.update(sent=700, received=500)
+    told = _values({"members": [{**members.snapshot(), "name": "pods"}]})
+    states = ("unknown", "alive", "suspected", "confirmed", "left")
+    assert [told["seawall_members", "pods", state] for state in states] == [0, 1, 1, 1, 0]
+    changes = {
+        result: told["seawall_member_changes_total", "pods", result]
+        for result in ("suspected", "cleared", "confirmed", "left")
+    }
+    assert changes == {"suspected": 2, "cleared": 1, "confirmed": 1, "left": 0}
+    assert told["seawall_member_false_suspect_ratio", "pods"] == 0.5
+    assert told["seawall_member_detection_seconds", "pods"] == 3.0
+    assert told["seawall_member_round_trip_seconds", "pods"] == pytest.approx(0.3, rel=0.04)
+    assert told["seawall_member_own_pauses_total", "pods"] == 1
+    assert told["seawall_member_own_pause_seconds_total", "pods"] == 6.5
+    assert told["seawall_member_health_score", "pods"] == 2
+    assert told["seawall_member_messages_total", "pods", "refused"] == 1
+    assert told["seawall_member_bytes_total", "pods", "sent"] == 700
+    levels = {key[2]: value for key, value in told.items() if "member_level" in key[0]}
+    assert levels == {"a": 9 / 8, "b": 2 / 8}
+
+
+def test_only_the_most_suspected_members_have_a_series_of_their_own():
+    """A group of a thousand makes ten series: those next to suspicion, of the present ones."""
+    views = [
+        MemberView(f"pod-{number}", MemberState.ALIVE, 0.0, level=number / 1000.0)
+        for number in range(1000)
+    ]
+    views.append(MemberView("dead", MemberState.CONFIRMED, 0.0, level=99.0))
+    Random(1).shuffle(views)
+    members = Members("pods", *views)
+    told = _values({"members": [{**members.snapshot(), "name": "pods"}]})
+    levels = {key[2]: value for key, value in told.items() if "member_level" in key[0]}
+    assert levels == {f"pod-{number}": number / 1000.0 for number in range(990, 1000)}
+
+
 # Shapes
 
 LEAVES = st.one_of(
@@ -101,9 +157,11 @@ LEAVES = st.one_of(
 PLAIN = LEAVES | st.lists(LEAVES, max_size=2) | st.dictionaries(st.text(max_size=3), LEAVES)
 WORDS = """policy policies state keys transitions shed_classes partitions limit in_flight waiting
     budget stopped levels stored stored_age hosts checks wait histogram counts sum succeeded
-    concurrency at_work"""
+    concurrency at_work members counts messages level threshold"""
 KEYS = st.sampled_from(WORDS.split())
-KINDS = st.sampled_from(("guard", "pool", "jobs", "queue", "outbox", "worker", "health", "nobody"))
+KINDS = st.sampled_from(
+    ("guard", "pool", "jobs", "queue", "outbox", "worker", "health", "members", "nobody")
+)
 SHOWN = st.dictionaries(KEYS, PLAIN, max_size=4)
 THINGS = st.dictionaries(KEYS, PLAIN | SHOWN | st.lists(SHOWN, max_size=2), max_size=4)
 

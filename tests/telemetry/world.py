@@ -36,6 +36,7 @@ from seawall import (
     Worker,
     by_criticality,
     criticality,
+    registry,
     static,
 )
 from seawall.clients.llm import Model, Models, Price, http_client
@@ -55,6 +56,8 @@ from seawall.durable import (
     Sqlite,
     amigrate,
 )
+from seawall.members import MemberState, MemberView
+from seawall.members.group import Group, snapshot_of
 from seawall.telemetry import arefresh
 from seawall.web import Edge, Health, Lifecycle, RequestLimits, limit
 
@@ -73,6 +76,43 @@ def _streamed(_request: Any) -> Any:
     return httpx2.Response(
         200, headers={"content-type": "text/event-stream"}, content=usage + b"\n\n"
     )
+
+
+class Members:
+    """A group of members as `Heartbeats` and `Cluster` show theirs, with what a test puts in."""
+
+    def __init__(self, name: str, *views: MemberView) -> None:
+        self.group = Group(name)
+        self.views = list(views)
+        self.health_score: int | None = 0
+        self.messages = {"sent": 0, "received": 0, "refused": 0}
+        self.bytes = {"sent": 0, "received": 0}
+        registry.enter(self, "members", name)
+
+    def change(self, member: str, before: str, after: str, silence: float | None = None) -> None:
+        """Publish a change of one member."""
+        self.group.publish(
+            member=member,
+            before=MemberState(before),
+            after=MemberState(after),
+            reason="no answer",
+            level=1.0,
+            duration=2.0,
+            silence=silence,
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what the registry shows."""
+        return {
+            "kind": "cluster",
+            "own": "pod-0",
+            "members": [snapshot_of(view, 10.0) for view in self.views],
+            "counts": self.group.counts(),
+            "health_score": self.health_score,
+            "round_trip": self.group.round_trips.snapshot(),
+            "messages": self.messages,
+            "bytes": self.bytes,
+        }
 
 
 class World:
@@ -134,6 +174,7 @@ class World:
         self.requests = IdempotentRequests(
             _app, self.idempotency, routes=["/orders"], scope=lambda _incoming: "all"
         )
+        self.members = Members("w-pods", MemberView("pod-1", MemberState.ALIVE, 1.0, level=0.5))
         self.edge = Edge(_app, name="w-edge")
         self.workers = [
             Dispatcher(self.outbox, _work),
@@ -159,6 +200,11 @@ class World:
         with self.database.transaction() as connection:
             self.outbox.add(connection, "order", "7", "order.made", {})
         self.jobs.submit(None, "report", scope="all")
+        for before, after in (("alive", "suspected"), ("suspected", "alive")):
+            self.members.change("pod-1", before, after)
+        self.members.change("pod-2", "suspected", "confirmed", silence=4.0)
+        self.members.group.round_trips.add(0.01)
+        self.members.group.note_own_pause(6.0)
         await arefresh(self.outbox, self.jobs, self.later)
 
     def close(self) -> None:

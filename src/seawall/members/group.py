@@ -155,6 +155,7 @@ class Group:
             "own_pauses": self.own_pauses,
             "paused_seconds": self.paused_seconds,
             "detection_times": self.detection_times.snapshot(),
+            "round_trips": self.round_trips.tally().snapshot(),
         }
 
 

@@ -321,6 +321,43 @@ _AROUND: Final = (
 )
 
 
+_MEMBERS: Final = (
+    _count("Members by state, as all processes see them", "sum", "members", "group state"),
+    _speed("Suspected, cleared, confirmed, left", "member_changes", "group result"),
+    Panel(
+        "Share of suspicions that were wrong",
+        (
+            _share(
+                _ask.rate("member_changes", "group", 'result="cleared"'),
+                _ask.rate("member_changes", "group", 'result=~"cleared|confirmed"'),
+                "{{group}} now",
+            ),
+            _gauge(
+                "max", "member_false_suspect_ratio", "group", legend="{{group}} worst process, ever"
+            ),
+        ),
+        "percentunit",
+        warn=threshold.FALSE_SUSPECTS_WARN,
+        bad=threshold.FALSE_SUSPECTS,
+    ),
+    Panel(
+        "Most suspected members (suspected from 1)",
+        (_gauge("max", "member_level_ratio", "group member"),),
+        bad=1.0,
+    ),
+    _quantiles("Time to confirm a member: p50, p95, p99", "member_detection_seconds", "group"),
+    _quantiles("Round trips: p50, p95, p99", "member_round_trip_seconds", "group"),
+    _speed("Own pauses", "member_own_pauses", "group instance"),
+    Panel(
+        "Share of time in own pauses",
+        (_rate("member_own_pause_seconds", "group instance"),),
+        "percentunit",
+    ),
+    _count("Health score (0 is well)", "max", "member_health_score", "group instance"),
+    _speed("Messages", "member_messages", "group result"),
+    Panel("Bytes", (_rate("member_bytes", "group result"),), "Bps"),
+)
+
 _LLM: Final = (
     _quantiles(
         "Requests to language models: p50, p95, p99",
@@ -363,6 +400,7 @@ def rows(metrics: tuple[Metric, ...] = METRICS) -> list[tuple[str, tuple[Panel, 
         ("Slots, pools, executors", _LENT),
         ("Queues, outbox, jobs", _WAITING),
         ("Once", _ONCE),
+        ("Members", _MEMBERS),
         ("Around", _AROUND),
         ("Language models", _LLM),
     ]

@@ -5,7 +5,9 @@ Promises: what is missing or has another shape is left out, and never raises.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import nlargest
 from math import isfinite
 from typing import Any, Final
 
@@ -346,6 +348,45 @@ def _upstreams(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]
         yield "upstream_hosts", (name, state), states.count(state)
 
 
+MOST_MEMBERS: Final = 10
+"""Members of a group whose level is exported: the most suspected ones."""
+
+MEMBER_STATES: Final = ("unknown", "alive", "suspected", "confirmed", "left")
+
+
+def _members(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    for key in ("messages", "bytes"):
+        if isinstance(numbers := seen.get(key), Mapping):
+            ways = ("sent", "received", "refused")
+            yield from _results(f"member_{key}_total", (name,), numbers, ways)
+    yield from _plainly(name, seen, health_score="member_health_score")
+    counts = seen["counts"]
+    names = {**counts, "suspected": counts.get("suspicions")}
+    results = ("suspected", "cleared", "confirmed", "left")
+    yield from _results("member_changes_total", (name,), names, results)
+    yield from _plainly(
+        name,
+        counts,
+        false_suspect_rate="member_false_suspect_ratio",
+        own_pauses="member_own_pauses_total",
+        paused_seconds="member_own_pause_seconds_total",
+    )
+    yield from _histogram("member_detection_seconds", (name,), counts.get("detection_times"))
+    yield from _histogram("member_round_trip_seconds", (name,), counts.get("round_trips"))
+    members = seen["members"]
+    states = Counter(member["state"] for member in members)
+    for state in MEMBER_STATES:
+        yield "members", (name, state), states[state]
+    present = [one for one in members if one["state"] in {"alive", "suspected"}]
+    for member in nlargest(MOST_MEMBERS, present, key=_level_ratio):
+        yield "member_level_ratio", (name, str(member["name"])), _level_ratio(member)
+
+
+def _level_ratio(member: Mapping[str, Any]) -> float:
+    """Return the level of suspicion as a share of that from which the member is suspected."""
+    return _number(member, "level") / (_number(member, "threshold") or 1.0)
+
+
 def _llm(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
     client = "gen_ai_client"
     for one in seen["operations"]:
@@ -392,6 +433,7 @@ _READERS: Final[dict[str, Reader]] = {
     "health": _health,
     "lifecycle": _lifecycle,
     "ladder": _ladder,
+    "members": _members,
     "upstreams": _upstreams,
 }
 

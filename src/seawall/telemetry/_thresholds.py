@@ -96,6 +96,17 @@ REFUSED_LATE: Final = 0.0
 FIFO_GAPS: Final = 0.0
 """Messages that were missing for too long, within `WINDOW`."""
 
+# Members
+
+FALSE_SUSPECTS: Final = 0.5
+"""Share of ended suspicions that were wrong, within `WINDOW`."""
+
+FALSE_SUSPECTS_WARN: Final = 0.1
+"""The same, worth a look."""
+
+FEW_FALSE_SUSPECTS: Final = 3.0
+"""Wrong suspicions within `WINDOW`, *up to* which their share means nothing."""
+
 # Around
 
 STORE_DOWN_SECONDS: Final = 30.0

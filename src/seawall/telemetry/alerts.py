@@ -305,6 +305,22 @@ ALERTS: Final[tuple[Alert, ...]] = (
         " {{ $labels.job }} sees them.",
     ),
     Alert(
+        "SeawallFalseSuspects",
+        "ticket",
+        _ask.increase("member_changes", "job group", 'result="cleared"')
+        + "\n/\n"
+        + _ask.increase("member_changes", "job group", 'result=~"cleared|confirmed"')
+        + f"\n> {threshold.FALSE_SUSPECTS:g}\nand\n"
+        + _above(
+            _ask.increase("member_changes", "job group", 'result="cleared"'),
+            threshold.FEW_FALSE_SUSPECTS,
+        ),
+        600,
+        "{{ $labels.group }}: {{ $value | humanizePercentage }} of suspicions are wrong",
+        "Members of {{ $labels.group }} are suspected by {{ $labels.job }} again and again, and"
+        " then prove to be alive. Jitter or GC pauses: widen windows before you page humans.",
+    ),
+    Alert(
         "SeawallReadingOld",
         "ticket",
         _above(
