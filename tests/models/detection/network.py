@@ -136,7 +136,7 @@ class Network:
         for directive in directives:
             if isinstance(directive, Change):
                 node.changes.append(directive)
-            else:
+            elif isinstance(directive, Send):
                 self._send(node, directive)
 
     def _send(self, node: Node, send: Send) -> None:

@@ -11,6 +11,9 @@ from seawall.models.detection.swim import (
     Change,
     Message,
     MessageKind,
+    Pause,
+    RoundTrip,
+    Send,
     Swim,
     SwimSettings,
     lan,
@@ -18,6 +21,8 @@ from seawall.models.detection.swim import (
     wan,
 )
 from tests.models.detection.network import Conditions, Network
+
+ALIVE = MemberState.ALIVE
 
 BOUND = 60.0
 """Seconds in which a group of a dozen has surely found out: several rounds and a suspicion."""
@@ -149,13 +154,50 @@ def test_suspicion_can_be_paused():
     network = Network(2, seed=7)
     network.run(5.0)
     node = network.nodes["m0"]
-    node.swim.pause_suspicion(paused=True)
+    node.swim.pause_suspicion()
     network.kill("m1")
     network.run(BOUND)
     assert node.swim.counts.suspicions == 0
-    node.swim.pause_suspicion(paused=False)
+    node.swim.resume_suspicion(network.now)
     network.run(BOUND)
     assert node.swim.counts.confirmed == 1
+
+
+def test_an_answer_that_waited_for_heavy_work_to_end_is_no_failure():
+    """The probe before it is forgotten, and the next accusation takes an interval more."""
+    swim = Swim("a", "a", rng=Random(1).random, now=0.0)
+    swim.receive(Message(MessageKind.GOSSIP, "b", (Update(ALIVE, "b", 0, "b"),)), "b", 0.0)
+    sent = swim.advance(1.0)
+    assert any(isinstance(one, Send) and one.message.kind == MessageKind.PING for one in sent)
+    swim.pause_suspicion()
+    swim.resume_suspicion(4.0)
+    swim.advance(4.0)
+    assert swim.counts.suspicions == 0
+    for at in range(5, 9):
+        swim.advance(float(at))
+    assert swim.members["b"].state is MemberState.SUSPECTED
+
+
+def test_a_pause_and_round_trips_are_reported_with_their_length():
+    """For metrics; the state says why and by whom."""
+    swim = Swim("a", "a", rng=Random(1).random, now=0.0)
+    swim.receive(Message(MessageKind.GOSSIP, "b", (Update(ALIVE, "b", 0, "b"),)), "b", 0.0)
+    assert (swim.members["b"].reason, swim.members["b"].by) == ("it joined", "b")
+    pings = [one for one in swim.advance(1.0) if isinstance(one, Send)]
+    number = max(one.message.number for one in pings)
+    answers = swim.receive(Message(MessageKind.ACK, "b", (), number), "b", 1.25)
+    assert RoundTrip("b", 0.25) in answers
+    assert Pause(6.0) in swim.advance(7.25)
+
+
+def test_joining_exchanges_views_with_each_address():
+    """By a connection, since a view may be large."""
+    swim = Swim("a", "a", rng=Random(1).random, now=0.0)
+    sent = [one for one in swim.join(["x", "y"], 0.5) if isinstance(one, Send)]
+    assert [(one.address, one.message.kind, one.reliable) for one in sent] == [
+        ("x", "push", True),
+        ("y", "push", True),
+    ]
 
 
 def test_the_view_is_bounded():

@@ -1,8 +1,9 @@
 """Group membership by gossip: SWIM with Lifeguard, as a pure state machine of one member.
 
 Every input (a message, the passing of time, a wish to leave) returns what to do about it: messages
-to `Send`, and `Change`s of members to publish. The shell around it only sends, publishes, and calls
-`advance` at `wake_at`. It brings no clock, no chance and no socket of its own.
+to `Send`, and what to publish: a `Change` of a member, a `RoundTrip`, a `Pause`. The shell around
+it only sends, publishes, and calls `advance` at `wake_at`. It brings no clock, no chance and no
+socket of its own.
 
 Promises:
 - A member that crashed is suspected, and confirmed, by every member that reaches the group.
@@ -94,7 +95,20 @@ class Change(NamedTuple):
     """Seconds that the state before has lasted."""
 
 
-Directive = Send | Change
+class RoundTrip(NamedTuple):
+    """A member answered a direct probe after this time."""
+
+    name: str
+    seconds: float
+
+
+class Pause(NamedTuple):
+    """The process itself was stopped for this time."""
+
+    seconds: float
+
+
+Directive = Send | Change | RoundTrip | Pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +194,10 @@ class Member:
     state: MemberState
     since: float
     metadata: bytes = b""
+    reason: str = ""
+    """Why it is in this state."""
+    by: str = ""
+    """The member by whose account it is in this state."""
     suspicion: Suspicion | None = None
     round_trip: float | None = None
     """Seconds that its last direct answer took."""
@@ -306,6 +324,12 @@ class Swim:
         done += self._answer(message, address, now, reliable=reliable)
         return done
 
+    def join(self, addresses: Iterable[str], now: float) -> list[Directive]:
+        """Exchange views with the members at `addresses`."""
+        done = list(self._noticed(now))
+        done += [Send(one, self._state(MessageKind.PUSH), reliable=True) for one in addresses]
+        return done
+
     def set_metadata(self, metadata: bytes, now: float) -> list[Directive]:
         """Tell the group something else about this member."""
         self.own.metadata = _checked(metadata)
@@ -321,9 +345,15 @@ class Swim:
         told = self._some(present, 2 * self.settings.gossip_nodes)
         return [self._send(MessageKind.GOSSIP, member.address) for member in told]
 
-    def pause_suspicion(self, *, paused: bool) -> None:
-        """Accuse and confirm nobody while this process does heavy work, or do so again."""
-        self._is_suspicion_paused = paused
+    def pause_suspicion(self) -> None:
+        """Accuse and confirm nobody while this process does heavy work."""
+        self._is_suspicion_paused = True
+
+    def resume_suspicion(self, now: float) -> None:
+        """Accuse and confirm again, after the answers that waited meanwhile were received."""
+        self._is_suspicion_paused = False
+        self._probe = None
+        self._calm_until = max(self._calm_until, now + self.settings.interval)
 
     @property
     def present(self) -> list[Member]:
@@ -341,6 +371,7 @@ class Swim:
         if gap <= self.settings.pause or self.own.state is LEFT:
             return
         self.counts.pauses += 1
+        yield Pause(gap)
         self._calm_until = now + gap
         self._probe = None
         self._relays.clear()
@@ -412,7 +443,7 @@ class Swim:
 
     def _answer(
         self, message: Message, address: str, now: float, *, reliable: bool
-    ) -> Iterator[Send]:
+    ) -> Iterator[Directive]:
         kind, number = message.kind, message.number
         if kind == MessageKind.PING:
             if message.target == self.own.name and self.own.state is not LEFT:
@@ -428,7 +459,7 @@ class Swim:
         elif kind == MessageKind.PUSH:
             yield Send(address, self._state(MessageKind.PULL), reliable=True)
 
-    def _acknowledged(self, message: Message, now: float, *, reliable: bool) -> Iterator[Send]:
+    def _acknowledged(self, message: Message, now: float, *, reliable: bool) -> Iterator[Directive]:
         relay = self._relays.get(message.number)
         if relay is not None and relay.target == message.source:
             del self._relays[message.number]
@@ -447,6 +478,7 @@ class Swim:
         member = self.members.get(probe.target)
         if member is not None and probe.is_direct:
             member.round_trip = now - probe.sent_at
+            yield RoundTrip(member.name, member.round_trip)
 
     def _relay(self, message: Message, address: str, now: float) -> Iterator[Send]:
         if len(self._relays) >= self.settings.max_members:
@@ -569,11 +601,12 @@ class Swim:
                 return
             member = Member(update.name, update.address, update.incarnation, ALIVE, now)
             member.metadata = update.metadata
+            member.reason, member.by = "it joined", update.name
             self.members[update.name] = member
             place = int(self._rng() * (len(self._order) + 1))
             self._order.insert(place, update.name)
             self._gossip.add(update)
-            yield Change(update.name, None, ALIVE, "it joined", update.name, now, 0.0)
+            yield Change(update.name, None, ALIVE, member.reason, update.name, now, 0.0)
             return
         if update.incarnation <= member.incarnation:
             return
@@ -640,12 +673,13 @@ class Swim:
         """Give `member` another state, pass that on, and publish it."""
         before, since = member.state, member.since
         member.state, member.since, member.suspicion = after, now, None
+        member.reason, member.by = reason, update.by or update.name
         member.incarnation = max(member.incarnation, update.incarnation)
         self.counts.suspicions += after is SUSPECTED
         self.counts.cleared += before is SUSPECTED and after is ALIVE
         self.counts.confirmed += after is CONFIRMED
         self._gossip.add(update if update.state is after else member.update(update.by))
-        yield Change(member.name, before, after, reason, update.by, now, now - since)
+        yield Change(member.name, before, after, reason, member.by, now, now - since)
 
     # Inside
 
