@@ -8,6 +8,7 @@ from seawall._lazy import lazily
 TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
 if TYPE_CHECKING:
     from seawall.members.group import MemberView
+    from seawall.members.keyring import Keyring
     from seawall.models.detection.detectors import (
         exponential,
         fixed_timeout,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from seawall.runtime.member_events import MemberChanged, OwnPause
 
 __all__ = [
+    "Keyring",
     "MemberChanged",
     "MemberState",
     "MemberView",
@@ -30,6 +32,7 @@ __all__ = [
 
 _HOMES = {
     "members.group": "MemberView",
+    "members.keyring": "Keyring",
     "models.detection.detectors": "exponential fixed_timeout phi_accrual quantile_timeout",
     "models.detection.gossip": "MemberState",
     "runtime.member_events": "MemberChanged OwnPause",

@@ -40,13 +40,25 @@ class Update(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The most bytes that it takes in a packet."""
+        """The bytes that it takes in a packet."""
         texts = len(self.name.encode()) + len(self.address.encode()) + len(self.by.encode())
-        return OVERHEAD + texts + 2 * len(self.metadata)
+        return OVERHEAD + texts + len(self.metadata)
 
 
-OVERHEAD: Final = 48
-"""Bytes of an update beside its texts."""
+OVERHEAD: Final = 14
+"""Bytes of an update beside its texts and its metadata, as `members/wire.py` writes it."""
+
+ENVELOPE: Final = 51
+"""Bytes of a message beside its texts and its updates, with its signature or its encryption."""
+
+MOST_NAME: Final = 128
+"""Bytes that the name of a member may have."""
+
+MOST_ADDRESS: Final = 255
+"""Bytes that the address of a member may have."""
+
+MOST_METADATA: Final = 512
+"""Bytes of metadata that a member may have."""
 
 
 class _Pending:
@@ -74,6 +86,10 @@ class GossipQueue:
     def add(self, update: Update) -> None:
         """Pass on `update`, in place of an older one about the same member."""
         self._pending[update.name] = _Pending(update)
+
+    def discard(self, name: str) -> None:
+        """Pass on nothing more about a member, which is forgotten."""
+        self._pending.pop(name, None)
 
     def take(self, room: int, members: int, first: Iterable[Update] = ()) -> list[Update]:
         """Return updates for one packet with `room` bytes, of a group of `members`.

@@ -24,7 +24,15 @@ from math import ceil, log2
 from typing import Final, NamedTuple, TypeVar
 
 from seawall import _checks as check
-from seawall.models.detection.gossip import GossipQueue, MemberState, Update
+from seawall.models.detection.gossip import (
+    ENVELOPE,
+    MOST_ADDRESS,
+    MOST_METADATA,
+    MOST_NAME,
+    GossipQueue,
+    MemberState,
+    Update,
+)
 from seawall.models.detection.suspicion import LocalHealth, Suspicion
 
 ALIVE, SUSPECTED = MemberState.ALIVE, MemberState.SUSPECTED
@@ -33,8 +41,11 @@ CONFIRMED, LEFT = MemberState.CONFIRMED, MemberState.LEFT
 NACK_AFTER: Final = 0.8
 """The share of the probe timeout after which a helper says that it has heard nothing either."""
 
-MOST_METADATA: Final = 512
-"""Bytes of metadata that a member may have."""
+LEAST_PACKET: Final = 1200
+"""Bytes of a packet: the longest update fits into it, beside the longest names."""
+
+MOST_MEMBERS: Final = 10_000
+"""Members whose whole view surely fits into one message."""
 
 MANY: Final = 32
 """Above this number of members, full exchanges become rarer, so that their total cost does not."""
@@ -142,10 +153,11 @@ class SwimSettings:
         for name in ("gossip_to_dead", "forget_after"):
             check.seconds(name, getattr(self, name), zero=True)
         check.count("suspicion_multiplier", self.suspicion_multiplier, minimum=2)
-        for name in ("retransmit_multiplier", "gossip_nodes", "max_members"):
+        for name in ("retransmit_multiplier", "gossip_nodes"):
             check.count(name, getattr(self, name))
+        check.count("max_members", self.max_members, maximum=MOST_MEMBERS)
         check.count("indirect_probes", self.indirect_probes, minimum=0)
-        check.count("packet", self.packet, minimum=512)
+        check.count("packet", self.packet, minimum=LEAST_PACKET)
         if self.timeout >= self.interval:
             raise ValueError(
                 f"timeout={self.timeout:g} is not below interval={self.interval:g}: indirect probes"
@@ -271,7 +283,14 @@ class Swim:
     ) -> None:
         """Be a group of one. The first `advance` asks the members at `seeds` for their view."""
         self.settings = settings or SwimSettings()
-        self.own = Member(name, address, 0, ALIVE, now, _checked(metadata))
+        self.own = Member(
+            _text("name", name, MOST_NAME),
+            _text("address", address, MOST_ADDRESS),
+            0,
+            ALIVE,
+            now,
+            _checked(metadata),
+        )
         self.members: dict[str, Member] = {}
         """All that are known but this one itself, by name."""
         self.health = LocalHealth()
@@ -456,7 +475,7 @@ class Swim:
                 self._probe.helpers.discard(message.source)
         elif kind == MessageKind.PING_REQUEST:
             yield from self._relay(message, address, now)
-        elif kind == MessageKind.PUSH:
+        elif kind == MessageKind.PUSH and reliable:  # a datagram may come from somebody else
             yield Send(address, self._state(MessageKind.PULL), reliable=True)
 
     def _acknowledged(self, message: Message, now: float, *, reliable: bool) -> Iterator[Directive]:
@@ -546,7 +565,11 @@ class Swim:
         after = self.settings.forget_after
         for member in list(self.members.values()):
             if not member.is_present and now - member.since >= after:
-                del self.members[member.name]
+                self._drop(member)
+
+    def _drop(self, member: Member) -> None:
+        del self.members[member.name]
+        self._gossip.discard(member.name)
 
     # Updates
 
@@ -583,6 +606,8 @@ class Swim:
             if update.incarnation >= own.incarnation:
                 self.health.change(1)
                 self._refute(update.incarnation)
+            else:
+                self._gossip.add(own.update())  # the refutation was lost on its way to somebody
         elif update.incarnation > own.incarnation or (
             update.incarnation == own.incarnation
             and (update.address, update.metadata) != (own.address, own.metadata)
@@ -603,8 +628,7 @@ class Swim:
             member.metadata = update.metadata
             member.reason, member.by = "it joined", update.name
             self.members[update.name] = member
-            place = int(self._rng() * (len(self._order) + 1))
-            self._order.insert(place, update.name)
+            self._expect(member)
             self._gossip.add(update)
             yield Change(update.name, None, ALIVE, member.reason, update.name, now, 0.0)
             return
@@ -615,9 +639,17 @@ class Swim:
         self._gossip.add(update)
         if member.state is not ALIVE:
             if not member.is_present:
-                self._order.insert(int(self._rng() * (len(self._order) + 1)), member.name)
+                self._expect(member)
             reason = "it refuted" if member.state is SUSPECTED else "it came back"
             yield from self._move(member, ALIVE, update, now, reason)
+
+    def _expect(self, member: Member) -> None:
+        """Probe a member that joined at some place of the order by chance.
+
+        The order is bounded, whatever comes and goes: everybody has a place in the next round.
+        """
+        if len(self._order) < self.settings.max_members:
+            self._order.insert(int(self._rng() * (len(self._order) + 1)), member.name)
 
     def _has_room(self) -> bool:
         """Tell whether one more member fits; the longest gone gives way to it."""
@@ -626,7 +658,7 @@ class Swim:
         gone = [one for one in self.members.values() if not one.is_present]
         if not gone:
             return False
-        del self.members[min(gone, key=lambda one: one.since).name]
+        self._drop(min(gone, key=lambda one: one.since))
         return True
 
     def _hear_suspicion(
@@ -700,7 +732,8 @@ class Swim:
         first: Iterable[Update] = (),
     ) -> Send:
         """Return a message with as much gossip as fits into the packet beside it."""
-        room = self.settings.packet - 128 - len(target.encode()) - len(about.encode())
+        texts = len(self.own.name.encode()) + len(target.encode()) + len(about.encode())
+        room = self.settings.packet - ENVELOPE - texts
         updates = self._gossip.take(room, len(self.members) + 1, first)
         return Send(address, Message(kind, self.own.name, tuple(updates), number, target, about))
 
@@ -711,6 +744,15 @@ class Swim:
             other = place + int(self._rng() * (len(items) - place))
             items[place], items[other] = items[other], items[place]
         return items[:most]
+
+
+def _text(what: str, value: str, most: int) -> str:
+    """Return a name or an address that others accept, or raise."""
+    if not value or not value.isprintable() or len(value.encode()) > most:
+        raise ValueError(
+            f"{what}={value!r}: write 1 to {most} bytes of printable text; others refuse the rest"
+        )
+    return value
 
 
 def _checked(metadata: bytes) -> bytes:

@@ -1,0 +1,331 @@
+"""Messages of a cluster as bytes: bounded, signed with the group's key, and never taken twice.
+
+    format (1)  session (8)  counter (4)  body  signature (16)
+
+The body has a time stamp, the fields of the message, and its updates. It is encrypted if the
+keyring says so. Everything that arrives is untrusted until its signature was checked, and bounded
+afterwards too.
+
+Promises:
+- What is refused changes nothing, and is counted by its reason.
+- A message is taken at most once. Every sender numbers its messages within a session of its own; a
+  session that is not known yet is taken up only with a time stamp from the last `SKEW` seconds.
+- A member takes in nothing from another group, even of one with the same keys.
+- Memory for senders is bounded by `MOST_SESSIONS`.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Final
+
+from seawall.clock import Clock, current_clock, epoch_of
+from seawall.members.keyring import TAG, GroupKey, Keyring
+from seawall.models.detection.gossip import (
+    ENVELOPE,
+    MOST_ADDRESS,
+    MOST_METADATA,
+    MOST_NAME,
+    MemberState,
+    Update,
+)
+from seawall.models.detection.swim import Message, MessageKind
+
+MOST_BYTES: Final = 20 * 2**20
+"""Bytes of one message. The whole view of 10 000 members fits, however long their names are."""
+
+MOST_UPDATES: Final = 20_000
+"""Updates in one message: two for each member of the largest group."""
+
+SKEW: Final = 60.0
+"""Seconds by which the clock of a sender that is new here may differ, delays included."""
+
+REORDERED: Final = 1024
+"""How many messages of one sender may overtake another one of it."""
+
+MOST_SESSIONS: Final = 4096
+"""Senders that are kept apart at once."""
+
+INCARNATIONS: Final = 1000
+"""Incarnations for each second since 1970. Nobody gets there by refuting, so a higher one is forged
+or damaged. A member that has to refute it waits until the clock has passed it, not for ever."""
+
+REASONS: Final = (
+    "size",  # too short or too long for a message
+    "version",  # another format, or no message at all
+    "key",  # not signed with a key of this ring for this group, or changed on the way
+    "encryption",  # encrypted, and this process cannot decrypt
+    "stale",  # from a sender that is new here, and of another time
+    "replay",  # seen before, or so late that it may have been
+    "sessions",  # there are too many senders to keep apart
+    "unknown",  # of a kind that a later version may have
+    "malformed",  # fields that no member writes
+    "incarnation",  # one update was left out, the rest of its message was taken
+)
+"""Why something was refused."""
+
+_SIGNED: Final = 1
+_ENCRYPTED: Final = 2
+_HEAD: Final = struct.Struct("!B8sI")
+_FIELDS: Final = struct.Struct("!QBQH")  # time stamp in milliseconds, kind, number, updates
+_UPDATE: Final = struct.Struct("!BQ")  # state, incarnation
+_LENGTH: Final = struct.Struct("!H")
+_KINDS: Final = tuple(MessageKind)
+_STATES: Final = (
+    MemberState.ALIVE,
+    MemberState.SUSPECTED,
+    MemberState.CONFIRMED,
+    MemberState.LEFT,
+)
+_KIND_CODES: Final = {kind: code for code, kind in enumerate(_KINDS)}
+_STATE_CODES: Final = {state: code for code, state in enumerate(_STATES)}
+_MOST_NUMBER: Final = 2**53
+_SEEN: Final = (1 << REORDERED) - 1
+
+
+class MessageRefused(Exception):
+    """What arrived is not taken as a message."""
+
+    def __init__(self, reason: str) -> None:
+        """Say why, as one of `REASONS`."""
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Codec:
+    """Writes and reads the messages of one member of one group. One caller at a time."""
+
+    def __init__(self, keyring: Keyring | None, *, group: str, clock: Clock | None = None) -> None:
+        """Write and read for the group of that name."""
+        self._keyring = keyring
+        self._group = group
+        self._clock = clock or current_clock()
+        self._keyless = GroupKey(b"", group)
+        self._senders = _Senders()
+        self._process = 0
+        self._session = b""
+        self._counter = 0
+        self.refused = dict.fromkeys(REASONS, 0)
+        """How often something was refused, by reason."""
+
+    def encode(self, message: Message) -> bytes:
+        """Return `message` as bytes, for one datagram or one frame of a connection."""
+        self._counter += 1
+        if self._process != os.getpid() or self._counter >= 2**32:
+            # A forked child must not go on with its parent's numbers: two different messages with
+            # the same number would betray the key of the encryption.
+            self._process, self._session, self._counter = os.getpid(), os.urandom(8), 1
+        encrypts = self._keyring is not None and self._keyring.encrypts
+        head = _HEAD.pack(_ENCRYPTED if encrypts else _SIGNED, self._session, self._counter)
+        body = _written(message, self._time_of_day())
+        key = self._group_keys()[0]
+        if encrypts:
+            return head + key.cipher.encrypt(head[1:], body, head[:1])
+        return head + body + key.sign(head + body)
+
+    def decode(self, data: bytes) -> Message:
+        """Return the message that `data` is, or raise MessageRefused."""
+        try:
+            return self._decoded(data)
+        except MessageRefused as refusal:
+            self.refused[refusal.reason] += 1
+            raise
+
+    def _decoded(self, data: bytes) -> Message:
+        if not ENVELOPE <= len(data) <= MOST_BYTES:
+            raise MessageRefused("size")
+        body = self._opened(data)
+        _format, session, counter = _HEAD.unpack_from(data)
+        stamp, kind, number, updates = _FIELDS.unpack_from(body)
+        now = self._time_of_day()
+        self._senders.admit(session, counter, stamp / 1000, now)
+        if kind >= len(_KINDS):
+            raise MessageRefused("unknown")
+        if number >= _MOST_NUMBER or updates > MOST_UPDATES:
+            raise MessageRefused("malformed")
+        reader = _Reader(body, _FIELDS.size)
+        source = reader.name()
+        target = reader.text(MOST_NAME)
+        address = reader.text(MOST_ADDRESS)
+        highest = int((now + SKEW) * INCARNATIONS)
+        taken = []
+        for _ in range(updates):
+            update = reader.update()
+            if update.incarnation <= highest:
+                taken.append(update)
+            else:
+                self.refused["incarnation"] += 1
+        reader.end()
+        return Message(_KINDS[kind], source, tuple(taken), number, target, address)
+
+    def _opened(self, data: bytes) -> bytes | memoryview:
+        """Return the body of an authentic message."""
+        if data[0] == _SIGNED:
+            signed, signature = memoryview(data)[:-TAG], data[-TAG:]
+            for key in self._group_keys():
+                if key.verifies(signed, signature):
+                    return signed[_HEAD.size :]
+        elif data[0] == _ENCRYPTED:
+            head, nonce, sealed = data[:1], data[1 : _HEAD.size], data[_HEAD.size :]
+            for key in self._group_keys():
+                body = _decrypted(key, nonce, sealed, head)
+                if body is not None:
+                    return body
+        else:
+            raise MessageRefused("version")
+        raise MessageRefused("key")
+
+    def _time_of_day(self) -> float:
+        """Return the seconds since 1970."""
+        return self._clock.now() - epoch_of(self._clock)
+
+    def _group_keys(self) -> tuple[GroupKey, ...]:
+        """Return the keys, the one that signs first; they may have changed since the last call."""
+        return self._keyring.for_group(self._group) if self._keyring else (self._keyless,)
+
+
+class _Session:
+    __slots__ = ("highest", "seen", "stamp")
+
+    def __init__(self, counter: int, stamp: float) -> None:
+        self.highest = counter
+        self.seen = 1
+        """A bit for each of the last numbers; the lowest one is for `highest`."""
+        self.stamp = stamp
+        """The latest time stamp. Once that is stale, so are all messages of this session."""
+
+
+class _Senders:
+    """The sessions that were heard, so that no message is taken twice."""
+
+    __slots__ = ("_sessions",)
+
+    def __init__(self) -> None:
+        self._sessions: dict[bytes, _Session] = {}
+
+    def admit(self, name: bytes, counter: int, stamp: float, now: float) -> None:
+        """Remember an authentic message, or raise if it is not new.
+
+        The time stamp counts only for a session that is not known. So a clock that is set while a
+        member runs does not cut it off from the others.
+        """
+        session = self._sessions.get(name)
+        if session is None:
+            if abs(stamp - now) > SKEW:
+                raise MessageRefused("stale")
+            if len(self._sessions) >= MOST_SESSIONS and not self._make_room(now):
+                raise MessageRefused("sessions")
+            self._sessions[name] = _Session(counter, stamp)
+            return
+        ahead = counter - session.highest
+        if ahead > 0:
+            session.highest = counter
+            session.seen = ((session.seen << ahead) & _SEEN) | 1 if ahead < REORDERED else 1
+        elif -ahead >= REORDERED or session.seen >> -ahead & 1:
+            raise MessageRefused("replay")
+        else:
+            session.seen |= 1 << -ahead
+        session.stamp = max(session.stamp, stamp)
+
+    def _make_room(self, now: float) -> bool:
+        """Forget the sessions whose messages would be stale; tell whether there were any."""
+        kept = {name: one for name, one in self._sessions.items() if now - one.stamp <= SKEW}
+        room = len(kept) < len(self._sessions)
+        self._sessions = kept
+        return room
+
+
+class _Reader:
+    """Reads fields one after the other, each within its bounds."""
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, data: bytes | memoryview, at: int) -> None:
+        self._data = bytes(data)
+        self._at = at
+
+    def _take(self, length: int) -> bytes:
+        end = self._at + length
+        part = self._data[self._at : end]
+        if len(part) != length:
+            raise MessageRefused("malformed")
+        self._at = end
+        return part
+
+    def text(self, most: int) -> str:
+        length = self._take(1)[0]
+        if length > most:
+            raise MessageRefused("malformed")
+        try:
+            text = self._take(length).decode()
+        except UnicodeDecodeError:
+            raise MessageRefused("malformed") from None
+        if not text.isprintable():  # names end up in logs, on pages and in terminals
+            raise MessageRefused("malformed")
+        return text
+
+    def name(self) -> str:
+        name = self.text(MOST_NAME)
+        if not name:
+            raise MessageRefused("malformed")
+        return name
+
+    def update(self) -> Update:
+        code, incarnation = _UPDATE.unpack(self._take(_UPDATE.size))
+        if code >= len(_STATES):
+            raise MessageRefused("malformed")
+        state = _STATES[code]
+        name = self.name()
+        address = self.text(MOST_ADDRESS)
+        by = self.text(MOST_NAME)
+        (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
+        if length > MOST_METADATA:
+            raise MessageRefused("malformed")
+        metadata = self._take(length)
+        if state is MemberState.ALIVE:
+            if not address or by:
+                raise MessageRefused("malformed")
+        elif address or metadata or not by:
+            raise MessageRefused("malformed")
+        return Update(state, name, incarnation, address, metadata, by)
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise MessageRefused("malformed")
+
+
+def _decrypted(key: GroupKey, nonce: bytes, sealed: bytes, head: bytes) -> bytes | None:
+    """Return what was encrypted with `key`; None if it was not."""
+    try:
+        cipher = key.cipher
+    except ImportError:
+        raise MessageRefused("encryption") from None
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        return cipher.decrypt(nonce, sealed, head)
+    except InvalidTag:
+        return None
+
+
+def _written(message: Message, now: float) -> bytes:
+    parts = [
+        _FIELDS.pack(
+            int(now * 1000), _KIND_CODES[message.kind], message.number, len(message.updates)
+        ),
+        *(_text(text) for text in (message.source, message.target, message.address)),
+    ]
+    for update in message.updates:
+        parts += (
+            _UPDATE.pack(_STATE_CODES[update.state], update.incarnation),
+            *(_text(text) for text in (update.name, update.address, update.by)),
+            _LENGTH.pack(len(update.metadata)),
+            update.metadata,
+        )
+    return b"".join(parts)
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return bytes((len(data),)) + data
