@@ -16,7 +16,11 @@ MISSING = [
     ("grpc", "grpc", "import seawall.clients.grpc"),
     ("grpc", "grpc", "import seawall.web.grpc"),
     ("prometheus_client", "prometheus", "from seawall.telemetry import export_prometheus"),
-    ("cryptography", "cryptography", "from seawall.members import Keyring; Keyring('0' * 16, encrypt=True)"),
+    (
+        "cryptography",
+        "cryptography",
+        "from seawall.members import Keyring; Keyring('0' * 16, encrypt=True)",
+    ),
     ("opentelemetry", "otel", "from seawall.telemetry import export_opentelemetry"),
 ]
 

@@ -332,9 +332,9 @@ def test_an_incarnation_ahead_of_the_clock_is_left_out(incarnation):
 
 def test_without_the_extra_encrypted_messages_are_refused_as_such(monkeypatch):
     """And asking for encryption says what to install."""
-    sender, receiver = Party(KEY, encrypt=True), Party(KEY)
+    data = Party(KEY, encrypt=True).encode(PING)
     monkeypatch.setattr("seawall.members.keyring._aes_gcm", lambda: None)
-    assert receiver.refusal(sender.encode(PING)) == "encryption"
+    assert Party(KEY).refusal(data) == "encryption"
     with pytest.raises(ImportError, match=r"seawall\[cryptography\]"):
         Keyring(KEY, encrypt=True)
 
