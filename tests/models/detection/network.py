@@ -1,4 +1,10 @@
-"""A simulated network of members on virtual time: loss, delay, duplicates, partitions, pauses."""
+"""A simulated network of members on virtual time.
+
+Datagrams are lost, delayed, duplicated and so reordered. Members crash, restart, stop for a while,
+or go on while all that they send and receive is held up. Networks split; clocks run fast or slow.
+After every message the network checks that no incarnation fell, and that none is above those that
+the member has given itself.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from random import Random
 
 from seawall.models.detection.gossip import MemberState
 from seawall.models.detection.swim import Change, Directive, Message, Send, Swim, SwimSettings
+
+PRESENT = (MemberState.ALIVE, MemberState.SUSPECTED)
 
 
 @dataclass
@@ -32,9 +41,13 @@ class Node:
     rate: float
     changes: list[Change] = field(default_factory=list)
     is_up: bool = True
+    wakes_at: float = inf
     paused_until: float = 0.0
+    blocked_until: float = 0.0
     waiting: list[tuple[Message, str, bool]] = field(default_factory=list)
-    """What has arrived while it was paused."""
+    """What has arrived while it was paused or blocked."""
+    unsent: list[Send] = field(default_factory=list)
+    """What it sent while it was blocked."""
 
 
 class Network:
@@ -48,7 +61,7 @@ class Network:
         settings: SwimSettings | None = None,
         conditions: Conditions | None = None,
     ) -> None:
-        """Start `size` members that know one seed address, m0."""
+        """Start `size` members that know two seed addresses, m0 and m1."""
         self.random = Random(seed)
         self.conditions = conditions or Conditions()
         self.settings = settings or SwimSettings()
@@ -57,6 +70,10 @@ class Network:
         self.groups: dict[str, int] = {}
         """The side of a partition on which a member is; all are on 0 unless said otherwise."""
         self.packets = 0
+        self.watch: Callable[[str, Send], object] = lambda _source, _send: None
+        """Called for each message that a member sends."""
+        self.highest: dict[str, int] = {}
+        """The highest incarnation that each member has given itself, in all its lives."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = count()
         for number in range(size):
@@ -70,7 +87,7 @@ class Network:
             name,
             name,
             settings=self.settings,
-            seeds=[] if name == "m0" else ["m0"],
+            seeds=["m0", "m1"],
             rng=Random(self.random.random()).random,
             now=self.now * rate,
         )
@@ -84,7 +101,40 @@ class Network:
 
     def pause(self, name: str, seconds: float) -> None:
         """Stop the process of a member for a while; what is sent to it waits."""
-        self.nodes[name].paused_until = self.now + seconds
+        node = self.nodes[name]
+        node.paused_until = self.now + seconds
+        self.at(node.paused_until, lambda: self._advance(node))
+
+    def block(self, name: str, seconds: float) -> None:
+        """Hold up all that a member sends and receives, as an overloaded process does.
+
+        Its clock and timers go on, so by its own view nobody answers.
+        """
+        node = self.nodes[name]
+        node.blocked_until = max(node.blocked_until, self.now + seconds)
+
+        def end() -> None:
+            if self.now < max(node.blocked_until, node.paused_until):
+                self.at(max(node.blocked_until, node.paused_until), end)
+                return
+            unsent, node.unsent = node.unsent, []
+            for send in unsent:
+                self._send(node, send)
+            self._catch_up(node)
+
+        self.at(node.blocked_until, end)
+
+    def resume(self, name: str) -> None:
+        """Undo a crash: the member goes on, but without the messages that it missed."""
+        node = self.nodes[name]
+        node.is_up, node.wakes_at = True, inf
+        self._wake(node)
+
+    def leave(self, name: str) -> None:
+        """Let a member leave by its own wish; its process ends a moment later."""
+        node = self.nodes[name]
+        self._do(node, node.swim.leave(self.now * node.rate))
+        self.at(self.now + 1.0, lambda: self.kill(name) if self.nodes[name] is node else None)
 
     def at(self, when: float, act: Callable[[], None]) -> None:
         """Do something at an instant."""
@@ -110,38 +160,55 @@ class Network:
         }
 
     def agree_on(self, names: set[str]) -> bool:
-        """Tell whether every member that is up takes exactly `names` for alive."""
+        """Tell whether every member that is up takes exactly `names` for alive, without doubt."""
         return all(
-            {name} | {other for other, state in view.items() if state == "alive"} == names
+            {name} | {other for other, state in view.items() if state in PRESENT} == names
+            and MemberState.SUSPECTED not in view.values()
             for name, view in self.views().items()
         )
 
     def _wake(self, node: Node) -> None:
-        def act() -> None:
-            if self.nodes.get(node.name) is not node or not node.is_up:
-                return
-            if self.now < node.paused_until:
-                self.at(node.paused_until, act)
-                return
+        """Let time reach the member when it wants, unless it will do so earlier anyway."""
+        # Rounded up: by its own clock the moment has come.
+        when = max(self.now, node.swim.wake_at / node.rate + 1e-9)
+        if when < node.wakes_at:
+            node.wakes_at = when
+            self.at(when, lambda: self._advance(node) if node.wakes_at == when else None)
+
+    def _advance(self, node: Node) -> None:
+        if self.nodes.get(node.name) is not node or not node.is_up:
+            return
+        if self.now < node.paused_until:
+            node.wakes_at = node.paused_until
+            self.at(node.paused_until, lambda: self._advance(node))
+            return
+        node.wakes_at = inf
+        self._do(node, node.swim.advance(self.now * node.rate))
+        self._catch_up(node)
+        self._wake(node)
+
+    def _catch_up(self, node: Node) -> None:
+        """Let a member read what has arrived while it could not."""
+        if node.waiting and node.is_up and self.now >= max(node.paused_until, node.blocked_until):
             waiting, node.waiting = node.waiting, []
-            self._do(node, node.swim.advance(self.now * node.rate))
             for message, source, reliable in waiting:
                 self._arrive(node, message, source, reliable=reliable)
-            self._wake(node)
-
-        # Rounded up: by its own clock the moment has come.
-        self.at(max(self.now, node.swim.wake_at / node.rate + 1e-9), act)
 
     def _do(self, node: Node, directives: list[Directive]) -> None:
         for directive in directives:
             if isinstance(directive, Change):
                 node.changes.append(directive)
-            elif isinstance(directive, Send):
+            elif not isinstance(directive, Send):
+                continue
+            elif self.now < node.blocked_until:
+                node.unsent.append(directive)
+            else:
                 self._send(node, directive)
 
     def _send(self, node: Node, send: Send) -> None:
         conditions, random = self.conditions, self.random
         self.packets += 1
+        self.watch(node.name, send)
         copies = 1
         if not send.reliable:
             copies = (random.random() >= conditions.loss) + (
@@ -158,7 +225,15 @@ class Network:
             self._arrive(node, send.message, source, reliable=send.reliable)
 
     def _arrive(self, node: Node, message: Message, source: str, *, reliable: bool) -> None:
-        if self.now < node.paused_until:
+        if self.now < max(node.paused_until, node.blocked_until):
             node.waiting.append((message, source, reliable))
             return
-        self._do(node, node.swim.receive(message, source, self.now * node.rate, reliable=reliable))
+        swim, highest = node.swim, self.highest
+        names = {update.name for update in message.updates}
+        before = {name: swim.members[name].incarnation for name in names if name in swim.members}
+        self._do(node, swim.receive(message, source, self.now * node.rate, reliable=reliable))
+        highest[node.name] = max(highest.get(node.name, 0), swim.own.incarnation)
+        for name in names & swim.members.keys():
+            incarnation = swim.members[name].incarnation
+            assert before.get(name, 0) <= incarnation <= highest.get(name, 0), (node.name, name)
+        self._wake(node)

@@ -136,7 +136,7 @@ def test_a_partition_of_a_minute_heals_by_itself():
 
 def test_a_process_that_was_stopped_accuses_nobody():
     """It is suspected by the others and cleared; it says that it was stopped."""
-    network = Network(12, seed=6)
+    network = Network(12, seed=6, settings=SwimSettings(suspicion_multiplier=6))
     network.run(10.0)
     network.pause("m7", 6.0)
     network.run(BOUND)

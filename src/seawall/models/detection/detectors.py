@@ -5,10 +5,12 @@ A detector gives a level of suspicion, never a verdict: a slow peer and a dead o
 `start()` makes the state for one peer. `now` is any clock in seconds; one caller at a time.
 
 Promises:
-- Any sequence of instants is safe, also ones that go back, are infinite or not a number.
+- Any sequence of instants is safe, also ones that go back, are infinite or not a number: the level
+  is finite and not negative, and an instant that is not finite changes nothing.
 - The level never falls while a peer is silent, and it falls to its least at each heartbeat.
 - Memory is bounded by `window`.
 - The silence that ended a suspicion is not learned: a failure must not make the next one normal.
+  Nor are two heartbeats at one instant, which a backlog brings after a pause of this process.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ LONGEST: Final = 1e9
 
 _LN10: Final = log(10.0)
 
+_FAR: Final = 1e100
+"""Deviations from the mean. Farther ones count as this one, so that their cube is finite."""
+
 
 class Detector(Protocol):
     """Watches one peer."""
@@ -39,7 +44,7 @@ class Detector(Protocol):
         """Note a sign of life."""
 
     def level(self, now: float) -> float:
-        """Return the level of suspicion, 0 if the peer has never been heard."""
+        """Return the level of suspicion, 0 if the peer has never been heard nor asked."""
 
     def suspected(self, now: float) -> bool:
         """Tell whether the level has reached the threshold."""
@@ -68,12 +73,14 @@ class _Silence:
         """Note a sign of life; learn from the silence before it unless it was a suspicious one."""
         if not isfinite(now):
             return
-        if self._heard_at is not None and not self.suspected(now):
-            self._learn(self._silence(now))
+        if self._heard_at is not None:
+            silence = self._silence(now)
+            if silence > 0.0 and self._level(silence) < self.threshold:
+                self._learn(silence)
         self._heard_at = now
 
     def level(self, now: float) -> float:
-        """Return the level of suspicion, 0 if the peer has never been heard."""
+        """Return the level of suspicion, 0 if the peer has never been heard nor asked."""
         return 0.0 if self._heard_at is None else self._level(self._silence(now))
 
     def suspected(self, now: float) -> bool:
@@ -147,7 +154,7 @@ class PhiAccrual(_Silence):
         mean = intervals.mean + settings.acceptable_pause
         if settings.is_exponential:
             return silence / (max(mean, settings.min_deviation) * _LN10)
-        y = (silence - mean) / max(intervals.deviation, settings.min_deviation)
+        y = min((silence - mean) / max(intervals.deviation, settings.min_deviation), _FAR)
         x = y * (1.5976 + 0.070566 * y * y)
         return (max(x, 0.0) + log1p(exp(-abs(x)))) / _LN10
 
@@ -252,6 +259,8 @@ class QuantileTimeout(_Silence):
 
     def sent(self, now: float) -> None:
         """Note a question. From the first one on, round trips count and not intervals."""
+        if not isfinite(now):
+            return
         self._is_asked = True
         if self._asked_at is None:
             self._asked_at = now

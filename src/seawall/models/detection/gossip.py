@@ -8,8 +8,10 @@ logarithm of the group: then all have it with high probability.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from enum import StrEnum
+from itertools import count
 from math import ceil, log10
 from typing import Final, NamedTuple
 
@@ -61,35 +63,35 @@ MOST_METADATA: Final = 512
 """Bytes of metadata that a member may have."""
 
 
-class _Pending:
-    __slots__ = ("sent", "size", "update")
-
-    def __init__(self, update: Update) -> None:
-        self.update = update
-        self.size = update.size
-        self.sent = 0
-
-
 class GossipQueue:
-    """The updates that a member still passes on: one for each member, the newest."""
+    """The updates that a member still passes on: one for each member, the newest.
 
-    __slots__ = ("_multiplier", "_pending")
+    They are kept in the order in which they go out: those that were passed on least often first,
+    and of these the largest.
+    """
+
+    __slots__ = ("_by_name", "_multiplier", "_queue", "_serial")
 
     def __init__(self, multiplier: int) -> None:
-        """Pass each update on `multiplier` times the decimal logarithm of the group."""
+        """Pass each update on `multiplier` times the decimal logarithm of the group, rounded up."""
         self._multiplier = multiplier
-        self._pending: dict[str, _Pending] = {}
+        self._queue: list[tuple[int, int, int, Update]] = []  # transmissions, -size, serial
+        self._by_name: dict[str, tuple[int, int, int, Update]] = {}
+        self._serial = count()
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return len(self._queue)
 
     def add(self, update: Update) -> None:
         """Pass on `update`, in place of an older one about the same member."""
-        self._pending[update.name] = _Pending(update)
+        self.discard(update.name)
+        self._insert(0, -update.size, update)
 
     def discard(self, name: str) -> None:
-        """Pass on nothing more about a member, which is forgotten."""
-        self._pending.pop(name, None)
+        """Pass on nothing more about a member."""
+        entry = self._by_name.pop(name, None)
+        if entry is not None:
+            del self._queue[bisect_left(self._queue, entry)]
 
     def take(self, room: int, members: int, first: Iterable[Update] = ()) -> list[Update]:
         """Return updates for one packet with `room` bytes, of a group of `members`.
@@ -98,15 +100,25 @@ class GossipQueue:
         the largest that fit.
         """
         taken = list(first)
+        if not self._queue:
+            return taken
         room -= sum(update.size for update in taken)
         names = {update.name for update in taken}
+        entries = []
+        for entry in self._queue:
+            if room <= OVERHEAD:
+                break
+            if -entry[1] <= room and entry[3].name not in names:
+                room += entry[1]
+                entries.append(entry)
         limit = self._multiplier * ceil(log10(members + 1))
-        for pending in sorted(self._pending.values(), key=lambda one: (one.sent, -one.size)):
-            if pending.size > room or pending.update.name in names:
-                continue
-            room -= pending.size
-            taken.append(pending.update)
-            pending.sent += 1
-            if pending.sent >= limit:
-                del self._pending[pending.update.name]
+        for sent, negative_size, _serial, update in entries:
+            taken.append(update)
+            self.discard(update.name)
+            if sent + 1 < limit:
+                self._insert(sent + 1, negative_size, update)
         return taken
+
+    def _insert(self, sent: int, negative_size: int, update: Update) -> None:
+        entry = self._by_name[update.name] = (sent, negative_size, next(self._serial), update)
+        insort(self._queue, entry)

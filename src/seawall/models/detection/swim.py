@@ -1,16 +1,26 @@
 """Group membership by gossip: SWIM with Lifeguard, as a pure state machine of one member.
 
 Every input (a message, the passing of time, a wish to leave) returns what to do about it: messages
-to `Send`, and what to publish: a `Change` of a member, a `RoundTrip`, a `Pause`. The shell around
-it only sends, publishes, and calls `advance` at `wake_at`. It brings no clock, no chance and no
-socket of its own.
+to `Send`, and what to publish: a `Change` of a member, a `RoundTrip`, a `Pause`, a
+`MissedDatagram`. The shell around it only sends, publishes, and calls `advance` at `wake_at`, which
+every input may move. It brings no clock, no chance and no socket of its own.
 
 Promises:
-- A member that crashed is suspected, and confirmed, by every member that reaches the group.
-- A suspicion ends exactly once: cleared by the accused, or confirmed, or the accused has left.
+- Completeness: while the network delivers, each of n members whose health score is 0 confirms a
+  crashed one within 2 n probe intervals and the longest suspicion, even if no gossip reaches it.
+  Gossip makes that faster: some member probes the crashed one within 1.58 intervals on average.
+- A suspicion ends exactly once: the accused refutes it, is confirmed, or has left.
+- A member that answers is never confirmed for good: it hears of the verdict and refutes it.
+- The two sides of a partition find each other again without help, also when each side had confirmed
+  the other: at each exchange every member contacts the next one that it takes for dead.
 - Incarnations never fall, and only a member itself raises its own.
-- A process that was paused confirms nobody before the others had as long a time to be heard.
-- The view holds at most `max_members`, and everything that arrives is bounded by it.
+- A process that was stopped, or that runs late, accuses and confirms nobody until the others have
+  had as much time to be heard as it missed.
+- The view holds at most `max_members`. Everything that is kept about them, timers included, is
+  bounded by it.
+
+With `lifeguard=False` it is plain SWIM: a suspicion lasts its least time whoever shares it, and the
+member trusts its own view, however late its process runs.
 """
 
 from __future__ import annotations
@@ -20,7 +30,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
 from itertools import count
-from math import ceil, log2
+from math import ceil, inf, log2
 from typing import Final, NamedTuple, TypeVar
 
 from seawall import _checks as check
@@ -39,7 +49,10 @@ ALIVE, SUSPECTED = MemberState.ALIVE, MemberState.SUSPECTED
 CONFIRMED, LEFT = MemberState.CONFIRMED, MemberState.LEFT
 
 NACK_AFTER: Final = 0.8
-"""The share of the probe timeout after which a helper says that it has heard nothing either."""
+"""The share of its time after which a helper says that it has heard nothing either.
+
+Its time is the probe timeout, or what the asking member has left of its interval if that is less.
+"""
 
 LEAST_PACKET: Final = 1200
 """Bytes of a packet: the longest update fits into it, beside the longest names."""
@@ -119,7 +132,13 @@ class Pause(NamedTuple):
     seconds: float
 
 
-Directive = Send | Change | RoundTrip | Pause
+class MissedDatagram(NamedTuple):
+    """A member answered by connection, but to no datagram: a firewall, if it happens often."""
+
+    name: str
+
+
+Directive = Send | Change | RoundTrip | Pause | MissedDatagram
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +160,12 @@ class SwimSettings:
     forget_after: float = 3600.0
     """Seconds for which a confirmed member is remembered, and contacted now and then."""
     pause: float = 5.0
-    """A gap this long between two inputs means that this process itself was stopped."""
+    """A longer gap between two evaluations means that this process itself was stopped."""
     packet: int = 1400
     max_members: int = 1000
     lifeguard: bool = True
-    """Whether the health of this member and further accusers change how long it waits."""
+    """Whether this member doubts its own view: by its health, by its pauses, and until others
+    share a suspicion. False is plain SWIM, for comparison."""
 
     def __post_init__(self) -> None:
         for name in ("interval", "timeout", "gossip_interval", "exchange_interval", "pause"):
@@ -211,6 +231,8 @@ class Member:
     by: str = ""
     """The member by whose account it is in this state."""
     suspicion: Suspicion | None = None
+    reminded_at: float = -inf
+    """When it was last contacted although it is taken for dead."""
     round_trip: float | None = None
     """Seconds that its last direct answer took."""
 
@@ -224,11 +246,12 @@ class Member:
         """The statement that it is alive, and where."""
         return Update(ALIVE, self.name, self.incarnation, self.address, self.metadata)
 
-    def update(self, by: str = "") -> Update:
-        """Return the statement of its state, by the account of `by`."""
+    @property
+    def update(self) -> Update:
+        """The statement of its state, by the account of the member that first said so."""
         if self.state is ALIVE:
             return self.introduction
-        return Update(self.state, self.name, self.incarnation, by=by or self.name)
+        return Update(self.state, self.name, self.incarnation, by=self.by)
 
 
 @dataclass(slots=True)
@@ -241,7 +264,7 @@ class Counts:
     refuted: int = 0
     pauses: int = 0
     reliable_only: int = 0
-    """Members that answered by connection but not by datagram: a firewall, most probably."""
+    """Probes that were answered by connection but not by datagram."""
     refused: int = 0
     """Updates about more members than the view may hold."""
 
@@ -257,6 +280,8 @@ class _Probe:
     helpers: set[str] = field(default_factory=set)
     """Those that were asked to help and have said nothing yet."""
     answered: bool = False
+    is_reliable_only: bool = False
+    """Whether it was answered by connection, after the datagrams had failed."""
 
 
 class _Relay(NamedTuple):
@@ -290,34 +315,40 @@ class Swim:
             ALIVE,
             now,
             _checked(metadata),
+            by=name,
         )
         self.members: dict[str, Member] = {}
         """All that are known but this one itself, by name."""
         self.health = LocalHealth()
         self.counts = Counts()
         self.seeds = list(seeds)
+        """Addresses that are asked for their view until they belong to members."""
         self._rng = rng
         self._gossip = GossipQueue(self.settings.retransmit_multiplier)
         self._timers: list[tuple[float, int, Callable[[float], Iterator[Directive]]]] = []
         self._serial = count()
         self._numbers = count(1)
-        self._order: list[str] = []  # names to probe next, from the end
+        self._others = 0  # how many of the members are present
+        self._suspects: dict[str, Member] = {}
+        self._verdict_at = inf  # when the first suspicion may have lasted long enough
+        self._order: list[str] = []  # names to probe next, from the end; all present, each once
         self._probe: _Probe | None = None
         self._relays: dict[int, _Relay] = {}
         self._seen_at = now
         self._calm_until = now
         self._is_suspicion_paused = False
-        self._gossip.add(self.own.update())
+        self._is_gossiping = False
+        self._spread(self.own.update, now)
         self._at(now, self._exchange_tick)
         self._at(now + self.settings.interval * rng(), self._probe_tick)
-        self._at(now + self.settings.gossip_interval * rng(), self._gossip_tick)
+        self._beat(now)
 
     # For the shell
 
     @property
     def wake_at(self) -> float:
         """When to call `advance` at the latest."""
-        return self._timers[0][0]
+        return min(self._timers[0][0], self._verdict_at)
 
     def advance(self, now: float) -> list[Directive]:
         """Do what is due at `now`."""
@@ -325,6 +356,8 @@ class Swim:
         while self._timers[0][0] <= now:
             _at, _serial, act = heappop(self._timers)
             done += act(now)
+        if self._verdict_at <= now:
+            done += self._confirm_overdue(now)
         return done
 
     def receive(
@@ -336,10 +369,9 @@ class Swim:
         for update in message.updates:
             done += self._apply(update, now, whole=whole)
         sender = self.members.get(message.source)
-        if sender is not None and sender.state is CONFIRMED:
+        if sender is not None and not sender.is_present:
             # It does not know that it is taken for dead, or it would have refuted that.
-            verdict = sender.update(self.own.name)
-            done.append(self._send(MessageKind.GOSSIP, sender.address, first=[verdict]))
+            done.append(self._send(MessageKind.GOSSIP, sender.address, first=[sender.update]))
         done += self._answer(message, address, now, reliable=reliable)
         return done
 
@@ -353,54 +385,73 @@ class Swim:
         """Tell the group something else about this member."""
         self.own.metadata = _checked(metadata)
         self.own.incarnation += 1
-        self._gossip.add(self.own.update())
+        self._spread(self.own.update, now)
         return list(self._noticed(now))
 
     def leave(self, now: float) -> list[Directive]:
         """Tell several members that this one leaves by its own wish."""
         self.own.state, self.own.since = LEFT, now
-        self._gossip.add(self.own.update())
-        present = [member for member in self.members.values() if member.is_present]
-        told = self._some(present, 2 * self.settings.gossip_nodes)
-        return [self._send(MessageKind.GOSSIP, member.address) for member in told]
+        self._spread(self.own.update, now)
+        receivers = self._some(self._present_others(), 2 * self.settings.gossip_nodes)
+        return [self._send(MessageKind.GOSSIP, member.address) for member in receivers]
 
     def pause_suspicion(self) -> None:
         """Accuse and confirm nobody while this process does heavy work."""
         self._is_suspicion_paused = True
+        self._schedule_verdict()
 
     def resume_suspicion(self, now: float) -> None:
         """Accuse and confirm again, after the answers that waited meanwhile were received."""
         self._is_suspicion_paused = False
         self._probe = None
         self._calm_until = max(self._calm_until, now + self.settings.interval)
+        self._schedule_verdict()
 
     @property
     def present(self) -> list[Member]:
         """All members that are not confirmed and have not left, this one among them."""
-        return [self.own, *(one for one in self.members.values() if one.is_present)]
+        return [self.own, *self._present_others()]
 
     # Time
 
     def _at(self, at: float, act: Callable[[float], Iterator[Directive]]) -> None:
         heappush(self._timers, (at, next(self._serial), act))
 
+    def _beat(self, now: float) -> Iterator[Directive]:
+        """Let gaps between evaluations be short, so that a long one means a pause."""
+        self._at(now + self.settings.pause / 5, self._beat)
+        return iter(())
+
     def _noticed(self, now: float) -> Iterator[Directive]:
-        """Notice that this process was stopped: then its view of the others is worth nothing."""
-        gap, self._seen_at = now - self._seen_at, now
-        if gap <= self.settings.pause or self.own.state is LEFT:
+        """Notice that this process was stopped or is late: its view of the others is worth less.
+
+        What they sent meanwhile may not have been read yet. If indirect probes had no time to be
+        answered, accuse and confirm nobody for as long as this process was late; after a pause,
+        for as long as it was, and say that this member is alive before it is asked.
+        """
+        settings = self.settings
+        late, gap = now - self.wake_at, now - self._seen_at
+        self._seen_at = now
+        if not settings.lifeguard or late <= settings.interval - settings.timeout:
+            return
+        self._calm_until = max(self._calm_until, now + min(gap, late))
+        if gap <= settings.pause or self.own.state is LEFT:
             return
         self.counts.pauses += 1
         yield Pause(gap)
         self._calm_until = now + gap
         self._probe = None
         self._relays.clear()
-        self._refute(self.own.incarnation)
-        for member in self._some(self._present_others(), self.settings.gossip_nodes):
-            yield self._send(MessageKind.GOSSIP, member.address, first=[self.own.update()])
+        self._refute(self.own.incarnation, now)
+        for member in self._some(self._present_others(), settings.gossip_nodes):
+            yield self._send(MessageKind.GOSSIP, member.address, first=[self.own.update])
 
     @property
     def _is_calm(self) -> bool:
-        return self._is_suspicion_paused or self._seen_at < self._calm_until
+        """Whether this member accuses and confirms nobody now."""
+        return (
+            self._is_suspicion_paused or self._seen_at < self._calm_until or self.own.state is LEFT
+        )
 
     # Probes
 
@@ -415,7 +466,7 @@ class Swim:
         probe = self._probe = _Probe(next(self._numbers), target.name, now)
         self._at(now + scale(settings.timeout), lambda then: self._ask_others(probe, then))
         # A suspect hears of it with the ping, so that it can refute at once.
-        first = [target.update(self.own.name)] if target.state is SUSPECTED else []
+        first = [target.update] if target.state is SUSPECTED and settings.lifeguard else []
         yield self._send(
             MessageKind.PING, target.address, number=probe.number, target=target.name, first=first
         )
@@ -441,7 +492,12 @@ class Swim:
 
     def _end_probe(self, now: float) -> Iterator[Directive]:
         probe, self._probe = self._probe, None
-        if probe is None or probe.answered:
+        if probe is None:
+            return
+        if probe.answered:
+            if probe.is_reliable_only:
+                self.counts.reliable_only += 1
+                yield MissedDatagram(probe.target)
             return
         self.health.change(1 + len(probe.helpers))
         target = self.members.get(probe.target)
@@ -451,14 +507,14 @@ class Swim:
 
     def _next_target(self) -> Member | None:
         """Return the member to probe: all in turn, in an order that is shuffled for each round."""
-        for _round in range(2):
-            while self._order:
-                member = self.members.get(self._order.pop())
-                if member is not None and member.is_present:
-                    return member
+        if not self._order:
             names = [one.name for one in self._present_others()]
             self._order = self._some(names, len(names))
-        return None
+        return self.members[self._order.pop()] if self._order else None
+
+    def _enqueue(self, name: str) -> None:
+        """Let a new member be probed at a random place of this round."""
+        self._order.insert(int(self._rng() * (len(self._order) + 1)), name)
 
     def _answer(
         self, message: Message, address: str, now: float, *, reliable: bool
@@ -487,12 +543,15 @@ class Swim:
             )
             return
         probe = self._probe
-        if probe is None or probe.number != message.number or probe.answered:
+        if probe is None or probe.number != message.number:
             return
         if probe.target not in (message.source, message.target):
             return
+        if probe.answered:
+            probe.is_reliable_only &= reliable
+            return
         probe.answered = True
-        self.counts.reliable_only += reliable
+        probe.is_reliable_only = reliable and not probe.is_direct
         self.health.change(-1)
         member = self.members.get(probe.target)
         if member is not None and probe.is_direct:
@@ -504,7 +563,8 @@ class Swim:
             return
         number = next(self._numbers)
         relay = self._relays[number] = _Relay(address, message.number, message.target)
-        patience = self.settings.timeout
+        settings = self.settings
+        patience = min(settings.timeout, settings.interval - settings.timeout)
 
         def give_up(_then: float) -> Iterator[Directive]:
             self._relays.pop(number, None)
@@ -520,11 +580,19 @@ class Swim:
 
     # Gossip
 
+    def _spread(self, update: Update, now: float) -> None:
+        """Pass `update` on to others, with all messages and from the next gossip on."""
+        self._gossip.add(update)
+        if not self._is_gossiping:
+            self._is_gossiping = True
+            self._at(now + self.settings.gossip_interval * self._rng(), self._gossip_tick)
+
     def _gossip_tick(self, now: float) -> Iterator[Directive]:
         settings = self.settings
-        self._at(now + settings.gossip_interval, self._gossip_tick)
-        if not self._gossip:
+        self._is_gossiping = bool(self._gossip)
+        if not self._is_gossiping:
             return
+        self._at(now + settings.gossip_interval, self._gossip_tick)
         near = [
             member
             for member in self.members.values()
@@ -536,21 +604,31 @@ class Swim:
                 yield sent
 
     def _exchange_tick(self, now: float) -> Iterator[Directive]:
-        """Exchange the whole view with one member, and remind one that is taken for dead."""
+        """Exchange the whole view with one member, and remind one that is taken for dead.
+
+        Seeds that are no members are asked too, all while this one is alone: groups that began
+        apart become one.
+        """
         settings = self.settings
         self._forget(now)
-        present = self._present_others()
-        rarely = max(1, ceil(log2(max(1, len(present)) / MANY)) + 1)
-        self._at(now + settings.exchange_interval * rarely, self._exchange_tick)
+        rarely = max(1, ceil(log2(max(1, self._others) / MANY)) + 1)
+        pause = settings.exchange_interval * rarely if self._others else settings.interval
+        self._at(now + pause * (0.75 + 0.25 * self._rng()), self._exchange_tick)
         if self.own.state is LEFT:
             return
-        peers = [one.address for one in self._some(present, 1)] or self.seeds
-        for address in peers:
-            yield Send(address, self._state(MessageKind.PUSH), reliable=True)
+        present = self._present_others()
+        known = {self.own.address, *(one.address for one in present)}
+        strangers = [seed for seed in self.seeds if seed not in known]
         # The other side of a partition takes this one for dead too: somebody has to begin.
+        addresses = [one.address for one in self._some(present, 1)]
+        addresses += self._some(strangers, 1 if present else len(strangers))
         gone = [one for one in self.members.values() if one.state is CONFIRMED]
-        for member in self._some(gone, 1):
-            yield Send(member.address, self._state(MessageKind.PUSH), reliable=True)
+        if gone:
+            next_one = min(gone, key=lambda one: one.reminded_at)
+            next_one.reminded_at = now
+            addresses.append(next_one.address)
+        for address in dict.fromkeys(addresses):
+            yield Send(address, self._state(MessageKind.PUSH), reliable=True)
 
     def _state(self, kind: MessageKind) -> Message:
         """Return a message with the whole view."""
@@ -558,7 +636,7 @@ class Swim:
         for member in (self.own, *self.members.values()):
             if member.state is SUSPECTED:
                 updates.append(member.introduction)  # for those that do not know it yet
-            updates.append(member.update("" if member.state is LEFT else self.own.name))
+            updates.append(member.update)
         return Message(kind, self.own.name, tuple(updates))
 
     def _forget(self, now: float) -> None:
@@ -568,6 +646,7 @@ class Swim:
                 self._drop(member)
 
     def _drop(self, member: Member) -> None:
+        """Forget a member that is gone."""
         del self.members[member.name]
         self._gossip.discard(member.name)
 
@@ -582,7 +661,7 @@ class Swim:
         here, so that it has a chance to refute.
         """
         if update.name == self.own.name:
-            self._hear_of_own(update)
+            self._hear_of_own(update, now)
             return
         member = self.members.get(update.name)
         if update.state is ALIVE:
@@ -591,33 +670,34 @@ class Swim:
         if member is None or update.incarnation < member.incarnation or not member.is_present:
             return
         if update.state is LEFT:
-            yield from self._move(member, LEFT, update, now, "it left")
+            yield from self._move(member, update, now, "it left")
         elif update.state is CONFIRMED and not whole:
-            yield from self._move(member, CONFIRMED, update, now, reason)
+            yield from self._move(member, update, now, reason)
         else:
-            yield from self._hear_suspicion(member, update, now, reason)
+            yield from self._hear_suspicion(member, update._replace(state=SUSPECTED), now, reason)
 
-    def _hear_of_own(self, update: Update) -> None:
+    def _hear_of_own(self, update: Update, now: float) -> None:
         """Refute what is said of this member, unless it is true."""
         own = self.own
         if own.state is LEFT:
             return
         if update.state is not ALIVE:
             if update.incarnation >= own.incarnation:
-                self.health.change(1)
-                self._refute(update.incarnation)
+                self._refute(update.incarnation, now)
             else:
-                self._gossip.add(own.update())  # the refutation was lost on its way to somebody
+                self._spread(own.update, now)  # the refutation was lost on its way to somebody
         elif update.incarnation > own.incarnation or (
             update.incarnation == own.incarnation
             and (update.address, update.metadata) != (own.address, own.metadata)
         ):
-            self._refute(update.incarnation)  # it is of an earlier life under the same name
+            self._refute(update.incarnation, now)  # it is of an earlier life under the same name
 
-    def _refute(self, incarnation: int) -> None:
+    def _refute(self, incarnation: int, now: float) -> None:
+        """Say that this member is alive. That it had to be said speaks against its own health."""
         self.own.incarnation = max(self.own.incarnation, incarnation) + 1
         self.counts.refuted += 1
-        self._gossip.add(self.own.update())
+        self.health.change(1)
+        self._spread(self.own.update, now)
 
     def _hear_alive(self, member: Member | None, update: Update, now: float) -> Iterator[Directive]:
         if member is None:
@@ -628,36 +708,28 @@ class Swim:
             member.metadata = update.metadata
             member.reason, member.by = "it joined", update.name
             self.members[update.name] = member
-            self._expect(member)
-            self._gossip.add(update)
+            self._others += 1
+            self._enqueue(update.name)
+            self._spread(update, now)
             yield Change(update.name, None, ALIVE, member.reason, update.name, now, 0.0)
             return
         if update.incarnation <= member.incarnation:
             return
-        member.incarnation = update.incarnation
         member.address, member.metadata = update.address, update.metadata
-        self._gossip.add(update)
-        if member.state is not ALIVE:
-            if not member.is_present:
-                self._expect(member)
+        if member.state is ALIVE:
+            member.incarnation = update.incarnation
+            self._spread(update, now)
+        else:
             reason = "it refuted" if member.state is SUSPECTED else "it came back"
-            yield from self._move(member, ALIVE, update, now, reason)
-
-    def _expect(self, member: Member) -> None:
-        """Probe a member that joined at some place of the order by chance.
-
-        The order is bounded, whatever comes and goes: everybody has a place in the next round.
-        """
-        if len(self._order) < self.settings.max_members:
-            self._order.insert(int(self._rng() * (len(self._order) + 1)), member.name)
+            yield from self._move(member, update, now, reason)
 
     def _has_room(self) -> bool:
         """Tell whether one more member fits; the longest gone gives way to it."""
         if len(self.members) + 1 < self.settings.max_members:
             return True
-        gone = [one for one in self.members.values() if not one.is_present]
-        if not gone:
+        if len(self.members) == self._others:
             return False
+        gone = [one for one in self.members.values() if not one.is_present]
         self._drop(min(gone, key=lambda one: one.since))
         return True
 
@@ -666,51 +738,67 @@ class Swim:
     ) -> Iterator[Directive]:
         settings = self.settings
         known = member.suspicion
-        if known is not None:
-            member.incarnation = max(member.incarnation, update.incarnation)
+        if known is not None and update.incarnation == member.incarnation:
             if settings.lifeguard and known.confirm(update.by):
-                self._gossip.add(update)
-                self._watch(member, known)
+                self._spread(update, now)
+                self._schedule_verdict()
             return
+        if known is not None:
+            # It has refuted the suspicion that is known here, and is suspected anew.
+            refuted = member.introduction._replace(incarnation=update.incarnation)
+            yield from self._move(member, refuted, now, "it refuted")
         suspicion = Suspicion(
             update.by,
             now,
             multiplier=settings.suspicion_multiplier,
             interval=settings.interval,
-            members=len(self._present_others()) + 1,
+            members=self._others + 1,
             is_shared=settings.lifeguard,
         )
-        yield from self._move(member, SUSPECTED, update, now, reason)
+        yield from self._move(member, update, now, reason)
         member.suspicion = suspicion
-        self._watch(member, suspicion)
+        self._schedule_verdict()
 
-    def _watch(self, member: Member, suspicion: Suspicion) -> None:
-        """Confirm `member` when the suspicion has lasted long enough, unless it has ended."""
+    def _schedule_verdict(self) -> None:
+        """Wake when the first suspicion ends, if this member may confirm it then."""
+        if self._is_suspicion_paused:
+            self._verdict_at = inf
+            return
+        ends = (one.suspicion.ends_at for one in self._suspects.values() if one.suspicion)
+        self._verdict_at = max(min(ends, default=inf), self._calm_until)
 
-        def confirm(now: float) -> Iterator[Directive]:
-            if member.suspicion is not suspicion:
-                return
-            if self._is_calm:
-                later = self._calm_until if now < self._calm_until else now + self.settings.interval
-                self._at(later, confirm)
-            elif now >= suspicion.ends_at:
-                verdict = Update(CONFIRMED, member.name, member.incarnation, by=self.own.name)
-                yield from self._move(member, CONFIRMED, verdict, now, "it did not refute in time")
+    def _confirm_overdue(self, now: float) -> Iterator[Directive]:
+        """Confirm the members whose suspicion has lasted long enough."""
+        if not self._is_calm:
+            for member in list(self._suspects.values()):
+                if member.suspicion is not None and member.suspicion.ends_at <= now:
+                    verdict = member.update._replace(state=CONFIRMED, by=self.own.name)
+                    yield from self._move(member, verdict, now, "it did not refute in time")
+        self._schedule_verdict()
 
-        self._at(suspicion.ends_at, confirm)
-
-    def _move(
-        self, member: Member, after: MemberState, update: Update, now: float, reason: str
-    ) -> Iterator[Directive]:
-        """Give `member` another state, pass that on, and publish it."""
-        before, since = member.state, member.since
-        member.state, member.since, member.suspicion = after, now, None
+    def _move(self, member: Member, update: Update, now: float, reason: str) -> Iterator[Directive]:
+        """Give `member` the state that `update` states, pass that on, and publish it."""
+        before, since, was_present = member.state, member.since, member.is_present
+        after = member.state = update.state
+        member.since, member.suspicion = now, None
         member.reason, member.by = reason, update.by or update.name
         member.incarnation = max(member.incarnation, update.incarnation)
-        self.counts.suspicions += after is SUSPECTED
-        self.counts.cleared += before is SUSPECTED and after is ALIVE
+        if before is SUSPECTED:
+            del self._suspects[member.name]
+            self.counts.cleared += after is ALIVE
+            self._schedule_verdict()
+        if after is SUSPECTED:
+            self._suspects[member.name] = member
+            self.counts.suspicions += 1
         self.counts.confirmed += after is CONFIRMED
-        self._gossip.add(update if update.state is after else member.update(update.by))
+        if was_present and not member.is_present:
+            self._others -= 1
+            if member.name in self._order:
+                self._order.remove(member.name)
+        elif member.is_present and not was_present:
+            self._others += 1
+            self._enqueue(member.name)
+        self._spread(update, now)
         yield Change(member.name, before, after, reason, member.by, now, now - since)
 
     # Inside
@@ -734,7 +822,7 @@ class Swim:
         """Return a message with as much gossip as fits into the packet beside it."""
         texts = len(self.own.name.encode()) + len(target.encode()) + len(about.encode())
         room = self.settings.packet - ENVELOPE - texts
-        updates = self._gossip.take(room, len(self.members) + 1, first)
+        updates = self._gossip.take(room, self._others + 1, first)
         return Send(address, Message(kind, self.own.name, tuple(updates), number, target, about))
 
     def _some(self, items: list[T], most: int) -> list[T]:
