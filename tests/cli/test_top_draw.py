@@ -49,6 +49,19 @@ def test_it_says_what_is_wrong_and_since_when():
     )
 
 
+def test_members_that_are_well_are_left_to_seawall_members():
+    """Of a group there may be hundreds: the group has a line, and who is not alive."""
+    rows = [
+        row("pods", kind="members", tone="warn", state="1 suspected, 200 alive"),
+        row("pods: pod-7", kind="member", tone="warn", state="suspected"),
+        *(row(f"pods: well-{n}", kind="member", state="alive") for n in range(200)),
+    ]
+    text = drawn(message(view(sections={"Members": rows})))
+    assert "1 suspected, 200 alive" in text
+    assert "pods: pod-7" in text
+    assert "well-" not in text
+
+
 @pytest.mark.parametrize(
     ("rates", "calls"),
     [

@@ -39,6 +39,7 @@ from seawall.cli._top_lines import (
 )
 from seawall.cli._top_message import verdict, worst
 from seawall.dashboard._bounds import WORST
+from seawall.dashboard._members import MEMBER
 from seawall.dashboard._summary import tone_of
 from seawall.dashboard.views import (
     GuardView,
@@ -160,7 +161,12 @@ class _Drawing:
             yield self._guards()
         titles = dict.fromkeys(title for view in self._views for title in view["sections"])
         for title in titles:
-            rows = [(view, row) for view in self._views for row in view["sections"].get(title, ())]
+            rows = [
+                (view, row)
+                for view in self._views
+                for row in view["sections"].get(title, ())
+                if row["kind"] != MEMBER or row["tone"] not in {"ok", "off"}  # they may be many
+            ]
             if rows:
                 yield self._section(title, rows)
         happenings = self._happenings()

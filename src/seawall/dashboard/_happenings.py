@@ -331,6 +331,13 @@ def _member(event: members.MemberChanged) -> Sentence:
     return "ok", f"{event.member} is {event.after}"
 
 
+def _member_verb(event: members.MemberChanged) -> str:
+    if event.after == "alive":
+        return {"suspected": "was cleared", "unknown": "joined"}.get(event.before, "came back")
+    verbs = {"suspected": "was suspected", "confirmed": "was confirmed as failed", "left": "left"}
+    return verbs.get(event.after, f"became {_word(event.after)}")
+
+
 _BREAKER_VERBS: Final = {
     "open": "opened",
     "half_open": "tried again",
@@ -367,6 +374,7 @@ _SUBJECTS: Final[dict[type[Event], Callable[[Any], tuple[str, str]]]] = {
     ),
     edge.HostEjected: lambda event: (say.address(event.host), "was ejected"),
     edge.HostRestored: lambda event: (say.address(event.host), "came back"),
+    members.MemberChanged: lambda event: (shown(event.member, LONGEST_KEY), _member_verb(event)),
 }
 """Subjects that have states, and what they did. Other events are grouped by their sentence."""
 

@@ -13,6 +13,8 @@ from typing import Any, Final
 from seawall.dashboard._bounds import LONGEST_NAME, LONGEST_WORD, MOST_FACTS, MOST_ROWS, shown
 from seawall.dashboard._layers import fact
 from seawall.dashboard._lines import Line, guard_limits, line_of, request_limits
+from seawall.dashboard._members import TITLE as MEMBERS
+from seawall.dashboard._members import group_lines
 from seawall.dashboard._moves import Moves
 from seawall.dashboard.views import Row
 
@@ -42,6 +44,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "fifo_sender",
         "fifo_receiver",
     ),
+    MEMBERS: ("members",),  # they may be many: others have their rows first
 }
 """What is shown where, in this order; kinds that are not here come last."""
 
@@ -86,6 +89,9 @@ def _lines(
             if kind == "request_limits":
                 for limit, line in request_limits(name, thing, moves):
                     yield title, kind, limit, line
+            elif kind == "members" and "snapshot_error" not in thing:
+                for row_kind, row_name, line in group_lines(name, thing, moves):
+                    yield title, row_kind, row_name, line
             else:
                 yield title, kind, name, line_of(kind, name, thing, moves)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from seawall.dashboard import _words as say
-from seawall.dashboard._bounds import number
+from seawall.dashboard._bounds import LONGEST_KEY, MOST_KEYS, number, shown
 from seawall.dashboard._lately import (
     Seen,
     budget_spent,
@@ -25,6 +25,9 @@ from seawall.dashboard._lately import (
 )
 from seawall.dashboard._layers import broken_keys, listed
 from seawall.dashboard._lines import ill_checks, waiting_of, worst_health
+from seawall.dashboard._members import TONES as MEMBER_TONES
+from seawall.dashboard._members import WORDS as MEMBER_WORDS
+from seawall.dashboard._members import members_of, score_of
 from seawall.dashboard._moves import Moves
 from seawall.dashboard.views import Tone
 from seawall.telemetry import _thresholds as limits
@@ -48,6 +51,8 @@ class Found(NamedTuple):
     began: str = ""
     cause: str = ""
     degrades: bool = False
+    lasted: float = 0.0
+    """Seconds for which it has lasted at least, where the snapshot says so."""
 
 
 def kept_of(rule: Iterator[Found]) -> list[Found]:
@@ -377,6 +382,51 @@ def _fifo(kind: str, name: str, seen: Seen, moves: Moves) -> Iterator[Found]:
         yield Found(f"gaps:{name}", "warn", name, what, "Look at its sender")
 
 
+def _members(_kind: str, name: str, seen: Seen, moves: Moves) -> Iterator[Found]:
+    for state in MEMBER_WORDS:
+        found = [one for one in members_of(seen) if one.get("state") == state]
+        if len(found) > MOST_KEYS:
+            yield _many_members(name, state, found, seen)
+        else:
+            yield from (_one_member(name, state, one) for one in found)
+    score = seen.get("health_score")
+    if number(score) >= limits.HEALTH_SCORE:
+        what = f"This pod may be the slow one: health score {score_of(score)}"
+        advice = "It gives others more time. Look at its CPU and its event loop"
+        yield Found(f"member_health:{name}", "warn", name, what, advice)
+    refused = moves.lately_rate(("members", name, "refused"))
+    if refused:
+        what = f"Messages of members are refused, {say.rate(refused)}"
+        yield Found(f"member_messages:{name}", "warn", name, what, "Have all the same keys?")
+
+
+def _one_member(name: str, state: str, member: Seen) -> Found:
+    its_name = shown(member.get("name", ""), LONGEST_KEY)
+    reason = f": {member['reason']}" if member.get("reason") else ""
+    what = f"{its_name} is {MEMBER_WORDS[state]}{reason}"
+    advice = {"suspected": "It may only be slow: it is cleared as soon as it answers"}
+    lasted = number(member.get("seconds"))
+    return _member_trouble(state, f"{name}:{its_name}", name, what, advice.get(state, ""), lasted)
+
+
+def _many_members(name: str, state: str, found: list[Seen], seen: Seen) -> Found:
+    names = listed([str(member.get("name", "")) for member in found])
+    what = f"{len(found)} of {len(members_of(seen))} members are {MEMBER_WORDS[state]}: {names}"
+    advice = "If it is most of them, look at the network of the pod that says so"
+    lasted = max(number(member.get("seconds")) for member in found)
+    return _member_trouble(state, name, name, what, advice, lasted)
+
+
+def _member_trouble(
+    state: str, key: str, group: str, what: str, advice: str, lasted: float
+) -> Found:
+    """Return a trouble; where another pod has confirmed what this one suspects, it explains it."""
+    cause = f"confirmed:{key}" if state == "suspected" else ""
+    return Found(
+        f"{state}:{key}", MEMBER_TONES[state], group, what, advice, cause=cause, lasted=lasted
+    )
+
+
 RULES: Final[dict[str, Rule]] = {
     "guard": guard_rule,
     **dict.fromkeys(("queue", "channel", "outbox", "jobs", "later"), _waiting),
@@ -386,6 +436,7 @@ RULES: Final[dict[str, Rule]] = {
     "health": _health,
     "lifecycle": _lifecycle,
     "ladder": _ladder,
+    "members": _members,
     "upstreams": _upstreams,
     "watchdog": _watchdog,
     "request_limits": _request_limits,

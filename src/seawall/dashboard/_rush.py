@@ -22,6 +22,7 @@ from seawall.runtime.events import (
     SettingsChanged,
     StoreModeChanged,
 )
+from seawall.runtime.member_events import MemberChanged
 from seawall.runtime.mutex import survives_fork
 
 RARE: Final = (
@@ -32,6 +33,7 @@ RARE: Final = (
     LeaseChanged,
     LevelChanged,
     LifecycleChanged,
+    MemberChanged,
     OutboxBlocked,
     SettingsChanged,
     StoreModeChanged,

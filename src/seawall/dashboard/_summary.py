@@ -15,6 +15,9 @@ from urllib.parse import quote
 from seawall.dashboard import _words as say
 from seawall.dashboard._bounds import LONGEST_TEXT, MOST_TROUBLES, WORST, shown
 from seawall.dashboard._happenings import TOGETHER
+from seawall.dashboard._members import GROUP
+from seawall.dashboard._members import TITLE as MEMBERS
+from seawall.dashboard._members import WORDS as MEMBER_WORDS
 from seawall.dashboard.views import Happening, Occurrence, Problem, Tone, Trouble, Verdict, View
 
 LATE: Final = 3.0
@@ -82,6 +85,7 @@ def problems_of(views: Sequence[View], at: float, links: Links = NO_LINKS) -> li
     for view in sorted(views, key=lambda view: view["pod"]["name"]):
         for trouble in _troubles_of(view, at):
             _merge(found, trouble, view["pod"]["name"], links)
+    _count_accusers(found.values(), views)
     roots: dict[int, Problem] = {}
     for problem, root in _with_roots(list(found.values())):
         roots[id(root)] = root
@@ -125,6 +129,25 @@ def _merge(found: dict[tuple[str, str], Problem], trouble: Trouble, pod: str, li
     if WORST.index(trouble["tone"]) < WORST.index(known["tone"]):
         known["tone"], known["what"] = trouble["tone"], trouble["what"]
         known["advice"] = trouble["advice"]
+
+
+def _count_accusers(problems: Iterable[Problem], views: Sequence[View]) -> None:
+    """Say how many of the pods that watch a group agree that a member is suspected or confirmed.
+
+    Pods of a group see each other apart: one that is cut off suspects those that are well.
+    """
+    for problem in problems:
+        word = MEMBER_WORDS.get(problem["id"].partition(":")[0])
+        if word is not None:
+            watching = sum(_watches(view, problem["where"]) for view in views)
+            if watching > 1:
+                by = f" {word} by {len(problem['pods'])} of {watching} pods"
+                problem["what"] = shown(problem["what"].replace(f" {word}", by, 1), LONGEST_TEXT)
+
+
+def _watches(view: View, group: str) -> bool:
+    rows = view["sections"].get(MEMBERS, ())
+    return any(row["kind"] == GROUP and row["name"] == group for row in rows)
 
 
 def _problem(trouble: Trouble, pod: str, links: Links) -> Problem:

@@ -44,7 +44,7 @@ class Since:
         """Return the troubles with their beginnings: the worst first, then the oldest.
 
         A trouble begins with its event, if that was heard (`began`, and `traces` if the event had
-        a trace), else with the first sample that shows it.
+        a trace), or when the snapshot says; else with the first sample that shows it.
         """
         first = {one.id: one for one in reversed(list(found))}
         for known, (_, missing) in list(self._kept.items()):
@@ -54,7 +54,7 @@ class Since:
                     del self._kept[known]
         troubles = []
         for one in first.values():
-            begin = min(wall, began.get(one.began, wall))
+            begin = min(wall - one.lasted, began.get(one.began, wall))
             kept = self._kept.setdefault(one.id, [begin, 0])
             kept[1] = 0
             trouble = _trouble(one, kept[0])

@@ -107,6 +107,9 @@ FALSE_SUSPECTS_WARN: Final = 0.1
 FEW_FALSE_SUSPECTS: Final = 3.0
 """Wrong suspicions within `WINDOW`, *up to* which their share means nothing."""
 
+HEALTH_SCORE: Final = 4.0
+"""Health score of a process, from 0 to 8, *at* which its own view of a group is in doubt."""
+
 # Around
 
 STORE_DOWN_SECONDS: Final = 30.0

@@ -163,6 +163,28 @@ export function numberChart() {
   };
 }
 
+const THRESHOLD = HEIGHT - (HEIGHT - 4) / 2;
+
+/** How strongly a member is suspected over time; it is suspected above the line in the middle. */
+export function levelChart() {
+  const node = chart(HEIGHT, "Level of suspicion");
+  const under = draw("path", { class: "area level-area" });
+  const line = draw("path", { class: "line track" });
+  const limit = draw("line", { class: "threshold", x1: 0, x2: WIDTH, y1: THRESHOLD, y2: THRESHOLD });
+  node.append(under, limit, line);
+  return {
+    node,
+    update(at, values, frame, label) {
+      const placed = places(at, frame);
+      const level = (i) => (values[i] === null || values[i] === undefined ? null : Math.min(2, values[i]));
+      under.setAttribute("d", path(placed, level, 2, true));
+      line.setAttribute("d", path(placed, level, 2, false));
+      drawn.set(node, { at, frame, lines: (i) => [`${amount(values[i])} of the threshold`] });
+      setAttribute(node, "aria-label", label);
+    },
+  };
+}
+
 // How high a state stands: it can be read without its colour.
 const STATES = {
   closed: [10, 6],

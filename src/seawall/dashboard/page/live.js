@@ -1,6 +1,7 @@
 // The stream of messages: connected, lost and found again; each message checked as it comes in.
 
 import { list, number } from "./dom.js";
+import { MEMBERS } from "./sections.js";
 
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 const isNamed = (value) => isObject(value) && typeof value.name === "string";
@@ -18,7 +19,7 @@ function readView(view, at) {
   const gone = number(view.gone, null);
   const sections = Object.create(null); // A title may be any text, "__proto__" too.
   for (const [title, rows] of Object.entries(isObject(view.sections) ? view.sections : {}).slice(0, 20)) {
-    sections[title] = list(rows, 100).filter(isNamed);
+    sections[title] = list(rows, title === MEMBERS ? 300 : 100).filter(isNamed);
   }
   return {
     ...view,

@@ -10,6 +10,7 @@ import { listen } from "./keys.js";
 import { Live } from "./live.js";
 import { lookupPart } from "./lookup.js";
 import { post } from "./operate.js";
+import { membersPart } from "./members.js";
 import { readChartsOut } from "./readout.js";
 import { Pasts } from "./past.js";
 import { sectionsPart } from "./sections.js";
@@ -19,6 +20,7 @@ import { workPart } from "./work.js";
 const byId = (id) => document.getElementById(id);
 const pasts = new Pasts();
 const guards = guardsPart();
+const members = membersPart();
 const sections = sectionsPart();
 const verdict = verdictPart();
 const happenings = happeningsPart();
@@ -60,6 +62,7 @@ function showTime() {
 function show() {
   showTime();
   safely(() => guards.update(last, pasts));
+  safely(() => members.update(last, pasts));
   safely(() => sections.update(last, pasts));
   safely(() => happenings.update(last, live.now()));
   safely(() => lookup.update(last));

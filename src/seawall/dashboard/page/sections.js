@@ -5,6 +5,9 @@ import { amount, percent, roundUp, span } from "./format.js";
 import { highest, numberChart, windowOf } from "./charts.js";
 import { factsList } from "./stack.js";
 
+/** The section of members. */
+export const MEMBERS = "Members";
+
 function gaugePart() {
   const fill = make("span", "gauge-fill");
   const node = make("span", "gauge", [fill], { role: "meter", "aria-valuemin": "0", "aria-valuemax": "100" });
@@ -25,7 +28,7 @@ function gaugePart() {
 }
 
 /** One thing on one pod. */
-function linePart() {
+export function linePart() {
   const mark = shape();
   const pod = make("span", "line-pod");
   const state = make("span", "line-state");
@@ -103,6 +106,7 @@ function sectionsOf(views, pasts, now) {
     const past = pasts.of(view.pod.name);
     const frame = windowOf(now, view.every);
     for (const [title, rows] of Object.entries(view.sections)) {
+      if (title === MEMBERS) continue; // They have a part of their own.
       for (const row of rows) {
         if (!sections.has(title)) sections.set(title, { title, cards: new Map() });
         const cards = sections.get(title).cards;

@@ -1,0 +1,127 @@
+"""Members of groups: a row for each group, and one for each of its members.
+
+A row shows what one pod sees. The page and `seawall members` bring the rows of all pods together.
+The level of a row's past is a share of the threshold: from 1 on the member is suspected.
+
+Pure but for the counters in `Moves`. What is missing or has another shape is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+from seawall.dashboard import _words as say
+from seawall.dashboard._bounds import number
+from seawall.dashboard._lately import Seen, mapping
+from seawall.dashboard._layers import Facts
+from seawall.dashboard._lines import Line
+from seawall.dashboard._moves import Moves
+from seawall.dashboard.views import Row, Tone
+
+GROUP: Final = "members"
+MEMBER: Final = "member"
+"""The kinds of the rows."""
+
+TITLE: Final = "Members"
+"""The section of these rows."""
+
+MOST_MEMBERS: Final = 200
+"""Members of a group that are shown, the worst first; of more, it is said how many there are."""
+
+TONES: Final[dict[str, Tone]] = {"alive": "ok", "suspected": "warn", "confirmed": "bad"}
+"""By state; of the others "off"."""
+
+WORDS: Final = {"suspected": "suspected", "confirmed": "confirmed as failed"}
+"""The states that are troubles, as sentences have them."""
+
+
+def group_lines(name: str, seen: Seen, moves: Moves) -> Iterator[tuple[str, str, Line]]:
+    """Give kind, name and line of a group, then of each of its members."""
+    members = members_of(seen)
+    yield GROUP, name, _group(name, seen, members, moves)
+    for member in members[:MOST_MEMBERS]:
+        yield MEMBER, f"{name}: {member.get('name', '')}", _member(member)
+
+
+def members_of(seen: Seen) -> list[Seen]:
+    """Return the members that a snapshot of a group shows, the worst first."""
+    members = seen.get("members")
+    return list(map(mapping, members)) if isinstance(members, (list, tuple)) else []
+
+
+def member_of(row: Row, group: str) -> str | None:
+    """Return the name of the member that a row is about; None if it is in another group."""
+    name = row["name"].removeprefix(f"{group}: ")
+    return name if row["kind"] == MEMBER and name != row["name"] else None
+
+
+def _group(name: str, seen: Seen, members: list[Seen], moves: Moves) -> Line:
+    states = Counter(str(member.get("state", "unknown")) for member in members)
+    told = [f"{states[state]} {state}" for state in ("confirmed", "suspected") if states[state]]
+    tones: list[Tone] = [TONES[state] for state in ("confirmed", "suspected") if states[state]]
+    counts = mapping(seen.get("counts"))
+    facts: Facts = [("this pod", str(seen["own"]))] if seen.get("own") else []
+    for label, text in (
+        ("suspected so far", _suspicions(counts)),
+        ("round trip", _round_trips(mapping(seen.get("round_trip")))),
+        ("health score", score_of(seen.get("health_score"))),
+        ("own pauses", _pauses(counts)),
+        ("messages", _messages(name, mapping(seen.get("messages")), moves)),
+        ("not shown", say.amount(max(0, len(members) - MOST_MEMBERS))),
+    ):
+        if text not in {"", "0"}:
+            facts.append((label, text))
+    state = ", ".join([*told, f"{states['alive']} alive"])
+    present = states["alive"] + states["suspected"]
+    tone: Tone = tones[0] if tones else "ok"
+    return Line(state, tone, facts, None, float(present))
+
+
+def _suspicions(counts: Seen) -> str:
+    if not number(counts.get("suspicions")):
+        return ""
+    told = say.several(counts["suspicions"], "time")
+    rate = counts.get("false_suspect_rate")
+    return told if rate is None else f"{told}, {say.share(rate)} wrong"
+
+
+def _round_trips(times: Seen) -> str:
+    known = [(p, times.get(p)) for p in ("p50", "p99")]
+    return ", ".join(f"{say.seconds(value)} ({p})" for p, value in known if value is not None)
+
+
+def score_of(score: Any) -> str:
+    """Return a health score in words; "" if there is none."""
+    return "" if score is None else f"{say.amount(score)} of 8"
+
+
+def _pauses(counts: Seen) -> str:
+    if not number(counts.get("own_pauses")):
+        return ""
+    return f"{say.amount(counts['own_pauses'])}, {say.seconds(counts.get('paused_seconds'))}"
+
+
+def _messages(name: str, messages: Seen, moves: Moves) -> str:
+    speeds = {
+        way: moves.rate((GROUP, name, way), messages.get(way))
+        for way in ("sent", "received", "refused")
+    }
+    if not number(messages.get("sent")):
+        return ""
+    return ", ".join(f"{say.rate(speed)} {way}" for way, speed in speeds.items() if speed) or "none"
+
+
+def _member(member: Seen) -> Line:
+    state = str(member.get("state", "unknown"))
+    level, threshold = number(member.get("level")), number(member.get("threshold")) or 1.0
+    facts: Facts = [
+        ("for", say.seconds(member.get("seconds"))),
+        ("level", f"{level:.3g} of {threshold:.3g}"),
+    ]
+    if member.get("round_trip") is not None:
+        facts.append(("round trip", say.seconds(member["round_trip"])))
+    if state != "alive":
+        facts += [(key, str(member[key])) for key in ("reason", "by") if member.get(key)]
+    return Line(state, TONES.get(state, "off"), facts, None, number(level / threshold))
