@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from contextvars import ContextVar
+from enum import Enum
 from math import inf, nan
 from operator import attrgetter
 from random import Random
@@ -106,6 +107,7 @@ from seawall.testing import (
 )
 from tests.clients.arguments import CLIENTS, SHOWN_BY_CLIENTS
 from tests.durable.arguments import DURABLE, SHOWN_BY_DURABLE
+from tests.members.arguments import MEMBERS, SHOWN_BY_MEMBERS
 from tests.shared.arguments import SHARED, SHOWN
 from tests.web.arguments import SHOWN_BY_WEB, WEB
 
@@ -1860,6 +1862,7 @@ EDGES = (
     "clients.requests",
     "clients.upstreams",
     "durable",
+    "members",
     "web",
     "web.checks",
     "web.fastapi",
@@ -1879,9 +1882,7 @@ def _arguments() -> Iterator[str]:
                 continue
             if not isinstance(thing, type):
                 yield from _parameters(f"{prefix}{name}", thing)
-            elif not issubclass(
-                thing, (Exception, seawall.Event, tuple, ServiceLevel, Criticality)
-            ):
+            elif not issubclass(thing, (Exception, seawall.Event, tuple, ServiceLevel, Enum)):
                 yield from _methods(f"{prefix}{name}", thing)
 
 
@@ -1905,14 +1906,15 @@ def _parameters(name: str, function: Any) -> Iterator[str]:
 
 def test_no_argument_is_left_out():
     """Each argument of each public constructor, function and method has bad values to refuse."""
-    tested = {label for label, *_ in SCARCITY + SHARED + WEB + CLIENTS + DURABLE}
+    tested = {label for label, *_ in SCARCITY + SHARED + WEB + CLIENTS + DURABLE + MEMBERS}
     tested |= ANYTHING | SHOWN | SHOWN_BY_WEB | SHOWN_BY_CLIENTS | SHOWN_BY_DURABLE
+    tested |= SHOWN_BY_MEMBERS
     assert [argument for argument in _arguments() if argument not in tested] == []
 
 
 CASES = [
     pytest.param(make, bad, error, advice, id=f"{name}({str(bad)[:20]})")
-    for name, make, bads, advice in TABLE + SCARCITY + SHARED + WEB + CLIENTS + DURABLE
+    for name, make, bads, advice in TABLE + SCARCITY + SHARED + WEB + CLIENTS + DURABLE + MEMBERS
     for bad, error in bads
 ]
 

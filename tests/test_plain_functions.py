@@ -36,6 +36,7 @@ from seawall.registry import free_name
 from seawall.testing import Step, fail
 from tests.clients.arguments import CLIENTS
 from tests.durable.arguments import DURABLE
+from tests.members.arguments import MEMBERS
 from tests.shared.arguments import SHARED
 from tests.test_bad_arguments import SCARCITY
 from tests.test_public_api import MODULES
@@ -83,7 +84,7 @@ def _arguments_that_take_functions() -> set[str]:
     }
 
 
-TABLES = {label: make for label, make, *_ in SCARCITY + SHARED + WEB + CLIENTS + DURABLE}
+TABLES = {label: make for label, make, *_ in SCARCITY + SHARED + WEB + CLIENTS + DURABLE + MEMBERS}
 
 BY_HAND: dict[str, Callable[[Any], Any]] = {
     "Breaker(break_for)": lambda x: Breaker(break_for=x),
@@ -141,6 +142,7 @@ AWAITED = {
     "durable.LaterWorker(function)",
     "durable.QueuedJobs(functions)",
     "durable.Sqlite.arun(work)",
+    "members.Heartbeats.watch(probe)",
     "web.Edge(app)",
     "web.Health.add(check_)",
     "web.Lifecycle.lifespan(app)",

@@ -18,6 +18,7 @@ from weakref import ref
 from seawall import _checks as check
 from seawall.clients._upstream_hosts import Endpoint, Host
 from seawall.clock import VirtualClock
+from seawall.runtime.http_status import http_status
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -35,12 +36,6 @@ JITTER: Final = 0.2
 
 JOIN: Final = 2.0
 """Seconds that closing waits for the thread."""
-
-LONGEST: Final = 65_536
-"""Bytes of an answer that are read; its first line is all that matters."""
-
-INTERIM: Final = 8
-"""Answers such as "103 Early Hints" that may come before the one that counts."""
 
 LINGER: Final = 0.1
 """Seconds for a host to hang up first, so that it need not notice a reset."""
@@ -202,27 +197,17 @@ class Checker:
 
     async def _get(self, endpoint: Endpoint) -> bool:
         """GET the path, and tell whether the status is a good one."""
-        writer = None
-        try:
-            async with asyncio.timeout(self.settings.timeout):
-                reader, writer = await asyncio.open_connection(
-                    endpoint.address, endpoint.port, ssl=self._security(endpoint), limit=LONGEST
-                )
-                writer.write(
-                    f"GET {endpoint.prefix}{self.settings.path} HTTP/1.1\r\n"
-                    f"Host: {endpoint.netloc}\r\nUser-Agent: seawall\r\nConnection: close\r\n\r\n"
-                    "".encode("ascii")
-                )
-                status = await _status(reader)
-            try:
-                async with asyncio.timeout(LINGER):
-                    await reader.readexactly(LONGEST)
-            except (OSError, EOFError):
-                pass  # it has answered, whatever it does now
-            return 200 <= status < 400  # noqa: PLR2004
-        finally:
-            if writer is not None:
-                writer.transport.abort()
+        settings = self.settings
+        status = await http_status(
+            endpoint.address,
+            endpoint.port,
+            endpoint.netloc,
+            f"{endpoint.prefix}{settings.path}",
+            ssl=self._security(endpoint),
+            within=settings.timeout,
+            linger=LINGER,
+        )
+        return 200 <= status < 400  # noqa: PLR2004
 
     def _security(self, endpoint: Endpoint) -> SSLContext | None:
         if endpoint.scheme != "https":
@@ -232,16 +217,3 @@ class Checker:
 
             self._ssl = create_default_context()
         return self._ssl
-
-
-async def _status(reader: asyncio.StreamReader) -> int:
-    """Return the status of the answer that counts; 0 if there is none."""
-    for _turn in range(INTERIM):
-        version, status, *_ = (await reader.readline()).split(None, 2)
-        if not version.startswith(b"HTTP/1.") or not status.isdigit():
-            return 0
-        if int(status) >= 200:  # noqa: PLR2004
-            return int(status)
-        while (await reader.readline()).strip():
-            pass
-    return 0

@@ -8,7 +8,9 @@ from seawall._lazy import lazily
 TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
 if TYPE_CHECKING:
     from seawall.members.group import MemberView
+    from seawall.members.heartbeats import Heartbeats
     from seawall.members.keyring import Keyring
+    from seawall.members.probes import grpc_probe, http_probe, tcp_probe
     from seawall.models.detection.detectors import (
         exponential,
         fixed_timeout,
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from seawall.runtime.member_events import MemberChanged, OwnPause
 
 __all__ = [
+    "Heartbeats",
     "Keyring",
     "MemberChanged",
     "MemberState",
@@ -26,13 +29,18 @@ __all__ = [
     "OwnPause",
     "exponential",
     "fixed_timeout",
+    "grpc_probe",
+    "http_probe",
     "phi_accrual",
     "quantile_timeout",
+    "tcp_probe",
 ]
 
 _HOMES = {
     "members.group": "MemberView",
+    "members.heartbeats": "Heartbeats",
     "members.keyring": "Keyring",
+    "members.probes": "grpc_probe http_probe tcp_probe",
     "models.detection.detectors": "exponential fixed_timeout phi_accrual quantile_timeout",
     "models.detection.gossip": "MemberState",
     "runtime.member_events": "MemberChanged OwnPause",

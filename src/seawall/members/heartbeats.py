@@ -1,0 +1,628 @@
+"""Heartbeats: named peers, watched by the signs of life that they give.
+
+A peer sends heartbeats by itself, is asked by a probe, or writes to a store that all pods share.
+Each has a detector of its own, so a fast and a slow peer are both judged by what is usual for them.
+`_Peer` has the rules, without clock, lock or loop; `Heartbeats` runs them.
+
+Promises:
+- A peer goes from suspected to alive, confirmed or left exactly once, and never to the state that
+  it is in.
+- A peer is suspected for its own silence only: not while this process was paused or for as long
+  afterwards, and a probed one not before it was asked.
+- At most one probe of a peer runs at a time, and at most `AT_ONCE` of all; one that hangs costs its
+  own peer, no other.
+- At most `max_peers` are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from seawall import _checks as check
+from seawall import registry
+from seawall._failures import described
+from seawall.clock import Clock, VirtualClock, check_clock, current_clock
+from seawall.members.group import Group, MemberView, Subscriber, snapshot_of
+from seawall.members.probes import ProbeRunner
+from seawall.models.detection.detectors import Detector, DetectorSettings, phi_accrual
+from seawall.models.detection.gossip import MemberState
+from seawall.runtime.abandon import end
+from seawall.runtime.background import Background
+from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.runners import sleep_async
+
+if TYPE_CHECKING:
+    from seawall.executors import IoPool
+
+AT_ONCE: Final = 256
+"""Maximum number of probes under way."""
+
+THREADS: Final = 32
+"""Maximum number of threads for probes that are plain functions."""
+
+JITTER: Final = 0.2
+"""Pauses between probes differ by this share, or those of all pods would arrive together."""
+
+LONGEST_STEP: Final = 1.0
+"""Maximum number of seconds between two evaluations."""
+
+LONGEST_NAME: Final = 256
+"""Maximum number of characters of a peer's name."""
+
+MOST_SHOWN: Final = 1000
+"""Maximum number of peers in a snapshot."""
+
+Probe = Callable[[], Any]
+"""`probe()` or `await probe()`: raises or returns False if the peer did not answer."""
+
+UNKNOWN, ALIVE, SUSPECTED, CONFIRMED, LEFT = (
+    MemberState.UNKNOWN,
+    MemberState.ALIVE,
+    MemberState.SUSPECTED,
+    MemberState.CONFIRMED,
+    MemberState.LEFT,
+)
+
+_WORST_FIRST: Final = {CONFIRMED: 0, SUSPECTED: 1, UNKNOWN: 2, ALIVE: 3, LEFT: 4}
+
+
+class _Change(NamedTuple):
+    """A transition of one peer, to be published."""
+
+    member: str
+    before: MemberState
+    after: MemberState
+    reason: str
+    level: float
+    duration: float
+    silence: float
+
+
+class _Peer:
+    """The state of one peer. Methods are given the time and return the change they made, if any."""
+
+    __slots__ = (
+        "address",
+        "asked_at",
+        "confirm_from",
+        "detector",
+        "failure",
+        "heard_at",
+        "name",
+        "probe",
+        "reason",
+        "round_trip",
+        "settings",
+        "since",
+        "state",
+    )
+
+    def __init__(self, name: str, settings: DetectorSettings, now: float) -> None:
+        self.name = name
+        self.settings = settings
+        self.state = UNKNOWN
+        self.since = now
+        self.heard_at = now
+        """When it was last heard; when it began to be watched, if it never was."""
+        self.reason = "watched"
+        self.address = ""
+        self.probe: ProbeRunner | None = None
+        self.asked_at: float | None = None
+        """When the first probe since then was sent."""
+        self.failure = ""
+        """Why the last probe failed, if it did."""
+        self.round_trip: float | None = None
+        self.confirm_from = now
+        self.detector: Detector
+        self.begin(now)
+
+    def begin(self, now: float) -> None:
+        """Measure silence from here on: nobody has listened until now.
+
+        An unheard peer has the patience that its detector has with one just heard.
+        """
+        self.detector = self.settings.start()
+        self.detector.heartbeat(now)
+        self.heard_at = self.confirm_from = now
+        self.asked_at = None
+
+    def asked(self, now: float) -> None:
+        """Note that a probe was sent."""
+        self.detector.sent(now)
+        if self.asked_at is None:
+            self.asked_at = now
+
+    def heard(self, now: float) -> _Change | None:
+        """Note a sign of life."""
+        level, silence = self.detector.level(now), now - self.heard_at
+        if self.state is UNKNOWN:
+            # Since it is watched is no interval between two heartbeats: learn nothing from that.
+            self.detector = self.settings.start()
+            if self.asked_at is not None:
+                self.detector.sent(self.asked_at)
+        self.detector.heartbeat(now)
+        self.heard_at = max(now, self.heard_at)
+        self.asked_at = None
+        self.failure = ""
+        if self.state is ALIVE:
+            return None
+        reason = "heard for the first time" if self.state is UNKNOWN else "heard again"
+        return self._change(ALIVE, reason, level, now, silence)
+
+    def evaluate(self, now: float, confirm_after: float) -> _Change | None:
+        """Judge its silence."""
+        level, silence = self.detector.level(now), now - self.heard_at
+        if self.state is SUSPECTED:
+            if now - self.confirm_from < confirm_after:
+                return None
+            reason = f"suspected for {confirm_after:g} s"
+            return self._change(CONFIRMED, self._with_failure(reason), level, now, silence)
+        if self.state not in (UNKNOWN, ALIVE) or level < self.detector.threshold:
+            return None
+        if self.probe is not None and self.asked_at is None:
+            return None  # nobody asked: its silence says nothing
+        self.confirm_from = now
+        never = "never heard" if self.state is UNKNOWN else "silent"
+        reason = self._with_failure(f"{never} for {max(0.0, silence):.3g} s")
+        return self._change(SUSPECTED, reason, level, now, silence)
+
+    def leave(self, reason: str, now: float) -> _Change | None:
+        """Note that it is no longer a member."""
+        if self.state is LEFT:
+            return None
+        level, silence = self.detector.level(now), now - self.heard_at
+        return self._change(LEFT, reason, level, now, silence)
+
+    def rejoin(self, now: float) -> _Change | None:
+        """Expect it again, if it had left."""
+        if self.state is not LEFT:
+            return None
+        change = self._change(UNKNOWN, "watched again", 0.0, now, 0.0)
+        self.begin(now)
+        return change
+
+    def view(self, now: float) -> MemberView:
+        """Return what is known of it."""
+        detector = self.detector
+        is_gone = self.state is LEFT
+        return MemberView(
+            self.name,
+            self.state,
+            self.since,
+            address=self.address,
+            level=0.0 if is_gone else detector.level(now),
+            threshold=detector.threshold,
+            round_trip=self.round_trip,
+            reason=self.reason,
+        )
+
+    def _with_failure(self, reason: str) -> str:
+        return f"{reason}: {self.failure}" if self.failure else reason
+
+    def _change(
+        self, after: MemberState, reason: str, level: float, now: float, silence: float
+    ) -> _Change:
+        duration = max(0.0, now - self.since)
+        change = _Change(self.name, self.state, after, reason, level, duration, max(0.0, silence))
+        self.state, self.since, self.reason = after, now, reason
+        return change
+
+
+class Heartbeats:
+    """Watches named peers and tells who is alive, suspected, confirmed as failed, or has left."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        detector: DetectorSettings | None = None,
+        every: float = 1.0,
+        timeout: float | None = None,
+        confirm_after: float = 10.0,
+        pause_after: float = 5.0,
+        max_peers: int = 1000,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """Watch peers whose heartbeats come, or whose probes run, about `every` seconds.
+
+        Each peer has a `detector` of its own, `phi_accrual` fitted to `every` unless given, which
+        tolerates one lost heartbeat. A suspicion that lasts for `confirm_after` seconds is
+        confirmed. A probe that takes longer than `timeout` (`every`, unless given) has failed.
+        If two evaluations are more than `pause_after` seconds apart, this process itself was
+        paused, and for as long again nobody is suspected or confirmed.
+        """
+        self.name = _text("name", name)
+        self.every = check.seconds("every", every)
+        if detector is None:
+            detector = phi_accrual(first_interval=self.every, acceptable_pause=self.every)
+        self.detector = _settings(detector)
+        self.timeout = self.every if timeout is None else check.seconds("timeout", timeout)
+        self.confirm_after = check.seconds("confirm_after", confirm_after, zero=True)
+        self._step = min(self.every / 4, LONGEST_STEP)
+        self.pause_after = check.at_least("pause_after", pause_after, 2 * self._step)
+        self.max_peers = check.count("max_peers", max_peers)
+        self._clock = current_clock() if clock is None else check_clock(clock)
+        self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter is no secret
+        self.group = Group(self.name)
+        self._mutex = Mutex()
+        self._peers: dict[str, _Peer] = {}
+        self._evaluated_at: float | None = None
+        self._calm_until = -inf
+        self._outbox: deque[Callable[[], None]] = deque()
+        self._is_publishing = False
+        self._sent = self._received = self._refused = 0
+        self._background: Background | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._threads: IoPool | None = None
+        registry.enter(self, "members", self.name)
+        survives_fork(self)
+
+    def __repr__(self) -> str:
+        return f"<Heartbeats {self.name!r}: {len(self._peers)} peers, {len(self.alive)} present>"
+
+    # What is watched
+
+    def watch(
+        self,
+        peer: str,
+        probe: Probe | None = None,
+        *,
+        detector: DetectorSettings | None = None,
+        address: str = "",
+    ) -> None:
+        """Watch `peer`: by the heartbeats that arrive, or by calling `probe` every now and then.
+
+        `probe` is `http_probe(url)`, `tcp_probe(host, port)`, `grpc_probe(target)`, or a function
+        of yours without arguments, plain or async: the peer is alive unless it raises, returns
+        False or takes too long. Watched already, a peer keeps its state and takes on the new
+        settings. One that had left is expected again.
+        """
+        name = _peer_name(peer)
+        runner = None if probe is None else ProbeRunner(probe, self._pool)
+        settings = self.detector if detector is None else _settings(detector)
+        if not isinstance(address, str):
+            raise TypeError(f"address={address!r}: write text, such as address='10.0.0.1:8080'")
+        with self._mutex:
+            now = self._clock.now()
+            known = self._peers.get(name)
+            if known is None:
+                self._make_room(now)
+                known = self._peers[name] = _Peer(name, settings, now)
+            elif settings is not known.settings:
+                known.settings = settings
+                known.begin(now)
+            known.probe = runner
+            known.address = address
+            self._post(known.rejoin(now))
+        self._publish()
+
+    def _make_room(self, now: float) -> None:
+        """Forget the peer that has been gone for longest, if there are too many; under the lock."""
+        if len(self._peers) < self.max_peers:
+            return
+        gone = [peer for peer in self._peers.values() if peer.state in (LEFT, CONFIRMED)]
+        if not gone:
+            raise ValueError(
+                f"{self.name!r} watches max_peers={self.max_peers} peers, and all are present:"
+                " forget() some, or write a larger max_peers"
+            )
+        longest = min(gone, key=lambda peer: peer.since)
+        del self._peers[longest.name]
+        self._post(longest.leave("forgotten", now))
+
+    def forget(self, peer: str) -> bool:
+        """Watch `peer` no more; to subscribers it has left. False if it was not watched."""
+        with self._mutex:
+            known = self._peers.pop(peer, None)
+            if known is not None:
+                self._post(known.leave("forgotten", self._clock.now()))
+        self._publish()
+        return known is not None
+
+    def leave(self, peer: str, reason: str = "left") -> bool:
+        """Note that `peer` has said goodbye; False if it was not watched, or had left.
+
+        Heartbeats of it that are still on their way do not count. `watch` expects it again.
+        """
+        text = _text("reason", reason)
+        with self._mutex:
+            known = self._peers.get(peer)
+            change = None if known is None else known.leave(text, self._clock.now())
+            self._post(change)
+        self._publish()
+        return change is not None
+
+    def heartbeat(self, peer: str) -> bool:
+        """Note a sign of life of `peer`; from any thread. False if it is not watched, or has left.
+
+        Names that are not watched are ignored and counted: a heartbeat may come from anybody.
+        """
+        with self._mutex:
+            known = self._peers.get(peer)
+            counts = known is not None and known.state is not LEFT
+            if known is None or not counts:
+                self._refused += 1
+            else:
+                self._hear(known, self._clock.now())
+        self._publish()
+        return counts
+
+    def _hear(self, peer: _Peer, now: float) -> None:
+        self._received += 1
+        self._post(peer.heard(now))
+
+    # What is known
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call `subscriber(change)` for each `MemberChanged`; return a function that ends that.
+
+        It is called in the thread that noticed the change, so it must be quick.
+        """
+        return self.group.subscribe(subscriber)
+
+    @property
+    def members(self) -> dict[str, MemberView]:
+        """The watched peers by name, as they are now."""
+        with self._mutex:
+            now = self._clock.now()
+            return {name: peer.view(now) for name, peer in self._peers.items()}
+
+    def get(self, peer: str) -> MemberView | None:
+        """Return what is known of `peer`, None if it is not watched."""
+        with self._mutex:
+            known = self._peers.get(peer)
+            return None if known is None else known.view(self._clock.now())
+
+    @property
+    def alive(self) -> list[str]:
+        """The names of the peers that are present: alive, or suspected and not confirmed."""
+        with self._mutex:
+            present = (ALIVE, SUSPECTED)
+            return [name for name, peer in self._peers.items() if peer.state in present]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what there is to see: the peers, worst first, and the counts."""
+        views = sorted(
+            self.members.values(), key=lambda view: (_WORST_FIRST[view.state], -view.level)
+        )
+        now = self._clock.now()
+        trips = self.group.round_trips.snapshot()
+        del trips["count"]
+        return {
+            "kind": "heartbeats",
+            "own": "",
+            "members": [snapshot_of(view, now) for view in views[:MOST_SHOWN]],
+            "counts": self.group.counts(),
+            "health_score": None,
+            "round_trip": None if trips["p50"] is None else trips,
+            "messages": {"sent": self._sent, "received": self._received, "refused": self._refused},
+            "bytes": {"sent": 0, "received": 0},
+        }
+
+    # Changes are published in order, one thread at a time, and never under the lock
+
+    def _post(self, change: _Change | None) -> None:
+        """Queue `change` for publication; under the lock."""
+        if change is not None:
+            fields = change._asdict()
+            self._outbox.append(lambda: self.group.publish(**fields))
+
+    def _publish(self) -> None:
+        while self._outbox:
+            with self._mutex:
+                if self._is_publishing:
+                    return  # whoever publishes goes on until nothing is left
+                self._is_publishing = True
+            try:
+                while self._outbox:
+                    self._outbox.popleft()()
+            finally:
+                self._is_publishing = False
+
+    # Judging
+
+    def evaluate(self) -> None:
+        """Look at all peers now. The background does so by itself, four times in `every`."""
+        with self._mutex:
+            now = self._clock.now()
+            before, self._evaluated_at = self._evaluated_at, now
+            gap = 0.0 if before is None else now - before
+            if gap > self.pause_after:
+                self._calm_until = max(self._calm_until, now + gap)
+                self._outbox.append(lambda: self.group.note_own_pause(gap))
+            if now >= self._calm_until:
+                for peer in self._peers.values():
+                    self._post(peer.evaluate(now, self.confirm_after))
+        self._publish()
+
+    # Running
+
+    def start(self) -> Self:
+        """Begin to judge and to probe, in a background thread; does nothing if it has begun.
+
+        On a virtual clock nothing happens by itself: call `evaluate()`, or use `async with` in a
+        virtual loop.
+        """
+        with self._mutex:
+            self._refuse_in_loop()
+            if self._background is None:
+                self._begin()
+                if isinstance(self._clock, VirtualClock):
+                    return self
+                self._background = Background(self._start_task, self._end_task, "heartbeats")
+            self._background.start()
+        return self
+
+    def close(self) -> None:
+        """Judge and probe no more, and end the background thread. What is known stays."""
+        background, self._background = self._background, None
+        if background is not None:
+            background.stop()()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        self._refuse_in_loop()
+        if self._background is not None:
+            raise RuntimeError(f"{self!r} runs in its own thread already: close() it first")
+        self._begin()
+        self._start_task()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._end_task()
+
+    def _refuse_in_loop(self) -> None:
+        if self._background is None and self._task is not None:
+            raise RuntimeError(f"{self!r} runs in an event loop already: `async with` it once")
+
+    def _begin(self) -> None:
+        """Give each peer its full patience: nobody has listened or asked until now."""
+        with self._mutex:
+            now = self._clock.now()
+            self._evaluated_at = None
+            for peer in self._peers.values():
+                peer.begin(now)
+
+    def _start_task(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _end_task(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            await end([task])
+
+    async def _run(self) -> None:
+        """Evaluate again and again, and keep one task for each peer that is probed."""
+        tasks: dict[str, tuple[ProbeRunner, asyncio.Task[None]]] = {}
+        room = asyncio.Semaphore(AT_ONCE)
+        try:
+            while True:
+                try:
+                    self.evaluate()
+                    self._match(tasks, room)
+                except Exception:
+                    logging.getLogger("seawall").exception("evaluating %r failed", self.name)
+                await sleep_async(self._step)
+        finally:
+            threads, self._threads = self._threads, None
+            await end(task for _, task in tasks.values())
+            if threads is not None:
+                threads.close(0.0)
+
+    def _match(
+        self, tasks: dict[str, tuple[ProbeRunner, asyncio.Task[None]]], room: asyncio.Semaphore
+    ) -> None:
+        """Begin the tasks of new probes, and end those of peers that are not probed any more."""
+        with self._mutex:
+            wanted = {
+                peer.name: (peer, peer.probe)
+                for peer in self._peers.values()
+                if peer.probe is not None and peer.state is not LEFT
+            }
+        for name, (runner, task) in list(tasks.items()):
+            if name not in wanted or wanted[name][1] is not runner:
+                task.cancel()
+                del tasks[name]
+        loop = asyncio.get_running_loop()
+        for name, (peer, runner) in wanted.items():
+            if name not in tasks:
+                tasks[name] = runner, loop.create_task(self._probe_forever(peer, runner, room))
+
+    async def _probe_forever(
+        self, peer: _Peer, runner: ProbeRunner, room: asyncio.Semaphore
+    ) -> None:
+        clock, every = self._clock, self.every
+        pause = every * self._rng.random()  # or all would be asked in the same moment
+        while True:
+            await sleep_async(pause)
+            due = clock.now() + every * (1 - JITTER + 2 * JITTER * self._rng.random())
+            async with room:
+                await self._probe(peer, runner)
+            pause = max(0.0, due - clock.now())
+
+    async def _probe(self, peer: _Peer, runner: ProbeRunner) -> None:
+        """Ask once, and note how it went."""
+        began: float | None = None
+
+        def begun() -> None:
+            nonlocal began
+            with self._mutex:
+                began = self._clock.now()
+                self._sent += 1
+                peer.asked(began)
+
+        try:
+            async with asyncio.timeout(self.timeout):
+                passed = await runner(begun)
+            failure = "the probe returned False" if passed is False else ""
+        except TimeoutError as error:
+            late = f"no answer within {self.timeout:g} s"
+            failure = described(error) if error.args else late
+        except Exception as error:  # noqa: BLE001 - whatever it is, the peer has not answered
+            failure = described(error)
+        with self._mutex:
+            if self._peers.get(peer.name) is not peer or peer.probe is not runner:
+                return  # forgotten meanwhile, or asked otherwise
+            if failure or began is None:
+                peer.failure = failure
+            elif peer.state is not LEFT:
+                now = self._clock.now()
+                peer.round_trip = max(0.0, now - began)
+                self.group.round_trips.add(peer.round_trip)
+                self._hear(peer, now)
+        self._publish()
+
+    def _pool(self) -> IoPool:
+        """Return the threads for probes that are plain functions."""
+        if self._threads is None:
+            from seawall.executors import IoPool
+
+            self._threads = IoPool(
+                f"{self.name} probes", workers=THREADS, max_queue=AT_ONCE, clock=self._clock
+            )
+        return self._threads
+
+    def _after_fork(self) -> None:
+        """Be at rest in a child process, until it calls `start()`: no thread has come along."""
+        self._mutex = Mutex()
+        self._is_publishing = False
+        self._outbox.clear()
+        if self._background is not None:
+            self._background.after_fork()
+        self._background = self._task = self._threads = None
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{name}={value!r}: write text, such as {name}='orders'")
+    return value
+
+
+def _peer_name(peer: object) -> str:
+    if not isinstance(peer, str) or not 0 < len(peer) <= LONGEST_NAME:
+        raise TypeError(
+            f"peer={peer!r:.300}: write a name, such as 'orders-1', of at most {LONGEST_NAME}"
+            " characters"
+        )
+    return peer
+
+
+def _settings(detector: DetectorSettings) -> DetectorSettings:
+    if isinstance(detector, type) or not callable(getattr(detector, "start", None)):
+        raise TypeError(
+            f"detector={detector!r}: write phi_accrual(), exponential(), quantile_timeout() or"
+            " fixed_timeout(3.0)"
+        )
+    return detector

@@ -1,0 +1,234 @@
+"""Probes: ask one peer whether it is there, over HTTP, TCP, gRPC, or by a function of the user's.
+
+A probe is any callable without arguments, plain or async. It has failed if it raises, returns False
+or takes too long. The ready-made ones make a connection for each question, so that none hides
+behind an old one, and work in any event loop and after a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from seawall import _checks as check
+from seawall.runtime.functions import kind_of
+from seawall.runtime.http_status import http_status
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from seawall.executors import IoPool
+
+PORTS: Final = {"http": 80, "https": 443}
+
+CHECK: Final = "/grpc.health.v1.Health/Check"
+"""The method of the standard health service of gRPC."""
+
+SERVING: Final = 1
+"""The status of a service that works, in that service's answer."""
+
+STATUSES: Final = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
+
+
+class ProbeFailed(Exception):
+    """The peer answered, but not as one that is well."""
+
+
+class HttpProbe:
+    """See `http_probe`."""
+
+    def __init__(self, url: str, ssl: SSLContext | None) -> None:
+        wanted = "write a URL without a user, such as url='http://10.0.0.1:8080/health/live'"
+        if not isinstance(url, str) or not url.isascii() or not url.isprintable() or " " in url:
+            raise TypeError(f"url={url!r}: {wanted}")
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ValueError(f"url: {error}: {wanted}") from None
+        if parts.scheme not in PORTS or not parts.hostname or port == 0 or "@" in parts.netloc:
+            raise ValueError(f"url: {wanted}")
+        if ssl is not None and not hasattr(ssl, "wrap_bio"):
+            raise TypeError(f"ssl={ssl!r}: pass an SSLContext, of ssl.create_default_context(...)")
+        self._address = parts.hostname
+        self._port = PORTS[parts.scheme] if port is None else port
+        self._host = parts.netloc
+        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        self._is_secure = parts.scheme == "https"
+        self._ssl = ssl
+
+    def __repr__(self) -> str:
+        return f"http_probe({self._shown!r})"
+
+    async def __call__(self) -> None:
+        """Ask; raise if there is no answer, or not a good one."""
+        if self._is_secure and self._ssl is None:
+            from ssl import create_default_context
+
+            self._ssl = create_default_context()
+        ssl = self._ssl if self._is_secure else None
+        status = await http_status(self._address, self._port, self._host, self._target, ssl=ssl)
+        if not 200 <= status < 400:  # noqa: PLR2004
+            raise ProbeFailed(f"status {status}" if status else "the answer is no HTTP")
+
+
+def http_probe(url: str, *, ssl: SSLContext | None = None) -> HttpProbe:
+    """Return a probe that GETs `url` and expects a status from 200 to 399; follows no redirect.
+
+    `ssl` is for https servers whose certificates the system does not know.
+    """
+    return HttpProbe(url, ssl)
+
+
+class TcpProbe:
+    """See `tcp_probe`."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = _text("host", host, "10.0.0.1")
+        self._port = check.count("port", port, maximum=65_535)
+
+    def __repr__(self) -> str:
+        return f"tcp_probe({self._host!r}, {self._port})"
+
+    async def __call__(self) -> None:
+        """Connect; raise if that is not possible."""
+        _, writer = await asyncio.open_connection(self._host, self._port)
+        writer.transport.abort()
+
+
+def tcp_probe(host: str, port: int) -> TcpProbe:
+    """Return a probe that connects to a port, and hangs up.
+
+    It shows that a machine is there and accepts connections, not that the program behind answers.
+    """
+    return TcpProbe(host, port)
+
+
+class GrpcProbe:
+    """See `grpc_probe`."""
+
+    def __init__(self, target: str, service: str, credentials: Any) -> None:
+        self._target = _text("target", target, "10.0.0.1:50051")
+        if not isinstance(service, str) or len(service.encode()) > 127:  # noqa: PLR2004 - one byte of length
+            raise TypeError(f"service={service!r:.200}: write the name of a service, or nothing")
+        if credentials is not None and not hasattr(credentials, "_credentials"):
+            raise TypeError(
+                f"credentials={credentials!r}: pass what grpc.ssl_channel_credentials() returns"
+            )
+        name = service.encode()
+        # The message HealthCheckRequest, whose only field is the first: text.
+        self._request = bytes([0x0A, len(name)]) + name if name else b""
+        self._credentials = credentials
+
+    def __repr__(self) -> str:
+        return f"grpc_probe({self._target!r})"
+
+    async def __call__(self) -> None:
+        """Ask the health service; raise if the peer does not serve."""
+        import grpc
+
+        loop = asyncio.get_running_loop()
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        if self._credentials is None:
+            channel = grpc.insecure_channel(self._target, options)
+        else:
+            channel = grpc.secure_channel(self._target, self._credentials, options)
+        try:
+            # A blocking channel serves every loop; those of grpc.aio share one loop's poller.
+            method: Any = channel.unary_unary(CHECK)
+            call = method.future(self._request)
+            answered = loop.create_future()
+            call.add_done_callback(lambda _call: _ring(loop, answered))
+            try:
+                await answered
+            except BaseException:
+                call.cancel()
+                raise
+            status = _status(call.result())
+        finally:
+            channel.close()
+        if status != SERVING:
+            known = STATUSES[status] if status < len(STATUSES) else str(status)
+            raise ProbeFailed(f"the service is {known}")
+
+
+def grpc_probe(target: str, *, service: str = "", credentials: Any = None) -> GrpcProbe:
+    """Return a probe that asks the standard health service of a gRPC server.
+
+    It expects SERVING for `service`, or for the server as a whole. `credentials` are those of
+    `grpc.ssl_channel_credentials()`, for a server with TLS. Needs the extra `grpc`.
+    """
+    return GrpcProbe(target, service, credentials)
+
+
+def _status(reply: bytes) -> int:
+    """Return the status in a HealthCheckResponse: its first field, 0 if that is left out."""
+    if not reply:
+        return 0
+    if len(reply) < 2 or reply[0] != 0x08:  # noqa: PLR2004 - the first field, a number
+        raise ProbeFailed("the answer makes no sense")
+    return reply[1]
+
+
+def _ring(loop: asyncio.AbstractEventLoop, bell: asyncio.Future[None]) -> None:
+    """Wake whoever waits for `bell` in `loop`; from any thread."""
+
+    def ring() -> None:
+        if not bell.done():
+            bell.set_result(None)
+
+    try:
+        loop.call_soon_threadsafe(ring)
+    except RuntimeError:
+        pass  # the loop is closed: nobody waits any more
+
+
+class ProbeRunner:
+    """Calls one peer's probe: in the loop if it is async, else in a thread."""
+
+    def __init__(self, function: Callable[[], Any], threads: Callable[[], IoPool]) -> None:
+        """Call `function`; `threads()` returns where a plain one may run."""
+        if isinstance(function, type) or not callable(function):
+            raise TypeError(
+                f"probe={function!r}: pass http_probe(url), tcp_probe(host, port),"
+                " grpc_probe(target), or a function without arguments"
+            )
+        kind = kind_of(function)
+        if kind not in {"sync", "async"}:
+            raise TypeError(f"probe={function!r} is a generator: pass a function")
+        self._function = function
+        self._threads = threads
+        self._is_async = kind == "async"
+        self._is_running = False
+
+    async def __call__(self, begun: Callable[[], None]) -> Any:
+        """Ask once, and return or raise what the probe does; call `begun()` when it is called.
+
+        A plain function that did not return the last time is not called again beside itself.
+        """
+        if self._is_async:
+            begun()
+            return await self._function()
+        if self._is_running:
+            begun()
+            raise ProbeFailed("the last probe still runs in its thread")
+        (result,) = await self._threads().arun(self._call, begun)
+        return await result if hasattr(result, "__await__") else result
+
+    def _call(self, begun: Callable[[], None]) -> tuple[Any]:
+        """Call it in a thread. The result may be awaitable, for the loop: so it is in a tuple."""
+        self._is_running = True
+        try:
+            begun()
+            return (self._function(),)
+        finally:
+            self._is_running = False
+
+
+def _text(name: str, value: object, example: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{name}={value!r}: write text, such as {name}={example!r}")
+    return value

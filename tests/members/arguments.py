@@ -1,0 +1,176 @@
+"""Bad arguments of failure detection: what is called, the bad values, and a word of the advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf, nan
+from random import Random
+from typing import Any
+
+from seawall import SystemClock
+from seawall.members import (
+    Heartbeats,
+    Keyring,
+    exponential,
+    fixed_timeout,
+    grpc_probe,
+    http_probe,
+    phi_accrual,
+    quantile_timeout,
+    tcp_probe,
+)
+
+HUGE = 10**400
+
+_SECONDS = [(-1.0, ValueError), (nan, ValueError), ("2", TypeError), (True, TypeError)]
+_FINITE = [*_SECONDS, (inf, ValueError), (HUGE, ValueError)]
+_POSITIVE = [*_FINITE, (0, ValueError)]
+_COUNTS = [(0, ValueError), (-1, ValueError), (1.5, TypeError), ("3", TypeError), (True, TypeError)]
+_SHARES = [(-0.1, ValueError), (0, ValueError), (1.1, ValueError), (nan, ValueError)]
+_SHARES += [("0.5", TypeError), (True, TypeError)]
+_TEXTS = [("", TypeError), (5, TypeError), (None, TypeError)]
+_PEERS = [*_TEXTS, ("x" * 257, TypeError)]
+_CLOCKS = [(5, TypeError), (SystemClock, TypeError)]
+_RNGS = [(5, TypeError), (Random, TypeError)]
+_KEYS = [(5, TypeError), (b"short", ValueError)]
+_DETECTORS = [(8.0, TypeError), ("phi", TypeError), (phi_accrual, TypeError)]
+_PROBES = [(5, TypeError), ("http://10.0.0.1", TypeError), (str, TypeError)]
+_URLS = [("", ValueError), *_TEXTS[1:], ("ftp://host/", ValueError), ("10.0.0.1:80", ValueError)]
+_URLS += [("http://host:0/", ValueError), ("http://host:99999/", ValueError)]
+_URLS += [("http://user:word@host/", ValueError), ("http://host/a b", TypeError)]
+_URLS += [("http://h\u00f6st/", TypeError), ("http://host/\r\nHost: x", TypeError)]
+
+
+def _beats(**settings: Any) -> Heartbeats:
+    return Heartbeats(**{"name": "bad", **settings})
+
+
+MEMBERS: list[tuple[Any, ...]] = [
+    ("members.phi_accrual(threshold)", phi_accrual, [*_FINITE, (0.01, ValueError)], "number"),
+    ("members.phi_accrual(window)", lambda x: phi_accrual(window=x), _COUNTS, "write"),
+    (
+        "members.phi_accrual(min_deviation)",
+        lambda x: phi_accrual(min_deviation=x),
+        _POSITIVE,
+        "sec",
+    ),
+    (
+        "members.phi_accrual(acceptable_pause)",
+        lambda x: phi_accrual(acceptable_pause=x),
+        _FINITE,
+        "seconds",
+    ),
+    (
+        "members.phi_accrual(first_interval)",
+        lambda x: phi_accrual(first_interval=x),
+        _POSITIVE,
+        "seconds",
+    ),
+    ("members.exponential(threshold)", exponential, [*_FINITE, (0.01, ValueError)], "number"),
+    ("members.exponential(window)", lambda x: exponential(window=x), _COUNTS, "write"),
+    (
+        "members.exponential(acceptable_pause)",
+        lambda x: exponential(acceptable_pause=x),
+        _FINITE,
+        "seconds",
+    ),
+    (
+        "members.exponential(first_interval)",
+        lambda x: exponential(first_interval=x),
+        _POSITIVE,
+        "seconds",
+    ),
+    ("members.quantile_timeout(quantile)", quantile_timeout, _SHARES, "share"),
+    (
+        "members.quantile_timeout(factor)",
+        lambda x: quantile_timeout(factor=x),
+        [(0.5, ValueError), (nan, ValueError), ("2", TypeError)],
+        "number",
+    ),
+    ("members.quantile_timeout(floor)", lambda x: quantile_timeout(floor=x), _POSITIVE, "seconds"),
+    ("members.quantile_timeout(first)", lambda x: quantile_timeout(first=x), _POSITIVE, "seconds"),
+    ("members.quantile_timeout(window)", lambda x: quantile_timeout(window=x), _COUNTS, "write"),
+    ("members.fixed_timeout(seconds)", fixed_timeout, _POSITIVE, "seconds"),
+    ("members.http_probe(url)", http_probe, _URLS, "url"),
+    ("members.http_probe(ssl)", lambda x: http_probe("https://h/", ssl=x), [(5, TypeError)], "SSL"),
+    ("members.tcp_probe(host)", lambda x: tcp_probe(x, 80), _TEXTS, "10.0.0.1"),
+    (
+        "members.tcp_probe(port)",
+        lambda x: tcp_probe("10.0.0.1", x),
+        [*_COUNTS, (65_536, ValueError)],
+        "write",
+    ),
+    ("members.grpc_probe(target)", grpc_probe, _TEXTS, "10.0.0.1:50051"),
+    (
+        "members.grpc_probe(service)",
+        lambda x: grpc_probe("10.0.0.1:1", service=x),
+        [(5, TypeError), ("x" * 128, TypeError)],
+        "name of a service",
+    ),
+    (
+        "members.grpc_probe(credentials)",
+        lambda x: grpc_probe("10.0.0.1:1", credentials=x),
+        [(5, TypeError), ("secret", TypeError)],
+        "ssl_channel_credentials",
+    ),
+    ("members.Keyring(keys)", Keyring, _KEYS, "key"),
+    ("members.Keyring(encrypt)", lambda x: Keyring(b"k" * 32, encrypt=x), [(5, TypeError)], "True"),
+    ("members.Keyring.add(key)", lambda x: Keyring(b"k" * 32).add(x), _KEYS, "key"),
+    ("members.Keyring.use(key)", lambda x: Keyring(b"k" * 32).use(x), _KEYS, "key"),
+    ("members.Keyring.remove(key)", lambda x: Keyring(b"k" * 32).remove(x), _KEYS, "key"),
+    ("members.Heartbeats(name)", Heartbeats, _TEXTS, "text"),
+    ("members.Heartbeats(detector)", lambda x: _beats(detector=x), _DETECTORS, "phi_accrual()"),
+    ("members.Heartbeats(every)", lambda x: _beats(every=x), _POSITIVE, "seconds"),
+    ("members.Heartbeats(timeout)", lambda x: _beats(timeout=x), _POSITIVE, "seconds"),
+    ("members.Heartbeats(confirm_after)", lambda x: _beats(confirm_after=x), _FINITE, "seconds"),
+    (
+        "members.Heartbeats(pause_after)",
+        lambda x: _beats(pause_after=x),
+        [*_POSITIVE, (0.4, ValueError)],
+        "at least 0.5",
+    ),
+    ("members.Heartbeats(max_peers)", lambda x: _beats(max_peers=x), _COUNTS, "write"),
+    ("members.Heartbeats(clock)", lambda x: _beats(clock=x), _CLOCKS, "clock"),
+    ("members.Heartbeats(rng)", lambda x: _beats(rng=x), _RNGS, "Random"),
+    ("members.Heartbeats.watch(peer)", lambda x: _beats().watch(x), _PEERS, "orders-1"),
+    ("members.Heartbeats.watch(probe)", lambda x: _beats().watch("a", x), _PROBES, "http_probe"),
+    (
+        "members.Heartbeats.watch(detector)",
+        lambda x: _beats().watch("a", detector=x),
+        _DETECTORS,
+        "phi_accrual()",
+    ),
+    (
+        "members.Heartbeats.watch(address)",
+        lambda x: _beats().watch("a", address=x),
+        [(5, TypeError), (b"10.0.0.1", TypeError)],
+        "text",
+    ),
+    ("members.Heartbeats.leave(reason)", lambda x: _beats().leave("a", x), _TEXTS, "text"),
+    (
+        "members.Heartbeats.subscribe(subscriber)",
+        lambda x: _beats().subscribe(x),
+        [(5, TypeError), ("f", TypeError)],
+        "plain function",
+    ),
+]
+
+
+def _given(name: str, *arguments: str) -> Iterable[str]:
+    return (f"members.{name}({argument})" for argument in arguments)
+
+
+SHOWN_BY_MEMBERS = frozenset(
+    [
+        # names that are not watched are answered with False or None
+        *_given("Heartbeats.forget", "peer"),
+        *_given("Heartbeats.get", "peer"),
+        *_given("Heartbeats.heartbeat", "peer"),
+        *_given("Heartbeats.leave", "peer"),
+        # made by Seawall
+        *_given("Keyring.for_group", "group"),
+        *_given("MemberView", "name", "state", "since", "address", "level", "threshold"),
+        *_given("MemberView", "round_trip", "metadata", "reason", "by"),
+    ]
+)
+"""What may be anything, or what Seawall itself makes."""
