@@ -821,6 +821,7 @@ SCARCITY = [
         [(len, TypeError)],
         "it takes",
     ),
+    ("RateLimit.divide(pods)", lambda x: RateLimit("9/s").divide(x), _COUNTS, "write"),
     (
         "RateLimit.reserve(cost)",
         lambda x: RateLimit("9/s").reserve(cost=x),

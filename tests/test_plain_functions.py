@@ -176,6 +176,7 @@ OURS = {
     "clients.grpc.Rpc(send)",
     "clients.upstreams.Pick(is_failure)",
     "durable.Once(count)",
+    "members.Action(apply)",
     "telemetry.Switch(off)",
     "web.Lifecycle.answering(send)",
     "web.Lifecycle.lifespan(receive)",

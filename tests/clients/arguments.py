@@ -15,6 +15,7 @@ from seawall.clients.grpc import GuardedInterceptor, aio_interceptors, retry_on
 from seawall.clients.llm import Model, Models, Price, TokenLimits, async_http_client, http_client
 from seawall.clients.requests import GuardedAdapter
 from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams, UpstreamTransport
+from seawall.models.outliers import ActionBound
 
 HUGE = 10**400
 
@@ -205,6 +206,24 @@ CLIENTS: list[tuple[Any, ...]] = [
         lambda x: _upstreams().transport(x),
         _OTHERS,
         "transport",
+    ),
+    (
+        "clients.upstreams.Upstreams.set_aside(hosts)",
+        lambda x: UPSTREAMS.set_aside(x, cause="x", bound=ActionBound()),
+        [(5, TypeError), ("http://h", TypeError), (None, TypeError)],
+        "list",
+    ),
+    (
+        "clients.upstreams.Upstreams.set_aside(cause)",
+        lambda x: UPSTREAMS.set_aside([], cause=x, bound=ActionBound()),
+        [(5, TypeError), ("", TypeError), (None, TypeError)],
+        "suspected",
+    ),
+    (
+        "clients.upstreams.Upstreams.set_aside(bound)",
+        lambda x: UPSTREAMS.set_aside([], cause="x", bound=x),
+        [(0.5, TypeError), (None, TypeError), (ActionBound, TypeError)],
+        "ActionBound",
     ),
     (
         "clients.upstreams.Upstreams.update(hosts)",

@@ -17,6 +17,7 @@ from seawall.clients._upstream_checks import Checker
 from seawall.clients._upstream_hosts import Host
 from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams
 from seawall.clock import VirtualClock
+from seawall.models.outliers import ActionBound
 from seawall.models.outliers import Outliers as OutlierSettings
 from seawall.runtime.edge_events import HostEjected, HostRestored
 from seawall.testing import run_virtual
@@ -173,6 +174,7 @@ def told_as_it_is(case: list[str]) -> None:
             "v", URLS, rng=Random(1), health=health, outliers=Outliers(consecutive=1)
         )
         host = upstreams._set.hosts[0]
+        bound = ActionBound()
         for step in case:
             if step == "fails":
                 for _ in range(20):
@@ -181,6 +183,9 @@ def told_as_it_is(case: list[str]) -> None:
                             pick.failed()
             elif step == "waits":
                 await let_pass(1000.0)
+            elif step in ("doubted", "cleared"):
+                hosts = URLS[:1] if step == "doubted" else []
+                upstreams.set_aside(hosts, cause="doubt", bound=bound)
             else:
                 probes.says[URLS[0]] = step == "passes"
                 await upstreams.acheck()
@@ -195,12 +200,14 @@ def told_as_it_is(case: list[str]) -> None:
     run_virtual(main())
 
 
-STEPS = st.lists(st.sampled_from(["fails", "waits", "ill", "passes"]), max_size=6)
+STEPS = st.lists(
+    st.sampled_from(["fails", "waits", "ill", "passes", "doubted", "cleared"]), max_size=6
+)
 
 
 @given(STEPS)
 def test_events_tell_only_what_changed(case):
-    """Ejected twice over, by failures and by checks, a host is told of once; restored alike."""
+    """A host that is out for several reasons is told of once: by failures, checks or doubt."""
     told_as_it_is(case)
 
 

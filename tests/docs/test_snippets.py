@@ -260,6 +260,7 @@ AROUND = {
     "failure-modes",
     "guard",
     "index",
+    "members",
     "stability",
     "testing",
 }

@@ -7,16 +7,21 @@ from math import inf, nan
 from random import Random
 from typing import Any
 
-from seawall import SystemClock
+from seawall import Limit, RateLimit, SystemClock
+from seawall.clients.upstreams import Upstreams
 from seawall.members import (
+    ActionBound,
     Heartbeats,
     Keyring,
+    MembersPresent,
+    eject_suspected,
     exponential,
     fixed_timeout,
     grpc_probe,
     http_probe,
     phi_accrual,
     quantile_timeout,
+    split_limit,
     tcp_probe,
 )
 
@@ -39,6 +44,15 @@ _URLS = [("", ValueError), *_TEXTS[1:], ("ftp://host/", ValueError), ("10.0.0.1:
 _URLS += [("http://host:0/", ValueError), ("http://host:99999/", ValueError)]
 _URLS += [("http://user:word@host/", ValueError), ("http://host/a b", TypeError)]
 _URLS += [("http://h\u00f6st/", TypeError), ("http://host/\r\nHost: x", TypeError)]
+
+
+_MOST = [case for case in _SHARES if case[0] != 0]
+_WATCHED = [(5, TypeError), ("orders", TypeError), (Heartbeats, TypeError), (None, TypeError)]
+UPSTREAMS = Upstreams("bad members", ["http://127.0.0.1:1"])
+
+
+def _limited(algorithm: Any = "token_bucket", **settings: Any) -> Any:
+    return split_limit(_beats(), RateLimit("1/s", algorithm=algorithm), **settings)
 
 
 def _beats(**settings: Any) -> Heartbeats:
@@ -153,6 +167,63 @@ MEMBERS: list[tuple[Any, ...]] = [
         [(5, TypeError), ("f", TypeError)],
         "plain function",
     ),
+    ("members.ActionBound(most)", ActionBound, _MOST, "share"),
+    (
+        "members.eject_suspected(members)",
+        lambda x: eject_suspected(x, UPSTREAMS),
+        _WATCHED,
+        "Heartbeats or a Cluster",
+    ),
+    (
+        "members.eject_suspected(upstreams)",
+        lambda x: eject_suspected(_beats(), x),
+        [(["http://h"], TypeError), (Upstreams, TypeError), (None, TypeError)],
+        "pass an Upstreams",
+    ),
+    (
+        "members.eject_suspected(most)",
+        lambda x: eject_suspected(_beats(), UPSTREAMS, most=x),
+        _MOST,
+        "share",
+    ),
+    (
+        "members.eject_suspected(host)",
+        lambda x: eject_suspected(_beats(), UPSTREAMS, host=x),
+        [(5, TypeError), ("http://h", TypeError)],
+        "function",
+    ),
+    (
+        "members.split_limit(members)",
+        lambda x: split_limit(x, RateLimit("1/s")),
+        _WATCHED,
+        "Heartbeats or a Cluster",
+    ),
+    (
+        "members.split_limit(limit)",
+        lambda x: split_limit(_beats(), x),
+        [("1/s", TypeError), (Limit("1/s"), TypeError), (RateLimit, TypeError)],
+        "pass a RateLimit",
+    ),
+    (
+        "members.split_limit(limit) that cannot be divided",
+        _limited,
+        [("leaky_bucket", ValueError)],
+        "token_bucket",
+    ),
+    (
+        "members.split_limit(expected_pods)",
+        lambda x: _limited(expected_pods=x),
+        _COUNTS,
+        "write",
+    ),
+    ("members.split_limit(most)", lambda x: _limited(most=x), _MOST, "share"),
+    ("members.MembersPresent(members)", MembersPresent, _WATCHED, "Heartbeats or a Cluster"),
+    (
+        "members.MembersPresent(degraded)",
+        lambda x: MembersPresent(_beats(), degraded=x),
+        _SHARES,
+        "share",
+    ),
 ]
 
 
@@ -168,6 +239,8 @@ SHOWN_BY_MEMBERS = frozenset(
         *_given("Heartbeats.heartbeat", "peer"),
         *_given("Heartbeats.leave", "peer"),
         # made by Seawall
+        *_given("Action", "members", "kind", "bound", "apply"),
+        *_given("ActionBound.choose", "wanted", "total", "room"),
         *_given("Keyring.for_group", "group"),
         *_given("MemberView", "name", "state", "since", "address", "level", "threshold"),
         *_given("MemberView", "round_trip", "metadata", "reason", "by"),

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.models.outliers import Checked, OutlierModel, Outliers, Record, worst_normal
+from seawall.models.outliers import (
+    ActionBound,
+    Checked,
+    OutlierModel,
+    Outliers,
+    Record,
+    worst_normal,
+)
 from tests.support import SEEDS, falsified
 
 
@@ -247,6 +254,41 @@ def test_checks_need_several_of_a_kind():
     results = [checked.take(passed=p, **say) for p in (True, True, False, True, True, True)]
     assert results == [False] * 5 + [True]
     assert not checked.failing
+
+
+# --- The bound of an action ---
+
+NAMES = "abcdefghi"
+ROUNDS = st.lists(
+    st.tuples(st.lists(st.sampled_from(NAMES)), st.integers(0, 9), st.none() | st.integers(-2, 9)),
+    max_size=10,
+)
+
+
+@given(ROUNDS, st.sampled_from([0.0, 0.2, 1 / 3, 0.5, 1.0]))
+def test_an_action_takes_at_most_its_share_and_never_all(rounds, most):
+    """In the order in which they are wanted; the others are held back, and counted once each."""
+    bound = ActionBound(most)
+    times, before = 0, set()
+    for wanted, total, room in rounds:
+        chosen = bound.choose(wanted, total, room)
+        listed = list(dict.fromkeys(wanted))
+        assert len(chosen) <= most * total + 1e-6
+        assert len(chosen) <= max(0, total - 1)
+        assert room is None or len(chosen) <= max(0, room)
+        assert [*chosen, *bound.held_back] == listed
+        times += len(set(bound.held_back) - before)
+        before = set(bound.held_back)
+        assert bound.times_held_back == times
+        assert bound.snapshot()["acted_on"] == list(bound.acted_on) == list(chosen)
+
+
+def test_an_action_uses_the_room_that_it_has():
+    """A third of nine is three; of two it is none, and the default says so in its number."""
+    bound = ActionBound()
+    assert bound.choose(NAMES, 9) == ("a", "b", "c")
+    assert bound.choose("ab", 2) == ()
+    assert ActionBound(0.5).choose("ab", 2) == ("a",)
 
 
 # --- Settings ---

@@ -22,6 +22,7 @@ from seawall import (
     Quota,
     RateLimit,
     RateLimited,
+    RedisStore,
     Retry,
     SettingsChanged,
     VirtualClock,
@@ -1161,3 +1162,118 @@ def test_all_may_be_used_where_the_limit_is_not_enforced() -> None:
     with virtual_time():
         limit = RateLimit("5/day", mode="shadow")
         assert (limit.take_up_to(8), limit.peek().left) == (8, 0)
+
+
+# A part of the limit
+
+
+PARTED = [name for name in ALGORITHMS if name != "leaky_bucket"]
+
+
+@pytest.mark.parametrize("algorithm", PARTED)
+def test_a_divided_limit_admits_its_part(algorithm: str) -> None:
+    """One of three pods has a third, in each period; one of one has it all again."""
+    with virtual_time() as clock:
+        clock.advance(1000.0)
+        limit = RateLimit("12/s", algorithm=algorithm)
+        guard = new_guard(limit)
+        limit.divide(3)
+        for _ in range(3):
+            assert admitted(guard, 20) <= 4
+            clock.advance(1.0)
+        clock.advance(3.0)
+        assert admitted(guard, 20) == 4
+        limit.divide(1)
+        assert admitted(guard, 20) == 0  # what is gained counts as taken
+        clock.advance(3.0)
+        assert (admitted(guard, 20), limit.pods) == (12, 1)
+
+
+@pytest.mark.parametrize("algorithm", PARTED)
+def test_a_new_key_does_not_get_what_was_just_gained(algorithm: str) -> None:
+    """Another pod may have spent it for that key a moment before."""
+    with virtual_time() as clock:
+        clock.advance(1000.0)
+        limit = RateLimit("12/s", algorithm=algorithm, key=lambda user: user)
+        guard = new_guard(limit)
+        limit.divide(3)
+        clock.advance(3.0)
+        limit.divide(2)
+        assert admitted(guard, 20, "ann") == 4
+        clock.advance(6.0)
+        assert admitted(guard, 20, "bob") == 6
+
+
+def test_a_divided_limit_stays_divided_by_an_update() -> None:
+    """Other numbers are divided too, and the same ones keep what was taken."""
+    with virtual_time() as clock:
+        limit = RateLimit("12/s")
+        guard = new_guard(limit)
+        limit.divide(3)
+        assert admitted(guard, 20) == 4
+        limit.update(max_waiting=7)
+        assert admitted(guard, 20) == 0
+        limit.update(limits="24/s")
+        clock.advance(5.0)
+        assert admitted(guard, 20) == 8
+
+
+def test_who_waits_for_a_divided_limit_is_served_when_the_part_grows() -> None:
+    """A part that grows lets the first look again, at its new rate."""
+
+    async def main() -> float:
+        limit = RateLimit("10/s", burst=1, max_wait=100.0)
+        guard = new_guard(limit)
+        limit.divide(100)
+        await guard.acall(let_pass, 0.0)
+        began = asyncio.get_running_loop().time()
+        waiting = asyncio.ensure_future(guard.acall(let_pass, 0.0))
+        await let_pass(1.0)
+        limit.divide(1)
+        await waiting
+        return asyncio.get_running_loop().time() - began
+
+    assert run_virtual(main()) == pytest.approx(1.1, abs=0.11)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.integers(0, 8)), max_size=25),
+    st.sampled_from(PARTED),
+)
+def test_pods_that_inherit_parts_of_a_limit_keep_to_it_together(steps, algorithm) -> None:
+    """While pods end and the others take over, all admit no more than the whole in a second.
+
+    What one had and another gains is not spent twice. A fixed window admits up to twice its number
+    in a second that spans two windows, so it is looked at window by window.
+    """
+    with virtual_time() as clock:
+        clock.advance(1000.0)
+        limits = [RateLimit("24/s", algorithm=algorithm) for _ in range(5)]
+        guards = [new_guard(limit) for limit in limits]
+        for limit in limits:
+            limit.divide(5)
+        log: list[float] = []
+        left = 5
+        for quarters, pods, calls in steps:
+            clock.advance(quarters / 4)
+            left = min(left, pods)
+            for limit, guard in zip(limits[:left], guards[:left], strict=True):
+                limit.divide(left)
+                log += [clock.now()] * admitted(guard, calls)
+        for start in log:
+            if algorithm == "fixed_window":
+                spent = sum(int(at) == int(start) for at in log)
+            else:
+                spent = sum(start <= at < start + 1.0 for at in log)
+            # A bucket grants its burst and what it refills in the same second.
+            most = 48 if algorithm == "token_bucket" else 24
+            assert spent <= most
+
+
+def test_only_limits_of_their_own_are_divided() -> None:
+    """A leaky bucket cannot be, and what a store shares is divided by it."""
+    with pytest.raises(ValueError, match="token_bucket"):
+        RateLimit("10/s", algorithm="leaky_bucket").divide(2)
+    shared = RateLimit("10/s", shared=RedisStore("redis://127.0.0.1:1"), name="x")
+    with pytest.raises(TypeError, match="sharing='split'"):
+        shared.divide(2)

@@ -84,6 +84,7 @@ class Host:
 
     __slots__ = (
         "checked",
+        "doubt",
         "endpoint",
         "failures",
         "gate",
@@ -102,21 +103,35 @@ class Host:
         self.load = Load(half_life)
         self.record = Record(outliers, now)
         self.checked = Checked()
+        self.doubt = ""
+        """Why it is set aside: a failure detector suspects it, say. Empty if it is not."""
         self.gate = gate
         self.requests = 0
         self.failures = 0
 
     @property
     def out(self) -> bool:
-        """Whether it is out of service: ejected, or failing its checks."""
+        """Whether it is out of service: ejected, failing its checks, or set aside."""
+        return self.is_bad or bool(self.doubt)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it has shown itself that it cannot serve: ejected, or failing its checks."""
         return self.record.until is not None or self.checked.failing
+
+    @property
+    def _state(self) -> str:
+        if self.checked.failing:
+            return "failing checks"
+        if self.record.until is not None:
+            return "ejected"
+        return "suspected" if self.doubt else "serving"
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return what there is to see."""
         until = self.record.until
-        state = "ejected" if until is not None else "serving"
         return {
-            "state": "failing checks" if self.checked.failing else state,
+            "state": self._state,
             "in_flight": self.load.in_flight,
             "latency": self.load.expected(now) if self.load.measured else None,
             "requests": self.requests,

@@ -7,14 +7,14 @@ the lock's own way, see `seawall.runtime.mutex`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seawall.clients._upstream_hosts import Host, HostGate, Seat, bind
 from seawall.errors import CircuitOpen
 from seawall.models.balance import choose
-from seawall.models.outliers import OutlierModel, Outliers, share_of
+from seawall.models.outliers import ActionBound, OutlierModel, Outliers, share_of
 from seawall.policies.breaker import Breaker
 from seawall.runtime.edge_events import HostEjected, HostRestored
 from seawall.runtime.events import Event, emit
@@ -79,6 +79,8 @@ class HostSet:
         self._usable: tuple[Host, ...] = ()
         self._loads: tuple[Load, ...] = ()
         self._review_at = float("inf")
+        self._doubts: dict[ActionBound, tuple[Sequence[str], str]] = {}
+        """Hosts that are to be set aside and why, for each action that asks for it."""
         self._untold: list[tuple[type[Event], dict[str, Any]]] = []
 
     def replace(self, urls: list[str]) -> None:
@@ -236,6 +238,41 @@ class HostSet:
             self._review(now)
         self._tell()
 
+    def set_aside(self, urls: Sequence[str], cause: str, bound: ActionBound) -> None:
+        """Ask `urls` no more as far as `bound` and the set's own bound allow, until the next call.
+
+        Each call replaces what the one before with the same `bound` asked for.
+        """
+        with self.mutex:
+            self._doubts.pop(bound, None)
+            if urls:
+                self._doubts[bound] = urls, cause
+            else:
+                bound.choose((), len(self.hosts))
+            self._review(self.clock.now())
+        self._tell()
+
+    def _doubt(self) -> None:
+        """Set hosts aside: as many as may be out beside those that have failed by themselves."""
+        if not self._doubts and not any(host.doubt for host in self.hosts):
+            return
+        known = {host.url: host for host in self.hosts}
+        room = self.judge.settings.most_out(len(known)) - sum(host.is_bad for host in self.hosts)
+        doubts: dict[str, str] = {}
+        for bound, (urls, cause) in self._doubts.items():
+            wanted = [
+                url for url in urls if url in known and not known[url].is_bad and url not in doubts
+            ]
+            for url in bound.choose(wanted, len(known), room - len(doubts)):
+                doubts[url] = cause
+        for url, host in known.items():
+            was, host.doubt = host.doubt, doubts.get(url, "")
+            if host.doubt and not was:
+                fields = {"host": url, "cause": host.doubt, "seconds": 0.0}
+                self._untold.append((HostEjected, fields))
+            elif was and not host.out:
+                self._untold.append((HostRestored, {"host": url, "cause": f"no longer {was}"}))
+
     def _review(self, now: float) -> None:
         """Restore whose time is over, and see anew who is in service."""
         for host in self.hosts:
@@ -246,6 +283,7 @@ class HostSet:
                 if not host.out:  # or it fails its checks still
                     fields = {"host": host.url, "cause": "its time was over"}
                     self._untold.append((HostRestored, fields))
+        self._doubt()
         serving = tuple(host for host in self.hosts if not host.out)
         out = len(self.hosts) - len(serving)
         self.panic = out > self._most_out(len(self.hosts))
@@ -305,10 +343,14 @@ class HostSet:
             emit(kind, self.name, **fields)
 
     def after_fork(self) -> None:
-        """Begin in a child process without the requests of threads that are gone."""
+        """Begin in a child process without the requests and detectors of threads that are gone."""
         self.mutex = Mutex()
+        self._doubts = {}
+        self._untold = []
         for host in self.hosts:
             host.load.in_flight = 0
+            host.doubt = ""
+        self._review(self.clock.now())
 
 
 def _count_out(load: Load) -> None:

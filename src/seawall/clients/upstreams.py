@@ -1,8 +1,9 @@
 """Several hosts behind one name: ask the one that will answer soonest, and none that is in trouble.
 
 Promises: of two hosts drawn by chance the dearer one, by load and latency, is not asked; a host
-that does worse than it should is left alone for a while, a longer one each time; never more than a
-share of the hosts is left alone, and never the last; within one call no host is asked twice while
+that does worse than it should is left alone for a while, a longer one each time, and one that was
+set aside until that is taken back; never more than a share of the hosts is left alone because of
+either, and never the last; within one call no host is asked twice while
 there is another; what was in flight is counted out exactly once, whatever happens; a cancelled
 request is no verdict. The rules are in `seawall.models.balance` and `seawall.models.outliers`.
 """
@@ -22,7 +23,7 @@ from seawall.clients._upstream_set import NO_EJECTION, HostSet
 from seawall.clients._upstream_transport import UpstreamTransport
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import ErrorKinds, error_predicate
-from seawall.models.outliers import Outliers
+from seawall.models.outliers import ActionBound, Outliers
 from seawall.policies.breaker import Breaker
 from seawall.runtime.mutex import survives_fork
 
@@ -124,6 +125,22 @@ class Upstreams:
         if self._urls_only:
             _check_urls(listed)
         self._set.replace(listed)
+
+    def set_aside(self, hosts: Sequence[str], *, cause: str, bound: ActionBound) -> None:
+        """Send no requests to `hosts` until the next call with the same `bound`; [] ends it.
+
+        For what is known from elsewhere, such as a failure detector: see `eject_suspected` in
+        `seawall.members`. `bound` limits how many are set aside, the first of `hosts` before the
+        others, and so does the `max_ejected` of the set's `Outliers`, for all that are out
+        together. Hosts that are not of this set are ignored. `cause` is for events.
+        """
+        if isinstance(hosts, (str, bytes)) or not isinstance(hosts, Sequence):
+            raise TypeError(f"hosts={hosts!r}: write a list, such as ['http://10.0.0.1:8080']")
+        if not isinstance(cause, str) or not cause:
+            raise TypeError(f"cause={cause!r}: write text, such as 'suspected'")
+        if not isinstance(bound, ActionBound):
+            raise TypeError(f"bound={bound!r}: write ActionBound(1 / 3), the same for each call")
+        self._set.set_aside(list(hosts), cause, bound)
 
     async def acheck(self) -> None:
         """Ask all hosts now how they are, as `health` says; beside the checks of the background."""

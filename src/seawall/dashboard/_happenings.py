@@ -311,8 +311,8 @@ def _lifecycle(event: edge.LifecycleChanged) -> Sentence:
 
 
 def _ejected(event: edge.HostEjected) -> Sentence:
-    where = say.address(event.host)
-    return "warn", f"{where} gets no requests for {say.seconds(event.seconds)}"
+    until = f"for {say.seconds(event.seconds)}" if event.seconds else f"while {event.cause}"
+    return "warn", f"{say.address(event.host)} gets no requests {until}"
 
 
 def _gap(event: durable.FifoGap) -> Sentence:

@@ -7,6 +7,7 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
 if TYPE_CHECKING:
+    from seawall.members.actions import Action, MembersPresent, eject_suspected, split_limit
     from seawall.members.group import MemberView
     from seawall.members.heartbeats import Heartbeats
     from seawall.members.keyring import Keyring
@@ -18,31 +19,39 @@ if TYPE_CHECKING:
         quantile_timeout,
     )
     from seawall.models.detection.gossip import MemberState
+    from seawall.models.outliers import ActionBound
     from seawall.runtime.member_events import MemberChanged, OwnPause
 
 __all__ = [
+    "Action",
+    "ActionBound",
     "Heartbeats",
     "Keyring",
     "MemberChanged",
     "MemberState",
     "MemberView",
+    "MembersPresent",
     "OwnPause",
+    "eject_suspected",
     "exponential",
     "fixed_timeout",
     "grpc_probe",
     "http_probe",
     "phi_accrual",
     "quantile_timeout",
+    "split_limit",
     "tcp_probe",
 ]
 
 _HOMES = {
+    "members.actions": "Action MembersPresent eject_suspected split_limit",
     "members.group": "MemberView",
     "members.heartbeats": "Heartbeats",
     "members.keyring": "Keyring",
     "members.probes": "grpc_probe http_probe tcp_probe",
     "models.detection.detectors": "exponential fixed_timeout phi_accrual quantile_timeout",
     "models.detection.gossip": "MemberState",
+    "models.outliers": "ActionBound",
     "runtime.member_events": "MemberChanged OwnPause",
 }
 """The public names by the module in which they are at home."""

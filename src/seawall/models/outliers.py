@@ -95,6 +95,53 @@ def share_of(share: float, hosts: int) -> int:
     return max(0, min(int(share * hosts + 1e-9), hosts - 1))
 
 
+class ActionBound:
+    """The most members of a group that one action may take at once, and never all of them.
+
+    A failure detector may be wrong about everybody at the same moment, when it is the network or
+    this process that fails. Then the bound keeps the harm small. One caller at a time.
+    """
+
+    __slots__ = ("acted_on", "held_back", "most", "times_held_back")
+
+    def __init__(self, most: float = 1 / 3) -> None:
+        """Act on at most the share `most`, rounded down."""
+        self.most = check.ratio("most", most, zero=True)
+        self.acted_on: tuple[str, ...] = ()
+        self.held_back: tuple[str, ...] = ()
+        """Members that would be acted on if there were room."""
+        self.times_held_back = 0
+        """How often a member began to be held back."""
+
+    def __repr__(self) -> str:
+        acted, held = len(self.acted_on), len(self.held_back)
+        return f"ActionBound({self.most:g}): {acted} acted on, {held} held back"
+
+    def choose(self, wanted: Iterable[str], total: int, room: int | None = None) -> tuple[str, ...]:
+        """Return the first of `wanted` that may be acted on, in a group of `total`.
+
+        `room` is a second bound, if there is one. Whoever was chosen before and is not chosen now
+        is to be let go.
+        """
+        listed = tuple(dict.fromkeys(wanted))
+        most = share_of(self.most, total)
+        if room is not None:
+            most = max(0, min(most, room))
+        self.acted_on, held_back = listed[:most], listed[most:]
+        self.times_held_back += len(set(held_back).difference(self.held_back))
+        self.held_back = held_back
+        return self.acted_on
+
+    def snapshot(self) -> dict[str, object]:
+        """Return whom the action applies to, and whom it would apply to without the bound."""
+        return {
+            "most": self.most,
+            "acted_on": list(self.acted_on),
+            "held_back": list(self.held_back),
+            "times_held_back": self.times_held_back,
+        }
+
+
 class Ejection(NamedTuple):
     """A host is out, for so many seconds."""
 

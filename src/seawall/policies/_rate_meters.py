@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall.models.rate_accounts import Account, SettledBucket
 from seawall.models.rate_buckets import LeakyBucket, TokenBucket
 from seawall.models.rate_rule import Rule
+from seawall.models.rate_split import divided, follow
 from seawall.models.rate_windows import AlignedWindow
 from seawall.policies._rate_caps import KeyedCaps
 from seawall.policies._rate_charges import Charge, Lane
@@ -336,6 +337,13 @@ class Meter:
         """Follow another rule of the same kind, and translate the states."""
         self._adopt(rule, now)
         self.configure(self.limit, rule, self.max_keys)
+
+    def divide(self, pods: int, now: float) -> None:
+        """Follow the rule for one of `pods`, and count as taken what that gains."""
+        whole = self.limit._rule()
+        if isinstance(whole, AlignedWindow):
+            whole.origin = self._origin
+        self.follow(follow(divided(whole, pods), self.rule, now), now)
 
     def _adopt(self, rule: Rule[Any], now: float) -> None:
         old = self.rule

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, NoReturn
 from seawall import _checks as check
 from seawall.clock import Clock, current_clock, epoch_of
 from seawall.errors import RateLimited
+from seawall.models.rate_buckets import LeakyBucket
 from seawall.models.rate_rule import Rule
 from seawall.models.rates import whole_microseconds
 from seawall.policies._rate_charges import Charge
@@ -92,6 +93,8 @@ class RateLimit(GatePolicy):
         self._meters = Meters(meters, check.count("max_waiting", max_waiting))
         self._align(current_clock())
         self._reserve_rejected = 0
+        self.pods = 1
+        """Among how many pods `divide` has divided the limits."""
         self.name = name
         self._sharing = Sharing.of(self, shared, name, sharing, batch, on_store_failure)
 
@@ -274,6 +277,32 @@ class RateLimit(GatePolicy):
             if blocked is None or charge is blocked.first
         ]
         return min(quotas, key=lambda quota: quota.left)
+
+    def divide(self, pods: int) -> None:
+        """Keep to one of `pods` equal parts of each limit from now on; 1 is all of it.
+
+        For pods that have no store to share a limit in. What a smaller number gains counts as
+        taken at that moment, since another pod may just have spent it. See `split_limit` in
+        `seawall.members`, which follows the number of live pods.
+        """
+        check.count("pods", pods)
+        if self._sharing is not None:
+            raise TypeError(
+                f"divide({pods}): the store of this limit knows how many pods there are; write"
+                " RateLimit(..., sharing='split') without divide, or divide without shared="
+            )
+        with self._meters.mutex, self._meters:
+            if any(isinstance(meter.rule, LeakyBucket) for meter in self._meters.all):
+                raise ValueError(
+                    f"divide({pods}): a leaky bucket keeps all calls apart, and pods that decide"
+                    " by themselves cannot; write algorithm='token_bucket'"
+                )
+            now = whole_microseconds(self._now())
+            if pods != self.pods:
+                for meter in self._meters.all:
+                    meter.divide(pods, now)
+                self.pods = pods
+                self._meters.attend_all()
 
     def lower(
         self,
@@ -501,6 +530,8 @@ class RateLimit(GatePolicy):
         self._given, self._options, self.limits = fresh._given, fresh._options, fresh.limits
         self._meters.max_waiting = fresh.max_waiting
         for meter, new in zip(self._meters.all, fresh._meters.all, strict=True):
+            if self.pods > 1:
+                new.divide(self.pods, now)
             meter.update(new, now)
         if self._sharing is not None:
             self._sharing.configure([meter.rule for meter in self._meters.all])

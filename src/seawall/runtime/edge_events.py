@@ -69,14 +69,14 @@ class LifecycleChanged(Event):
 
 
 class HostEjected(Event):
-    """A host got no more requests for a while, since it did worse than it should."""
+    """A host gets no more requests for a while: it did worse than it should, or is suspected."""
 
     __slots__ = ("cause", "host", "seconds")
     name = "host_ejected"
     is_change = True
 
     def __init__(self, guard: str, *, host: str, cause: str, seconds: float) -> None:
-        """Tell which host, why, and for how long."""
+        """Tell which host, why, and for how long; 0 seconds means until the cause is over."""
         super().__init__(guard)
         self.host = host
         self.cause = cause

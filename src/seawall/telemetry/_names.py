@@ -360,7 +360,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _gauge(
         "upstream_hosts",
         "upstreams state",
-        "Hosts by state: serving, ejected, failing checks",
+        "Hosts by state: serving, ejected, failing checks, suspected",
         "upstreams: hosts",
     ),
     # Members

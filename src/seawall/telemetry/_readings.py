@@ -344,7 +344,7 @@ def _ladder(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
 
 def _upstreams(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
     states = [host["state"] for host in seen["hosts"].values()]
-    for state in ("serving", "ejected", "failing checks"):
+    for state in ("serving", "ejected", "failing checks", "suspected"):
         yield "upstream_hosts", (name, state), states.count(state)
 
 
