@@ -143,7 +143,7 @@ WORDS = st.sampled_from(
 
 @given(
     st.lists(WORDS | st.text(max_size=12), max_size=4).filter(
-        lambda typed: not {"demo", "top"} & set(typed[:1])
+        lambda typed: not {"demo", "members", "top"} & set(typed[:1])
     )
 )
 def test_nothing_that_is_typed_raises(arguments: list[str]):
@@ -158,7 +158,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
     """`--help` tells what there is, and succeeds."""
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    assert list(COMMANDS) == ["worker", "top", "metrics", "keys", "demo"]
+    assert list(COMMANDS) == ["worker", "top", "members", "metrics", "keys", "demo"]
     for name, command in COMMANDS.items():
         assert f"{name:<8} {command.about}" in printed
     assert main(["metrics", "--help"]) == 0

@@ -1,4 +1,4 @@
-"""The command line: `seawall worker`, `top`, `metrics`, `keys` and `demo`.
+"""The command line: `seawall worker`, `top`, `members`, `metrics`, `keys` and `demo`.
 
 Promises: a mistake is told in a line, on the standard error, with exit status 2; Ctrl-C ends it
 quietly with 130, and so does a reader who has seen enough with 141. A command is loaded when it is
@@ -96,6 +96,14 @@ def _top(given: list[str]) -> int:
     return int(main(parser.parse_args(given)))
 
 
+def _members(given: list[str]) -> int:
+    from seawall.cli.members import add_arguments, main
+
+    parser = ArgumentParser("seawall members", description=_about("members"))
+    add_arguments(parser)
+    return main(parser.parse_args(given))
+
+
 def _keys(given: list[str]) -> int:
     from seawall.cli.keys import ABOUT, add_arguments, main
 
@@ -130,6 +138,9 @@ COMMANDS: Final = {
         _worker, "run workers and dispatchers until a signal stops them", "seawall.cli.worker"
     ),
     "top": Command(_top, "what goes on in a service, live in the terminal", "seawall.cli.top"),
+    "members": Command(
+        _members, "which members of a group are alive, suspected or gone", "seawall.cli.members"
+    ),
     "metrics": Command(
         _metrics,
         "the table of metrics; a Grafana dashboard and alert rules made from it",

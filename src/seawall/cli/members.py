@@ -1,0 +1,229 @@
+"""`seawall members`: who is there, who is suspected and by whom, as the pods of a service see it.
+
+Promises: it only reads. The exit status tells whether all members are alive (0), some are suspected
+or confirmed as failed (1), or nothing could be seen (2). It needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from seawall.cli._top_message import understood
+from seawall.cli._top_source import Source, Unreachable, header_of, place_of
+from seawall.cli.top import HEADERS
+from seawall.dashboard._bounds import WORST
+from seawall.dashboard._members import GROUP, TITLE, WORDS, member_of
+from seawall.dashboard._summary import LATE
+from seawall.dashboard.views import Row, View
+
+WELL, SUSPECTED, UNSEEN = 0, 1, 2
+"""The exit status."""
+
+EPILOG: Final = f"""\
+exit status: {WELL} all are alive, {SUSPECTED} some are suspected or confirmed as failed,\
+ {UNSEEN} not to be seen.
+"""
+
+Show = Callable[["list[Member]"], None]
+
+_CLEAR: Final = "\x1b[H\x1b[2J"
+
+
+class Sight(NamedTuple):
+    """What one pod sees of a member."""
+
+    pod: str
+    row: Row
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What is said of it: "for", "level", "round trip", "reason", "by"."""
+        return dict(self.row["facts"])
+
+
+class Member(NamedTuple):
+    """A member of a group, as all pods that watch it see it."""
+
+    group: str
+    name: str
+    sights: list[Sight]
+
+    @property
+    def worst(self) -> Sight:
+        """What the pod sees that sees it worst."""
+        return min(self.sights, key=_attention)
+
+    @property
+    def state(self) -> str:
+        """The worst state, and how many of the pods say so."""
+        state, watching = self.worst.row["state"], len(self.sights)
+        agreeing = sum(one.row["state"] == state for one in self.sights)
+        if watching == 1 or (agreeing == watching and state == "alive"):
+            return state
+        return f"{state} by {agreeing} of {watching} pods"
+
+
+def _attention(sight: Sight) -> tuple[int, float]:
+    return WORST.index(sight.row["tone"]), -(sight.row["track"] or 0.0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` the arguments of `seawall members`."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("url", help="where the dashboard is mounted, such as http://127.0.0.1:8000/seawall")
+    add("--watch", action="store_true", help="go on, and show each change until Ctrl-C")
+    add("--json", action="store_true", help="print one line of JSON instead of a table")
+    add("--group", action="append", metavar="NAME", help="only this group; may be repeated")
+    add(
+        "--header",
+        action="append",
+        metavar="'NAME: VALUE'",
+        help=f"send this header, may be repeated; or set {HEADERS}, which other users cannot see",
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Do what `args` ask for, and return the exit status."""
+    try:
+        lines = [*os.environ.get(HEADERS, "").splitlines(), *(args.header or ())]
+        headers = dict(header_of(text) for text in lines if text.strip())
+        source = Source(place_of(args.url), headers)
+        show = _print_json if args.json else _print_table
+        if args.watch:
+            return _watch(source, show, args.group)
+        everybody = _read(source.once())
+        members = _only(everybody, args.group)
+    except (ValueError, Unreachable) as error:
+        _tell(str(error))
+        return UNSEEN
+    if not members:
+        _tell(_nobody(everybody))
+        return UNSEEN
+    show(members)
+    return _status(members)
+
+
+def _watch(source: Source, show: Show, groups: Sequence[str] | None) -> int:
+    """Show each message; a service that restarts has no members for a while."""
+    status = UNSEEN
+    try:
+        for raw in source.messages(_tell):
+            members = _only(_read(raw), groups)
+            sys.stdout.write(_CLEAR if sys.stdout.isatty() else "")
+            show(members)
+            status = _status(members)
+    except KeyboardInterrupt:  # the usual way to leave
+        pass
+    return status
+
+
+def _tell(why: str) -> None:
+    sys.stderr.write(f"seawall members: {why}\n")
+
+
+def _nobody(everybody: Iterable[Member]) -> str:
+    known = sorted({one.group for one in everybody})
+    if known:
+        return f"no such group: there are {', '.join(known)}"
+    return "no pod watches members: make a Heartbeats or a Cluster in them"
+
+
+def _status(members: Iterable[Member]) -> int:
+    return SUSPECTED if any(one.worst.row["state"] in WORDS for one in members) else WELL
+
+
+# What is read
+
+
+def _read(raw: dict[str, Any]) -> list[Member]:
+    message = understood(raw).message
+    return members_of(message["views"], message["at"])
+
+
+def _only(members: list[Member], groups: Sequence[str] | None) -> list[Member]:
+    return [one for one in members if groups is None or one.group in groups]
+
+
+def members_of(views: Sequence[View], at: float) -> list[Member]:
+    """Return all members by group, the worst first; what old views say only if there are no others.
+
+    A pod that is gone, or cut off, has last seen the others as they were.
+    """
+    fresh = [view for view in views if not _is_old(view, at)]
+    found: dict[tuple[str, str], Member] = {}
+    for view in fresh or views:
+        rows = view["sections"].get(TITLE, [])
+        groups = [row["name"] for row in rows if row["kind"] == GROUP]
+        for row in rows:
+            for group in sorted(groups, key=len, reverse=True):
+                name = member_of(row, group)
+                if name is not None:
+                    member = found.setdefault((group, name), Member(group, name, []))
+                    member.sights.append(Sight(view["pod"]["name"], row))
+                    break
+    return sorted(found.values(), key=_rank)
+
+
+def _is_old(view: View, at: float) -> bool:
+    age = view.get("age", max(0.0, at - view["at"]))
+    return "gone" in view or age > LATE * max(view["every"], 0.1)
+
+
+def _rank(member: Member) -> tuple[str, int, str]:
+    return member.group, WORST.index(member.worst.row["tone"]), member.name
+
+
+# What is shown
+
+
+def _print_json(members: list[Member]) -> None:
+    """Print all on one line, in ASCII: what would steer a terminal stays escaped."""
+    told = [
+        {
+            "group": one.group,
+            "member": one.name,
+            "state": one.worst.row["state"],
+            "level_ratio": one.worst.row["track"],
+            "pods": {
+                sight.pod: {"state": sight.row["state"], **sight.facts} for sight in one.sights
+            },
+        }
+        for one in members
+    ]
+    sys.stdout.write(json.dumps(told, ensure_ascii=True) + "\n")
+    sys.stdout.flush()
+
+
+def _print_table(members: list[Member]) -> None:
+    sys.stdout.write("\n".join(table(members)) + "\n")
+    sys.stdout.flush()
+
+
+_COLUMNS: Final = ("MEMBER", "STATE", "LEVEL", "SINCE", "ROUND TRIP", "REASON")
+
+
+def table(members: list[Member]) -> Iterator[str]:
+    """Give the lines of the table; each group has its own, below its name."""
+    for group in dict.fromkeys(one.group for one in members):
+        rows = [_COLUMNS, *(_cells(one) for one in members if one.group == group)]
+        widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
+        yield f"{group}: {len(rows) - 1} members"
+        for row in rows:
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            yield f"  {'  '.join(cells)}".rstrip()
+
+
+def _cells(member: Member) -> tuple[str, ...]:
+    facts = member.worst.facts
+    reason = facts.get("reason", "")
+    if facts.get("by"):
+        reason = f"{reason} (by {facts['by']})".strip()
+    words = (facts.get(label, "-") for label in ("level", "for", "round trip"))
+    return (member.name, member.state, *words, reason)
