@@ -327,7 +327,8 @@ class Swim:
         self._gossip = GossipQueue(self.settings.retransmit_multiplier)
         self._timers: list[tuple[float, int, Callable[[float], Iterator[Directive]]]] = []
         self._serial = count()
-        self._numbers = count(1)
+        # Somewhere else in every process: an answer to another member's probe must not fit.
+        self._numbers = count(int(rng() * 2**32))
         self._others = 0  # how many of the members are present
         self._suspects: dict[str, Member] = {}
         self._verdict_at = inf  # when the first suspicion may have lasted long enough
