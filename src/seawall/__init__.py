@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from seawall.guard import Guard
     from seawall.jobs import Claim, LocalQueue, Worker
     from seawall.ladder import Ladder
+    from seawall.leases.lease import Lease
     from seawall.models.adaptive import aimd, gradient2, vegas
     from seawall.models.backoff import (
         Backoff,
@@ -152,7 +153,6 @@ if TYPE_CHECKING:
     from seawall.runtime.result import Result
     from seawall.runtime.streams import primed
     from seawall.shared._store import RedisStore
-    from seawall.shared.lease import Lease
     from seawall.shared.queue import PriorityQueue
     from seawall.watchdog import LoopWatchdog
 
@@ -406,7 +406,7 @@ _HOMES = {
     "runtime.result": "Result",
     "runtime.streams": "primed",
     "shared._store": "RedisStore",
-    "shared.lease": "Lease",
+    "leases.lease": "Lease",
     "shared.queue": "PriorityQueue",
     "watchdog": "LoopWatchdog",
 }

@@ -23,11 +23,11 @@ from redis.sentinel import Sentinel
 
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
+from seawall.leases.lease import Lease
 from seawall.shared import _clients
 from seawall.shared._clients import settings_of
 from seawall.shared._store import RedisStore
 from seawall.shared._urls import parse
-from seawall.shared.lease import Lease
 from tests.shared.support import Server, binary, free_port
 
 SECRET = "s3cr3t!/@:?#"  # noqa: S105 - of no server but ours

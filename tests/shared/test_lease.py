@@ -19,13 +19,15 @@ from hypothesis import strategies as st
 from seawall import deadline
 from seawall.clock import SYSTEM, VirtualClock
 from seawall.errors import DeadlineExceeded, LeaseLost, StoreUnavailable, TimedOut
+from seawall.leases import holding
+from seawall.leases.lease import Lease
+from seawall.leases.waiting import Bell
 from seawall.models.lease import Busy, Granted, LeaseModel
 from seawall.runtime.events import LeaseChanged, subscribe
-from seawall.shared import _lease_holding, _lease_waiting
-from seawall.shared._lease_waiting import Bell, answer_of
+from seawall.shared import _lease
+from seawall.shared._lease import answer_of
 from seawall.shared._link import Link
 from seawall.shared._store import RedisStore
-from seawall.shared.lease import Lease
 from tests.shared.support import keys_without_expiry, mutate
 from tests.support import falsified, let_pass
 
@@ -353,7 +355,7 @@ def test_it_is_held_from_before_the_request_was_sent(by_hand, monkeypatch):
 
     monkeypatch.setattr(by_hand, "ask", slowly)
     lease.acquire()
-    assert lease.left == pytest.approx(LONG * (1 - _lease_holding.DRIFT) - 3)
+    assert lease.left == pytest.approx(LONG * (1 - holding.DRIFT) - 3)
     hands.advance(lease.left)
     assert not lease.held
     with pytest.raises(LeaseLost):
@@ -386,7 +388,7 @@ def test_renewing_winds_it_up(by_hand, frozen):
         hands.advance(LONG / 2)
         frozen.advance(int(LONG * 1e6 / 2))
         asyncio.run(lease._holding.renew())
-        assert lease.left == pytest.approx(LONG * (1 - _lease_holding.DRIFT))
+        assert lease.left == pytest.approx(LONG * (1 - holding.DRIFT))
         assert not rival.try_acquire()
     assert lease.release()
 
@@ -450,7 +452,7 @@ def check_seen(store):
     lease = Lease(store, f"seen{next(_serial)}", ttl=LONG, clock=hands)
     lease.acquire()
     hands.advance(LONG / 2)
-    sent, until, seen = hands.now(), _lease_holding.Terms.until, []
+    sent, until, seen = hands.now(), holding.Terms.until, []
 
     def look_first(terms, sent):
         hands.advance(LONG / 2)  # now what it had is over, and what is renewed is not
@@ -458,7 +460,7 @@ def check_seen(store):
         return until(terms, sent)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_lease_holding.Terms, "until", look_first)
+        patch.setattr(holding.Terms, "until", look_first)
         lease._holding._renewed(sent, Granted(lease.token))
     assert seen == [False]
     assert not lease.held
@@ -472,7 +474,7 @@ def test_whoever_saw_it_lost_never_sees_it_held(by_hand):
 def test_unless_the_look_settled_it(by_hand, monkeypatch):
     """Without that the lease would come back to life."""
     forgetful = property(lambda _holding: False, lambda _holding, _seen: None)
-    monkeypatch.setattr(_lease_holding.Holding, "_seen_over", forgetful, raising=False)
+    monkeypatch.setattr(holding.Holding, "_seen_over", forgetful, raising=False)
     with pytest.raises(AssertionError):
         check_seen(by_hand)
 
@@ -506,7 +508,7 @@ def test_clocks_that_run_apart_a_little_make_no_two_holders(by_hand, frozen):
 
 def test_without_that_margin_two_would_hold_it(by_hand, frozen, monkeypatch):
     """A clock that runs slower by a hair is enough."""
-    monkeypatch.setattr(_lease_holding, "DRIFT", 0.0)
+    monkeypatch.setattr(holding, "DRIFT", 0.0)
     assert falsified(lambda drift: check_drift(by_hand, frozen, drift), DRIFTS)
 
 
@@ -602,12 +604,12 @@ def test_a_cancelled_wait_leaves_nothing_behind(server, new_store):
 
 def keep_unwanted(monkeypatch):
     """Give nothing back that comes too late."""
-    monkeypatch.setattr(_lease_waiting.About, "unwanted", lambda *_: None)
+    monkeypatch.setattr(_lease.RedisLease, "unwanted", lambda *_: None)
 
 
 def keep_unheard(monkeypatch):
     """Withdraw nothing that was not answered."""
-    monkeypatch.setattr(_lease_holding.Terms, "withdraw", lambda *_: None)
+    monkeypatch.setattr(holding.Terms, "withdraw", lambda *_: None)
 
 
 def test_unless_it_were_given_back(server, new_store, monkeypatch):
@@ -657,7 +659,7 @@ def test_an_answer_that_was_lost_does_not_lock_its_own_holder_out(server, new_st
     keep_unwanted(monkeypatch)
     keep_unheard(monkeypatch)
     lease = Lease(new_store(url=server.url, timeout=0.2), "unheard", ttl=LONG)
-    lease._store.call("probe", [lease._store.key("warm", "up")], [])
+    lease._share._store.call("probe", [lease._share._store.key("warm", "up")], [])
     server.freeze()
     with pytest.raises(StoreUnavailable):
         lease.try_acquire()
@@ -710,7 +712,7 @@ def test_different_leases_do_not_wait_for_each_other(new_store, monkeypatch):
 def test_a_silent_store_does_not_make_it_wait_longer_than_asked(server, new_store):
     """The timeout and the deadline bound the question too, in threads and tasks."""
     lease = Lease(new_store(url=server.url, timeout=SOON), "silent", ttl=LONG)
-    lease._store.call("probe", [lease._store.key("warm", "up")], [])
+    lease._share._store.call("probe", [lease._share._store.key("warm", "up")], [])
     server.freeze()
     began = SYSTEM.now()
     with pytest.raises(StoreUnavailable):
@@ -785,7 +787,7 @@ def test_an_outage_to_the_end_is_told_as_such(new_store):
 HOLDER = dedent("""
     import sys
     from seawall.shared._store import RedisStore
-    from seawall.shared.lease import Lease
+    from seawall.leases.lease import Lease
 
     store = RedisStore(sys.argv[1], prefix=sys.argv[2], timeout=1.0)
     lease = Lease(store, "stopped", ttl=1.0)

@@ -12,7 +12,7 @@ from seawall.models.probes import Probe
 from seawall.shared._breaker_wire import Nonsense, Reply, Standing, parse_replies
 
 if TYPE_CHECKING:
-    from seawall.shared._asking import Asking
+    from seawall.runtime.asking import Asking
     from seawall.shared._breaker import Share
     from seawall.shared._breaker_mirror import Mirror
 

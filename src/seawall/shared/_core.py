@@ -20,9 +20,9 @@ from seawall._failures import described
 from seawall._redaction import printable
 from seawall.clock import Clock
 from seawall.errors import StoreUnavailable
+from seawall.runtime.asking import Asking, Coalesced
 from seawall.runtime.background import OWN_THREAD, Background, Handle, run_in
 from seawall.runtime.mutex import survives_fork
-from seawall.shared._asking import Asking, Coalesced
 from seawall.shared._clients import settings_of
 from seawall.shared._health import Health
 from seawall.shared._keys import make_key, name_part

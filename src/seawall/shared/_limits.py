@@ -33,7 +33,7 @@ from seawall.shared._limits_wire import (
 )
 
 if TYPE_CHECKING:
-    from seawall.shared._asking import Asking
+    from seawall.runtime.asking import Asking
     from seawall.shared._store import RedisStore
 
 

@@ -17,7 +17,7 @@ from seawall.shared._limits import SharedLimits
 from seawall.shared._limits_wire import AT_ONCE, Names, Take, Takings, Terms
 
 if TYPE_CHECKING:
-    from seawall.shared._asking import Asking
+    from seawall.runtime.asking import Asking
 
 
 class ExactLimits(SharedLimits):

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall._failures import described
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
+from seawall.runtime.asking import Asking, Coalesced
 from seawall.runtime.background import bounded
-from seawall.shared._asking import Asking, Coalesced
 from seawall.shared._scripts import Script
 
 if TYPE_CHECKING:

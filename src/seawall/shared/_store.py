@@ -15,6 +15,7 @@ from seawall import registry
 from seawall.shared._core import StoreCore
 
 if TYPE_CHECKING:
+    from seawall.leases.store import LeaseShare
     from seawall.runtime.breaker_share import BreakerShare
     from seawall.runtime.limit_share import LimitShare
     from seawall.shared._pods import Pods
@@ -112,3 +113,9 @@ class RedisStore(StoreCore):
         from seawall.shared._breaker import Share
 
         return Share(self, name, settings, owner, **how)
+
+    def lease(self, name: str) -> LeaseShare:
+        """Return the lease called `name`; see `LeaseStore`."""
+        from seawall.shared._lease import RedisLease
+
+        return RedisLease(self, name)

@@ -30,10 +30,10 @@ from seawall.models.queue_jobs import (
     Letter,
     Seen,
 )
+from seawall.runtime.asking import Asking
 from seawall.runtime.events import DeadLetterDropped, JobDied, SettingsDiffer, emit
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex, survives_fork
-from seawall.shared._asking import Asking
 from seawall.shared._queue_releases import releases_of
 from seawall.shared._store import RedisStore
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 from seawall.errors import StoreUnavailable
+from seawall.leases.store import Release, Renew, Withdraw
 from seawall.models.lease import Busy, Granted
 from seawall.runtime.events import LeaseChanged, emit
 from seawall.runtime.mutex import Mutex
-from seawall.shared._lease_waiting import Arguments, answer_of
+from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
-    from seawall.runtime.background import Handle
-    from seawall.shared._link import Link
-    from seawall.shared._store import RedisStore
+    from seawall.leases.store import Job, LeaseShare
 
 DRIFT: Final = 0.001
 """Clocks may run apart by this share: the holder gives up that much before the store does."""
@@ -26,51 +24,26 @@ GIVING_BACK: Final = 1.0
 
 
 class Terms(NamedTuple):
-    """What does not change about a lease, and what its script is told."""
+    """What does not change about a lease."""
 
-    store: RedisStore
+    share: LeaseShare
     name: str
-    key: str
-    channel: str
     ttl: float
     renew_every: float
     clock: Clock
 
-    def taking(self, holder: str, attempt: int) -> Arguments:
-        """Return the arguments that take it."""
-        return "take", self.channel, holder, round(self.ttl * 1e6), attempt
-
-    def renewing(self, token: int) -> Arguments:
-        """Return the arguments that renew it."""
-        return "renew", self.channel, token, round(self.ttl * 1e6)
-
-    def releasing(self, token: int) -> Arguments:
-        """Return the arguments that end it."""
-        return "release", self.channel, token
+    @property
+    def microseconds(self) -> int:
+        """The time to live, as stores have it."""
+        return round(self.ttl * 1e6)
 
     def give_back(self, token: int) -> None:
         """End it in the background, if it is still that of `token`."""
-        link = self._own_link() if self.store.closed else None
-        if link is None:
-            self.store.post("lease", [self.key], self.releasing(token))
-        else:
-            script = self.store.script("lease")
-            link.spawn(link.run(script, [self.key], self.releasing(token), GIVING_BACK))
+        self.share.post(Release(token))
 
     def withdraw(self, holder: str, attempt: int) -> None:
         """End it in the background, if `holder` got it by this attempt and never heard of it."""
-        if self.store.up:
-            self.store.post("lease", [self.key], ("withdraw", self.channel, holder, attempt))
-
-    def _own_link(self) -> Link | None:
-        """Return the link of a user's loop that runs here: it outlives the background's."""
-        from asyncio import get_running_loop
-
-        try:
-            loop = get_running_loop()
-        except RuntimeError:
-            return None
-        return None if loop is self.store._background.loop else self.store._links.here()
+        self.share.post(Withdraw(holder, attempt))
 
     def until(self, sent: float) -> float:
         """Return until when it is held for sure, if a request sent at `sent` has succeeded."""
@@ -89,7 +62,7 @@ class Holding:
         self._until = terms.until(sent)
         self._due = self._seen_over = self._ended = False
         self._mutex = Mutex()
-        self._renewal: Handle | None = None
+        self._renewal: Job | None = None
         self._unwatch: Callable[[], None] | None = None
 
     @property
@@ -105,28 +78,25 @@ class Holding:
         return 0.0
 
     def start(self) -> bool:
-        """Renew it from now on, in the store's background thread; False if the store is closed."""
-        store = self._terms.store
-        held = _to_give_back(store)
-        held.add(self)
+        """Renew it from now on, in the background; False if the store is closed."""
+        share = self._terms.share
+        share.keep(self)
         try:
-            store.start()
+            share.start()
         except StoreUnavailable:
             pass  # closed, as is seen next
-        if store.closed:
+        if share.closed:
             # Whoever closes it may have looked before this was added: it is undone here.
             self._ended = True
-            held.discard(self)
+            share.forget(self)
             return False
-        self._renewal = store.every(self._terms.renew_every, self.renew)
-        self._unwatch = store.watch(self._on_health)
+        self._renewal = share.every(self._terms.renew_every, self.renew)
+        self._unwatch = share.watch(self._on_health)
         emit(LeaseChanged, self._terms.name, token=self.token, held=True, cause="acquired")
         return True
 
     async def renew(self) -> None:
         """Renew the lease if that is due; if the store fails, try until the time is over."""
-        from asyncio import sleep
-
         terms = self._terms
         while not self._ended:
             sent = terms.clock.now()
@@ -136,17 +106,14 @@ class Holding:
             if not self.left:
                 self._lose("expired")
                 return
-            patience = max(terms.store.timeout, min(terms.renew_every, self._until - sent))
+            patience = max(terms.share.timeout, min(terms.renew_every, self._until - sent))
             try:
-                reply = await terms.store.acall(
-                    "lease", [terms.key], terms.renewing(self.token), patience
-                )
-                answer = answer_of(reply)
+                answer = await terms.share.call(Renew(self.token, terms.microseconds), patience)
             except StoreUnavailable:
                 rest = self._until - terms.clock.now()
                 if rest > 2 * terms.renew_every:
                     return
-                await sleep(max(0.0, min(rest, terms.renew_every / 4)))
+                await sleep_async(max(0.0, min(rest, terms.renew_every / 4)))
             else:
                 self._renewed(sent, answer)
                 return
@@ -188,9 +155,8 @@ class Holding:
 
     async def release(self) -> None:
         """Let others have it, if the store can be reached."""
-        terms = self._terms
         try:
-            await terms.store.acall("lease", [terms.key], terms.releasing(self.token), GIVING_BACK)
+            await self._terms.share.call(Release(self.token), GIVING_BACK)
         except StoreUnavailable:
             pass  # then it runs out by itself
 
@@ -212,28 +178,8 @@ class Holding:
         return not ended
 
     def _forget(self) -> None:
-        _to_give_back(self._terms.store).discard(self)
+        self._terms.share.forget(self)
         if self._renewal is not None:
             self._renewal.stop()
         if self._unwatch is not None:
             self._unwatch()
-
-
-_held: WeakKeyDictionary[RedisStore, set[Holding]] = WeakKeyDictionary()
-
-
-def _to_give_back(store: RedisStore) -> set[Holding]:
-    """Return what is to be given back when `store` is closed."""
-    fresh = set[Holding]()
-    held = _held.setdefault(store, fresh)
-    if held is fresh:
-
-        async def give_back() -> None:
-            from asyncio import gather
-
-            # All are told before the store is asked for anything: it may be away.
-            ended = [holding for holding in list(held) if holding.close()]
-            await gather(*(holding.release() for holding in ended))
-
-        store.at_close(give_back)
-    return held

@@ -1,25 +1,22 @@
-"""How a lease is asked for, and what one waits for meanwhile."""
+"""What taking a lease waits for: an answer, an instant, or the word that the lease is free."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from seawall._checks import MOST
 from seawall.errors import StoreUnavailable
-from seawall.models.lease import Busy, Granted
 from seawall.runtime.runners import wait_async, wait_sync
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
-    from seawall.shared._asking import Asking
-    from seawall.shared._store import RedisStore
+    from seawall.leases.store import LeaseShare
+    from seawall.models.lease import Busy, Granted
+    from seawall.runtime.asking import Asking
 
 T = TypeVar("T")
 Steps = Generator[Any, Any, T]
 """Questions and pauses, written once; carried out by blocking or by awaiting."""
-
-Arguments = tuple[str | int, ...]
 
 
 def run(steps: Steps[T], clock: Clock) -> T:
@@ -48,44 +45,6 @@ async def arun(steps: Steps[T], clock: Clock) -> T:
         steps.close()
 
 
-class About:
-    """How one lease is asked about: one question at a time, and never behind another lease's."""
-
-    script: str = "lease"
-    most: int = 1
-
-    def __init__(self, key: str, give_back: Callable[[int], object]) -> None:
-        """Ask about what is kept at `key`; call `give_back(token)` for what nobody waits for."""
-        self._key = key
-        self._give_back = give_back
-
-    def pack(self, items: Any) -> tuple[list[str], Arguments]:
-        """Return what the script is given; an item is its arguments."""
-        arguments: Arguments = items[0]
-        return [self._key], arguments
-
-    def unpack(self, reply: Any, _items: Any) -> list[Granted | Busy]:
-        """Return the answer."""
-        return [answer_of(reply)]
-
-    def unwanted(self, item: Arguments, answer: Granted | Busy) -> None:
-        """Give back what was taken for somebody who has gone."""
-        if item[0] == "take" and isinstance(answer, Granted):
-            self._give_back(answer.token)
-
-
-def answer_of(reply: Any) -> Granted | Busy:
-    """Return what the script `lease` replied; raise `StoreUnavailable` if it makes no sense."""
-    try:
-        done, token, left = reply
-        numbers = int(done), int(token), int(left)
-    except (TypeError, ValueError):
-        numbers = (-1, 0, 0)
-    if numbers[0] not in {0, 1} or not all(0 <= number <= MOST for number in numbers):
-        raise StoreUnavailable("the store's answer about a lease makes no sense")
-    return Granted(numbers[1]) if numbers[0] else Busy(numbers[1], numbers[2])
-
-
 def sooner(one: float | None, other: float | None) -> float | None:
     """Return the earlier of two instants; None: never."""
     return other if one is None else one if other is None else min(one, other)
@@ -111,12 +70,11 @@ class Question:
 
 
 class Bell:
-    """Rings when somebody releases the lease, and when what was told may have been missed."""
+    """Rings when the lease was released, and when a message about that may have been missed."""
 
-    def __init__(self, store: RedisStore, channel: str) -> None:
+    def __init__(self, share: LeaseShare) -> None:
         """Be silent until `listen`."""
-        self._store = store
-        self._channel = channel
+        self._share = share
         self._stop: Callable[[], None] | None = None
         self._wakers: list[Callable[[], bool]] = []
         self.rung = False
@@ -124,8 +82,8 @@ class Bell:
     def listen(self) -> None:
         """Ring from now on; again does nothing."""
         if self._stop is None:
-            self._stop = self._store.listen(self._channel, self._hear)
-            self._store.start()
+            self._stop = self._share.listen(self._hear)
+            self._share.start()
 
     def close(self) -> None:
         """Ring no more."""
@@ -142,7 +100,7 @@ class Bell:
         """Wake nobody any more."""
         self._wakers.clear()
 
-    def _hear(self, _message: bytes) -> None:
+    def _hear(self) -> None:
         self.rung = True
         self._ring()
 

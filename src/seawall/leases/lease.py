@@ -1,12 +1,14 @@
 """A lease: one holder over all pods, for as long as it renews, with a fencing token.
 
-Promises: the store gives a lease to one holder at a time; each holder's token is higher than those
-of all holders before; `held` turns false no later than the store may give the lease to another,
-judged by this machine's monotonic clock from before the request was sent; what is lost stays lost,
-`on_lost` is told once, and the store takes nothing from an earlier holder any more.
+Promises:
+- The store (Redis, PostgreSQL or SQLite) gives a lease to one holder at a time.
+- Each holder's token is higher than those of all holders before.
+- `held` turns false no later than the store may give the lease to another, judged by this machine's
+  monotonic clock from before the request was sent. A lost lease stays lost.
+- `on_lost` is called once. The store accepts nothing from an earlier holder.
 
-What no lease can promise: that a process which is stopped just after it looked at `held` does not
-act later. So hand the token to what is protected, and let that refuse lower ones.
+No lease can promise that a process which is stopped just after it looked at `held` does not act
+later. So pass the token to the resource that is protected, and let that refuse lower ones.
 """
 
 from __future__ import annotations
@@ -15,34 +17,29 @@ import logging
 from collections.abc import Callable, Iterator
 from math import inf
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from seawall import _checks as check
 from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import give_up_at
 from seawall.errors import DeadlineExceeded, LeaseLost, StoreUnavailable, TimedOut
+from seawall.leases.holding import Holding, Terms
+from seawall.leases.store import LeaseStore, Release, Take
+from seawall.leases.waiting import Bell, Pause, Question, Steps, arun, run
 from seawall.models.backoff import full_jitter
 from seawall.models.lease import Busy, Granted
+from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex, survives_fork
-from seawall.shared._lease_holding import Holding, Terms
-from seawall.shared._lease_waiting import About, Bell, Pause, Question, Steps, arun, run
 
 if TYPE_CHECKING:
     from random import Random
 
-    from seawall.shared._store import RedisStore
-
-Kind = Literal["sync", "async"]
-
 LONGEST_TTL: Final = 30 * 24 * 3600.0
 """Seconds: whoever needs a lease for longer renews it."""
 
-LONGEST_POLL: Final = 30.0
-"""Seconds after which whoever waits asks again, whatever it was told."""
-
 SPREAD: Final = 0.25
-"""Whoever waits for a lease to run out asks within so many seconds after, at a random moment."""
+"""Seconds after a lease has run out in which those that wait ask, each at a random moment."""
 
 _WOKEN: Final = full_jitter(0.005, cap=SPREAD)
 _FAILED: Final = full_jitter(0.1, cap=1.0)
@@ -56,7 +53,7 @@ class Lease:
 
     def __init__(
         self,
-        store: RedisStore,
+        store: LeaseStore,
         name: str,
         *,
         ttl: float = 10.0,
@@ -67,12 +64,14 @@ class Lease:
     ) -> None:
         """Compete for the lease `name` with all that have the same store, prefix and name.
 
-        A holder that is not heard of for `ttl` seconds has lost it. The store's background thread
-        renews it every `renew_every` seconds (a third of `ttl`); if it is lost while held, that
-        thread calls `on_lost(lease)`: a plain function, and quick.
+        `store` is a `RedisStore`, or a `seawall.durable.Database` whose tables were migrated. A
+        holder that is not heard of for `ttl` seconds has lost it. It is renewed in the background
+        every `renew_every` seconds (a third of `ttl`). If it is lost while held, `on_lost(lease)`
+        is called there: a plain function, and quick. The background is a thread of the store;
+        for a database that is awaited it is the event loop in which the lease was taken.
         """
-        if isinstance(store, type) or not hasattr(store, "acall"):
-            raise TypeError(f"Lease({store!r}, ...): pass a RedisStore")
+        if isinstance(store, type) or not hasattr(store, "lease"):
+            raise TypeError(f"Lease({store!r}, ...): pass a RedisStore or a Database")
         if not isinstance(name, str) or not name:
             raise TypeError(f"Lease(store, {name!r}): write a name, such as 'nightly-report'")
         self.name = name
@@ -87,14 +86,12 @@ class Lease:
         self._clock = current_clock() if clock is None else check_clock(clock)
         self._rng = rng
         self._random = _chance(rng)
-        self._store = store
-        key, channel = store.key("lease", name), store.channel("lease", name)
-        self._terms = Terms(store, name, key, channel, self.ttl, every, self._clock)
+        self._share = store.lease(name)
+        self._terms = Terms(self._share, name, self.ttl, every, self._clock)
         self._holder = token_hex(8)
         self._attempt = 0
         self._token = 0
         self._mutex = Mutex()
-        self._about = About(key, self._terms.give_back)
         self._asking = self._unheard = False
         self._holding: Holding | None = None
         survives_fork(self)
@@ -214,7 +211,7 @@ class Lease:
         until, _by_deadline = give_up_at(began, wait)
         bound = self._bound(began, wait or inf)  # 0: one question, which takes its time
         woken, failed = _WOKEN.delays(self._random), _FAILED.delays(self._random)
-        bell = Bell(self._store, self._terms.channel)
+        bell = Bell(self._share)
         known: Busy | str = ""
         self._occupy()
         try:
@@ -247,13 +244,13 @@ class Lease:
         if isinstance(answer, str):
             return next(failed)
         spread = self._random() * min(SPREAD, self.ttl / 10)
-        return min(answer.left / 1e6, LONGEST_POLL) + spread
+        return min(answer.left / 1e6, self._share.longest_poll(self.ttl)) + spread
 
     def _in_time(self, again: float, now: float, until: float | None) -> float:
         """Return when to ask again: the last time while there is time for an answer."""
         if until is None:
             return again
-        last = until - self._store.timeout
+        last = until - self._share.timeout
         return min(again, last if now < last else until)
 
     def _rest(self, until: float, bell: Bell) -> Steps[bool]:
@@ -268,10 +265,10 @@ class Lease:
         """Ask for the lease once, and hold it if it is granted; a failure is returned as text."""
         self._refuse_if_closed()
         self._attempt += 1
-        arguments = self._terms.taking(self._holder, self._attempt)
+        take = Take(self._holder, self._attempt, self._terms.microseconds)
         sent = self._clock.now()
         self._unheard = True
-        asking = self._store.ask(kind, self._about, arguments, self._clock)
+        asking = self._share.ask(kind, take, self._clock)
         answer: Granted | Busy | str = yield Question(asking, until)
         self._unheard = isinstance(answer, str)
         if isinstance(answer, Granted) and not self._hold(answer.token, sent):
@@ -285,9 +282,8 @@ class Lease:
         if token is None:
             return False
         answer: Granted | Busy | str = ""
-        arguments = self._terms.releasing(token)
         try:
-            answer = yield Question(self._store.ask(kind, self._about, arguments, self._clock))
+            answer = yield Question(self._share.ask(kind, Release(token), self._clock))
         finally:
             if isinstance(answer, str):
                 self._terms.give_back(token)  # it may not have arrived
@@ -305,8 +301,8 @@ class Lease:
         return until
 
     def _refuse_if_closed(self) -> None:
-        if self._store.closed:
-            raise StoreUnavailable(f"the store {self._store.name!r} was closed")
+        if self._share.closed:
+            raise StoreUnavailable(f"the store {self._share.store_name!r} was closed")
 
     def _too_late(self, answer: Busy | str, seconds: float) -> Exception:
         if isinstance(answer, str):

@@ -1,0 +1,1 @@
+"""Leases: one holder over all pods, kept in Redis, PostgreSQL or SQLite."""
