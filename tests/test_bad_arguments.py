@@ -1851,7 +1851,9 @@ ANYTHING = frozenset(
 )
 """Arguments that may be anything, are in the first table, or that Seawall itself gives."""
 
-OURS = frozenset({"bind", "refused", "end_window", "queue_wait", "limits", "breaker", "__call__"})
+OURS = frozenset(
+    {"bind", "refused", "end_window", "queue_wait", "limits", "breaker", "lease", "__call__"}
+)
 """Methods for Seawall's own use, with arguments of Seawall's own."""
 
 

@@ -18,6 +18,7 @@ from seawall.durable import (
     Answer,
     Database,
     Dispatcher,
+    Fence,
     FifoReceiver,
     FifoSender,
     FromRow,
@@ -791,6 +792,20 @@ DURABLE: list[Row] = [
         body=([("text", TypeError), (5, TypeError), (None, TypeError)], "body"),
         tolerance=(_POSITIVE, "seconds"),
         now=([("1", TypeError), (nan, ValueError), (True, TypeError)], "now"),
+    ),
+    *_new(
+        Fence,
+        {"database": DATABASE, "resource": "reports"},
+        database=(_DATABASES, "pass a Database"),
+        resource=([(5, TypeError), ("", TypeError)], "write a name"),
+    ),
+    *_method(
+        lambda: Fence(DATABASE, "reports"),
+        "Fence.check",
+        {"conn": CONNECTION, "token": 7},
+        "acheck",
+        conn=(_CONNECTIONS, "pass"),
+        token=(_COUNTS, "write"),
     ),
     # Inbox and FIFO
     *_new(

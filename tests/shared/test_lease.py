@@ -1,4 +1,7 @@
-"""Leases on a real server: agreement with the model, and what a holder and its rivals see."""
+"""Leases in Redis: the script and the model, and what only this store has.
+
+What a lease promises on every store is in tests/leases/test_conformance.py.
+"""
 
 from __future__ import annotations
 
@@ -180,32 +183,6 @@ def test_a_reply_that_makes_no_sense_is_a_failure_of_the_store(reply):
 # Holding and waiting
 
 
-def test_one_holds_it_and_others_do_not(new_store, events):
-    """A second pod is refused while the first holds it, and gets a higher token afterwards."""
-    one, two = (Lease(new_store(), "report", ttl=LONG) for _ in range(2))
-    assert one.try_acquire()
-    assert one.held
-    assert 0 < one.left <= LONG
-    assert not two.try_acquire()
-    assert not two.held
-    with pytest.raises(LeaseLost, match="'report' is not held"):
-        two.check()
-    one.check()
-    first = one.token
-    assert one.release()
-    assert not one.held
-    assert one.token == first
-    assert two.acquire(0) > first
-    assert repr(two) == f"<Lease 'report': held, token {two.token}>"
-    assert two.snapshot()["held"]
-    two.release()
-    assert repr(two) == "<Lease 'report': not held>"
-    assert [(event.held, event.cause) for event in events] == [
-        (True, "acquired"),
-        (False, "released"),
-    ] * 2
-
-
 def test_a_block_holds_it_in_threads_and_tasks(store):
     """`with` and `async with` take it and give it back, also when the block fails."""
     lease = Lease(store, "both", ttl=LONG)
@@ -225,21 +202,6 @@ def test_a_block_holds_it_in_threads_and_tasks(store):
         await store.aclose()
 
     asyncio.run(scenario())
-
-
-def test_waiting_ends_in_time(new_store):
-    """After the timeout, or at the deadline, whoever waits is told that others hold the lease."""
-    one, two = (Lease(new_store(), "late", ttl=LONG) for _ in range(2))
-    one.acquire()
-    with pytest.raises(TimedOut, match="'late' was held by others"):
-        two.acquire(0)
-    began = SYSTEM.now()
-    with pytest.raises(TimedOut):
-        two.acquire(0.05)
-    with deadline(0.05), pytest.raises(TimedOut):
-        two.acquire()
-    assert SYSTEM.now() - began < SOON
-    assert one.release()
 
 
 def test_a_release_wakes_who_waits(new_store):
@@ -272,19 +234,6 @@ def test_without_the_message_one_would_wait_for_the_end_of_the_lease(new_store, 
     assert waiter.is_alive()
     waiter.join(SOON)  # it asks once more while there is time for an answer
     assert two.release()
-
-
-def test_whoever_waits_also_looks_when_the_lease_runs_out(new_store, monkeypatch):
-    """A holder that is gone without a word is followed after its time to live."""
-    monkeypatch.setattr(Bell, "listen", lambda _bell: None)
-    one, two = (Lease(new_store(), "gone", ttl=0.5, rng=Random(7)) for _ in range(2))
-    one.acquire()
-    one._holding.abandon()  # it is not renewed any more
-    token = one.token
-    began = SYSTEM.now()
-    assert two.acquire(SOON) > token
-    assert 0.2 < SYSTEM.now() - began < 5
-    two.release()
 
 
 def test_tasks_and_threads_compete_and_never_overlap(new_store, seed):
@@ -325,41 +274,7 @@ def test_tasks_and_threads_compete_and_never_overlap(new_store, seed):
     assert tokens == sorted(set(tokens))
 
 
-def test_one_object_is_one_holder(store):
-    """While it is in use it cannot be taken again, not even after it was lost."""
-    lease = Lease(store, "mine", ttl=LONG)
-    lease.acquire()
-    with pytest.raises(RuntimeError, match="need a Lease each"):
-        lease.try_acquire()
-    lease._holding._lose("expired")
-    with pytest.raises(RuntimeError, match="even if it was lost"):
-        lease.acquire()
-    assert not lease.release()
-    assert lease.try_acquire()
-    assert lease.release()
-    assert not lease.release()
-
-
 # Losing it
-
-
-def test_it_is_held_from_before_the_request_was_sent(by_hand, monkeypatch):
-    """What the answer took on its way does not count, and a margin is kept for the clocks."""
-    hands = Hands()
-    lease = Lease(by_hand, "slow", ttl=LONG, clock=hands)
-    ask = by_hand.ask
-
-    def slowly(*args):
-        hands.advance(3)
-        return ask(*args)
-
-    monkeypatch.setattr(by_hand, "ask", slowly)
-    lease.acquire()
-    assert lease.left == pytest.approx(LONG * (1 - holding.DRIFT) - 3)
-    hands.advance(lease.left)
-    assert not lease.held
-    with pytest.raises(LeaseLost):
-        lease.check()
 
 
 def test_what_is_granted_too_late_is_given_back(new_store, monkeypatch):
@@ -376,42 +291,6 @@ def test_what_is_granted_too_late_is_given_back(new_store, monkeypatch):
     assert not lease.try_acquire()
     assert not lease.held
     assert Lease(new_store(), "too-late", ttl=LONG).acquire(SOON)
-
-
-def test_renewing_winds_it_up(by_hand, frozen):
-    """Each renewal counts from when it was sent; the store lets it last as long."""
-    hands = Hands()
-    lease = Lease(by_hand, "kept", ttl=LONG, clock=hands)
-    rival = Lease(by_hand, "kept", ttl=LONG)
-    lease.acquire()
-    for _ in range(5):
-        hands.advance(LONG / 2)
-        frozen.advance(int(LONG * 1e6 / 2))
-        asyncio.run(lease._holding.renew())
-        assert lease.left == pytest.approx(LONG * (1 - holding.DRIFT))
-        assert not rival.try_acquire()
-    assert lease.release()
-
-
-def test_it_is_lost_when_the_store_knows_another(by_hand, frozen, events):
-    """A renewal that is refused ends it: `on_lost` is told once, the token is worth nothing."""
-    hands, told = Hands(), []
-    lease = Lease(by_hand, "taken", ttl=LONG, clock=hands, on_lost=told.append)
-    rival = Lease(by_hand, "taken", ttl=LONG)
-    lease.acquire()
-    frozen.advance(int(LONG * 1e6))  # the server's clock ran ahead
-    assert rival.try_acquire()
-    assert lease.held
-    assert rival.token > lease.token
-    hands.advance(LONG / 2)
-    asyncio.run(lease._holding.renew())
-    asyncio.run(lease._holding.renew())
-    assert not lease.held
-    assert told == [lease]
-    assert not lease.release()
-    assert rival.held
-    assert rival.release(), "what the old holder did has not ended the new one"
-    assert (events[2].token, events[2].held, events[2].cause) == (lease.token, False, "taken")
 
 
 def test_a_block_that_outlives_its_lease_says_so(store, client):
@@ -521,28 +400,6 @@ def test_a_callback_that_fails_does_no_harm(store, caplog):
     assert "on_lost of lease 'broken' failed" in caplog.text
 
 
-def test_in_an_outage_it_is_held_until_its_time_is_over(server, new_store, events):
-    """Without a store it lasts for its time to live, no longer, and then `on_lost` is called."""
-    lost = threading.Event()
-    store = new_store(url=server.url, timeout=0.05)
-    lease = Lease(store, "outage", ttl=1.0, on_lost=lambda _lease: lost.set())
-    lease.acquire(SOON)
-    began = SYSTEM.now()
-    server.kill()
-    assert lease.held
-    assert lost.wait(SOON)
-    assert 0.3 < SYSTEM.now() - began < 4
-    assert not lease.held
-    assert events[-1].cause == "expired"
-    assert not lease.release()
-    with pytest.raises(StoreUnavailable):
-        lease.acquire(0.2)
-    with pytest.raises(StoreUnavailable):
-        lease.try_acquire()
-    server.start()
-    assert lease.acquire(SOON)
-
-
 def test_renewals_go_on_by_themselves(store, frozen, events):
     """The background thread keeps it for many times its time to live."""
     hands = Hands()
@@ -556,16 +413,6 @@ def test_renewals_go_on_by_themselves(store, frozen, events):
         assert not rival.try_acquire()
     assert lease.release()
     assert [event.cause for event in events] == ["acquired", "released"]
-
-
-def test_emptying_the_store_takes_no_token_back(store, client):
-    """After all keys are gone the next token is higher still, and the old holder has lost it."""
-    one, two = (Lease(store, "flushed", ttl=LONG) for _ in range(2))
-    one.acquire()
-    client.delete(store.key("lease", "flushed"))
-    assert two.acquire(0) > one.token
-    assert not one.release()
-    assert two.release()
 
 
 # Requests that nobody waits for any more
@@ -842,41 +689,6 @@ def test_a_killed_holder_is_followed_after_its_time(holder, store):
     assert rival.release()
 
 
-def test_a_child_does_not_hold_what_its_parent_holds(new_store):
-    """After a fork the child cannot release or renew it, and may compete for it like anybody."""
-    store = new_store()
-    lease = Lease(store, "forked", ttl=LONG)
-    lease.acquire()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            ok = not lease.held and not lease.release() and not lease.try_acquire()
-            code = 0 if ok else 2
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert lease.held
-    assert lease.release()
-
-
-def test_closing_the_store_gives_it_back(new_store, events):
-    """Others need not wait until it runs out, and the holder is told."""
-    told = []
-    store = new_store()
-    lease = Lease(store, "closed", ttl=LONG, on_lost=told.append)
-    lease.acquire()
-    store.close()
-    assert told == [lease]
-    assert not lease.held
-    assert not lease.release()
-    assert events[-1].cause == "closed"
-    assert Lease(new_store(), "closed", ttl=LONG).try_acquire()
-    with pytest.raises(StoreUnavailable, match="closed"):
-        lease.acquire()
-
-
 def test_closing_gives_all_back_and_drops_nothing(new_store, monkeypatch):
     """Each is released once, and not a second time in vain."""
     store, exchange, sent = new_store(), Link.exchange, []
@@ -906,28 +718,6 @@ def test_closing_tells_all_though_the_store_is_away(server, new_store):
     store.close()
     assert not any(lease.held for lease in leases)
     assert sorted(lease.name for lease in told) == [lease.name for lease in leases]
-
-
-def test_closing_wakes_who_waits(new_store):
-    """It is told at once, not when it would have looked again."""
-    store, told = new_store(), []
-    one, two = Lease(new_store(), "woken", ttl=LONG), Lease(store, "woken", ttl=LONG)
-    one.acquire()
-
-    def wait():
-        with pytest.raises(StoreUnavailable, match="closed"):
-            two.acquire()
-        told.append(SYSTEM.now())
-
-    waiter = threading.Thread(target=wait, daemon=True)
-    waiter.start()
-    waiter.join(0.2)
-    assert waiter.is_alive()
-    began = SYSTEM.now()
-    store.close()
-    waiter.join(SOON)
-    assert told
-    assert told[0] - began < SOON / 2
 
 
 def test_what_is_granted_when_the_store_was_closed_is_not_held(new_store, events):

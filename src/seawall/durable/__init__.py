@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from seawall.durable.jobs import Job, JobClaim, Jobs
     from seawall.durable.jobs_asgi import JobsApi, Reply
     from seawall.durable.later import DeadLetter, Later, LaterWorker, Stored
+    from seawall.durable.leases import Fence
     from seawall.durable.migrations import amigrate, migrate
     from seawall.durable.outbox import (
         BlockedAggregate,
@@ -93,6 +94,7 @@ __all__ = [
     "DeadLetter",
     "Dispatcher",
     "EventDied",
+    "Fence",
     "FifoAck",
     "FifoFull",
     "FifoGap",
@@ -174,6 +176,7 @@ _HOMES = {
     "durable.inbox": "Inbox",
     "durable.jobs": "Job JobClaim Jobs",
     "durable.jobs_asgi": "JobsApi Reply",
+    "durable.leases": "Fence",
     "durable.later": "DeadLetter Later LaterWorker Stored",
     "durable.migrations": "amigrate migrate",
     "durable.outbox": "BlockedAggregate DeadEvent FromRow NewEvent Outbox OutboxEvent",

@@ -19,7 +19,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
@@ -31,6 +31,9 @@ from seawall.guard import Guard
 from seawall.models.backoff import full_jitter
 from seawall.policies.retry import Retry
 from seawall.runtime.stepping import Steps
+
+if TYPE_CHECKING:
+    from seawall.durable.leases import DatabaseLease, LeaseDesk
 
 T = TypeVar("T")
 Operation = Callable[[], Steps[T]]
@@ -121,6 +124,7 @@ class Database:
         self.closed = False
         """Whether `close()` was called."""
         self._now: str | None = None
+        self._lease_desk: LeaseDesk | None = None
 
     def __repr__(self) -> str:
         return f"<Database {self.name!r}: {self._kind.name}, {self.names!r}>"
@@ -135,9 +139,25 @@ class Database:
         return connection_of(raw, self.names, self._now)
 
     def close(self) -> None:
-        """Free the name, and be asked no more by who only watches; what `source` is stays open."""
+        """Free the name and give back what is leased; `source` stays open.
+
+        Metrics and pages ask it no more. A database that is awaited gives leases back soon, in its
+        event loop: do not close its pool in the same breath, or release them before.
+        """
         self.closed = True
+        if self._lease_desk is not None:
+            self._lease_desk.close()
         self.guard.close()
+
+    # Leases
+
+    def lease(self, name: str) -> DatabaseLease:
+        """Return the lease called `name`; see `seawall.leases.store.LeaseStore`."""
+        from seawall.durable.leases import DatabaseLease, LeaseDesk
+
+        if self._lease_desk is None:
+            self._lease_desk = LeaseDesk(self)
+        return DatabaseLease(self, name, self._lease_desk)
 
     # Transactions
 

@@ -106,7 +106,7 @@ class Holding:
             if not self.left:
                 self._lose("expired")
                 return
-            patience = max(terms.share.timeout, min(terms.renew_every, self._until - sent))
+            patience = min(max(terms.share.timeout, terms.renew_every), self._until - sent)
             try:
                 answer = await terms.share.call(Renew(self.token, terms.microseconds), patience)
             except StoreUnavailable:

@@ -9,7 +9,14 @@ from typing import Any, Protocol
 from seawall.errors import StoreUnavailable
 
 
-class Coalesced(Protocol):
+class Asked(Protocol):
+    """What a question is about."""
+
+    def unwanted(self, item: Any, answer: Any) -> None:
+        """Take note of an answer that came too late: give back what was granted."""
+
+
+class Coalesced(Asked, Protocol):
     """How questions become one script call. Asked for the same object, they go together."""
 
     script: str
@@ -23,9 +30,6 @@ class Coalesced(Protocol):
     def unpack(self, reply: Any, items: Sequence[Any]) -> Sequence[Any]:
         """Return the answers, one for each of `items`; raise on a reply that makes no sense."""
 
-    def unwanted(self, item: Any, answer: Any) -> None:
-        """Take note of an answer that came too late: give back what was granted."""
-
 
 class Asking:
     """One question, as a `Waiter`: `claim` returns the answer or raises `StoreUnavailable`.
@@ -36,10 +40,10 @@ class Asking:
     __slots__ = ("_add", "_answer", "_error", "_open", "_wake", "about", "due", "item", "until")
 
     def __init__(
-        self, about: Coalesced, item: Any, until: float | None, add: Callable[[Asking], None]
+        self, about: Asked, item: Any, until: float | None, add: Callable[[Asking], None]
     ) -> None:
         """Ask for `item`, and wait no longer than `until`; whoever answers gives up by itself."""
-        self.about = about
+        self.about: Any = about  # a `Coalesced` where a link is to answer
         self.item = item
         self.until = until
         self.due = 0.0
@@ -48,7 +52,7 @@ class Asking:
         self._open = [True]
         self._wake: Callable[[], bool] | None = None
         self._answer: Any = None
-        self._error: StoreUnavailable | None = None
+        self._error: Exception | None = None
 
     @property
     def over(self) -> bool:
@@ -73,7 +77,7 @@ class Asking:
         if not (self._end() and self._wake is not None and self._wake()):
             self._unwanted()
 
-    def fail(self, error: StoreUnavailable) -> None:
+    def fail(self, error: Exception) -> None:
         """Say that there is no answer."""
         self._error = error
         if self._end() and self._wake is not None:

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from seawall.errors import StoreUnavailable
 from seawall.runtime.mutex import Mutex
@@ -25,10 +25,22 @@ OWN_THREAD: Final = (
 )
 
 
+class JobRunner(Protocol):
+    """What a job needs of the loop it runs in."""
+
+    owner: str
+
+    def submit_if_running(self, callback: Callable[..., object], *args: Any) -> bool:
+        """Call `callback` in the loop, soon; False if it does not run."""
+
+    def forget(self, handle: Handle) -> None:
+        """Run a job no more."""
+
+
 class Handle:
     """A job that runs every so often in the background."""
 
-    def __init__(self, background: Background, seconds: float, job: Job) -> None:
+    def __init__(self, background: JobRunner, seconds: float, job: Job) -> None:
         """Run `job` every `seconds`, once the thread runs."""
         self._background = background
         self._seconds = seconds
