@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 from random import Random
 
@@ -17,10 +18,12 @@ from hypothesis import strategies as st
 from seawall import RateLimit, subscribe
 from seawall.clients.upstreams import Outliers, Upstreams
 from seawall.members import (
+    Heartbeats,
     MembersPresent,
     MemberState,
     MemberView,
     eject_suspected,
+    fixed_timeout,
     split_limit,
 )
 from seawall.models import outliers
@@ -329,6 +332,30 @@ def test_a_child_process_asks_all_hosts_until_its_own_detector_speaks():
     assert aside(upstreams) == {URLS[0]}
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_process_can_subscribe_though_a_thread_held_the_lock():
+    """The lock of a thread that has not come along is nobody's."""
+    members = Watchers(*URLS)
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with members.group._mutex:
+            held.set()
+            release.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # or it would wait for ever
+        members.subscribe(print)()
+        os._exit(0)
+    release.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
 # --- Split limits ---
 
 
@@ -448,6 +475,41 @@ def test_the_finding_counts_members_that_have_not_left():
     found, alone = run_virtual(main())
     assert found.output == "1 of 2 members are suspected or confirmed as failed"
     assert (found.state, found.value, alone.state) == ("degraded", 1, "healthy")
+
+
+# --- With real detectors ---
+
+
+def test_actions_follow_heartbeats():
+    """A silent peer is ejected, confirmed, counted out, and all is undone when it is heard."""
+    with virtual_time() as clock:
+        peers = Heartbeats("shop", detector=fixed_timeout(3.0), confirm_after=4.0)
+        for url in URLS[:3]:
+            peers.watch(url)
+        upstreams, limit = new_upstreams(URLS[:3]), RateLimit("60/s")
+        new_guard(limit)
+        eject_suspected(peers, upstreams)
+        split_limit(peers, limit)
+
+        def pass_seconds(seconds: int, *speaking: str) -> None:
+            for _ in range(seconds):
+                clock.advance(1.0)
+                for url in speaking:
+                    peers.heartbeat(url)
+                peers.evaluate()
+
+        pass_seconds(3, *URLS[:3])
+        assert (aside(upstreams), limit.pods) == (set(), 4)
+        pass_seconds(3, *URLS[:2])
+        assert (aside(upstreams), limit.pods) == ({URLS[2]}, 4)
+        pass_seconds(4, *URLS[:2])
+        assert (aside(upstreams), limit.pods) == ({URLS[2]}, 3)
+        pass_seconds(1, *URLS[:3])
+        assert (aside(upstreams), limit.pods) == (set(), 4)
+        pass_seconds(3, *URLS[:2])
+        assert aside(upstreams) == {URLS[2]}
+        peers.forget(URLS[2])
+        assert (aside(upstreams), limit.pods) == (set(), 3)
 
 
 # --- What there is to see ---

@@ -21,7 +21,7 @@ from seawall.models.histogram import Histogram, Tally
 from seawall.runtime import events
 from seawall.runtime.functions import kind_of
 from seawall.runtime.member_events import MemberChanged, OwnPause
-from seawall.runtime.mutex import Mutex
+from seawall.runtime.mutex import Mutex, survives_fork
 
 Subscriber = Callable[[MemberChanged], object]
 
@@ -68,6 +68,7 @@ class Group:
         self.detection_times = Tally()
         """Seconds from the last sign of life to the confirmation."""
         self.round_trips = Histogram()
+        survives_fork(self)
 
     @property
     def false_suspect_rate(self) -> float | None:
@@ -157,6 +158,10 @@ class Group:
             "detection_times": self.detection_times.snapshot(),
             "round_trips": self.round_trips.tally().snapshot(),
         }
+
+    def _after_fork(self) -> None:
+        """Be usable in a child process: the thread that held the lock has not come along."""
+        self._mutex = Mutex()
 
 
 def snapshot_of(view: MemberView, now: float) -> dict[str, Any]:
