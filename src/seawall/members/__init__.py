@@ -8,6 +8,7 @@ from seawall._lazy import lazily
 TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
 if TYPE_CHECKING:
     from seawall.members.actions import Action, MembersPresent, eject_suspected, split_limit
+    from seawall.members.cluster import Cluster
     from seawall.members.group import MemberView
     from seawall.members.heartbeats import Heartbeats
     from seawall.members.keyring import Keyring
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Action",
     "ActionBound",
+    "Cluster",
     "Heartbeats",
     "Keyring",
     "MemberChanged",
@@ -32,25 +34,31 @@ __all__ = [
     "MemberView",
     "MembersPresent",
     "OwnPause",
+    "SwimSettings",
     "eject_suspected",
     "exponential",
     "fixed_timeout",
     "grpc_probe",
     "http_probe",
+    "lan",
+    "local",
     "phi_accrual",
     "quantile_timeout",
     "split_limit",
     "tcp_probe",
+    "wan",
 ]
 
 _HOMES = {
     "members.actions": "Action MembersPresent eject_suspected split_limit",
+    "members.cluster": "Cluster",
     "members.group": "MemberView",
     "members.heartbeats": "Heartbeats",
     "members.keyring": "Keyring",
     "members.probes": "grpc_probe http_probe tcp_probe",
     "models.detection.detectors": "exponential fixed_timeout phi_accrual quantile_timeout",
     "models.detection.gossip": "MemberState",
+    "models.detection.swim": "SwimSettings lan local wan",
     "models.outliers": "ActionBound",
     "runtime.member_events": "MemberChanged OwnPause",
 }

@@ -109,7 +109,8 @@ class Group:
     ) -> None:
         """Count a change and hand it to subscribers and events.
 
-        `silence` is for how long a confirmed member had not been heard, if that is known.
+        `silence` is for how long a confirmed member had not been heard; if that is not known, the
+        detection time is not counted.
         """
         if after is MemberState.SUSPECTED:
             self.suspicions += 1
@@ -117,7 +118,8 @@ class Group:
             self.left += 1
         elif after is MemberState.CONFIRMED:
             self.confirmed += 1
-            self.detection_times.add(duration if silence is None else silence)
+            if silence is not None:
+                self.detection_times.add(silence)
         elif before is MemberState.SUSPECTED:
             self.cleared += 1
         change = MemberChanged(

@@ -314,7 +314,7 @@ class Swim:
             0,
             ALIVE,
             now,
-            _checked(metadata),
+            check_metadata(metadata),
             by=name,
         )
         self.members: dict[str, Member] = {}
@@ -384,7 +384,7 @@ class Swim:
 
     def set_metadata(self, metadata: bytes, now: float) -> list[Directive]:
         """Tell the group something else about this member."""
-        self.own.metadata = _checked(metadata)
+        self.own.metadata = check_metadata(metadata)
         self.own.incarnation += 1
         self._spread(self.own.update, now)
         return list(self._noticed(now))
@@ -844,7 +844,10 @@ def _text(what: str, value: str, most: int) -> str:
     return value
 
 
-def _checked(metadata: bytes) -> bytes:
+def check_metadata(metadata: bytes) -> bytes:
+    """Return `metadata` if a member may have it, or raise."""
+    if not isinstance(metadata, bytes):
+        raise TypeError(f"metadata={metadata!r}: write bytes, such as b'zone=a'")
     if len(metadata) > MOST_METADATA:
         raise ValueError(
             f"metadata of {len(metadata)} bytes: write at most {MOST_METADATA}; every member keeps"

@@ -1,0 +1,526 @@
+"""Datagrams and connections between the members of a cluster: bounded, and never waited for.
+
+Promises:
+- `send` neither blocks nor raises. What cannot be sent is dropped and counted: gossip repeats.
+- `drain` receives what has arrived already, so that nobody is judged by time before that.
+- At most `MOST_CONNECTIONS` connections are accepted at once, and as many made. Where one more is
+  wanted, the one that was idle for longest gives way; one that sent nothing valid gives way first.
+- A message that arrives by a connection has `SLOWEST` seconds to do so. All that have arrived in
+  part take at most `MOST_BUFFERED` bytes together.
+- Addresses that other members tell are numeric, or are not used: nobody makes this one ask the DNS.
+- In a child process all sockets are closed, and those of the parent are not disturbed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from ipaddress import ip_address
+from itertools import count
+from typing import Any, Final
+
+from seawall.members.wire import MOST_BYTES, Codec, MessageRefused
+from seawall.models.detection.swim import Message
+
+DEFAULT_PORT: Final = 7946
+
+MOST_CONNECTIONS: Final = 128
+"""Connections accepted at once, and as many made."""
+
+MOST_BUFFERED: Final = 64 * 2**20
+"""Bytes of messages that have arrived in part, over all connections."""
+
+MOST_QUEUED: Final = 64
+"""Messages that wait to be sent by one connection."""
+
+SLOWEST: Final = 10.0
+"""Seconds in which a connection is made, and in which a message is sent or arrives by it."""
+
+KEPT_SHORTLY: Final = 5.0
+KEPT: Final = 60.0
+"""Seconds for which an idle connection is kept, beside datagrams and without them."""
+
+MOST_DATAGRAMS: Final = 64
+"""Datagrams that are received in one turn of the event loop."""
+
+MOST_DRAINED: Final = 4096
+"""Datagrams that are received before time is judged."""
+
+RECEIVE_BUFFER: Final = 2**20
+"""Bytes of datagrams that the system is asked to keep until they are received."""
+
+_LARGEST_DATAGRAM: Final = 65_536
+_CHUNK: Final = 65_536
+_MOST_PORT: Final = 65_535
+_PREFIX: Final = 4
+_TRIES: Final = 20
+_ACCEPT_AGAIN: Final = 0.2
+
+Receive = Callable[[Message, str, bool], None]
+"""Takes a message, the address for replies, and whether it came by a connection."""
+
+_of_parent: list[object] = []
+"""What belongs to a parent process. Ending it here would disturb the parent, so it is kept."""
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return host and port of `text`: "host:port", "[IPv6]:port", or the host alone."""
+    host, colon, port = text.rpartition(":")
+    is_plain = text.count(":") == 1 or (host.startswith("[") and host.endswith("]"))
+    if not colon or not is_plain:
+        host, port = text, str(DEFAULT_PORT)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > _MOST_PORT:
+        raise ValueError(f"{text!r}: write an address as host:port, such as '10.0.0.5:7946'")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """Return the text of an address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_numeric(host: str) -> bool:
+    """Tell whether `host` is an IP address."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _endpoint(address: str, family: int) -> tuple[str, int] | None:
+    """Return where to send; None if a socket of this family does not reach it."""
+    try:
+        host, port = split_address(address)
+        version = ip_address(host).version
+    except ValueError:
+        return None
+    wanted = 6 if family == socket.AF_INET6 else 4
+    return (host, port) if version == wanted and port else None
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What was sent and received, for metrics."""
+
+    sent: int = 0
+    received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    """What was not sent, by reason: address, network, queue, connection."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Connections and parts of messages that were refused, by reason: connections, size, slow,
+    buffer. Whole messages are counted by the codec."""
+
+
+class Transport:
+    """The sockets of one member. All of it runs in one event loop."""
+
+    def __init__(
+        self,
+        *,
+        bind: str,
+        advertise: str | None,
+        codec: Codec,
+        receive: Receive,
+        traffic: Traffic,
+        tcp_only: bool = False,
+    ) -> None:
+        """Listen on `bind` once it is opened, and be reached by others at `advertise`."""
+        self._host, self._port = split_address(bind)
+        self._advertise = advertise
+        self._codec = codec
+        self._receive = receive
+        self._tcp_only = tcp_only
+        self.traffic = traffic
+        self.family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        self.address = ""
+        """Where others reach this member, once it is opened."""
+        self.kept = KEPT if tcp_only else KEPT_SHORTLY
+        self.buffered = 0
+        """Bytes that have arrived of messages that are not whole."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: socket.socket | None = None
+        self._datagrams: socket.socket | None = None
+        self._accepted: dict[str, _Connection] = {}
+        self._made: dict[str, _Connection] = {}
+        self._serial = count(1)
+
+    # Opening and closing
+
+    def open(self) -> None:
+        """Listen, in the running loop."""
+        self._loop = asyncio.get_running_loop()
+        listener = self._listener = self._listen()
+        self.address = self._advertised(listener.getsockname()[1])
+        if self._datagrams is not None:
+            self._loop.add_reader(self._datagrams, self._read_some)
+        self._loop.add_reader(listener, self._accept)
+
+    def _listen(self) -> socket.socket:
+        """Take one port for connections and for datagrams; return the socket for connections."""
+        tries = _TRIES
+        while True:
+            tries -= 1
+            listener = self._socket(socket.SOCK_STREAM, self._port)
+            try:
+                listener.listen(MOST_CONNECTIONS)
+                if not self._tcp_only:
+                    port = listener.getsockname()[1]
+                    self._datagrams = self._socket(socket.SOCK_DGRAM, port)
+            except OSError:
+                listener.close()
+                if self._port or not tries:  # the system may have chosen one that UDP has not free
+                    raise
+            else:
+                return listener
+
+    def _socket(self, kind: socket.SocketKind, port: int) -> socket.socket:
+        made = socket.socket(self.family, kind)
+        try:
+            made.settimeout(0)
+            if self.family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if kind == socket.SOCK_STREAM and os.name == "posix":
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if kind == socket.SOCK_DGRAM:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+            made.bind((self._host, port))
+        except OSError as error:
+            made.close()
+            where = join_address(self._host, port)
+            raise OSError(
+                error.errno,
+                f"cannot listen on {where} ({error.strerror}): write bind= with an address of this"
+                " machine and a free port, or port 0 for one that the system chooses",
+            ) from error
+        return made
+
+    def _advertised(self, port: int) -> str:
+        """Return where others reach this member."""
+        if self._advertise is not None:
+            host, own_port = split_address(self._advertise)
+            has_port = self._advertise not in {host, f"[{host}]"}
+            return join_address(host, own_port if has_port else port)
+        host = self._host
+        if ip_address(host).is_unspecified:
+            host = _outward_address(self.family)
+        return join_address(host, port)
+
+    async def close(self) -> None:
+        """Close everything; what waits to be sent is dropped."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        for listening in (self._listener, self._datagrams):
+            if listening is not None:
+                loop.remove_reader(listening)
+                listening.close()
+        connections = [*self._accepted.values(), *self._made.values()]
+        tasks = [one.task for one in connections if one.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Close the sockets in a child process, without touching the loop of its parent."""
+        connections = [*self._accepted.values(), *self._made.values()]
+        for made in (self._listener, self._datagrams, *(one.socket for one in connections)):
+            if made is not None:
+                made.close()
+        _of_parent.append((self, self._loop, connections))
+        self._loop = None
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._accepted) + len(self._made)
+
+    # Sending
+
+    def send(self, address: str, message: Message, *, reliable: bool) -> None:
+        """Send `message` to a member, or as a reply to where a message came from."""
+        if self._loop is None:
+            return
+        connection = self._accepted.get(address)
+        if connection is None:
+            endpoint = _endpoint(address, self.family)
+            if endpoint is None:
+                self.traffic.dropped["address"] += 1
+                return
+            if self._datagrams is not None and not reliable:
+                self._send_datagram(self._datagrams, self._codec.encode(message), endpoint)
+                return
+            connection = self._made.get(address) or self._connect(self._loop, address, endpoint)
+        if connection is not None:
+            data = self._codec.encode(message)
+            connection.send(len(data).to_bytes(_PREFIX, "big") + data)
+
+    def _send_datagram(
+        self, datagrams: socket.socket, data: bytes, endpoint: tuple[str, int]
+    ) -> None:
+        try:
+            datagrams.sendto(data, endpoint)
+        except OSError:  # the buffer is full, or there is no way there
+            self.traffic.dropped["network"] += 1
+        else:
+            self.note_sent(len(data))
+
+    def note_sent(self, size: int) -> None:
+        """Count a message that was sent."""
+        self.traffic.sent += 1
+        self.traffic.bytes_sent += size
+
+    # Receiving
+
+    def drain(self) -> None:
+        """Receive the datagrams that have arrived."""
+        self._read_some(MOST_DRAINED)
+
+    def _read_some(self, most: int = MOST_DATAGRAMS) -> None:
+        for _ in range(most):
+            if self._loop is None or self._datagrams is None:
+                return  # closed, perhaps by what a message led to
+            try:
+                data, source = self._datagrams.recvfrom(_LARGEST_DATAGRAM)
+            except OSError:  # nothing more has arrived, or what was sent did not reach its host
+                return
+            self.take(data, join_address(source[0], source[1]), reliable=False)
+
+    def take(self, data: bytes, address: str, *, reliable: bool) -> bool:
+        """Take in the bytes of a message; False if it was refused."""
+        self.traffic.bytes_received += len(data)
+        try:
+            message = self._codec.decode(data)
+        except MessageRefused:
+            return False  # the codec has counted it
+        self.traffic.received += 1
+        self._receive(message, address, reliable)
+        return True
+
+    # Connections
+
+    def _accept(self) -> None:
+        """Accept a connection that waits for it."""
+        loop, listener = self._loop, self._listener
+        if loop is None or listener is None:
+            return
+        try:
+            accepted, source = listener.accept()
+        except BlockingIOError:
+            return  # it was given up meanwhile
+        except OSError:  # out of file descriptors: the loop would call again and again
+            self.traffic.refused["connections"] += 1
+            loop.remove_reader(listener)
+            loop.call_later(_ACCEPT_AGAIN, self._accept_again, listener)
+            return
+        accepted.settimeout(0)
+        label = f"{join_address(source[0], source[1])} #{next(self._serial)}"
+        self._make_room(self._accepted)
+        self._run(loop, self._accepted, _Connection(self, loop, accepted, label))
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if self._loop is not None:
+            self._loop.add_reader(listener, self._accept)
+
+    def _connect(
+        self, loop: asyncio.AbstractEventLoop, address: str, endpoint: tuple[str, int]
+    ) -> _Connection | None:
+        try:
+            made = socket.socket(self.family, socket.SOCK_STREAM)
+        except OSError:  # out of file descriptors
+            self.traffic.dropped["connection"] += 1
+            return None
+        made.settimeout(0)
+        self._make_room(self._made)
+        connection = _Connection(self, loop, made, address, endpoint)
+        self._run(loop, self._made, connection)
+        return connection
+
+    def _make_room(self, connections: dict[str, _Connection]) -> None:
+        """Close the connection that is worth the least, if there are as many as there may be."""
+        if len(connections) >= MOST_CONNECTIONS:
+            least = min(connections.values(), key=lambda one: (one.is_proven, one.used_at))
+            self.traffic.refused["connections"] += 1
+            del connections[least.label]
+            if least.task is not None:
+                least.task.cancel()
+
+    def _run(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connections: dict[str, _Connection],
+        connection: _Connection,
+    ) -> None:
+        connections[connection.label] = connection
+        connection.task = loop.create_task(connection.run())
+
+        def ended(_task: object) -> None:
+            connection.socket.close()  # also if it was cancelled before it began
+            if connections.get(connection.label) is connection:
+                del connections[connection.label]
+
+        connection.task.add_done_callback(ended)
+
+    @contextmanager
+    def buffer(self) -> Iterator[Callable[[int], None]]:
+        """Give a function that accounts for bytes of a message that is not whole yet."""
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            held += size
+            self.buffered += size
+            if self.buffered > MOST_BUFFERED:
+                raise _RefusedError("buffer")
+
+        try:
+            yield hold
+        finally:
+            self.buffered -= held
+
+
+class _RefusedError(Exception):
+    """A peer does not keep to the bounds."""
+
+
+class _Connection:
+    """One connection: messages with a length before each, in both directions."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        loop: asyncio.AbstractEventLoop,
+        opened: socket.socket,
+        label: str,
+        endpoint: tuple[str, int] | None = None,
+    ) -> None:
+        """Serve an accepted connection, or make one to `endpoint`."""
+        self.socket = opened
+        self.label = label
+        """Where replies go: the member's address, or a name for an accepted connection."""
+        self.is_proven = False
+        """Whether a valid message has arrived by it."""
+        self.used_at = loop.time()
+        self.task: asyncio.Task[None] | None = None
+        self._transport = transport
+        self._loop = loop
+        self._endpoint = endpoint
+        self._queue: deque[bytes] = deque()
+        self._queued = 0
+        self._filled = asyncio.Event()
+
+    def send(self, frame: bytes) -> None:
+        """Send `frame` after those before it; it is dropped if the peer takes them too slowly."""
+        if len(self._queue) >= MOST_QUEUED or (
+            self._queue and self._queued + len(frame) > MOST_BYTES
+        ):
+            self._transport.traffic.dropped["queue"] += 1
+            return
+        self._queue.append(frame)
+        self._queued += len(frame)
+        self._filled.set()
+
+    async def run(self) -> None:
+        """Send and receive until it is idle, fails, or is cancelled."""
+        traffic = self._transport.traffic
+        writer: asyncio.Task[None] | None = None
+        try:
+            with suppress(OSError):
+                self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._endpoint is not None:
+                async with asyncio.timeout(SLOWEST):
+                    await self._loop.sock_connect(self.socket, self._endpoint)
+            writer = self._loop.create_task(self._write())
+            await self._read()
+        except _RefusedError as refused:
+            traffic.refused[str(refused)] += 1
+        except (OSError, TimeoutError):
+            pass  # what it could not send is counted below
+        finally:
+            if writer is not None:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+            traffic.dropped["connection"] += len(self._queue)
+
+    async def _write(self) -> None:
+        """Send what is queued; a failure ends the connection, and the reader sees that."""
+        try:
+            while True:
+                await self._filled.wait()
+                self._filled.clear()
+                while self._queue:
+                    frame = self._queue[0]
+                    async with asyncio.timeout(SLOWEST):
+                        await self._loop.sock_sendall(self.socket, frame)
+                    self._queue.popleft()
+                    self._queued -= len(frame)
+                    self.used_at = self._loop.time()
+                    self._transport.note_sent(len(frame) - _PREFIX)
+        except (OSError, TimeoutError):
+            with suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._transport.kept):
+                    begun = await self._loop.sock_recv(self.socket, _PREFIX)
+            except TimeoutError:
+                if self._loop.time() - self.used_at < self._transport.kept:
+                    continue  # something was sent meanwhile
+                return
+            if not begun:
+                return
+            try:
+                async with asyncio.timeout(SLOWEST):
+                    data = await self._message(begun)
+            except TimeoutError:
+                raise _RefusedError("slow") from None
+            if not self._transport.take(data, self.label, reliable=True):
+                return
+            self.is_proven = True
+            self.used_at = self._loop.time()
+
+    async def _message(self, begun: bytes) -> bytes:
+        """Return the bytes of a message whose prefix has begun to arrive."""
+        with self._transport.buffer() as hold:
+            prefix = begun + await self._bytes(_PREFIX - len(begun), hold)
+            size = int.from_bytes(prefix, "big")
+            if size > MOST_BYTES:
+                raise _RefusedError("size")
+            return await self._bytes(size, hold)
+
+    async def _bytes(self, size: int, hold: Callable[[int], None]) -> bytes:
+        """Return the next `size` bytes; raise ConnectionError at the end."""
+        parts = bytearray()
+        while len(parts) < size:
+            part = await self._loop.sock_recv(self.socket, min(size - len(parts), _CHUNK))
+            if not part:
+                raise ConnectionError("the peer has closed the connection")
+            hold(len(part))
+            parts += part
+        return bytes(parts)
+
+
+def _outward_address(family: int) -> str:
+    """Return the address of this machine from which it reaches others. Nothing is sent."""
+    elsewhere: Any = ("2001:db8::1", 9) if family == socket.AF_INET6 else ("192.0.2.1", 9)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(elsewhere)
+            return str(probe.getsockname()[0])
+        except OSError:
+            raise ValueError(
+                "this machine has no way to others, so its address is not known: write"
+                " advertise= with the address at which other members reach it"
+            ) from None

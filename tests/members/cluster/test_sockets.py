@@ -1,0 +1,197 @@
+"""Clusters over real sockets of the loopback interface, in event loops, threads and children."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import threading
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from seawall.members import Cluster, Keyring, SwimSettings, local
+from tests.members.cluster.network import PATIENCE, until, wait_until
+
+KEY = "a secret of the tests, 32 bytes.."
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+HOSTS = ["127.0.0.1", *(["[::1]"] if _has_ipv6() else [])]
+
+
+def quick() -> SwimSettings:
+    """Return settings by which a small group finds out soon, also on a busy machine."""
+    return SwimSettings(interval=0.5, timeout=0.2, gossip_interval=0.05, exchange_interval=2.0)
+
+
+def made(member: str, *seeds: str, host: str = "127.0.0.1", **options: Any) -> Cluster:
+    options.setdefault("preset", quick())
+    return Cluster("sockets", member=member, bind=f"{host}:0", seeds=seeds, **options)
+
+
+@pytest.mark.parametrize("tcp_only", [False, True])
+@pytest.mark.parametrize("host", HOSTS)
+def test_members_find_each_other_and_hear_who_leaves(host, tcp_only):
+    """By datagrams and connections, or by connections alone."""
+
+    async def main() -> None:
+        options = {"host": host, "tcp_only": tcp_only, "keyring": Keyring(KEY)}
+        async with AsyncExitStack() as stack:
+            first = await stack.enter_async_context(made("a", **options))
+            second = await stack.enter_async_context(made("b", first.address, **options))
+            async with made("c", first.address, **options) as third:
+                everybody = ["a", "b", "c"]
+                members = first, second, third
+                await until(lambda: all(one.alive == everybody for one in members), *members)
+                await until(lambda: first.snapshot()["round_trip"], *members)
+            await until(lambda: first.alive == second.alive == ["a", "b"], first, second)
+            for one in (first, second):
+                view = one.get("c")
+                assert view is not None
+                assert view.state == "left"
+                shown = one.snapshot()
+                assert shown["counts"]["confirmed"] == 0
+                assert shown["messages"]["refused"] == 0
+                assert shown["messages"]["sent"] > 0
+                assert shown["bytes"]["received"] > 0
+                assert shown["reliable_only"] == 0 or not tcp_only
+
+    asyncio.run(main())
+
+
+def test_a_seed_may_be_a_name_and_a_port():
+    """It is resolved without blocking the loop."""
+
+    async def main() -> None:
+        async with made("a") as first:
+            port = first.address.rpartition(":")[2]
+            async with made("b", f"localhost:{port}", "nobody.invalid:1") as second:
+                await until(lambda: first.alive == second.alive == ["a", "b"], first, second)
+
+    asyncio.run(main())
+
+
+def test_a_member_with_another_key_stays_outside():
+    """What it says is refused and counted on both sides; nobody changes."""
+
+    async def main() -> None:
+        async with (
+            made("a", keyring=Keyring(KEY)) as first,
+            made("b", first.address, keyring=Keyring(KEY)) as second,
+            made("x", first.address, keyring=Keyring("another secret, of 32 bytes too.")) as other,
+        ):
+            await until(lambda: first.alive == second.alive == ["a", "b"], first, second)
+            await until(lambda: first.snapshot()["refused"].get("key"))
+            assert other.alive == ["x"]
+            assert first.alive == ["a", "b"]
+            assert set(first.snapshot()["refused"]) == {"key"}
+
+    asyncio.run(main())
+
+
+def test_a_program_without_a_loop_is_a_member_too():
+    """A background thread does the work; each thread may look and close."""
+    with made("a") as first, made("b", first.address) as second:
+        wait_until(lambda: first.alive == second.alive == ["a", "b"], first, second)
+        second.set_metadata(b"ready")
+        with second.pause_suspicion():
+            assert second.member == "b"
+        closing = threading.Thread(target=second.close)
+        closing.start()
+        wait_until(lambda: first.alive == ["a"], first)
+        closing.join()
+        assert not second.is_running
+        second.close()
+        second.start()
+        wait_until(lambda: first.alive == second.alive == ["a", "b"], first, second)
+    assert not any(thread.name == "seawall-cluster" for thread in threading.enumerate())
+
+
+def test_a_subscriber_may_close_its_cluster():
+    """It runs in the thread that is to end."""
+    ended = threading.Event()
+    with made("a") as first:
+        second = made("b", first.address)
+
+        def close(_change: object) -> None:
+            second.close()
+            ended.set()
+
+        second.subscribe(close)
+        second.start()
+        assert ended.wait(PATIENCE)
+        wait_until(lambda: first.members.get("b") and first.alive == ["a"], first)
+
+
+def test_a_port_that_is_taken_is_refused_and_leaves_nothing_behind():
+    """The error says what to write; a later start works."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        cluster = Cluster("sockets", bind=f"127.0.0.1:{port}", preset=local())
+        with pytest.raises(OSError, match="port 0 for one that the system chooses"):
+            cluster.start()
+        assert not cluster.is_running
+    with cluster:
+        assert cluster.address == f"127.0.0.1:{port}"
+
+
+def _in_child(check: Any) -> None:
+    """Fork, and fail if `check` raises in the child."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            check()
+            code = 0
+        except BaseException as error:  # noqa: BLE001 - it is written to the parent
+            os.write(writing, repr(error).encode()[:4000])
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as report:
+        ready, _, _ = select.select([report], [], [], PATIENCE)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+        text = report.read().decode()
+    _, status = os.waitpid(child, 0)
+    assert status == 0, text or "the child hangs"
+
+
+def test_a_child_process_is_not_a_member():
+    """Its copies of the sockets are closed; the parent goes on; it may start as another one."""
+    with made("a") as first, made("b", first.address) as second:
+        wait_until(lambda: first.alive == second.alive == ["a", "b"], first, second)
+        transport = first._transport
+        sockets = [transport._listener, transport._datagrams]
+        numbers = [one.fileno() for one in sockets]
+
+        def look() -> None:
+            assert not first.is_running
+            assert first.alive == []
+            assert [one.fileno() for one in sockets] == [-1, -1]
+            first.close()
+            child = made("child", f"127.0.0.1:{port}")
+            child.start()
+            wait_until(lambda: child.alive == ["a", "b", "child"], child)
+            child.close()
+
+        port = first.address.rpartition(":")[2]
+        _in_child(look)
+        assert [one.fileno() for one in sockets] == numbers
+        wait_until(lambda: first.get("child") and first.alive == ["a", "b"], first)
+        assert first.snapshot()["counts"]["confirmed"] == 0
