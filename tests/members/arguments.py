@@ -11,9 +11,11 @@ from seawall import Limit, RateLimit, SystemClock
 from seawall.clients.upstreams import Upstreams
 from seawall.members import (
     ActionBound,
+    Cluster,
     Heartbeats,
     Keyring,
     MembersPresent,
+    SwimSettings,
     eject_suspected,
     exponential,
     fixed_timeout,
@@ -53,6 +55,17 @@ UPSTREAMS = Upstreams("bad members", ["http://127.0.0.1:1"])
 
 def _limited(algorithm: Any = "token_bucket", **settings: Any) -> Any:
     return split_limit(_beats(), RateLimit("1/s", algorithm=algorithm), **settings)
+
+
+_NAMES = [("", ValueError), (5, TypeError), (None, TypeError), ("x" * 129, ValueError)]
+_ADDRESSES = [*_NAMES, ("host:port", ValueError), ("10.0.0.1:70000", ValueError)]
+_ADDRESSES += [("pod-1.internal:7946", ValueError)]
+_SEEDS = [("10.0.0.1:7946", TypeError), (5, TypeError), ([5], TypeError), (["h:x"], ValueError)]
+_METADATA = [("zone", TypeError), (b"x" * 513, ValueError)]
+
+
+def _cluster(**settings: Any) -> Cluster:
+    return Cluster(**{"name": "bad", "bind": "127.0.0.1:0", **settings})
 
 
 def _beats(**settings: Any) -> Heartbeats:
@@ -132,6 +145,58 @@ MEMBERS: list[tuple[Any, ...]] = [
     ("members.Keyring.add(key)", lambda x: Keyring(b"k" * 32).add(x), _KEYS, "key"),
     ("members.Keyring.use(key)", lambda x: Keyring(b"k" * 32).use(x), _KEYS, "key"),
     ("members.Keyring.remove(key)", lambda x: Keyring(b"k" * 32).remove(x), _KEYS, "key"),
+    ("members.Cluster(name)", Cluster, _NAMES, "write"),
+    ("members.Cluster(member)", lambda x: _cluster(member=x), [*_NAMES[:2], _NAMES[3]], "write"),
+    (
+        "members.Cluster(bind)",
+        lambda x: _cluster(bind=x),
+        [*_ADDRESSES, ("0.0.0.0:7946", ValueError)],
+        "write|keyring",
+    ),
+    (
+        "members.Cluster(advertise)",
+        lambda x: _cluster(advertise=x),
+        [case for case in _ADDRESSES if case[0] is not None],
+        "write",
+    ),
+    ("members.Cluster(seeds)", lambda x: _cluster(seeds=x), _SEEDS, "write"),
+    ("members.Cluster(preset)", lambda x: _cluster(preset=x), [("lan", TypeError)], "lan"),
+    ("members.Cluster(keyring)", lambda x: _cluster(keyring=x), [("key", TypeError)], "Keyring"),
+    ("members.Cluster(metadata)", lambda x: _cluster(metadata=x), _METADATA, "write"),
+    ("members.Cluster(tcp_only)", lambda x: _cluster(tcp_only=x), [(5, TypeError)], "True"),
+    ("members.Cluster(clock)", lambda x: _cluster(clock=x), _CLOCKS, "clock"),
+    ("members.Cluster(rng)", lambda x: _cluster(rng=x), _RNGS, "Random"),
+    (
+        "members.Cluster.set_metadata(metadata)",
+        lambda x: _cluster().set_metadata(x),
+        _METADATA,
+        "write",
+    ),
+    (
+        "members.Cluster.subscribe(subscriber)",
+        lambda x: _cluster().subscribe(x),
+        [(5, TypeError)],
+        "plain function",
+    ),
+    *(
+        (f"members.SwimSettings({name})", lambda x, n=name: SwimSettings(**{n: x}), bad, "write")
+        for names, bad in (
+            (
+                ("interval", "timeout", "gossip_interval", "exchange_interval", "pause"),
+                _POSITIVE,
+            ),
+            (("gossip_to_dead", "forget_after"), _FINITE),
+            (
+                ("retransmit_multiplier", "gossip_nodes", "max_members"),
+                _COUNTS,
+            ),
+            (("suspicion_multiplier",), [*_COUNTS, (1, ValueError)]),
+            (("indirect_probes",), _COUNTS[1:]),
+            (("packet",), [*_COUNTS, (1199, ValueError)]),
+            (("lifeguard",), [(5, TypeError), ("yes", TypeError)]),
+        )
+        for name in names
+    ),
     ("members.Heartbeats(name)", Heartbeats, _TEXTS, "text"),
     ("members.Heartbeats(detector)", lambda x: _beats(detector=x), _DETECTORS, "phi_accrual()"),
     ("members.Heartbeats(every)", lambda x: _beats(every=x), _POSITIVE, "seconds"),
@@ -233,7 +298,8 @@ def _given(name: str, *arguments: str) -> Iterable[str]:
 
 SHOWN_BY_MEMBERS = frozenset(
     [
-        # names that are not watched are answered with False or None
+        # names that are not known are answered with False or None
+        *_given("Cluster.get", "name"),
         *_given("Heartbeats.forget", "peer"),
         *_given("Heartbeats.get", "peer"),
         *_given("Heartbeats.heartbeat", "peer"),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         quantile_timeout,
     )
     from seawall.models.detection.gossip import MemberState
+    from seawall.models.detection.swim import SwimSettings, lan, local, wan
     from seawall.models.outliers import ActionBound
     from seawall.runtime.member_events import MemberChanged, OwnPause
 

@@ -45,6 +45,7 @@ from seawall.models.detection.swim import (
     Directive,
     Member,
     Message,
+    MissedDatagram,
     Pause,
     RoundTrip,
     Send,
@@ -334,6 +335,8 @@ class Cluster:
                 self.group.round_trips.add(one.seconds)
             elif isinstance(one, Pause):
                 self.group.note_own_pause(one.seconds)
+            elif isinstance(one, MissedDatagram):
+                self._note_missed_datagram(one.name, swim)
 
     def _publish(self, change: Change, own: str) -> None:
         was_suspected = change.before is MemberState.SUSPECTED
@@ -379,15 +382,14 @@ class Cluster:
         swim = self._swim
         if swim is None or message.source == swim.own.name:
             return  # from itself: one of its seeds is its own address under another name
-        before = swim.counts.reliable_only
         try:
             self._step(swim.receive, message, address, reliable=reliable)
         except Exception:
             logging.getLogger("seawall").exception("cluster %r failed at a message", self.name)
-        if swim.counts.reliable_only != before and not self._tcp_only:
-            self._note_missed_datagram(message.source, swim)
 
     def _note_missed_datagram(self, member: str, swim: Swim) -> None:
+        if self._tcp_only:
+            return
         self._reliable_only += 1
         if self._reliable_only == MISSED_DATAGRAMS:
             logging.getLogger("seawall").warning(
@@ -503,6 +505,10 @@ class Cluster:
             if swim is None or loop is None:
                 return
             directives = swim.set_metadata(metadata, self._clock.now())
+            self._follow_soon(loop, directives)
+
+    def _follow_soon(self, loop: asyncio.AbstractEventLoop, directives: list[Directive]) -> None:
+        """Follow directives in the loop; from any thread."""
         try:
             loop.call_soon_threadsafe(self._follow, directives, context=Context())
         except RuntimeError:
@@ -523,8 +529,10 @@ class Cluster:
         finally:
             with self._mutex:
                 self._pauses = max(0, self._pauses - 1)
-                if self._swim is not None and not self._pauses:
-                    self._swim.resume_suspicion(self._clock.now())
+                swim, loop = self._swim, self._loop
+                if swim is not None and loop is not None and not self._pauses:
+                    swim.resume_suspicion(self._clock.now())
+                    self._follow_soon(loop, [])  # it may have to wake earlier
 
     def snapshot(self) -> dict[str, Any]:
         """Return what there is to see, as plain data; at most 1000 members, the worst first."""

@@ -200,6 +200,22 @@ def test_joining_exchanges_views_with_each_address():
     ]
 
 
+def test_a_member_that_has_left_waits_for_no_verdict():
+    """One that was suspected before must not keep it awake."""
+    swim = Swim("a", "a", rng=Random(1).random, now=0.0)
+    alive = Update(MemberState.ALIVE, "b", 0, "b")
+    suspected = Update(MemberState.SUSPECTED, "b", 0, by="c")
+    swim.receive(Message(MessageKind.GOSSIP, "c", (alive, suspected)), "c", 0.1)
+    swim.leave(0.2)
+    now = 0.2
+    swim.advance(now)
+    for _ in range(200):
+        assert swim.wake_at > now
+        now = swim.wake_at
+        swim.advance(now)
+    assert now > 20.0
+
+
 def test_the_view_is_bounded():
     """Forged members beyond it are refused and counted; the first ones stay."""
     swim = Swim("a", "a", settings=SwimSettings(max_members=10), rng=Random(1).random, now=0.0)

@@ -178,6 +178,7 @@ class SwimSettings:
         check.count("max_members", self.max_members, maximum=MOST_MEMBERS)
         check.count("indirect_probes", self.indirect_probes, minimum=0)
         check.count("packet", self.packet, minimum=LEAST_PACKET)
+        check.flag("lifeguard", self.lifeguard)
         if self.timeout >= self.interval:
             raise ValueError(
                 f"timeout={self.timeout:g} is not below interval={self.interval:g}: indirect probes"
@@ -392,6 +393,7 @@ class Swim:
     def leave(self, now: float) -> list[Directive]:
         """Tell several members that this one leaves by its own wish."""
         self.own.state, self.own.since = LEFT, now
+        self._schedule_verdict()
         self._spread(self.own.update, now)
         receivers = self._some(self._present_others(), 2 * self.settings.gossip_nodes)
         return [self._send(MessageKind.GOSSIP, member.address) for member in receivers]
@@ -762,7 +764,7 @@ class Swim:
 
     def _schedule_verdict(self) -> None:
         """Wake when the first suspicion ends, if this member may confirm it then."""
-        if self._is_suspicion_paused:
+        if self._is_suspicion_paused or self.own.state is LEFT:
             self._verdict_at = inf
             return
         ends = (one.suspicion.ends_at for one in self._suspects.values() if one.suspicion)
