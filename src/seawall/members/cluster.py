@@ -182,6 +182,7 @@ class Cluster:
         self._background: Background | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._joining: asyncio.Task[None] | None = None
+        self._asked: list[str] = []
 
     def __repr__(self) -> str:
         where = f"{len(self.alive)} members" if self.is_running else "not running"
@@ -289,7 +290,9 @@ class Cluster:
                 self._joining.cancel()
             has_others = len(swim.present) > 1
             self._step(swim.leave)
-            if has_others:
+            if not has_others:  # a seed may know this member, and its answer is on the way
+                self._step(swim.join, self._asked)
+            if has_others or self._asked:
                 wait = min(LEAVING, 2 * self.settings.gossip_interval)
                 await asyncio.sleep(wait)  # noqa: TID251 - the loop's own time, virtual or not
         finally:
@@ -418,6 +421,7 @@ class Cluster:
                 self._rng.shuffle(strange)
                 del strange[1:]
             if strange:
+                self._asked = strange
                 self._step(swim.join, strange)
             wait = pause * (0.5 + self._rng.random() / 2) if is_alone else longest
             pause = min(pause * 2, longest) if is_alone else ALONE

@@ -139,6 +139,24 @@ def test_a_member_that_closes_has_left_and_is_not_suspected():
     run_virtual(main())
 
 
+def test_a_member_that_closes_while_it_joins_has_left():
+    """The seed knows it already, though its answer has not arrived."""
+
+    async def main() -> None:
+        hub = Hub()
+        async with hub.cluster("m0") as first:
+            joined = asyncio.Event()
+            first.subscribe(lambda _change: joined.set())
+            async with hub.cluster("m1", seeds=(SEED,)) as second:
+                await joined.wait()
+                assert second.alive == ["m1"]
+            view = first.get("m1")
+            assert view is not None
+            assert view.state == "left"
+
+    run_virtual(main())
+
+
 def test_a_member_comes_back_after_it_has_left():
     """Under the same name, by the same object."""
 
