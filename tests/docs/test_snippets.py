@@ -188,7 +188,7 @@ def test_no_block_of_the_readme_is_left_unrun():
 def test_examples_do_what_they_say(example: Path, redis_url: str):
     """Every example runs as a program, warns of nothing, and prints what its comments promise.
 
-    A breaker that opens or closes and the first degraded answer of a guard are lines on stderr.
+    Changes of breakers and members, and the first degraded answer of a guard, are lines on stderr.
     """
     ran = subprocess.run(  # noqa: S603 - the project's own examples
         [sys.executable, "-W", "error", str(example)],
@@ -198,7 +198,7 @@ def test_examples_do_what_they_say(example: Path, redis_url: str):
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    logged = ("breaker_changed in ", "degraded in ")
+    logged = ("breaker_changed in ", "degraded in ", "member_changed in ", "own_pause in ")
     assert [line for line in ran.stderr.splitlines() if not line.startswith(logged)] == []
     compare(example.name, example.read_text("utf-8"), ran.stdout)
 
@@ -243,6 +243,14 @@ def test_every_page_is_reached_from_the_index():
     linked = {target.partition("#")[0] for target in LINK.findall(index.read_text("utf-8"))}
     pages = {page.name for page in PAGES if page.parent == index.parent and page != index}
     assert pages <= linked
+
+
+def test_the_tutorial_of_members_shows_its_example():
+    """What the page shows of the program is part of the program, which is run."""
+    program = (ROOT / "examples" / "members.py").read_text("utf-8")
+    shown = blocks((ROOT / "docs" / "members.md").read_text("utf-8"), "py")
+    assert shown
+    assert [block.text for block in shown if block.text not in program] == []
 
 
 def test_breaker_diagram_is_drawn_from_the_transition_table():

@@ -20,12 +20,14 @@ from seawall.members import (
     exponential,
     fixed_timeout,
     grpc_probe,
+    hand_over,
     http_probe,
     phi_accrual,
     quantile_timeout,
     split_limit,
     tcp_probe,
 )
+from tests.members.support import Candidate
 
 HUGE = 10**400
 
@@ -282,6 +284,30 @@ MEMBERS: list[tuple[Any, ...]] = [
         "write",
     ),
     ("members.split_limit(most)", lambda x: _limited(most=x), _MOST, "share"),
+    (
+        "members.hand_over(members)",
+        lambda x: hand_over(x, Candidate()),
+        _WATCHED,
+        "Heartbeats or a Cluster",
+    ),
+    (
+        "members.hand_over(leader)",
+        lambda x: hand_over(_beats(), x),
+        [(5, TypeError), ("leader", TypeError), (Candidate, TypeError)],
+        "pass a Leader",
+    ),
+    (
+        "members.hand_over(missing)",
+        lambda x: hand_over(_beats(), Candidate(), missing=x),
+        _SHARES,
+        "share",
+    ),
+    (
+        "members.hand_over(every)",
+        lambda x: hand_over(_beats(), Candidate(), every=x),
+        _POSITIVE,
+        "seconds",
+    ),
     ("members.MembersPresent(members)", MembersPresent, _WATCHED, "Heartbeats or a Cluster"),
     (
         "members.MembersPresent(degraded)",

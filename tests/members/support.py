@@ -16,6 +16,7 @@ class Watchers:
         self.name = "pods"
         self.subscribe = self.group.subscribe
         self.kind = kind
+        self.health_score: int | None = None
         self.views = {name: MemberView(name, MemberState.ALIVE, 0.0) for name in names}
         self.now = 0.0
 
@@ -24,7 +25,7 @@ class Watchers:
         return dict(self.views)
 
     def snapshot(self) -> dict[str, object]:
-        return {"kind": self.kind}
+        return {"kind": self.kind, "health_score": self.health_score}
 
     def move(self, name: str, after: MemberState, **fields: object) -> None:
         """Let a member have another state, and publish that."""
@@ -42,3 +43,14 @@ class Watchers:
         self.group.publish(
             member=name, before=before, after=after, reason="by hand", level=1.0, duration=1.0
         )
+
+
+class Candidate:
+    """What a `Leader` shows of itself."""
+
+    is_leader = True
+    times = 0
+
+    def step_down(self) -> None:
+        self.times += 1
+        self.is_leader = False

@@ -24,13 +24,14 @@ from seawall.members import (
     MemberView,
     eject_suspected,
     fixed_timeout,
+    hand_over,
     split_limit,
 )
 from seawall.models import outliers
 from seawall.runtime.edge_events import HostEjected, HostRestored
 from seawall.testing import run_virtual, virtual_time
 from seawall.web import Health
-from tests.members.support import Watchers
+from tests.members.support import Candidate, Watchers
 from tests.support import falsified, new_guard
 
 UNKNOWN, ALIVE = MemberState.UNKNOWN, MemberState.ALIVE
@@ -437,6 +438,73 @@ def test_under_any_history_a_limit_has_as_many_parts_as_the_bound_demands(steps,
     assert limit.pods == sum(view.state is not LEFT for view in members.views.values())
 
 
+# --- Leaders ---
+
+
+def test_a_leader_that_misses_most_members_steps_down_once():
+    """Half of them is not most; and it does so once in one bad time, however long that is."""
+    with virtual_time() as clock:
+        members, leader = Watchers(*"abcde", kind="cluster"), Candidate()
+        action = hand_over(members, leader)
+        members.move("b", SUSPECTED)
+        members.move("c", CONFIRMED)
+        assert leader.times == 0
+        members.move("d", SUSPECTED)
+        assert leader.times == 1
+        leader.is_leader = True  # nobody else could lead
+        clock.advance(1000.0)
+        members.move("e", SUSPECTED)
+        assert (leader.times, action.snapshot()["times"]) == (1, 1)
+        for name in "bcde":
+            members.move(name, ALIVE)
+        for name in "bcd":
+            members.move(name, SUSPECTED)
+        assert leader.times == 2
+        action.close()
+        assert leader.times == 2
+
+
+def test_leaders_step_down_at_most_once_in_a_while(caplog):
+    """A detector that is wrong again and again does not send the lease around all the time."""
+    with virtual_time() as clock, caplog.at_level(logging.WARNING, "seawall"):
+        members, leader = Watchers(*"abc"), Candidate()
+        action = hand_over(members, leader, every=60.0)
+        for _ in range(10):
+            leader.is_leader = True
+            for state in (SUSPECTED, ALIVE):
+                for name in "abc":
+                    members.move(name, state)
+            clock.advance(20.0)
+        assert leader.times == 4  # at 0, 60, 120 and 180 s
+        seen = action.snapshot()
+        assert (seen["times"], seen["times_held_back"]) == (4, 6)
+    assert len([r for r in caplog.records if "every=60 allows no more" in r.getMessage()]) == 1
+
+
+@pytest.mark.parametrize(("score", "times"), [(None, 0), (3, 0), (4, 1), (8, 1)])
+def test_a_leader_whose_own_health_is_bad_steps_down(score, times):
+    """A process that the others accuse, and whose probes fail, is the slow one."""
+    members, leader = Watchers(*"abcde", kind="cluster"), Candidate()
+    hand_over(members, leader)
+    members.health_score = score
+    members.move("b", SUSPECTED)
+    assert leader.times == times
+
+
+def test_a_leader_does_not_step_down_for_its_only_peer():
+    """Of two, nobody can tell which is cut off; and one that does not lead does nothing."""
+    members, leader = Watchers("a", "b", kind="cluster"), Candidate()
+    hand_over(members, leader)
+    members.move("b", CONFIRMED)
+    assert leader.times == 0
+    others, idle = Watchers("a", "b"), Candidate()
+    idle.is_leader = False
+    hand_over(others, idle)
+    for name in "ab":
+        others.move(name, CONFIRMED)
+    assert idle.times == 0
+
+
 # --- Health ---
 
 
@@ -523,4 +591,5 @@ def test_actions_show_themselves():
     assert repr(action) == (
         "<eject_suspected of 'pods': ActionBound(0.333333): 1 acted on, 0 held back>"
     )
+    assert repr(hand_over(members, Candidate())) == "<hand_over of 'pods': 0 times, every=60>"
     assert repr(MembersPresent(members)) == "MembersPresent('pods', degraded=0.333333)"

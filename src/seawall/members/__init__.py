@@ -7,7 +7,13 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
 if TYPE_CHECKING:
-    from seawall.members.actions import Action, MembersPresent, eject_suspected, split_limit
+    from seawall.members.actions import (
+        Action,
+        MembersPresent,
+        eject_suspected,
+        hand_over,
+        split_limit,
+    )
     from seawall.members.cluster import Cluster
     from seawall.members.group import MemberView
     from seawall.members.heartbeats import Heartbeats
@@ -40,6 +46,7 @@ __all__ = [
     "exponential",
     "fixed_timeout",
     "grpc_probe",
+    "hand_over",
     "http_probe",
     "lan",
     "local",
@@ -51,7 +58,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "members.actions": "Action MembersPresent eject_suspected split_limit",
+    "members.actions": "Action MembersPresent eject_suspected hand_over split_limit",
     "members.cluster": "Cluster",
     "members.group": "MemberView",
     "members.heartbeats": "Heartbeats",

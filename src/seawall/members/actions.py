@@ -2,11 +2,12 @@
 
 A detector only says how members are. An action follows a group and does something about it:
 `eject_suspected` sends a host no requests, `split_limit` divides a rate limit among the live
-pods, and `MembersPresent` is a health check.
+pods, `hand_over` lets another process lead, and `MembersPresent` is a health check.
 
 Promises:
 - At most a share of the members is acted on at once, and never all: a detector that is wrong about
   everybody must not take everybody out. What the bound holds back is counted, and logged once.
+- Nothing here makes anything safe: a leader that steps down or does not is as safe as its lease.
 - What was done is undone when a member is cleared or forgotten, and when the action is closed.
 - The state of the group counts, not the order of its messages: an action that missed a change is
   right again with the next one.
@@ -15,11 +16,13 @@ Promises:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
 
 from seawall import _checks as check
 from seawall.clients.upstreams import Upstreams
+from seawall.clock import current_clock
 from seawall.members.group import MemberView
 from seawall.models.detection.gossip import MemberState
 from seawall.models.outliers import ActionBound
@@ -30,12 +33,16 @@ from seawall.web.health import Degraded, Finding, Healthy
 if TYPE_CHECKING:
     from seawall.runtime.member_events import MemberChanged
 
-__all__ = ["Action", "MembersPresent", "eject_suspected", "split_limit"]
+__all__ = ["Action", "MembersPresent", "eject_suspected", "hand_over", "split_limit"]
 
 SHARE: Final = 1 / 3
 """The share of a group that is acted on at most, unless another one is given."""
 
+UNWELL: Final = 4
+"""The health score, of 0 to 8, from which this process is the one that fails, not the others."""
+
 _WORST_FIRST: Final = (MemberState.CONFIRMED, MemberState.LEFT, MemberState.SUSPECTED)
+_MISSED: Final = (MemberState.CONFIRMED, MemberState.SUSPECTED)
 
 
 class Watched(Protocol):
@@ -56,13 +63,39 @@ class Watched(Protocol):
         """Return plain data; its "kind" says whether this process is a member: "cluster"."""
 
 
+class Candidate(Protocol):
+    """Who leads at times: a `Leader`."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it leads."""
+
+    def step_down(self) -> None:
+        """Let another process lead."""
+
+
+class Bound(Protocol):
+    """What limits an action."""
+
+    @property
+    def held_back(self) -> Sized:
+        """What would be done without the bound."""
+
+    @property
+    def text(self) -> str:
+        """The setting that limits it."""
+
+    def snapshot(self) -> dict[str, object]:
+        """Return what is done and what is not."""
+
+
 Apply = Callable[[list[MemberView] | None], None]
 
 
 class Action:
     """Something that is done about the members of a group, until `close()`."""
 
-    def __init__(self, members: Watched, kind: str, bound: ActionBound, apply: Apply) -> None:
+    def __init__(self, members: Watched, kind: str, bound: Bound, apply: Apply) -> None:
         """Call `apply(views)` now and at each change, and `apply(None)` to undo it all."""
         self._group = members.name
         self._members = members
@@ -112,13 +145,13 @@ class Action:
                 return
             self._has_logged = True
         logging.getLogger("seawall").warning(
-            "%s of the group %r: %d more would be acted on, but most=%.3g allows no more. Either"
-            " much has failed at once, or this process or its network has. This is logged once;"
-            " the snapshot counts further times",
+            "%s of the group %r: %d more would be acted on, but %s allows no more. Either much has"
+            " failed at once, or this process or its network has. This is logged once; the"
+            " snapshot counts further times",
             self._kind,
             self._group,
             len(held),
-            self._bound.most,
+            self._bound.text,
         )
 
     def _after_fork(self) -> None:
@@ -199,6 +232,78 @@ def split_limit(
     return Action(members, "split_limit", bound, apply)
 
 
+def hand_over(
+    members: Watched, leader: Candidate, *, missing: float = 0.5, every: float = 60.0
+) -> Action:
+    """Let another process lead as soon as this one seems to be cut off or too slow.
+
+    That is when it misses more than the share `missing` of at least two other members, or its own
+    health in the cluster is bad. Then it steps down, once until it is well again and at most once
+    in `every` seconds. It competes again after a moment, in case nobody else can lead. Which
+    process leads is decided by the lease alone: this only makes it sooner another's.
+    """
+    _check_members("hand_over", members)
+    if isinstance(leader, type) or not callable(getattr(leader, "step_down", None)):
+        raise TypeError(f"hand_over(members, {leader!r}): pass a Leader")
+    check.ratio("missing", missing)
+    pace = _Pace(check.seconds("every", every))
+    counts_itself = members.snapshot()["kind"] == "cluster"
+
+    def apply(views: list[MemberView] | None) -> None:
+        there = [view for view in views or () if view.state is not MemberState.LEFT]
+        gone = sum(view.state in _MISSED for view in there)
+        others = len(there) - counts_itself
+        is_cut_off = others > 1 and gone > missing * others
+        is_unwell = is_cut_off or (members.snapshot()["health_score"] or 0) >= UNWELL
+        if pace.began(is_unwell=is_unwell) and leader.is_leader and pace.allows():
+            leader.step_down()
+
+    return Action(members, "hand_over", pace, apply)
+
+
+class _Pace:
+    """How often a leader may step down: once in a bad time, and once in `every` seconds."""
+
+    def __init__(self, every: float) -> None:
+        self._every = every
+        self._clock = current_clock()
+        self._is_unwell = False
+        self._next_at = -inf
+        self._times = self._times_held_back = 0
+        self.held_back: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"{self._times} times, {self.text}"
+
+    @property
+    def text(self) -> str:
+        return f"every={self._every:g}"
+
+    def snapshot(self) -> dict[str, object]:
+        return {
+            "every": self._every,
+            "times": self._times,
+            "times_held_back": self._times_held_back,
+        }
+
+    def began(self, *, is_unwell: bool) -> bool:
+        """Tell whether a bad time begins now."""
+        was_unwell, self._is_unwell = self._is_unwell, is_unwell
+        self.held_back = ()
+        return is_unwell and not was_unwell
+
+    def allows(self) -> bool:
+        """Tell whether to step down now, and count it."""
+        now = self._clock.now()
+        if now < self._next_at:
+            self.held_back = ("the leader",)
+            self._times_held_back += 1
+            return False
+        self._times += 1
+        self._next_at = now + self._every
+        return True
+
+
 class MembersPresent:
     """A health check: degraded while too many members are suspected or confirmed.
 
@@ -221,8 +326,7 @@ class MembersPresent:
         """Look; in the loop, for it takes no time."""
         views = self._members.members.values()
         known = [view for view in views if view.state is not MemberState.LEFT]
-        ill = (MemberState.SUSPECTED, MemberState.CONFIRMED)
-        missing = sum(view.state in ill for view in known)
+        missing = sum(view.state in _MISSED for view in known)
         if missing and missing >= self._degraded * len(known):
             text = f"{missing} of {len(known)} members are suspected or confirmed as failed"
             return Degraded(text, value=missing)

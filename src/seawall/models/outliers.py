@@ -117,6 +117,11 @@ class ActionBound:
         acted, held = len(self.acted_on), len(self.held_back)
         return f"ActionBound({self.most:g}): {acted} acted on, {held} held back"
 
+    @property
+    def text(self) -> str:
+        """The bound as it was given, for messages."""
+        return f"most={self.most:.3g}"
+
     def choose(self, wanted: Iterable[str], total: int, room: int | None = None) -> tuple[str, ...]:
         """Return the first of `wanted` that may be acted on, in a group of `total`.
 
