@@ -1852,7 +1852,17 @@ ANYTHING = frozenset(
 """Arguments that may be anything, are in the first table, or that Seawall itself gives."""
 
 OURS = frozenset(
-    {"bind", "refused", "end_window", "queue_wait", "limits", "breaker", "lease", "__call__"}
+    [
+        "bind",
+        "refused",
+        "end_window",
+        "queue_wait",
+        "limits",
+        "breaker",
+        "heartbeats",
+        "lease",
+        "__call__",
+    ]
 )
 """Methods for Seawall's own use, with arguments of Seawall's own."""
 

@@ -27,6 +27,7 @@ from seawall.members import (
     split_limit,
     tcp_probe,
 )
+from seawall.testing import FakeStore
 from tests.members.support import Candidate
 
 HUGE = 10**400
@@ -211,6 +212,19 @@ MEMBERS: list[tuple[Any, ...]] = [
         "at least 0.5",
     ),
     ("members.Heartbeats(max_peers)", lambda x: _beats(max_peers=x), _COUNTS, "write"),
+    (
+        "members.Heartbeats(shared)",
+        lambda x: _beats(shared=x),
+        [(5, TypeError), ("redis://127.0.0.1", TypeError)],
+        "RedisStore",
+    ),
+    (
+        "members.Heartbeats(own)",
+        lambda x: _beats(own=x, shared=FakeStore()),
+        [(5, TypeError), (None, TypeError), ("x" * 257, TypeError)],
+        "orders-1",
+    ),
+    ("members.Heartbeats(own alone)", lambda x: _beats(own=x), [("pod-1", TypeError)], "shared="),
     ("members.Heartbeats(clock)", lambda x: _beats(clock=x), _CLOCKS, "clock"),
     ("members.Heartbeats(rng)", lambda x: _beats(rng=x), _RNGS, "Random"),
     ("members.Heartbeats.watch(peer)", lambda x: _beats().watch(x), _PEERS, "orders-1"),

@@ -2,13 +2,14 @@
 
 A peer sends heartbeats by itself, is asked by a probe, or writes to a store that all pods share.
 Each has a detector of its own, so a fast and a slow peer are both judged by what is usual for them.
-`_Peer` has the rules, without clock, lock or loop; `Heartbeats` runs them.
+`models.detection.peer` has the rules, without clock, lock or loop; `Heartbeats` runs them.
 
 Promises:
 - A peer goes from suspected to alive, confirmed or left exactly once, and never to the state that
   it is in.
 - A peer is suspected for its own silence only: not while this process was paused or for as long
-  afterwards, and a probed one not before it was asked.
+  afterwards, a probed one not before it was asked, and one in a shared store only for as long as
+  the store answers.
 - At most one probe of a peer runs at a time, and at most `AT_ONCE` of all; one that hangs costs its
   own peer, no other.
 - At most `max_peers` are kept.
@@ -22,18 +23,29 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
 from seawall.clock import Clock, VirtualClock, check_clock, current_clock
+from seawall.errors import StoreUnavailable
 from seawall.members.group import Group, MemberView, Subscriber, snapshot_of
 from seawall.members.probes import ProbeRunner
-from seawall.models.detection.detectors import Detector, DetectorSettings, phi_accrual
-from seawall.models.detection.gossip import MemberState
+from seawall.models.detection.detectors import DetectorSettings, phi_accrual
+from seawall.models.detection.peer import (
+    ALIVE,
+    CONFIRMED,
+    LEFT,
+    SUSPECTED,
+    UNKNOWN,
+    Change,
+    Peer,
+)
 from seawall.runtime.abandon import end
 from seawall.runtime.background import Background
+from seawall.runtime.member_share import Beat, BeatStore, Sighting
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.runners import sleep_async
 
@@ -49,6 +61,9 @@ THREADS: Final = 32
 JITTER: Final = 0.2
 """Pauses between probes differ by this share, or those of all pods would arrive together."""
 
+GOODBYE: Final = 1.0
+"""Maximum number of seconds to tell the store that this process ends."""
+
 LONGEST_STEP: Final = 1.0
 """Maximum number of seconds between two evaluations."""
 
@@ -61,157 +76,37 @@ MOST_SHOWN: Final = 1000
 Probe = Callable[[], Any]
 """`probe()` or `await probe()`: raises or returns False if the peer did not answer."""
 
-UNKNOWN, ALIVE, SUSPECTED, CONFIRMED, LEFT = (
-    MemberState.UNKNOWN,
-    MemberState.ALIVE,
-    MemberState.SUSPECTED,
-    MemberState.CONFIRMED,
-    MemberState.LEFT,
-)
-
 _WORST_FIRST: Final = {CONFIRMED: 0, SUSPECTED: 1, UNKNOWN: 2, ALIVE: 3, LEFT: 4}
 
 
-class _Change(NamedTuple):
-    """A transition of one peer, to be published."""
+class _Watched(Peer):
+    """A peer, and how it is heard."""
 
-    member: str
-    before: MemberState
-    after: MemberState
-    reason: str
-    level: float
-    duration: float
-    silence: float
-
-
-class _Peer:
-    """The state of one peer. Methods are given the time and return the change they made, if any."""
-
-    __slots__ = (
-        "address",
-        "asked_at",
-        "confirm_from",
-        "detector",
-        "failure",
-        "heard_at",
-        "name",
-        "probe",
-        "reason",
-        "round_trip",
-        "settings",
-        "since",
-        "state",
-    )
+    __slots__ = ("address", "is_shared", "probe", "round_trip", "stamp")
 
     def __init__(self, name: str, settings: DetectorSettings, now: float) -> None:
-        self.name = name
-        self.settings = settings
-        self.state = UNKNOWN
-        self.since = now
-        self.heard_at = now
-        """When it was last heard; when it began to be watched, if it never was."""
-        self.reason = "watched"
+        super().__init__(name, settings, now)
         self.address = ""
         self.probe: ProbeRunner | None = None
-        self.asked_at: float | None = None
-        """When the first probe since then was sent."""
-        self.failure = ""
-        """Why the last probe failed, if it did."""
         self.round_trip: float | None = None
-        self.confirm_from = now
-        self.detector: Detector
-        self.begin(now)
-
-    def begin(self, now: float) -> None:
-        """Measure silence from here on: nobody has listened until now.
-
-        An unheard peer has the patience that its detector has with one just heard.
-        """
-        self.detector = self.settings.start()
-        self.detector.heartbeat(now)
-        self.heard_at = self.confirm_from = now
-        self.asked_at = None
-
-    def asked(self, now: float) -> None:
-        """Note that a probe was sent."""
-        self.detector.sent(now)
-        if self.asked_at is None:
-            self.asked_at = now
-
-    def heard(self, now: float) -> _Change | None:
-        """Note a sign of life."""
-        level, silence = self.detector.level(now), now - self.heard_at
-        if self.state is UNKNOWN:
-            # Since it is watched is no interval between two heartbeats: learn nothing from that.
-            self.detector = self.settings.start()
-            if self.asked_at is not None:
-                self.detector.sent(self.asked_at)
-        self.detector.heartbeat(now)
-        self.heard_at = max(now, self.heard_at)
-        self.asked_at = None
-        self.failure = ""
-        if self.state is ALIVE:
-            return None
-        reason = "heard for the first time" if self.state is UNKNOWN else "heard again"
-        return self._change(ALIVE, reason, level, now, silence)
-
-    def evaluate(self, now: float, confirm_after: float) -> _Change | None:
-        """Judge its silence."""
-        level, silence = self.detector.level(now), now - self.heard_at
-        if self.state is SUSPECTED:
-            if now - self.confirm_from < confirm_after:
-                return None
-            reason = f"suspected for {confirm_after:g} s"
-            return self._change(CONFIRMED, self._with_failure(reason), level, now, silence)
-        if self.state not in (UNKNOWN, ALIVE) or level < self.detector.threshold:
-            return None
-        if self.probe is not None and self.asked_at is None:
-            return None  # nobody asked: its silence says nothing
-        self.confirm_from = now
-        never = "never heard" if self.state is UNKNOWN else "silent"
-        reason = self._with_failure(f"{never} for {max(0.0, silence):.3g} s")
-        return self._change(SUSPECTED, reason, level, now, silence)
-
-    def leave(self, reason: str, now: float) -> _Change | None:
-        """Note that it is no longer a member."""
-        if self.state is LEFT:
-            return None
-        level, silence = self.detector.level(now), now - self.heard_at
-        return self._change(LEFT, reason, level, now, silence)
-
-    def rejoin(self, now: float) -> _Change | None:
-        """Expect it again, if it had left."""
-        if self.state is not LEFT:
-            return None
-        change = self._change(UNKNOWN, "watched again", 0.0, now, 0.0)
-        self.begin(now)
-        return change
+        self.is_shared = False
+        """Whether it is heard by the store alone."""
+        self.stamp = -1.0
+        """Of its last heartbeat in the store."""
 
     def view(self, now: float) -> MemberView:
         """Return what is known of it."""
         detector = self.detector
-        is_gone = self.state is LEFT
         return MemberView(
             self.name,
             self.state,
             self.since,
             address=self.address,
-            level=0.0 if is_gone else detector.level(now),
+            level=0.0 if self.state is LEFT else detector.level(now),
             threshold=detector.threshold,
             round_trip=self.round_trip,
             reason=self.reason,
         )
-
-    def _with_failure(self, reason: str) -> str:
-        return f"{reason}: {self.failure}" if self.failure else reason
-
-    def _change(
-        self, after: MemberState, reason: str, level: float, now: float, silence: float
-    ) -> _Change:
-        duration = max(0.0, now - self.since)
-        change = _Change(self.name, self.state, after, reason, level, duration, max(0.0, silence))
-        self.state, self.since, self.reason = after, now, reason
-        return change
 
 
 class Heartbeats:
@@ -227,6 +122,8 @@ class Heartbeats:
         confirm_after: float = 10.0,
         pause_after: float = 5.0,
         max_peers: int = 1000,
+        shared: BeatStore | None = None,
+        own: str = "",
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
@@ -237,6 +134,10 @@ class Heartbeats:
         confirmed. A probe that takes longer than `timeout` (`every`, unless given) has failed.
         If two evaluations are more than `pause_after` seconds apart, this process itself was
         paused, and for as long again nobody is suspected or confirmed.
+
+        With a `shared` store, such as a `RedisStore`, this process writes a heartbeat under the
+        name `own` (made up, unless given) every `every` seconds, and watches all others that do so
+        in a group of this `name`.
         """
         self.name = _text("name", name)
         self.every = check.seconds("every", every)
@@ -248,11 +149,24 @@ class Heartbeats:
         self._step = min(self.every / 4, LONGEST_STEP)
         self.pause_after = check.at_least("pause_after", pause_after, 2 * self._step)
         self.max_peers = check.count("max_peers", max_peers)
+        if shared is not None and not callable(getattr(shared, "heartbeats", None)):
+            raise TypeError(f"shared={shared!r}: pass a RedisStore")
+        if own != "" and shared is None:
+            raise TypeError(f"own={own!r}: only a shared store hears of it; write shared= as well")
+        self._is_named = own != ""
+        self.own = "" if shared is None else _peer_name("own", token_hex(8) if own == "" else own)
+        """The name of this process in the shared store; empty without one."""
+        self._share = None if shared is None else shared.heartbeats(self.name)
+        self._looked_at = 0.0
+        """When the store was asked the last time that it answered; at first, when this began."""
+        self._has_missed = False
+        """Whether the store has not answered since then."""
+        self._shared_calm_until = -inf
         self._clock = current_clock() if clock is None else check_clock(clock)
         self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter is no secret
         self.group = Group(self.name)
         self._mutex = Mutex()
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, _Watched] = {}
         self._evaluated_at: float | None = None
         self._calm_until = -inf
         self._outbox: deque[Callable[[], None]] = deque()
@@ -284,7 +198,7 @@ class Heartbeats:
         False or takes too long. Watched already, a peer keeps its state and takes on the new
         settings. One that had left is expected again.
         """
-        name = _peer_name(peer)
+        name = _peer_name("peer", peer)
         runner = None if probe is None else ProbeRunner(probe, self._pool)
         settings = self.detector if detector is None else _settings(detector)
         if not isinstance(address, str):
@@ -294,11 +208,13 @@ class Heartbeats:
             known = self._peers.get(name)
             if known is None:
                 self._make_room(now)
-                known = self._peers[name] = _Peer(name, settings, now)
-            elif settings is not known.settings:
+                known = self._peers[name] = _Watched(name, settings, now)
+            elif settings is not known.settings or known.is_probed is (runner is None):
                 known.settings = settings
                 known.begin(now)
             known.probe = runner
+            known.is_probed = runner is not None
+            known.is_shared = known.is_shared and runner is None
             known.address = address
             self._post(known.rejoin(now))
         self._publish()
@@ -354,7 +270,7 @@ class Heartbeats:
         self._publish()
         return counts
 
-    def _hear(self, peer: _Peer, now: float) -> None:
+    def _hear(self, peer: _Watched, now: float) -> None:
         self._received += 1
         self._post(peer.heard(now))
 
@@ -372,13 +288,17 @@ class Heartbeats:
         """The watched peers by name, as they are now."""
         with self._mutex:
             now = self._clock.now()
-            return {name: peer.view(now) for name, peer in self._peers.items()}
+            return {
+                name: peer.view(self._judged_at(peer, now)) for name, peer in self._peers.items()
+            }
 
     def get(self, peer: str) -> MemberView | None:
         """Return what is known of `peer`, None if it is not watched."""
         with self._mutex:
             known = self._peers.get(peer)
-            return None if known is None else known.view(self._clock.now())
+            if known is None:
+                return None
+            return known.view(self._judged_at(known, self._clock.now()))
 
     @property
     def alive(self) -> list[str]:
@@ -397,7 +317,7 @@ class Heartbeats:
         del trips["count"]
         return {
             "kind": "heartbeats",
-            "own": "",
+            "own": self.own,
             "members": [snapshot_of(view, now) for view in views[:MOST_SHOWN]],
             "counts": self.group.counts(),
             "health_score": None,
@@ -408,7 +328,7 @@ class Heartbeats:
 
     # Changes are published in order, one thread at a time, and never under the lock
 
-    def _post(self, change: _Change | None) -> None:
+    def _post(self, change: Change | None) -> None:
         """Queue `change` for publication; under the lock."""
         if change is not None:
             fields = change._asdict()
@@ -439,8 +359,97 @@ class Heartbeats:
                 self._outbox.append(lambda: self.group.note_own_pause(gap))
             if now >= self._calm_until:
                 for peer in self._peers.values():
-                    self._post(peer.evaluate(now, self.confirm_after))
+                    if not peer.is_shared or now >= self._shared_calm_until:
+                        self._post(peer.evaluate(self._judged_at(peer, now), self.confirm_after))
         self._publish()
+
+    def _judged_at(self, peer: _Watched, now: float) -> float:
+        """Return up to when the silence of `peer` is known.
+
+        In the store it may have been heard since this process looked there.
+        """
+        return self._looked_at if peer.is_shared else now
+
+    # Sharing
+
+    async def _share_forever(self) -> None:
+        """Write heartbeats to the store, and read those of others."""
+        clock = self._clock
+        while True:
+            due = clock.now() + self._jittered()
+            try:
+                await self._look()
+            except StoreUnavailable:
+                self._has_missed = True  # the store's own events tell of it
+            except Exception:
+                self._has_missed = True
+                logging.getLogger("seawall").exception("reading heartbeats of %r failed", self.name)
+            await sleep_async(max(0.0, due - clock.now()))
+
+    async def _look(self) -> None:
+        if self._share is None:
+            return
+        asked_at = self._clock.now()
+        sighting = await self._share.beat(self.own, self.max_peers + 1, self.timeout)
+        with self._mutex:
+            self._sent += 1
+            self._looked_at = asked_at
+            if self._has_missed:
+                # The others could not write either: give them time to notice that it is back.
+                self._shared_calm_until = asked_at + max(self.pause_after, 5 * self.every)
+                self._has_missed = False
+            self._take_in(sighting, asked_at)
+        self._publish()
+
+    def _take_in(self, sighting: Sighting, now: float) -> None:
+        """Hear the members that have written since the last look; under the lock.
+
+        When they wrote is not used: the clock of the store may be set.
+        """
+        seen = set(sighting.left)
+        for beat in sighting.beats:
+            seen.add(beat.member)
+            peer = self._shared_peer(beat, now)
+            if peer is not None and peer.stamp != beat.stamp:
+                peer.stamp = beat.stamp
+                self._post(peer.rejoin(now))
+                self._hear(peer, now)
+        for name in sighting.left:
+            known = self._peers.get(name)
+            if known is not None:
+                self._post(known.leave("left", now))
+        for peer in list(self._peers.values()):
+            if peer.is_shared and peer.state in (CONFIRMED, LEFT) and peer.name not in seen:
+                del self._peers[peer.name]  # the store has forgotten it
+                self._post(peer.leave("forgotten", now))
+
+    def _shared_peer(self, beat: Beat, now: float) -> _Watched | None:
+        """Return the peer that wrote `beat`; None if it is this process, or was gone long ago."""
+        if beat.member == self.own:
+            return None
+        peer = self._peers.get(beat.member)
+        if peer is None:
+            is_gone = beat.age > self.confirm_after + 3 * self.every
+            if is_gone or not 0 < len(beat.member) <= LONGEST_NAME:
+                return None
+            try:
+                self._make_room(now)
+            except ValueError:
+                self._refused += 1
+                return None
+            peer = self._peers[beat.member] = _Watched(beat.member, self.detector, now)
+        peer.is_shared = peer.probe is None
+        return peer
+
+    async def _say_goodbye(self) -> None:
+        if self._share is not None:
+            try:
+                await self._share.leave(self.own, min(self.timeout, GOODBYE))
+            except StoreUnavailable:
+                pass  # the others will find out
+
+    def _jittered(self) -> float:
+        return self.every * (1 - JITTER + 2 * JITTER * self._rng.random())
 
     # Running
 
@@ -492,6 +501,7 @@ class Heartbeats:
         with self._mutex:
             now = self._clock.now()
             self._evaluated_at = None
+            self._looked_at = now
             for peer in self._peers.values():
                 peer.begin(now)
 
@@ -502,11 +512,13 @@ class Heartbeats:
         task, self._task = self._task, None
         if task is not None:
             await end([task])
+            await self._say_goodbye()
 
     async def _run(self) -> None:
         """Evaluate again and again, and keep one task for each peer that is probed."""
         tasks: dict[str, tuple[ProbeRunner, asyncio.Task[None]]] = {}
         room = asyncio.Semaphore(AT_ONCE)
+        sharing = asyncio.get_running_loop().create_task(self._share_forever())
         try:
             while True:
                 try:
@@ -517,7 +529,7 @@ class Heartbeats:
                 await sleep_async(self._step)
         finally:
             threads, self._threads = self._threads, None
-            await end(task for _, task in tasks.values())
+            await end([sharing, *(task for _, task in tasks.values())])
             if threads is not None:
                 threads.close(0.0)
 
@@ -541,18 +553,18 @@ class Heartbeats:
                 tasks[name] = runner, loop.create_task(self._probe_forever(peer, runner, room))
 
     async def _probe_forever(
-        self, peer: _Peer, runner: ProbeRunner, room: asyncio.Semaphore
+        self, peer: _Watched, runner: ProbeRunner, room: asyncio.Semaphore
     ) -> None:
-        clock, every = self._clock, self.every
-        pause = every * self._rng.random()  # or all would be asked in the same moment
+        clock = self._clock
+        pause = self.every * self._rng.random()  # or all would be asked in the same moment
         while True:
             await sleep_async(pause)
-            due = clock.now() + every * (1 - JITTER + 2 * JITTER * self._rng.random())
+            due = clock.now() + self._jittered()
             async with room:
                 await self._probe(peer, runner)
             pause = max(0.0, due - clock.now())
 
-    async def _probe(self, peer: _Peer, runner: ProbeRunner) -> None:
+    async def _probe(self, peer: _Watched, runner: ProbeRunner) -> None:
         """Ask once, and note how it went."""
         began: float | None = None
 
@@ -602,6 +614,8 @@ class Heartbeats:
         if self._background is not None:
             self._background.after_fork()
         self._background = self._task = self._threads = None
+        if self.own and not self._is_named:
+            self.own = token_hex(8)
 
 
 def _text(name: str, value: object) -> str:
@@ -610,13 +624,13 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-def _peer_name(peer: object) -> str:
-    if not isinstance(peer, str) or not 0 < len(peer) <= LONGEST_NAME:
+def _peer_name(argument: str, name: object) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
         raise TypeError(
-            f"peer={peer!r:.300}: write a name, such as 'orders-1', of at most {LONGEST_NAME}"
-            " characters"
+            f"{argument}={name!r:.300}: write a name, such as 'orders-1', of at most"
+            f" {LONGEST_NAME} characters"
         )
-    return peer
+    return name
 
 
 def _settings(detector: DetectorSettings) -> DetectorSettings:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from seawall.leases.store import LeaseShare
     from seawall.runtime.breaker_share import BreakerShare
     from seawall.runtime.limit_share import LimitShare
+    from seawall.runtime.member_share import BeatShare
     from seawall.shared._pods import Pods
 
 
@@ -119,3 +120,9 @@ class RedisStore(StoreCore):
         from seawall.shared._lease import RedisLease
 
         return RedisLease(self, name)
+
+    def heartbeats(self, group: str) -> BeatShare:
+        """Return the heartbeats that the members of `group` write; see `BeatStore`."""
+        from seawall.shared._heartbeats import SharedHeartbeats
+
+        return SharedHeartbeats(self, group)

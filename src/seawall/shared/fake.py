@@ -1,8 +1,9 @@
 """A store in memory, for tests: policies that pods share, without a server.
 
 Promises: rate limits decide by the same rules as in a real store, breakers as in a service of one
-pod; time is that of a clock, nothing waits, no thread is started. `fail()` and `recover()` take
-effect at once, and policies then do what their `on_store_failure` says.
+pod, heartbeats are those of one process; time is that of a clock, nothing waits, no thread is
+started. `fail()` and `recover()` take effect at once, and policies then do what their
+`on_store_failure` says.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from seawall.models.rate_rule import Rule
 from seawall.models.rate_split import check_divisible
 from seawall.models.rates import whole_microseconds
 from seawall.runtime.limit_share import Receipt, Standing, Verdict, Wanted
+from seawall.runtime.member_share import MEMORY, Beat, Sighting
 from seawall.shared._keys import key_part
 
 if TYPE_CHECKING:
     from seawall.runtime.breaker_share import BreakerOwner, BreakerShare
     from seawall.runtime.layers import Kind
     from seawall.runtime.limit_share import Door, LimitShare
+    from seawall.runtime.member_share import BeatShare
 
 UNCOUNTED: Final = 0
 """Ticket of a call that passed while nobody counted: no generation has this number."""
@@ -55,6 +58,7 @@ class FakeStore:
         self._lock = RLock()
         self._places: dict[tuple[str, int, str], _Place] = {}
         self._shares: WeakKeyDictionary[_Limits | _Breakers, None] = WeakKeyDictionary()
+        self._heartbeats: dict[str, _Heartbeats] = {}
         registry.enter(self, "store", name)
 
     def __repr__(self) -> str:
@@ -104,6 +108,10 @@ class FakeStore:
         share = _Limits(self, name, rules, **how)
         self._shares[share] = None
         return share
+
+    def heartbeats(self, group: str) -> BeatShare:
+        """Return the heartbeats that the members of `group` write; see `BeatStore`."""
+        return self._heartbeats.setdefault(group, _Heartbeats(self))
 
     def breaker(
         self, name: str, settings: BreakerSettings, owner: BreakerOwner, **how: Any
@@ -553,3 +561,36 @@ class _SharedModel(BreakerModel):
 
     def _is_simple(self) -> bool:
         return self._share.away in (None, "local") and super()._is_simple()
+
+
+# Heartbeats
+
+
+class _Heartbeats:
+    """The heartbeats of a group of members in this process: `BeatShare`."""
+
+    def __init__(self, store: FakeStore) -> None:
+        self._store = store
+        self._beats: dict[str, float] = {}
+        self._left: dict[str, float] = {}
+
+    async def beat(self, member: str, most: int, patience: float) -> Sighting:
+        now = self._now()
+        self._left.pop(member, None)
+        self._beats.pop(member, None)
+        self._beats[member] = now  # the latest is the last
+        for kept in (self._beats, self._left):
+            for name in [name for name, at in kept.items() if at <= now - MEMORY]:
+                del kept[name]
+        latest = list(self._beats.items())[: -most - 1 : -1]
+        return Sighting([Beat(name, at, now - at) for name, at in latest], list(self._left))
+
+    async def leave(self, member: str, patience: float) -> None:
+        now = self._now()
+        self._beats.pop(member, None)
+        self._left[member] = now
+
+    def _now(self) -> float:
+        if not self._store.up:
+            raise StoreUnavailable(f"the store {self._store.name!r} is down")
+        return self._store.clock.now()

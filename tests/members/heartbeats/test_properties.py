@@ -22,6 +22,7 @@ from seawall.members import (
 )
 from seawall.members import heartbeats as module
 from seawall.models.detection.gossip import MemberState
+from seawall.models.detection.peer import Peer
 from seawall.runtime.events import subscribe
 from seawall.runtime.runners import sleep_async
 from seawall.testing import run_virtual
@@ -137,17 +138,17 @@ def test_nobody_is_accused_after_an_own_pause(steps: list[tuple[str, Any]]) -> N
 
 def test_the_properties_fail_without_their_safeguards(monkeypatch: pytest.MonkeyPatch) -> None:
     """A suspicion that is confirmed again and again, and a pause that excuses nobody, are found."""
-    evaluate = module._Peer.evaluate
+    evaluate = Peer.evaluate
 
-    def forgetful(peer: module._Peer, now: float, confirm_after: float) -> Any:
+    def forgetful(peer: Peer, now: float, confirm_after: float) -> Any:
         change = evaluate(peer, now, confirm_after)
         if change is not None and change.after is MemberState.CONFIRMED:
             peer.state = MemberState.SUSPECTED
         return change
 
-    monkeypatch.setattr(module._Peer, "evaluate", forgetful)
+    monkeypatch.setattr(Peer, "evaluate", forgetful)
     assert falsified(check_changes, STEPS)
-    monkeypatch.setattr(module._Peer, "evaluate", evaluate)
+    monkeypatch.setattr(Peer, "evaluate", evaluate)
     monkeypatch.setattr(
         Heartbeats, "_calm_until", property(lambda _: 0.0, lambda *_: None), raising=False
     )

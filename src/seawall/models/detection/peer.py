@@ -1,0 +1,146 @@
+"""The state of one peer: from unknown to alive, suspected, confirmed or left, and back.
+
+Promises:
+- No change is to the state that the peer is in; from suspected it goes to alive, confirmed or left.
+- A probed peer is suspected only if it was asked since it was last heard.
+- The time until a peer is first heard is not learned as an interval of its heartbeats.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from seawall.models.detection.detectors import Detector, DetectorSettings
+from seawall.models.detection.gossip import MemberState
+
+UNKNOWN, ALIVE, SUSPECTED, CONFIRMED, LEFT = (
+    MemberState.UNKNOWN,
+    MemberState.ALIVE,
+    MemberState.SUSPECTED,
+    MemberState.CONFIRMED,
+    MemberState.LEFT,
+)
+
+
+class Change(NamedTuple):
+    """A transition of one peer, to be published."""
+
+    member: str
+    before: MemberState
+    after: MemberState
+    reason: str
+    level: float
+    duration: float
+    silence: float
+
+
+class Peer:
+    """The state of one peer. Methods are given the time and return the change they made, if any."""
+
+    __slots__ = (
+        "asked_at",
+        "confirm_from",
+        "detector",
+        "failure",
+        "heard_at",
+        "is_probed",
+        "name",
+        "reason",
+        "settings",
+        "since",
+        "state",
+    )
+
+    def __init__(self, name: str, settings: DetectorSettings, now: float) -> None:
+        self.name = name
+        self.settings = settings
+        self.state = UNKNOWN
+        self.since = now
+        self.heard_at = now
+        """When it was last heard; when it began to be watched, if it never was."""
+        self.reason = "watched"
+        self.is_probed = False
+        """Whether it answers probes, rather than send by itself."""
+        self.asked_at: float | None = None
+        """When the first probe since then was sent."""
+        self.failure = ""
+        """Why the last probe failed, if it did."""
+        self.confirm_from = now
+        self.detector: Detector
+        self.begin(now)
+
+    def begin(self, now: float) -> None:
+        """Measure silence from here on: nobody has listened until now.
+
+        An unheard peer has the patience that its detector has with one just heard.
+        """
+        self.detector = self.settings.start()
+        self.detector.heartbeat(now)
+        self.heard_at = self.confirm_from = now
+        self.asked_at = None
+
+    def asked(self, now: float) -> None:
+        """Note that a probe was sent."""
+        self.detector.sent(now)
+        if self.asked_at is None:
+            self.asked_at = now
+
+    def heard(self, now: float) -> Change | None:
+        """Note a sign of life."""
+        level, silence = self.detector.level(now), now - self.heard_at
+        if self.state is UNKNOWN:
+            # Since it is watched is no interval between two heartbeats: learn nothing from that.
+            self.detector = self.settings.start()
+            if self.asked_at is not None:
+                self.detector.sent(self.asked_at)
+        self.detector.heartbeat(now)
+        self.heard_at = max(now, self.heard_at)
+        self.asked_at = None
+        self.failure = ""
+        if self.state is ALIVE:
+            return None
+        reason = "heard for the first time" if self.state is UNKNOWN else "heard again"
+        return self._change(ALIVE, reason, level, now, silence)
+
+    def evaluate(self, now: float, confirm_after: float) -> Change | None:
+        """Judge its silence."""
+        level, silence = self.detector.level(now), now - self.heard_at
+        if self.state is SUSPECTED:
+            if now - self.confirm_from < confirm_after:
+                return None
+            reason = f"suspected for {confirm_after:g} s"
+            return self._change(CONFIRMED, self._with_failure(reason), level, now, silence)
+        if self.state not in (UNKNOWN, ALIVE) or level < self.detector.threshold:
+            return None
+        if self.is_probed and self.asked_at is None:
+            return None  # nobody asked: its silence says nothing
+        self.confirm_from = now
+        never = "never heard" if self.state is UNKNOWN else "silent"
+        reason = self._with_failure(f"{never} for {max(0.0, silence):.3g} s")
+        return self._change(SUSPECTED, reason, level, now, silence)
+
+    def leave(self, reason: str, now: float) -> Change | None:
+        """Note that it is no longer a member."""
+        if self.state is LEFT:
+            return None
+        level, silence = self.detector.level(now), now - self.heard_at
+        return self._change(LEFT, reason, level, now, silence)
+
+    def rejoin(self, now: float) -> Change | None:
+        """Expect it again, if it had left."""
+        if self.state is not LEFT:
+            return None
+        change = self._change(UNKNOWN, "watched again", 0.0, now, 0.0)
+        self.begin(now)
+        return change
+
+    def _with_failure(self, reason: str) -> str:
+        return f"{reason}: {self.failure}" if self.failure else reason
+
+    def _change(
+        self, after: MemberState, reason: str, level: float, now: float, silence: float
+    ) -> Change:
+        duration = max(0.0, now - self.since)
+        change = Change(self.name, self.state, after, reason, level, duration, max(0.0, silence))
+        self.state, self.since, self.reason = after, now, reason
+        return change
