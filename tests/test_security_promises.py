@@ -102,8 +102,8 @@ def test_scripts_are_files_of_the_package() -> None:
 def test_a_statement_takes_data_as_parameters_only(file: Path) -> None:
     """What is put into the text of a statement is a table of ours, or the time; see `_sql.py`."""
     text = COMMENT.sub("", file.read_text("utf-8"))
-    tables = r"\{(?:now|\w*(?:idempotency|outbox|inbox|fifo|later|jobs|events|tables|schema)\w*)\}"
-    rest = re.sub(tables, "", text)
+    kinds = "idempotency|outbox|inbox|fifo|later|jobs|leases|fences|events|tables|schema"
+    rest = re.sub(rf"\{{(?:now|\w*(?:{kinds})\w*)\}}", "", text)
     assert not re.search(r"[{}]", rest), re.findall(r"\{[^}]*\}", rest)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
@@ -545,7 +546,7 @@ class Cluster:
         )
         now = self._clock.now()
         traffic, swim = self._traffic, self._swim
-        refused = {**self._codec.refused, **traffic.refused}
+        refused = traffic.refused + Counter(self._codec.refused)
         trips = self.group.round_trips
         shares = (0.5, 0.95, 0.99)
         quantiles = zip(("p50", "p95", "p99"), trips.quantiles(shares), strict=True)
@@ -559,10 +560,10 @@ class Cluster:
             "messages": {
                 "sent": traffic.sent,
                 "received": traffic.received,
-                "refused": sum(refused.values()),
+                "refused": refused.total(),
             },
             "bytes": {"sent": traffic.bytes_sent, "received": traffic.bytes_received},
-            "refused": {reason: number for reason, number in refused.items() if number},
+            "refused": dict(refused),
             "dropped": dict(traffic.dropped),
             "reliable_only": self._reliable_only,
         }

@@ -17,8 +17,8 @@ import asyncio
 import os
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import ip_address
@@ -225,7 +225,7 @@ class Transport:
             if listening is not None:
                 loop.remove_reader(listening)
                 listening.close()
-        connections = [*self._accepted.values(), *self._made.values()]
+        connections = self._everybody()
         tasks = [one.task for one in connections if one.task is not None]
         for task in tasks:
             task.cancel()
@@ -233,7 +233,7 @@ class Transport:
 
     def abandon(self) -> None:
         """Close the sockets in a child process, without touching the loop of its parent."""
-        connections = [*self._accepted.values(), *self._made.values()]
+        connections = self._everybody()
         for made in (self._listener, self._datagrams, *(one.socket for one in connections)):
             if made is not None:
                 made.close()
@@ -371,22 +371,30 @@ class Transport:
 
         connection.task.add_done_callback(ended)
 
-    @contextmanager
-    def buffer(self) -> Iterator[Callable[[int], None]]:
-        """Give a function that accounts for bytes of a message that is not whole yet."""
-        held = 0
+    def hold(self, connection: _Connection, size: int) -> None:
+        """Account for bytes of a message that is not whole yet; raise if there is no room.
 
-        def hold(size: int) -> None:
-            nonlocal held
-            held += size
-            self.buffered += size
-            if self.buffered > MOST_BUFFERED:
+        Where they are too many, the largest part gives way, and that of a stranger first.
+        """
+        connection.held += size
+        self.buffered += size
+        while self.buffered > MOST_BUFFERED:
+            holders = [one for one in self._everybody() if one.held]
+            largest = max(holders, key=lambda one: (not one.is_proven, one.held))
+            if largest is connection:
                 raise _RefusedError("buffer")
+            self.traffic.refused["buffer"] += 1
+            self.release(largest)
+            if largest.task is not None:
+                largest.task.cancel()
 
-        try:
-            yield hold
-        finally:
-            self.buffered -= held
+    def release(self, connection: _Connection) -> None:
+        """Forget the bytes that a connection held."""
+        self.buffered -= connection.held
+        connection.held = 0
+
+    def _everybody(self) -> list[_Connection]:
+        return [*self._accepted.values(), *self._made.values()]
 
 
 class _RefusedError(Exception):
@@ -410,6 +418,8 @@ class _Connection:
         """Where replies go: the member's address, or a name for an accepted connection."""
         self.is_proven = False
         """Whether a valid message has arrived by it."""
+        self.held = 0
+        """Bytes that have arrived of a message that is not whole yet."""
         self.used_at = loop.time()
         self.task: asyncio.Task[None] | None = None
         self._transport = transport
@@ -493,21 +503,23 @@ class _Connection:
 
     async def _message(self, begun: bytes) -> bytes:
         """Return the bytes of a message whose prefix has begun to arrive."""
-        with self._transport.buffer() as hold:
-            prefix = begun + await self._bytes(_PREFIX - len(begun), hold)
+        try:
+            prefix = begun + await self._bytes(_PREFIX - len(begun))
             size = int.from_bytes(prefix, "big")
             if size > MOST_BYTES:
                 raise _RefusedError("size")
-            return await self._bytes(size, hold)
+            return await self._bytes(size)
+        finally:
+            self._transport.release(self)
 
-    async def _bytes(self, size: int, hold: Callable[[int], None]) -> bytes:
+    async def _bytes(self, size: int) -> bytes:
         """Return the next `size` bytes; raise ConnectionError at the end."""
         parts = bytearray()
         while len(parts) < size:
             part = await self._loop.sock_recv(self.socket, min(size - len(parts), _CHUNK))
             if not part:
                 raise ConnectionError("the peer has closed the connection")
-            hold(len(part))
+            self._transport.hold(self, len(part))
             parts += part
         return bytes(parts)
 
