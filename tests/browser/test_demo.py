@@ -1,7 +1,8 @@
 """The demo in a real browser: what is broken on its control strip is seen on the screen.
 
 `SEAWALL_SCREENSHOT=1 ./dev test tests/browser/test_demo.py` makes the pictures in docs anew:
-docs/dashboard.png (an outage) and docs/dashboard-store-cut.png (a cut Redis).
+docs/dashboard.png (an outage), docs/dashboard-store-cut.png (a cut Redis) and docs/members.png (a
+paused pod).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ Opening = Callable[..., "Page"]
 ROOT: Final = Path(__file__).resolve().parents[2]
 OUTAGE: Final = "dashboard.png"
 STORE_CUT: Final = "dashboard-store-cut.png"
+MEMBERS: Final = "members.png"
 KEEP: Final = os.environ.get("SEAWALL_SCREENSHOT") == "1"
 WIDTH, HEIGHT = 1440, 1500
 LARGEST: Final = 500_000
@@ -186,6 +188,76 @@ def test_a_cut_store_is_one_trouble_on_all_pods(screen: Callable[..., Page], tmp
     trouble.filter(has_text="does not answer").wait_for(state="detached", timeout=30_000)
 
 
+TRIES: Final = 5
+"""Pauses after which a pod must have been suspected: on a busy machine one may pass unnoticed."""
+
+WATCH: Final = """() => {
+    window.states = {};
+    const look = () => {
+        for (const member of document.querySelectorAll('.member')) {
+            const name = member.querySelector('.member-name').textContent;
+            const state = member.querySelector('.member-state').textContent.split(' ')[0];
+            const seen = (window.states[name] ??= []);
+            if (seen.at(-1) !== state) seen.push(state);
+        }
+    };
+    look();
+    new MutationObserver(look).observe(document.getElementById('members'),
+        { subtree: true, childList: true, characterData: true });
+    window.wereIn = (state) => Object.keys(window.states)
+        .filter((name) => window.states[name].includes(state));
+    window.allAlive = (pods) => Object.values(window.states)
+        .filter((seen) => seen.at(-1) === 'alive').length === pods;
+}"""
+"""Note the states of each member that are shown, one after another."""
+
+
+def _until_all_alive(page: Page) -> None:
+    page.wait_for_function("pods => window.allAlive(pods)", arg=PODS, timeout=60_000)
+
+
+def _until_suspected(page: Page, switch: str) -> list[str]:
+    """Press the switch until a member is suspected; return the members that were, or are gone."""
+    for _ in range(TRIES):
+        _switch(page, switch).click()
+        _until_pressed(page, switch, pressed=True)
+        _photograph_members(page, switch)
+        page.locator(f"[data-switch={switch}][aria-pressed=false]").wait_for(timeout=60_000)
+        found: list[str] = page.evaluate(
+            "() => [...window.wereIn('suspected'), ...window.wereIn('confirmed')]"
+        )
+        if found:
+            return found
+    raise AssertionError(f"no member was suspected after {TRIES} tries of {switch!r}")
+
+
+def _photograph_members(page: Page, switch: str) -> None:
+    """Take the picture that is kept, while a pod is paused."""
+    if KEEP and switch == "pause":
+        page.wait_for_function("() => window.wereIn('suspected').length > 0", timeout=20_000)
+        page.wait_for_timeout(1500)
+        page.locator("#members").screenshot(path=ROOT / "docs" / MEMBERS, animations="disabled")
+
+
+def test_a_paused_pod_is_suspected_on_the_screen_and_comes_back(screen: Callable[..., Page]):
+    """It goes on after a while, and all are alive again; what happened is told in sentences.
+
+    It is photographed for docs/members.png if SEAWALL_SCREENSHOT=1.
+    """
+    page = screen(color_scheme="dark", viewport={"width": WIDTH, "height": HEIGHT})
+    page.evaluate(WATCH)
+    _until_all_alive(page)
+    _pose(page, 60)
+    name, *_ = _until_suspected(page, "pause")
+    _until_all_alive(page)
+    happening = page.locator(".happening")
+    happening.filter(has_text=name).filter(has_text="suspected").first.wait_for(timeout=30_000)
+    happening.filter(has_text="this process was stopped for").first.wait_for(timeout=30_000)
+    page.locator("#troubles li").filter(has_text="suspected").wait_for(
+        state="detached", timeout=30_000
+    )
+
+
 def _pose(page: Page, seconds: float) -> None:
     """Let a past build up for the picture that is kept; the others need none."""
     if KEEP:
@@ -215,6 +287,15 @@ def test_the_pictures_in_the_documentation_are_of_this_screen(name: str):
     _check_picture(ROOT / "docs" / name)
 
 
+def test_the_picture_of_members_in_the_documentation_is_one():
+    """It is not blank, and not too large."""
+    content = (ROOT / "docs" / MEMBERS).read_bytes()
+    (width, _), pixels = _read_png(content)
+    assert width > WIDTH / 2
+    assert len({pixels[start : start + 30] for start in range(0, len(pixels), 30)}) > 100
+    assert len(content) < LARGEST
+
+
 def _read_png(content: bytes) -> tuple[tuple[int, int], bytes]:
     """Return a picture's size, and its pixels as they are filtered: enough to tell it from none."""
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
@@ -233,7 +314,7 @@ def _read_png(content: bytes) -> tuple[tuple[int, int], bytes]:
 def test_the_strip_is_worked_by_keyboard(screen: Callable[..., Page]):
     """Digits press its switches from anywhere, Tab and Space do it on the spot, 0 mends all."""
     page = screen()
-    page.keyboard.press("5")
+    page.keyboard.press("6")
     _until_pressed(page, "surge", pressed=True)
     page.keyboard.press("0")
     _until_pressed(page, "surge", pressed=False)
@@ -254,7 +335,7 @@ def test_the_strip_fits_a_phone(screen: Callable[..., Page], width: int, height:
     """On a narrow screen nothing is cut off sideways, and each switch can be tapped."""
     page = screen(viewport={"width": width, "height": height}, is_mobile=True, has_touch=True)
     assert sideways(page) == []
-    for name in ("broken", "slow", "cut", "kill", "surge", "well"):
+    for name in ("broken", "slow", "cut", "kill", "pause", "surge", "well"):
         box = _switch(page, name).bounding_box()
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= width
@@ -279,5 +360,16 @@ def test_a_killed_pod_is_gone_from_the_screen_and_comes_back(screen: Callable[..
         """pods => window.breakers().length === pods
             && document.querySelector('.cell[data-stale=yes]') === null""",
         arg=PODS,
-        timeout=20_000,
+        timeout=60_000,
     )
+
+
+def test_a_killed_pod_is_suspected_on_the_screen_and_joins_again(screen: Callable[..., Page]):
+    """The others notice that it is gone; it is started again, and all are alive."""
+    page = screen()
+    page.evaluate(WATCH)
+    _until_all_alive(page)
+    name, *_ = _until_suspected(page, "kill")
+    _until_all_alive(page)
+    happening = page.locator(".happening").filter(has_text=name)
+    happening.filter(has_text="suspected").first.wait_for(timeout=30_000)

@@ -134,7 +134,7 @@ class FakePod:
 
 def test_of_each_pod_only_its_own_view_is_taken():
     """A pod that is dead, hangs up or talks nonsense is left out; no pod speaks for another."""
-    views = [{"pod": {"name": name}, "guards": []} for name in ("pod-2", "pod-1")]
+    views = [{"pod": {"name": name}, "guards": [], "sections": {}} for name in ("pod-2", "pod-1")]
     good = json.dumps({"views": views}).encode()
 
     async def answer(body: bytes, reader: asyncio.StreamReader, writer: Any) -> None:
@@ -178,8 +178,22 @@ def test_a_breaker_that_changes_is_shown_at_once():
     for state in states:
         pods.changed = lambda state=state: told.append(state)
         guard = {"name": "vendor", "breaker": state}
-        pods._take("pod-1", {"views": [{"pod": {"name": "pod-1"}, "guards": [guard]}]})
+        pods._take(
+            "pod-1", {"views": [{"pod": {"name": "pod-1"}, "guards": [guard], "sections": {}}]}
+        )
     assert told == ["closed", "open", "closed"]
+
+
+def test_a_member_that_changes_is_shown_at_once():
+    """So is a pod that is suspected."""
+    pods = PodsByHttp([])
+    told: list[str] = []
+    for state in ("alive", "alive", "suspected", "suspected", "alive"):
+        pods.changed = lambda state=state: told.append(state)
+        sections = {"Members": [{"name": "pods: pod-2", "state": state}]}
+        view = {"pod": {"name": "pod-1"}, "guards": [], "sections": sections}
+        pods._take("pod-1", {"views": [view]})
+    assert told == ["alive", "suspected", "alive"]
 
 
 @pytest.mark.alone

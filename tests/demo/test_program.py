@@ -7,6 +7,7 @@ import re
 import signal
 from pathlib import Path
 
+import httpx
 import pytest
 
 from seawall.clock import SYSTEM
@@ -54,6 +55,22 @@ def test_ctrl_c_ends_everything_within_three_seconds(tmp_path: Path):
     assert SYSTEM.now() - began < 3.0
     assert status == 0, demo.said
     assert gone(demo.pids, 0.5) == []
+    assert not demo.folder.exists()
+
+
+def test_a_paused_pod_ends_with_a_supervisor_that_is_killed(tmp_path: Path):
+    """It stands still and sees nothing of the end: the keeper lets it go on."""
+    with Program(tmp_path / "said", "--memory", "--port", "18860") as demo:
+        demo.says("Ctrl-C ends it")
+        (origin,) = re.findall(r"http://127\.0\.0\.1:188\d\d", demo.said)
+        with httpx.Client(base_url=origin, trust_env=False, timeout=20.0) as client:
+            token = client.get("/session").json()["token"]
+            headers = {"origin": origin, "x-seawall-token": token}
+            body = {"switch": "pause", "on": True}
+            client.post("/control", json=body, headers=headers).raise_for_status()
+        os.kill(demo.process.pid, signal.SIGKILL)
+        demo.ends(10)
+    assert gone(demo.pids, 4.0) == []
     assert not demo.folder.exists()
 
 

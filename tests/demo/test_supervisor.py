@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +72,60 @@ def test_without_redis_and_with_a_dead_pod_the_users_are_served(monkeypatch: pyt
             await until(
                 lambda: demo.pods[0].pid not in {after["pod-1"], None} and demo.pods[0].alive
             )
+
+    asyncio.run(run())
+
+
+def _state(pod: Child) -> str:
+    """Return the letter that the system has for how a process is: T is stopped."""
+    stat = Path(f"/proc/{pod.pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0]
+
+
+async def _until_all_saw(pods: list[Child], change: str) -> None:
+    """Wait until each of `pods` has logged that change of a member."""
+    seen = re.compile(rf"member_changed in 'pods': member={change} ")
+    await until(lambda: all(seen.search(pod.tail()) for pod in pods), 30.0)
+
+
+def test_a_paused_pod_is_suspected_by_the_others_and_goes_on(monkeypatch: pytest.MonkeyPatch):
+    """It stands still, is suspected by both others, and is present again when it goes on."""
+    monkeypatch.setattr(_supervisor, "PAUSED_FOR", 60.0)
+
+    async def run() -> None:
+        async with Demo(rate=5.0, say=quiet, detail=quiet) as demo:
+            first, *others = demo.pods
+            await _until_all_saw(others, "pod-1 unknown -> alive")
+            await demo.switch("pause", on=True)
+            assert demo.on["pause"]
+            await until(lambda: _state(first) == "T")
+            await demo.switch("pause", on=True)  # it is on already: no second one is paused
+            assert "T" not in {_state(pod) for pod in others}
+            await _until_all_saw(others, "pod-1 alive -> suspected")
+            await demo.switch("pause", on=False)
+            assert not demo.on["pause"]
+            await _until_all_saw(others, r"pod-1 (suspected|confirmed) -> alive")
+            assert _state(first) != "T"
+
+    asyncio.run(run())
+
+
+def test_a_paused_pod_goes_on_by_itself(monkeypatch: pytest.MonkeyPatch):
+    """After a while, and also if it is killed meanwhile."""
+    monkeypatch.setattr(_supervisor, "PAUSED_FOR", 0.2)
+    monkeypatch.setattr(_supervisor, "RESTART_AFTER", 0.2)
+
+    async def run() -> None:
+        async with Demo(rate=5.0, say=quiet, detail=quiet, memory=True) as demo:
+            (pod,) = demo.pods
+            await demo.switch("pause", on=True)
+            await until(lambda: not demo.on["pause"])
+            await until(lambda: _state(pod) != "T")
+            await demo.switch("pause", on=True)
+            before = pod.pid
+            await demo.switch("kill", on=True)
+            await until(lambda: pod.pid != before and pod.alive and not demo.on["kill"], 30.0)
+            assert not demo.on["pause"]
 
     asyncio.run(run())
 

@@ -104,10 +104,10 @@ def _pauses(counts: Seen) -> str:
 
 
 def _messages(name: str, messages: Seen, moves: Moves) -> str:
-    speeds = {
-        way: moves.rate((GROUP, name, way), messages.get(way))
-        for way in ("sent", "received", "refused")
-    }
+    ways = ("sent", "received", "refused")
+    for way in ways:
+        moves.rate((GROUP, name, way), messages.get(way))
+    speeds = {way: moves.lately_rate((GROUP, name, way)) for way in ways}
     if not number(messages.get("sent")):
         return ""
     return ", ".join(f"{say.rate(speed)} {way}" for way, speed in speeds.items() if speed) or "none"

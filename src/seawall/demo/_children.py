@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,21 @@ class Child:
         """Kill it, without a chance to say goodbye."""
         if self.alive and self._process is not None:
             self._process.kill()
+
+    def suspend(self) -> None:
+        """Let it stand still, as a long collection or a starved machine does."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after `suspend`."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.alive and self._process is not None:
+            try:
+                self._process.send_signal(number)
+            except ProcessLookupError:
+                pass  # it has just ended
 
     async def end(self) -> None:
         """Let it end, and kill it if it does not; return when it is gone."""

@@ -45,7 +45,7 @@ class PodsByHttp:
         self._following: dict[str, asyncio.Task[None]] = {}
         self._views: dict[str, tuple[float, View]] = {}
         self.changed: Callable[[], None] = lambda: None
-        """Called when a breaker changed on some pod: that is to be seen at once."""
+        """Called when a breaker or a member changed on some pod: that is to be seen at once."""
 
     def __repr__(self) -> str:
         return f"PodsByHttp({[pod.name for pod in self._pods]})"
@@ -79,7 +79,7 @@ class PodsByHttp:
             if view["pod"]["name"] == name:
                 before = self._views.get(name)
                 self._views[name] = SYSTEM.now(), view
-                if before is None or _breakers(before[1]) != _breakers(view):
+                if before is None or _states(before[1]) != _states(view):
                     self.changed()
 
     async def act(self, pod: str, act: dict[str, Any]) -> str:
@@ -108,8 +108,11 @@ class PodsByHttp:
             self._client = None
 
 
-def _breakers(view: View) -> list[str | None]:
-    return [guard["breaker"] for guard in view["guards"]]
+def _states(view: View) -> list[tuple[str, str | None]]:
+    """Return the states of breakers and members."""
+    breakers = [(guard["name"], guard["breaker"]) for guard in view["guards"]]
+    members = [(row["name"], row["state"]) for row in view["sections"].get("Members", ())]
+    return [*breakers, *members]
 
 
 class DemoDashboard(Dashboard):

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from random import Random
 from typing import Any, Literal
 
 import uvicorn
@@ -45,6 +46,26 @@ def server_for(
 def listening(port: int = 0) -> socket.socket:
     """Return a socket that listens on this machine alone."""
     return socket.create_server((HOST, port), backlog=512)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports on which a process may listen by TCP and UDP.
+
+    They are below those that the system gives to connections: a pod that is away for a while finds
+    its port free when it comes back.
+    """
+    found: list[int] = []
+    candidates = Random().sample(range(20_000, 32_000), 1000)  # noqa: S311 - no secret
+    for port in candidates:
+        if len(found) == count:
+            return found
+        try:
+            with listening(port), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+                datagrams.bind((HOST, port))
+        except OSError:
+            continue
+        found.append(port)
+    raise OSError(f"no {count} ports from 20000 to 32000 are free")
 
 
 async def serve(

@@ -43,8 +43,10 @@ WAITING: Final = 200
 
 READY_WITHIN: Final = 20.0
 """Seconds that a process may take to start, on a machine that is busy."""
-RESTART_AFTER: Final = 5.0
-"""Seconds for which a pod that died is away."""
+RESTART_AFTER: Final = 8.0
+"""Seconds for which a pod that died is away: the others have confirmed its death by then."""
+PAUSED_FOR: Final = 5.0
+"""Seconds for which a pod is stopped: the others suspect it, and have not confirmed it yet."""
 GRACE: Final = 1.0
 """Seconds that a process has to end by itself when it is told to, or when nobody is left to."""
 

@@ -22,8 +22,10 @@ from seawall.demo import _valkey, keeper
 from seawall.demo._calls import Broken, Caller
 from seawall.demo._children import Child, Message, NotStarted
 from seawall.demo._relay import Relay
+from seawall.demo._serving import free_ports
 from seawall.demo._settings import (
     HOST,
+    PAUSED_FOR,
     PODS,
     PROTECTED,
     READY_WITHIN,
@@ -71,6 +73,8 @@ class Demo:
         self._caller = Caller()
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_victim = 0
+        self._suspended: Child | None = None
+        self._resuming: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Demo of {len(self.pods)} pods, {'with' if self.shared else 'without'} Valkey>"
@@ -109,9 +113,11 @@ class Demo:
             redis_url = f"redis://{HOST}:{self._relay.port}/0"
         vendor_url = f"http://{HOST}:{self._vendor.port}"
         count = PODS if self.shared else 1
+        died = self._pod_died
+        members = [f"{HOST}:{port}" for port in free_ports(count)]
         self.pods = [
-            self._child(name, "pod", name, vendor_url, redis_url, died=self._pod_died)
-            for name in (f"pod-{number}" for number in range(1, count + 1))
+            self._child(f"pod-{number}", "pod", vendor_url, redis_url, bind, *members, died=died)
+            for number, bind in enumerate(members, 1)
         ]
         self._plain = self._child("unprotected", "plain_pod", vendor_url, died=self._pod_died)
         await self._started(*self.pods, self._plain)
@@ -176,6 +182,7 @@ class Demo:
 
     async def _end(self) -> None:
         """End everything, the keeper last: it removes the folder."""
+        self._resume()
         for task in self._tasks:
             task.cancel()
         self._caller.close()
@@ -244,10 +251,9 @@ class Demo:
         return name != "cut" or self.shared
 
     async def switch(self, name: str, on: bool) -> None:  # noqa: FBT001 - the state of a button
-        """Break something, or mend it; a killed pod comes back by itself."""
-        if name == "kill":
-            if on and not self.on["kill"]:
-                self._kill_one()
+        """Break something, or mend it; a killed or paused pod comes back by itself."""
+        if name in ("kill", "pause"):
+            self._switch_pod(name, on)
             return
         self.on[name] = on
         if name in ("broken", "slow"):
@@ -264,14 +270,42 @@ class Demo:
             else:
                 await self._relay.mend()
 
-    def _kill_one(self) -> None:
-        """Kill the pods in turn; never the last one that lives."""
+    def _switch_pod(self, name: str, on: bool) -> None:  # noqa: FBT001 - the state of a button
+        """Kill or pause one of the pods that live, in turn; a dead one cannot be mended."""
         alive = [pod for pod in self.pods if pod.alive]
-        if not alive:
-            return
-        self.on["kill"] = True
-        alive[self._next_victim % len(alive)].kill()
-        self._next_victim += 1
+        if on and not self.on[name] and alive:
+            self.on[name] = True
+            pod = alive[self._next_victim % len(alive)]
+            self._next_victim += 1
+            if name == "kill":
+                pod.kill()
+            else:
+                self._suspend(pod)
+        elif not on and name == "pause":
+            self._resume()
+
+    def _suspend(self, pod: Child) -> None:
+        """Stop it for a while. If this process is killed meanwhile, the keeper resumes it."""
+        self._suspended = pod
+        self._keeper.tell(suspended=pod.pid)
+        pod.suspend()
+        self._resuming = asyncio.create_task(self._resume_later())
+
+    async def _resume_later(self) -> None:
+        await pause(PAUSED_FOR)
+        self._resuming = None
+        self._resume()
+
+    def _resume(self) -> None:
+        """Let the pod that is suspended go on, if there is one."""
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+        if self._suspended is not None:
+            self._suspended.resume()
+            self._suspended = None
+            self._keeper.tell(suspended=None)
+        self.on["pause"] = False
 
     async def all_well(self) -> None:
         """Mend everything."""

@@ -1,7 +1,8 @@
 """Keeps the embedded Valkey, and ends it when the demo is gone, whatever became of that.
 
-Then it removes the folder of the demo, with the logs in it. Runs in a process of its own, which
-knows nothing but the standard library and starts in an instant.
+A pod that is suspended at that moment is resumed, so that it ends too. Then the keeper removes the
+folder of the demo, with the logs in it. It runs in a process of its own, which knows nothing but
+the standard library and starts in an instant.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -59,16 +61,30 @@ def _nobody(folder: Path) -> tuple[int, int] | None:
     return found.pw_uid, found.pw_gid
 
 
+def _resume(pid: int) -> None:
+    """Let a suspended process go on: it could not see the end of the demo."""
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        pass
+
+
 def main(folder: str, server: str) -> None:
-    """Keep Valkey, if there is one, until the standard input ends; then leave nothing."""
+    """Keep Valkey, if there is one, until the standard input ends; then leave nothing.
+
+    Each line of the input is a message that says which process is suspended.
+    """
     kept = start(server, Path(folder)) if server else None
+    suspended: int | None = None
     told = {"port": 0, "pid": None if kept is None else kept.pid}
     try:
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
-        while sys.stdin.buffer.readline():
-            pass
+        while line := sys.stdin.buffer.readline():
+            suspended = json.loads(line)["suspended"]
     finally:
+        if suspended is not None:
+            _resume(suspended)
         if kept is not None:
             kept.kill()
             kept.wait()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall.demo._lifeline import Lifeline
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from seawall import RedisStore
+    from seawall.members import Cluster
 
 ASGI = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -176,7 +178,20 @@ def beside(app: ASGI, dashboard: ASGI) -> ASGI:
     return both
 
 
-async def _main(lifeline: Lifeline, name: str, vendor_url: str, redis_url: str) -> None:
+def membership(bind: str, pods: Sequence[str]) -> Cluster:
+    """Return the membership of the pod at `bind` in the group of all `pods`.
+
+    A pod is suspected after one to two seconds of silence, and confirmed six seconds later: one
+    that stands still for five has time to clear itself.
+    """
+    from seawall.members import Cluster, local
+
+    patient = replace(local(), timeout=0.5, suspicion_multiplier=6, pause=3.0)
+    name = f"pod-{pods.index(bind) + 1}"
+    return Cluster("pods", member=name, bind=bind, seeds=pods, preset=patient)
+
+
+async def _main(lifeline: Lifeline, vendor_url: str, redis_url: str, bind: str, *pods: str) -> None:
     from seawall.dashboard import Dashboard
     from seawall.demo._serving import serve
 
@@ -187,11 +202,12 @@ async def _main(lifeline: Lifeline, name: str, vendor_url: str, redis_url: str) 
         # Generous: a machine that runs all of this at once is busy now and then.
         store = RedisStore(redis_url, prefix="demo", timeout=0.25)
     app = service(vendor_url, store)
-    dashboard = Dashboard(
-        local=True, operate=lambda _visit: "demo", shared=store, pod=name, every=EVERY
-    )
-    await serve(beside(app, dashboard), lifeline, lifespan="on")
+    async with membership(bind, pods) as cluster:
+        dashboard = Dashboard(
+            local=True, operate=lambda _visit: "demo", shared=store, pod=cluster.member, every=EVERY
+        )
+        await serve(beside(app, dashboard), lifeline, lifespan="on")
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(Lifeline(), *sys.argv[1:4]))
+    asyncio.run(_main(Lifeline(), *sys.argv[1:]))

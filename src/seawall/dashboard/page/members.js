@@ -33,7 +33,7 @@ function stateOf({ worst, sights }) {
   const agreeing = sights.filter((one) => one.row.state === worst.row.state).length;
   const all = sights.length;
   if (all === 1 || (agreeing === all && state === "alive")) return state;
-  return `${state} by ${agreeing === all ? `all ${all}` : `${agreeing} of ${all}`} pods`;
+  return `${state} by ${agreeing} of ${all} pods`;
 }
 
 /** One member of a group, as all pods see it. */

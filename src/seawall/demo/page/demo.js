@@ -1,6 +1,6 @@
 // What the demo shows beside the dashboard: the control strip, and both sides next to each other.
 //
-// Fills <section id="extra"> from `message.extra`; see DemoDashboard. Keys 1 to 5 press the
+// Fills <section id="extra"> from `message.extra`; see DemoDashboard. Keys 1 to 6 press the
 // buttons, 0 mends everything.
 
 import { Keyed, clean, draw, list, make, number, setAttribute, setHidden, setText, setTone } from "./dom.js";
