@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import threading
+from contextlib import AsyncExitStack
 from random import Random
 
 import pytest
@@ -31,8 +32,9 @@ from seawall.models import outliers
 from seawall.runtime.edge_events import HostEjected, HostRestored
 from seawall.testing import run_virtual, virtual_time
 from seawall.web import Health
+from tests.members.cluster.network import Hub
 from tests.members.support import Candidate, Watchers
-from tests.support import falsified, new_guard
+from tests.support import falsified, let_pass, new_guard
 
 UNKNOWN, ALIVE = MemberState.UNKNOWN, MemberState.ALIVE
 SUSPECTED, CONFIRMED, LEFT = MemberState.SUSPECTED, MemberState.CONFIRMED, MemberState.LEFT
@@ -578,6 +580,58 @@ def test_actions_follow_heartbeats():
         assert aside(upstreams) == {URLS[2]}
         peers.forget(URLS[2])
         assert (aside(upstreams), limit.pods) == (set(), 3)
+
+
+def test_actions_follow_a_cluster():
+    """A member that is killed is ejected and counted out; one that comes back is neither.
+
+    A leader that is cut off from all others hands over.
+    """
+
+    async def main():
+        hub = Hub()
+        names = [f"m{number}" for number in range(1, 6)]
+        clusters = {
+            name: hub.cluster(name, seeds=("10.0.0.1:7946",), metadata=f"http://{name}".encode())
+            for name in names
+        }
+        first, last = clusters["m1"], clusters["m5"]
+        upstreams = new_upstreams([f"http://{name}" for name in names[1:]], outliers=None)
+        limit, leader = RateLimit("60/s"), Candidate()
+        new_guard(limit)
+        actions = [
+            eject_suspected(first, upstreams),
+            split_limit(first, limit),
+            hand_over(first, leader),
+        ]
+        present = MembersPresent(first, degraded=0.2)
+        async with AsyncExitStack() as stack:
+            for cluster in clusters.values():
+                await stack.enter_async_context(cluster)
+            await let_pass(5.0)
+            assert (aside(upstreams), limit.pods) == (set(), 5)
+            assert (await present()).state == "healthy"
+
+            wire = hub.wires.pop(last.address)  # killed
+            await let_pass(30.0)
+            assert (aside(upstreams), limit.pods) == ({"http://m5"}, 4)
+            assert (await present()).state == "degraded"
+            assert leader.times == 0
+
+            hub.wires[last.address] = wire
+            await let_pass(60.0)
+            assert (aside(upstreams), limit.pods) == (set(), 5)
+
+            del hub.wires[first.address]  # cut off from all
+            await let_pass(60.0)
+            assert len(aside(upstreams)) == 1  # a third of four
+            assert limit.pods == 4  # a third of five is taken for dead
+            assert leader.times == 1
+            for action in actions:
+                action.close()
+            assert (aside(upstreams), limit.pods) == (set(), 5)
+
+    run_virtual(main(), seed=1)
 
 
 # --- What there is to see ---

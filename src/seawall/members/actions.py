@@ -8,7 +8,8 @@ Promises:
 - At most a share of the members is acted on at once, and never all: a detector that is wrong about
   everybody must not take everybody out. What the bound holds back is counted, and logged once.
 - Nothing here makes anything safe: a leader that steps down or does not is as safe as its lease.
-- What was done is undone when a member is cleared or forgotten, and when the action is closed.
+- What was done is undone when a member is cleared, and when the action is closed. A member that was
+  forgotten is let go with the next change of the group, whatever that is.
 - The state of the group counts, not the order of its messages: an action that missed a change is
   right again with the next one.
 """
