@@ -381,7 +381,9 @@ class Heartbeats:
                 await self._look()
             except StoreUnavailable:
                 self._has_missed = True  # the store's own events tell of it
-            except Exception:
+            except (Exception, asyncio.CancelledError):
+                if _is_cancelled():
+                    raise
                 self._has_missed = True
                 logging.getLogger("seawall").exception("reading heartbeats of %r failed", self.name)
             await sleep_async(max(0.0, due - clock.now()))
@@ -582,8 +584,10 @@ class Heartbeats:
         except TimeoutError as error:
             late = f"no answer within {self.timeout:g} s"
             failure = described(error) if error.args else late
-        except Exception as error:  # noqa: BLE001 - whatever it is, the peer has not answered
-            failure = described(error)
+        except (Exception, asyncio.CancelledError) as error:
+            if _is_cancelled():
+                raise
+            failure = described(error)  # whatever it is, the peer has not answered
         with self._mutex:
             if self._peers.get(peer.name) is not peer or peer.probe is not runner:
                 return  # forgotten meanwhile, or asked otherwise
@@ -616,6 +620,12 @@ class Heartbeats:
         self._background = self._task = self._threads = None
         if self.own and not self._is_named:
             self.own = token_hex(8)
+
+
+def _is_cancelled() -> bool:
+    """Tell whether this task is to end; something else that was cancelled is only a failure."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _text(name: str, value: object) -> str:

@@ -417,6 +417,27 @@ def test_a_probe_that_fails_leads_to_suspicion_and_says_why(answer: Any, reason:
     virtual(main)
 
 
+def test_a_probe_that_was_cancelled_inside_is_asked_again() -> None:
+    """What a library cancelled in there is a failure of the probe, and no end of probing."""
+    answers: list[type[BaseException] | None] = [asyncio.CancelledError] * 3
+
+    async def probe() -> None:
+        answer = answers.pop() if answers else None
+        if answer is not None:
+            raise answer
+
+    async def main() -> None:
+        beats = Heartbeats("orders")
+        beats.watch("a", probe)
+        async with beats:
+            await sleep_async(10)
+            view = beats.get("a")
+            assert view is not None
+            assert (view.state, answers) == (MemberState.ALIVE, [])
+
+    virtual(main)
+
+
 def test_a_peer_that_nobody_asked_is_not_suspected() -> None:
     """While all places are taken by probes that hang, the others are not accused for it."""
     hanging = module.AT_ONCE

@@ -167,6 +167,30 @@ def test_a_second_run_accuses_nobody_before_the_store_answers() -> None:
     run_virtual(main())
 
 
+def test_a_question_to_the_store_that_was_cancelled_is_asked_again() -> None:
+    """A pod whose client cancelled a call goes on writing, and is not taken for dead."""
+
+    async def main() -> None:
+        pods = Pods(FakeStore(), "a", "b")
+        await pods.start()
+        await sleep_async(10)
+        share = pods.pods["a"]._share
+        assert share is not None
+        beat = share.beat
+
+        async def cancelled(*_args: Any) -> Any:
+            share.beat = beat  # type: ignore[method-assign]
+            raise asyncio.CancelledError
+
+        share.beat = cancelled  # type: ignore[method-assign]
+        pods.clear()
+        await sleep_async(100)
+        assert pods.said == {"a": [], "b": []}
+        await pods.end()
+
+    run_virtual(main())
+
+
 class SetClock(VirtualClock):
     """A store's clock that somebody sets."""
 
