@@ -129,6 +129,26 @@ def test_a_confirmed_member_is_bad():
     assert (trouble["tone"], trouble["what"]) == ("bad", "pod-3 is confirmed as failed")
 
 
+@pytest.mark.parametrize(
+    ("kind", "seconds", "tone"),
+    [
+        ("cluster", 600.0, "bad"),
+        ("cluster", 601.0, "off"),
+        ("heartbeats", 86400.0, "bad"),
+    ],
+)
+def test_a_member_of_a_cluster_is_gone_for_good_after_a_while(kind: str, seconds: float, tone: str):
+    """Another pod is in its place by then; a peer that is watched on purpose stays a trouble."""
+    snapshot = _snapshot(_view("pod-3", CONFIRMED), _view("pod-4"), kind=kind)
+    snapshot["members"][0]["members"][0]["seconds"] = seconds
+    view = Pair().look(snapshot)
+    rows = _rows(view)
+    assert rows["pods: pod-3"]["tone"] == tone
+    assert rows["pods"]["tone"] == ("bad" if tone == "bad" else "ok")
+    assert rows["pods"]["state"] == "1 confirmed, 1 alive"
+    assert [one["tone"] for one in view["troubles"]] == (["bad"] if tone == "bad" else [])
+
+
 def test_many_suspected_members_are_one_trouble():
     """A pod that is cut off suspects everybody: that is one trouble, not a hundred."""
     views = [_suspected(f"pod-{number}") for number in range(MOST_KEYS + 1)]

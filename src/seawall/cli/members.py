@@ -17,7 +17,7 @@ from seawall.cli._top_message import understood
 from seawall.cli._top_source import Source, Unreachable, header_of, place_of
 from seawall.cli.top import HEADERS
 from seawall.dashboard._bounds import WORST
-from seawall.dashboard._members import GROUP, TITLE, WORDS, member_of
+from seawall.dashboard._members import GROUP, TITLE, member_of
 from seawall.dashboard._summary import LATE
 from seawall.dashboard.views import Row, View
 
@@ -136,7 +136,7 @@ def _nobody(everybody: Iterable[Member]) -> str:
 
 
 def _status(members: Iterable[Member]) -> int:
-    return SUSPECTED if any(one.worst.row["state"] in WORDS for one in members) else WELL
+    return SUSPECTED if any(one.worst.row["tone"] in {"warn", "bad"} for one in members) else WELL
 
 
 # What is read

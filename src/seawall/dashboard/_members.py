@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from seawall.dashboard import _words as say
-from seawall.dashboard._bounds import number
+from seawall.dashboard._bounds import WORST, number
 from seawall.dashboard._lately import Seen, mapping
 from seawall.dashboard._layers import Facts
 from seawall.dashboard._lines import Line
 from seawall.dashboard._moves import Moves
 from seawall.dashboard.views import Row, Tone
+from seawall.telemetry import _thresholds as limits
 
 GROUP: Final = "members"
 MEMBER: Final = "member"
@@ -42,13 +43,22 @@ def group_lines(name: str, seen: Seen, moves: Moves) -> Iterator[tuple[str, str,
     members = members_of(seen)
     yield GROUP, name, _group(name, seen, members, moves)
     for member in members[:MOST_MEMBERS]:
-        yield MEMBER, f"{name}: {member.get('name', '')}", _member(member)
+        yield MEMBER, f"{name}: {member.get('name', '')}", _member(member, tone_of(member, seen))
 
 
 def members_of(seen: Seen) -> list[Seen]:
     """Return the members that a snapshot of a group shows, the worst first."""
     members = seen.get("members")
     return list(map(mapping, members)) if isinstance(members, (list, tuple)) else []
+
+
+def tone_of(member: Seen, group: Seen) -> Tone:
+    """Return how bad the state of a member is; one that is gone for good is not."""
+    state = str(member.get("state", "unknown"))
+    lasted = number(member.get("seconds"))
+    if state == "confirmed" and group.get("kind") == "cluster" and lasted > limits.GONE_SECONDS:
+        return "off"
+    return TONES.get(state, "off")
 
 
 def member_of(row: Row, group: str) -> str | None:
@@ -60,7 +70,6 @@ def member_of(row: Row, group: str) -> str | None:
 def _group(name: str, seen: Seen, members: list[Seen], moves: Moves) -> Line:
     states = Counter(str(member.get("state", "unknown")) for member in members)
     told = [f"{states[state]} {state}" for state in ("confirmed", "suspected") if states[state]]
-    tones: list[Tone] = [TONES[state] for state in ("confirmed", "suspected") if states[state]]
     counts = mapping(seen.get("counts"))
     facts: Facts = [("this pod", str(seen["own"]))] if seen.get("own") else []
     for label, text in (
@@ -75,7 +84,8 @@ def _group(name: str, seen: Seen, members: list[Seen], moves: Moves) -> Line:
             facts.append((label, text))
     state = ", ".join([*told, f"{states['alive']} alive"])
     present = states["alive"] + states["suspected"]
-    tone: Tone = tones[0] if tones else "ok"
+    tones = [tone_of(one, seen) for one in members]
+    tone: Tone = min(tones, key=WORST.index, default="off")
     return Line(state, tone, facts, None, float(present))
 
 
@@ -113,7 +123,7 @@ def _messages(name: str, messages: Seen, moves: Moves) -> str:
     return ", ".join(f"{say.rate(speed)} {way}" for way, speed in speeds.items() if speed) or "none"
 
 
-def _member(member: Seen) -> Line:
+def _member(member: Seen, tone: Tone) -> Line:
     state = str(member.get("state", "unknown"))
     level, threshold = number(member.get("level")), number(member.get("threshold")) or 1.0
     facts: Facts = [
@@ -124,4 +134,4 @@ def _member(member: Seen) -> Line:
         facts.append(("round trip", say.seconds(member["round_trip"])))
     if state != "alive":
         facts += [(key, str(member[key])) for key in ("reason", "by") if member.get(key)]
-    return Line(state, TONES.get(state, "off"), facts, None, number(level / threshold))
+    return Line(state, tone, facts, None, number(level / threshold))

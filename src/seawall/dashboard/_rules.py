@@ -27,7 +27,7 @@ from seawall.dashboard._layers import broken_keys, listed
 from seawall.dashboard._lines import ill_checks, waiting_of, worst_health
 from seawall.dashboard._members import TONES as MEMBER_TONES
 from seawall.dashboard._members import WORDS as MEMBER_WORDS
-from seawall.dashboard._members import members_of, score_of
+from seawall.dashboard._members import members_of, score_of, tone_of
 from seawall.dashboard._moves import Moves
 from seawall.dashboard.views import Tone
 from seawall.telemetry import _thresholds as limits
@@ -384,7 +384,11 @@ def _fifo(kind: str, name: str, seen: Seen, moves: Moves) -> Iterator[Found]:
 
 def _members(_kind: str, name: str, seen: Seen, moves: Moves) -> Iterator[Found]:
     for state in MEMBER_WORDS:
-        found = [one for one in members_of(seen) if one.get("state") == state]
+        found = [
+            one
+            for one in members_of(seen)
+            if one.get("state") == state and tone_of(one, seen) != "off"
+        ]
         if len(found) > MOST_KEYS:
             yield _many_members(name, state, found, seen)
         else:

@@ -110,6 +110,13 @@ FEW_FALSE_SUSPECTS: Final = 3.0
 HEALTH_SCORE: Final = 4.0
 """Health score of a process, from 0 to 8, *at* which its own view of a group is in doubt."""
 
+GONE_SECONDS: Final = 600.0
+"""How long a member of a cluster is confirmed as failed before it counts as gone for good.
+
+A cluster remembers it for longer. One that comes back, or another pod in its place, is another
+matter; a peer of `Heartbeats` is watched on purpose, and stays a trouble.
+"""
+
 # Around
 
 STORE_DOWN_SECONDS: Final = 30.0
