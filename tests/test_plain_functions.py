@@ -143,6 +143,7 @@ AWAITED = {
     "durable.QueuedJobs(functions)",
     "durable.Sqlite.arun(work)",
     "members.Heartbeats.watch(probe)",
+    "members.Leader.arun(work)",
     "web.Edge(app)",
     "web.Health.add(check_)",
     "web.Lifecycle.lifespan(app)",
@@ -160,6 +161,7 @@ WORK = {
     "durable.Database.run(operation)",
     "durable.FifoSender.resend(post)",
     "durable.Sqlite.run(work)",
+    "members.Leader.run(work)",
     "update_optimistically(read)",
     "update_optimistically(write)",
 }

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from math import inf, nan
 from random import Random
 from typing import Any
 
-from seawall import Limit, RateLimit, SystemClock
+from seawall import Lease, Limit, RateLimit, RedisStore, SystemClock
 from seawall.clients.upstreams import Upstreams
 from seawall.members import (
     ActionBound,
     Cluster,
     Heartbeats,
     Keyring,
+    Leader,
     MembersPresent,
     SwimSettings,
     eject_suspected,
@@ -75,7 +77,39 @@ def _beats(**settings: Any) -> Heartbeats:
     return Heartbeats(**{"name": "bad", **settings})
 
 
+LEASE = Lease(RedisStore("redis://127.0.0.1:1"), "bad", ttl=10.0, renew_every=2.5)
+
+
+async def _work(_term: Any) -> None:
+    """Never called."""
+
+
 MEMBERS: list[tuple[Any, ...]] = [
+    (
+        "members.Leader(lease)",
+        Leader,
+        [(5, TypeError), ("x", TypeError), (Lease, TypeError)],
+        "pass",
+    ),
+    (
+        "members.Leader(margin)",
+        lambda x: Leader(LEASE, margin=x),
+        [*_POSITIVE, (7.0, ValueError)],
+        "seconds|write less",
+    ),
+    ("members.Leader.lead(timeout)", lambda x: Leader(LEASE).lead(x), _SECONDS, "seconds"),
+    (
+        "members.Leader.run(work)",
+        lambda x: Leader(LEASE).run(x),
+        [(5, TypeError), (_work, TypeError)],
+        "pass",
+    ),
+    (
+        "members.Leader.arun(work)",
+        lambda x: asyncio.run(Leader(LEASE).arun(x)),
+        [(5, TypeError), (print, TypeError)],
+        "pass",
+    ),
     ("members.phi_accrual(threshold)", phi_accrual, [*_FINITE, (0.01, ValueError)], "number"),
     ("members.phi_accrual(window)", lambda x: phi_accrual(window=x), _COUNTS, "write"),
     (
@@ -348,6 +382,7 @@ SHOWN_BY_MEMBERS = frozenset(
         *_given("Action", "members", "kind", "bound", "apply"),
         *_given("ActionBound.choose", "wanted", "total", "room"),
         *_given("Keyring.for_group", "group"),
+        *_given("Term", "lease", "margin"),
         *_given("MemberView", "name", "state", "since", "address", "level", "threshold"),
         *_given("MemberView", "round_trip", "metadata", "reason", "by"),
     ]

@@ -83,11 +83,11 @@ class Lease:
             raise ValueError(f"renew_every={every!r}: write at most half of ttl={self.ttl!r}")
         self.renew_every = every
         self._on_lost = None if on_lost is None else check.plain_function("on_lost", on_lost)
-        self._clock = current_clock() if clock is None else check_clock(clock)
+        self.clock = current_clock() if clock is None else check_clock(clock)
         self._rng = rng
         self._random = _chance(rng)
         self._share = store.lease(name)
-        self._terms = Terms(self._share, name, self.ttl, every, self._clock)
+        self._terms = Terms(self._share, name, self.ttl, every, self.clock)
         self._holder = token_hex(8)
         self._attempt = 0
         self._token = 0
@@ -122,6 +122,11 @@ class Lease:
         """
         return self._token
 
+    @property
+    def closed(self) -> bool:
+        """Whether its store was closed: then it is never held again."""
+        return self._share.closed
+
     def check(self) -> None:
         """Raise `LeaseLost` unless the lease is held; call it before each effect."""
         if not self.held:
@@ -142,21 +147,21 @@ class Lease:
         `StoreUnavailable` is raised. A deadline bounds it too; one that has passed is
         `DeadlineExceeded`, and nothing is asked.
         """
-        run(self._acquiring("sync", timeout), self._clock)
+        run(self._acquiring("sync", timeout), self.clock)
         return self._token
 
     async def aacquire(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - as `acquire`
         """Wait as `acquire` does; the task waits, not the thread."""
-        await arun(self._acquiring("async", timeout), self._clock)
+        await arun(self._acquiring("async", timeout), self.clock)
         return self._token
 
     def try_acquire(self) -> bool:
         """Take the lease if it is free, and tell whether it was; raise if the store cannot tell."""
-        return run(self._trying("sync"), self._clock)
+        return run(self._trying("sync"), self.clock)
 
     async def atry_acquire(self) -> bool:
         """Do the same without blocking the thread."""
-        return await arun(self._trying("async"), self._clock)
+        return await arun(self._trying("async"), self.clock)
 
     # Giving it up
 
@@ -165,11 +170,11 @@ class Lease:
 
         Nothing is raised if the store is down: then the lease runs out by itself.
         """
-        return run(self._releasing("sync"), self._clock)
+        return run(self._releasing("sync"), self.clock)
 
     async def arelease(self) -> bool:
         """Do the same without blocking the thread."""
-        return await arun(self._releasing("async"), self._clock)
+        return await arun(self._releasing("async"), self.clock)
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -193,7 +198,7 @@ class Lease:
     # How it is taken and given up: questions and pauses
 
     def _trying(self, kind: Kind) -> Steps[bool]:
-        until = self._bound(self._clock.now(), inf)
+        until = self._bound(self.clock.now(), inf)
         self._occupy()
         try:
             answer = yield from self._ask(kind, until)
@@ -207,7 +212,7 @@ class Lease:
         wait = inf
         if timeout is not None:
             wait = check.seconds("timeout", timeout, zero=True, infinite=True)
-        began = self._clock.now()
+        began = self.clock.now()
         until, _by_deadline = give_up_at(began, wait)
         bound = self._bound(began, wait or inf)  # 0: one question, which takes its time
         woken, failed = _WOKEN.delays(self._random), _FAILED.delays(self._random)
@@ -220,7 +225,7 @@ class Lease:
                 answer = yield from self._ask(kind, bound)
                 if isinstance(answer, Granted):
                     return
-                now = self._clock.now()
+                now = self.clock.now()
                 if until is not None and now >= until:
                     # A question that was cut short says nothing: what was known before counts.
                     raise self._too_late(known if isinstance(known, Busy) else answer, now - began)
@@ -228,11 +233,11 @@ class Lease:
                 again = now + self._next_look(answer, failed)
                 if (yield from self._rest(self._in_time(again, now, until), bell)):
                     # All who wait were woken: each comes at its own moment.
-                    now = self._clock.now()
+                    now = self.clock.now()
                     again = now + next(woken)
                     if until is None or again < until:
                         yield Pause(again)
-                now = self._clock.now()
+                now = self.clock.now()
                 if until is not None and now >= until:
                     raise self._too_late(known, now - began)
         finally:
@@ -266,9 +271,9 @@ class Lease:
         self._refuse_if_closed()
         self._attempt += 1
         take = Take(self._holder, self._attempt, self._terms.microseconds)
-        sent = self._clock.now()
+        sent = self.clock.now()
         self._unheard = True
-        asking = self._share.ask(kind, take, self._clock)
+        asking = self._share.ask(kind, take, self.clock)
         answer: Granted | Busy | str = yield Question(asking, until)
         self._unheard = isinstance(answer, str)
         if isinstance(answer, Granted) and not self._hold(answer.token, sent):
@@ -283,7 +288,7 @@ class Lease:
             return False
         answer: Granted | Busy | str = ""
         try:
-            answer = yield Question(self._share.ask(kind, Release(token), self._clock))
+            answer = yield Question(self._share.ask(kind, Release(token), self.clock))
         finally:
             if isinstance(answer, str):
                 self._terms.give_back(token)  # it may not have arrived

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from seawall.members.group import MemberView
     from seawall.members.heartbeats import Heartbeats
     from seawall.members.keyring import Keyring
+    from seawall.members.leader import Leader, Term
     from seawall.members.probes import grpc_probe, http_probe, tcp_probe
     from seawall.models.detection.detectors import (
         exponential,
@@ -36,12 +37,14 @@ __all__ = [
     "Cluster",
     "Heartbeats",
     "Keyring",
+    "Leader",
     "MemberChanged",
     "MemberState",
     "MemberView",
     "MembersPresent",
     "OwnPause",
     "SwimSettings",
+    "Term",
     "eject_suspected",
     "exponential",
     "fixed_timeout",
@@ -63,6 +66,7 @@ _HOMES = {
     "members.group": "MemberView",
     "members.heartbeats": "Heartbeats",
     "members.keyring": "Keyring",
+    "members.leader": "Leader Term",
     "members.probes": "grpc_probe http_probe tcp_probe",
     "models.detection.detectors": "exponential fixed_timeout phi_accrual quantile_timeout",
     "models.detection.gossip": "MemberState",

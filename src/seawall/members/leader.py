@@ -1,0 +1,385 @@
+"""A leader: work that runs in one process at a time, only while its lease is surely held.
+
+Promises:
+- Work begins when the lease is held, and is stopped a margin before the lease can be another's, by
+  this machine's monotonic clock. Wall clocks are not asked.
+- The lease is released when the work has ended, and not before; then another may lead at once.
+- A term that is over stays over, also if a late renewal succeeds. Each term has a higher fencing
+  token than all terms before, of any process.
+
+No library can stop a process that is paused between its look at the clock and its effect, or work
+that ignores its cancellation (that is logged as an error). So effects need the token, checked where
+they are kept, such as by `seawall.durable.Fence`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, TypeVar
+
+from seawall import _checks as check
+from seawall.errors import LeaseLost, StoreUnavailable, TimedOut
+from seawall.leases.lease import Lease
+from seawall.runtime.events import LeaseChanged, subscribe
+from seawall.runtime.functions import kind_of
+from seawall.runtime.runners import sleep_async
+
+T = TypeVar("T")
+
+SLICE: Final = 2.5
+"""Seconds after which a thread that waits to lead looks whether the leader was closed."""
+
+ENDED: Final = "its work has ended"
+
+
+class Term:
+    """One time of leading: what its work may ask."""
+
+    def __init__(self, lease: Lease, margin: float) -> None:
+        """Begin with the lease as it is held now."""
+        self.token = lease.token
+        """The fencing token: higher than those of all terms before."""
+        self.stop = threading.Event()
+        """Set when the term is over; for work in threads that waits for something else."""
+        self.reason = ""
+        """Why the term is over; empty while it lasts."""
+        self._lease = lease
+        self._margin = margin
+        self._lasting = [True]
+        self._wakers: list[Callable[[], object]] = []
+
+    def __repr__(self) -> str:
+        state = f"over: {self.reason}" if self.reason else f"{self.left:.3g} s left"
+        return f"<Term of {self._lease.name!r}, token {self.token}: {state}>"
+
+    @property
+    def left(self) -> float:
+        """Seconds for which the term lasts, even if no renewal succeeds. Once 0, it stays 0."""
+        if not self._lasting:
+            return 0.0
+        left = self._lease.left - self._margin if self._lease.token == self.token else 0.0
+        if left <= 0:
+            self._end("its lease was lost, or was not renewed in time")
+            return 0.0
+        return left
+
+    def check(self) -> None:
+        """Raise `LeaseLost` if the term is over; call it before each effect."""
+        if not self.left:
+            raise LeaseLost(f"the term of leader {self._lease.name!r} is over: {self.reason}")
+
+    def _end(self, reason: str) -> bool:
+        """End the term; False if it is over already. From any thread."""
+        try:
+            self._lasting.pop()  # atomic: of two threads, one ends it
+        except IndexError:
+            return False
+        self.reason = reason
+        self.stop.set()
+        for wake in self._wakers:
+            wake()
+        return True
+
+    def _on_end(self, wake: Callable[[], object]) -> None:
+        """Call `wake` when the term is over; at once if it is."""
+        self._wakers.append(wake)
+        if not self._lasting:
+            wake()
+
+
+class Leader:
+    """Leads while it holds a lease: `leader.run(work)`, `await leader.arun(work)`."""
+
+    def __init__(self, lease: Lease, *, margin: float | None = None) -> None:
+        """Compete for `lease`, which is this leader's alone.
+
+        A term is over `margin` seconds before the lease can be another's: a fifth of its `ttl`,
+        unless given. In that time the work has to stop.
+        """
+        if not isinstance(lease, Lease):
+            raise TypeError(f"Leader({lease!r}): pass a Lease, such as Lease(store, 'reports')")
+        self.lease = lease
+        self.margin = lease.ttl / 5 if margin is None else check.seconds("margin", margin)
+        if lease.ttl - self.margin <= 1.2 * lease.renew_every:
+            most = lease.ttl - 1.2 * lease.renew_every
+            raise ValueError(
+                f"margin={self.margin:.6g}: write less than {most:.6g}, or no term outlasts a"
+                f" renewal (ttl={lease.ttl:.6g}, renew_every={lease.renew_every:.6g})"
+            )
+        self._term: Term | None = None
+        self._closed = threading.Event()
+        self._resume_at = float("-inf")
+        self._at_close: list[Callable[[], object]] = []
+
+    def __repr__(self) -> str:
+        return f"<Leader of {self.lease!r}>"
+
+    @property
+    def term(self) -> Term | None:
+        """The term of this process, if it leads."""
+        term = self._term
+        return term if term is not None and term.left else None
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process leads, for sure."""
+        return self.term is not None
+
+    def lead(self, timeout: float | None = None) -> Leading:
+        """Return a block that runs while this process leads: `with`, or `async with`.
+
+        It waits for its turn, for `timeout` seconds at most (then `TimedOut`). In a task, the block
+        is cancelled when the term is over. At its end that raises `LeaseLost`.
+        """
+        if timeout is not None:
+            timeout = check.seconds("timeout", timeout, zero=True, infinite=True)
+        return Leading(self, timeout)
+
+    def run(self, work: Callable[[Term], T]) -> T | None:
+        """Run `work(term)` in this thread while this process leads, and again in each term.
+
+        Return what it returns while it leads; None if the leader was closed. When `term.stop` is
+        set, the work has `margin` seconds to return.
+        """
+        if kind_of(check.function("work", work)) != "sync":
+            raise TypeError(f"work={work!r}: pass a plain function, or write `await leader.arun`")
+        while not self._closed.is_set():
+            try:
+                with self.lead() as term:
+                    return work(term)
+            except LeaseLost as error:
+                self._note(error)
+        return None
+
+    async def arun(self, work: Callable[[Term], Awaitable[T]]) -> T | None:
+        """Do the same with an async function, which is cancelled when the term is over."""
+        if kind_of(check.function("work", work)) != "async":
+            raise TypeError(f"work={work!r}: pass an async function, or write `leader.run`")
+        while not self._closed.is_set():
+            try:
+                async with self.lead() as term:
+                    return await work(term)
+            except LeaseLost as error:
+                self._note(error)
+        return None
+
+    def step_down(self) -> None:
+        """End this term so that another process leads; compete again after half of the `ttl`.
+
+        The lease is released when the work has ended. From any thread.
+        """
+        term = self._term
+        if term is not None and term._end("it stepped down"):
+            self._rest()
+
+    def close(self) -> None:
+        """End this term, and lead no more; `run` and `arun` return. From any thread."""
+        self._closed.set()
+        term = self._term
+        if term is not None:
+            term._end("the leader was closed")
+        for wake in list(self._at_close):
+            wake()
+
+    # Inside
+
+    def _rest(self) -> None:
+        """Let others go first for a while."""
+        self._resume_at = self.lease.clock.now() + self.lease.ttl / 2
+
+    def _note(self, error: LeaseLost) -> None:
+        """Log why a term has ended; work that says so itself must not begin again at once."""
+        logging.getLogger("seawall").info("leader %r: %s", self.lease.name, error)
+        if self._term is not None and self._term.reason == ENDED:
+            self._rest()
+
+    def _begin(self) -> Term | None:
+        """Begin a term with the lease that was just taken; None if too little is left of it."""
+        term = Term(self.lease, self.margin)
+        self._term = term
+        if self._closed.is_set():
+            term._end("the leader was closed")
+        return term if term.left else None
+
+
+class Leading:
+    """One term, as a block."""
+
+    def __init__(self, leader: Leader, timeout: float | None) -> None:
+        """Wait for the lease when the block is entered."""
+        self._leader = leader
+        self._lease = leader.lease
+        self._timeout = timeout
+
+    # Before and after
+
+    def _look_for(self, began: float) -> tuple[float, float | None]:
+        """Return how long to rest first and how much time is left; raise if it was closed."""
+        if self._leader._closed.is_set():
+            raise LeaseLost(f"the leader {self._lease.name!r} was closed")
+        now = self._lease.clock.now()
+        left = None if self._timeout is None else max(0.0, began + self._timeout - now)
+        rest = max(0.0, self._leader._resume_at - now)
+        return (rest if left is None else min(rest, left)), left
+
+    def _begin(self, term: Term) -> None:
+        """Look at the lease as soon as it is lost, not only when its time is over."""
+        self._term = term
+        name = self._lease.name
+
+        def look(event: LeaseChanged) -> None:
+            if event.guard == name and not event.held:
+                term.left  # noqa: B018 - a look ends a term that is over
+
+        self._unsubscribe = subscribe(look, LeaseChanged)
+
+    def _end(self) -> bool:
+        """Take note that the block has ended; tell whether its term was over by then."""
+        self._unsubscribe()
+        was_over = not self._term.left
+        self._term._end(ENDED)
+        return was_over
+
+    def _too_late(self) -> LeaseLost:
+        reason = self._term.reason
+        return LeaseLost(f"the term of leader {self._lease.name!r} is over: {reason}")
+
+    def _shout(self) -> None:
+        logging.getLogger("seawall").error(
+            "leader %r: its work goes on though the lease is over, and another process may lead by"
+            " now: make it stop within the margin of %.3g s, and check token %d where its effects"
+            " are kept",
+            self._lease.name,
+            self._leader.margin,
+            self._term.token,
+        )
+
+    # In a thread
+
+    def __enter__(self) -> Term:
+        leader, lease = self._leader, self._lease
+        began = lease.clock.now()
+        while True:
+            rest, left = self._look_for(began)
+            if rest and rest != left:
+                leader._closed.wait(rest)
+                continue
+            is_last = left is not None and left <= SLICE
+            try:
+                lease.acquire(left if is_last else SLICE)
+            except (TimedOut, StoreUnavailable):
+                if is_last or lease.closed:
+                    raise
+                continue
+            term = leader._begin()
+            if term is not None:
+                break
+            lease.release()
+        self._begin(term)
+        self._done = threading.Event()
+        name = f"seawall-leader {lease.name}"
+        threading.Thread(target=self._watch, args=(term,), name=name, daemon=True).start()
+        return term
+
+    def _watch(self, term: Term) -> None:
+        """End the term in time, and say so if its work does not end."""
+        while left := term.left:
+            term.stop.wait(left)
+        while not self._done.wait(self._lease.left):
+            if not self._lease.held:
+                self._shout()
+                return
+
+    def __exit__(self, kind: object, *_exc: object) -> None:
+        was_over = self._end()
+        self._done.set()
+        self._lease.release()
+        if was_over and kind is None:
+            raise self._too_late()
+
+    # In a task
+
+    async def __aenter__(self) -> Term:
+        term = await self._acquire()
+        self._begin(term)
+        self._loop = asyncio.get_running_loop()
+        self._cut, self._was_cut = await asyncio.timeout(None).__aenter__(), False
+        self._timer = self._loop.call_soon(self._look)
+        term._on_end(lambda: _soon(self._loop, self._look))
+        return term
+
+    async def _acquire(self) -> Term:
+        """Wait for a term; end that when the leader is closed."""
+        leader, lease, loop = self._leader, self._lease, asyncio.get_running_loop()
+        began = lease.clock.now()
+
+        def stop_waiting() -> None:
+            with suppress(RuntimeError):  # it waits no more
+                waiting.reschedule(loop.time())
+
+        def wake() -> None:
+            _soon(loop, stop_waiting)
+
+        leader._at_close.append(wake)
+        try:
+            async with asyncio.timeout(None) as waiting:
+                while True:
+                    rest, left = self._look_for(began)
+                    if rest and rest != left:
+                        await sleep_async(rest)
+                        continue
+                    await lease.aacquire(left)
+                    term = leader._begin()
+                    if term is not None:
+                        return term
+                    await lease.arelease()
+        except TimeoutError:
+            if not waiting.expired():
+                raise
+            raise LeaseLost(f"the leader {lease.name!r} was closed") from None
+        finally:
+            leader._at_close.remove(wake)
+
+    def _look(self) -> None:
+        """Cut the block off when its term is over; say so if it does not end."""
+        self._timer.cancel()
+        if left := self._term.left:
+            self._timer = self._loop.call_later(left, self._look)
+            return
+        if self._term.reason == ENDED:
+            return
+        if not self._was_cut:
+            self._was_cut = True
+            self._cut.reschedule(self._loop.time())
+        if self._lease.held:
+            self._timer = self._loop.call_later(self._lease.left, self._look)
+        else:
+            self._shout()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        was_over = self._end()
+        self._timer.cancel()
+        try:
+            await self._cut.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise self._too_late() from error
+        finally:
+            await self._lease.arelease()
+        if was_over and kind is None:
+            raise self._too_late()
+
+
+def _soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    """Call `callback` in `loop`, if that runs still."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback)
