@@ -169,6 +169,7 @@ class Cluster:
         self._traffic = Traffic()
         self._reliable_only = 0
         self._unresolved: set[str] = set()
+        self._has_namesake = False
         self._pauses = 0
         self._reset()
         survives_fork(self)
@@ -384,12 +385,33 @@ class Cluster:
 
     def _receive(self, message: Message, address: str, reliable: bool) -> None:  # noqa: FBT001 - a callback
         swim = self._swim
-        if swim is None or message.source == swim.own.name:
-            return  # from itself: one of its seeds is its own address under another name
+        if swim is None:
+            return
+        if message.source == swim.own.name:
+            # From itself, if one of its seeds is its own address under another name.
+            self._check_namesake(message, swim.own)
+            return
         try:
             self._step(swim.receive, message, address, reliable=reliable)
         except Exception:
             logging.getLogger("seawall").exception("cluster %r failed at a message", self.name)
+
+    def _check_namesake(self, message: Message, own: Member) -> None:
+        """Log once that another process has this member's name."""
+        others = [
+            update.address
+            for update in message.updates
+            if update.name == own.name and update.address not in ("", own.address)
+        ]
+        if others and not self._has_namesake:
+            self._has_namesake = True
+            logging.getLogger("seawall").error(
+                "cluster %r: the member at %s is called %r as this one is, and both ignore each"
+                " other: write another member= for one of them",
+                self.name,
+                others[0],
+                own.name,
+            )
 
     def _note_missed_datagram(self, member: str, swim: Swim) -> None:
         if self._tcp_only:

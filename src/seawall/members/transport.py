@@ -44,7 +44,7 @@ SLOWEST: Final = 10.0
 
 KEPT_SHORTLY: Final = 5.0
 KEPT: Final = 60.0
-"""Seconds for which an idle connection is kept, beside datagrams and without them."""
+"""Seconds for which a connection is kept by which nothing arrives, beside datagrams and without."""
 
 MOST_DATAGRAMS: Final = 64
 """Datagrams that are received in one turn of the event loop."""
@@ -445,8 +445,7 @@ class _Connection:
         traffic = self._transport.traffic
         writer: asyncio.Task[None] | None = None
         try:
-            with suppress(OSError):
-                self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._set_options()
             if self._endpoint is not None:
                 async with asyncio.timeout(SLOWEST):
                     await self._loop.sock_connect(self.socket, self._endpoint)
@@ -461,6 +460,14 @@ class _Connection:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
             traffic.dropped["connection"] += len(self._queue)
+
+    def _set_options(self) -> None:
+        """Send at once, and fail soon if the peer's machine is gone; where the system can."""
+        with suppress(OSError):
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            unacknowledged = getattr(socket, "TCP_USER_TIMEOUT", None)
+            if unacknowledged is not None:
+                self.socket.setsockopt(socket.IPPROTO_TCP, unacknowledged, round(SLOWEST * 1000))
 
     async def _write(self) -> None:
         """Send what is queued; a failure ends the connection, and the reader sees that."""
@@ -486,9 +493,7 @@ class _Connection:
                 async with asyncio.timeout(self._transport.kept):
                     begun = await self._loop.sock_recv(self.socket, _PREFIX)
             except TimeoutError:
-                if self._loop.time() - self.used_at < self._transport.kept:
-                    continue  # something was sent meanwhile
-                return
+                return  # idle, or the peer is gone without a word: the next message connects anew
             if not begun:
                 return
             try:

@@ -1,4 +1,4 @@
-"""A background thread with an event loop of its own: of a store, or for the probes of breakers.
+"""A background thread with an event loop of its own: of a store, a cluster, or a breaker's probes.
 
 It serves callers that have no loop, and runs what is due every so often. Tasks of a user's loop
 would die with that loop; these live until their owner is closed.
@@ -159,7 +159,7 @@ class Background:
     def start(self) -> asyncio.AbstractEventLoop:
         """Return the loop, started if it does not run yet."""
         if self._closed:
-            raise StoreUnavailable("the store was closed")
+            raise StoreUnavailable(f"the {self.owner} was closed")
         loop = self._loop
         if loop is not None:
             return loop
@@ -211,7 +211,9 @@ class Background:
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            logging.getLogger("seawall").exception("a callback in the store's thread failed")
+            logging.getLogger("seawall").exception(
+                "a callback in the thread of the %s failed", self.owner
+            )
             return False
         return True
 
@@ -221,7 +223,7 @@ class Background:
         try:
             loop.call_soon_threadsafe(callback, *args, context=Context())
         except RuntimeError:  # closed meanwhile
-            raise StoreUnavailable("the store was closed") from None
+            raise StoreUnavailable(f"the {self.owner} was closed") from None
 
     def submit_if_running(self, callback: Callable[..., object], *args: Any) -> bool:
         """Do the same if the thread runs; False if it does not."""
@@ -260,10 +262,10 @@ class Background:
                 await self._at_end()
         except TimeoutError:
             logging.getLogger("seawall").warning(
-                "the store did not hear of all that was to be told"
+                "the %s had no time to finish when it was closed", self.owner
             )
         except Exception:
-            logging.getLogger("seawall").exception("the store was not closed properly")
+            logging.getLogger("seawall").exception("the %s was not closed properly", self.owner)
         finally:
             loop.stop()
 
@@ -311,7 +313,7 @@ def run_in(
         try:
             result = await work()
         except asyncio.CancelledError:  # of this task: the thread that waits was not cancelled
-            answer.set_exception(StoreUnavailable("the store was closed"))
+            answer.set_exception(StoreUnavailable(f"the {background.owner} was closed"))
             raise
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
             answer.set_exception(error)
@@ -324,4 +326,6 @@ def run_in(
     except Late:
         if answer.done():
             raise
-        raise StoreUnavailable(f"the store did not answer within {timeout:g} s") from None
+        raise StoreUnavailable(
+            f"the {background.owner} did not answer within {timeout:g} s"
+        ) from None

@@ -13,7 +13,7 @@ from seawall import registry
 from seawall.members import Cluster, MemberChanged, MemberState, OwnPause, local
 from seawall.runtime import events
 from seawall.testing import run_virtual
-from tests.members.cluster.network import Hub
+from tests.members.cluster.network import Hub, MemoryWire
 from tests.support import let_pass
 
 SEED = "10.0.0.0:7946"
@@ -384,6 +384,22 @@ def test_answers_by_connection_alone_are_logged_once(caplog):
     with caplog.at_level(logging.WARNING, "seawall"):
         run_virtual(main())
     assert caplog.text.count("by TCP but not by UDP") == 2  # one for each of them
+
+
+def test_two_members_of_one_name_are_logged_once(caplog):
+    """They would refute each other for ever, so they ignore each other."""
+
+    async def main() -> None:
+        hub = Hub()
+        other = Cluster("group", member="m0", seeds=(SEED,))
+        other._make_transport = lambda receive: MemoryWire(hub, "10.0.0.9:7946", receive)
+        async with hub.cluster("m0") as first, other:
+            await let_pass(60.0)
+            assert first.alive == other.alive == ["m0"]
+
+    with caplog.at_level(logging.ERROR, "seawall"):
+        run_virtual(main())
+    assert caplog.text.count("10.0.0.9:7946 is called 'm0' as this one is") == 1
 
 
 def test_it_is_started_once_at_a_time():
