@@ -130,6 +130,11 @@ class Network:
         node.is_up, node.wakes_at = True, inf
         self._wake(node)
 
+    def set_metadata(self, name: str, metadata: bytes) -> None:
+        """Let a member say something else about itself."""
+        node = self.nodes[name]
+        self._do(node, node.swim.set_metadata(metadata, self.now * node.rate))
+
     def leave(self, name: str) -> None:
         """Let a member leave by its own wish; its process ends a moment later."""
         node = self.nodes[name]
@@ -195,6 +200,8 @@ class Network:
                 self._arrive(node, message, source, reliable=reliable)
 
     def _do(self, node: Node, directives: list[Directive]) -> None:
+        own = node.swim.own
+        self.highest[node.name] = max(self.highest.get(node.name, 0), own.incarnation)
         for directive in directives:
             if isinstance(directive, Change):
                 node.changes.append(directive)
@@ -232,7 +239,6 @@ class Network:
         names = {update.name for update in message.updates}
         before = {name: swim.members[name].incarnation for name in names if name in swim.members}
         self._do(node, swim.receive(message, source, self.now * node.rate, reliable=reliable))
-        highest[node.name] = max(highest.get(node.name, 0), swim.own.incarnation)
         for name in names & swim.members.keys():
             incarnation = swim.members[name].incarnation
             assert before.get(name, 0) <= incarnation <= highest.get(name, 0), (node.name, name)

@@ -278,6 +278,8 @@ class _Probe:
     target: str
     sent_at: float
     is_direct: bool = True
+    wait_until: float = -inf
+    """Until when those that were asked to help may answer."""
     helpers: set[str] = field(default_factory=set)
     """Those that were asked to help and have said nothing yet."""
     answered: bool = False
@@ -459,27 +461,35 @@ class Swim:
     # Probes
 
     def _probe_tick(self, now: float) -> Iterator[Directive]:
-        settings = self.settings
+        settings, scale, last = self.settings, self._scale, self._probe
+        if last is not None and not last.answered and last.wait_until > now + 0.01:
+            self._at(last.wait_until, self._probe_tick)
+            return
         yield from self._end_probe(now)
-        scale = self._scale
         self._at(now + scale(settings.interval), self._probe_tick)
         target = self._next_target()
         if target is None or self.own.state is LEFT:
             return
         probe = self._probe = _Probe(next(self._numbers), target.name, now)
-        self._at(now + scale(settings.timeout), lambda then: self._ask_others(probe, then))
+        rest = scale(settings.interval - settings.timeout)
+        self._at(now + scale(settings.timeout), lambda then: self._ask_others(probe, rest, then))
         # A suspect hears of it with the ping, so that it can refute at once.
         first = [target.update] if target.state is SUSPECTED and settings.lifeguard else []
         yield self._send(
             MessageKind.PING, target.address, number=probe.number, target=target.name, first=first
         )
 
-    def _ask_others(self, probe: _Probe, _now: float) -> Iterator[Directive]:
-        """Ask others to probe a member that has not answered, and try a connection beside them."""
+    def _ask_others(self, probe: _Probe, rest: float, now: float) -> Iterator[Directive]:
+        """Ask others to probe a member that has not answered, and try a connection beside them.
+
+        They have `rest` seconds. If this process is late, the next probe waits for that.
+        """
         target = self.members.get(probe.target)
         if probe is not self._probe or probe.answered or target is None:
             return
         probe.is_direct = False
+        if self.settings.lifeguard:
+            probe.wait_until = now + rest
         others = [one for one in self._present_others() if one is not target and one.state is ALIVE]
         for helper in self._some(others, self.settings.indirect_probes):
             probe.helpers.add(helper.name)
