@@ -227,9 +227,9 @@ def test_the_start_of_a_stream_takes_linear_time() -> None:
         took = []
         with http_client(new_guard(Retry(on=transient)), streams(chunks)) as http:
             for _ in range(3):
-                began = time.perf_counter()
+                began = time.thread_time()
                 assert len(http.post(URL, json=BODY).content) > pieces
-                took.append(time.perf_counter() - began)
+                took.append(time.thread_time() - began)
         return min(took)
 
     assert seconds(16_000) < 20 * seconds(2_000)

@@ -73,7 +73,7 @@ def new_store(redis_url: str, client: redis.Redis) -> Iterator[Callable[..., Red
     made: list[RedisStore] = []
 
     def make(**options: Any) -> RedisStore:
-        options = {"prefix": prefix, "timeout": 2.0, **options}
+        options = {"prefix": prefix, "timeout": 10.0, **options}
         made.append(RedisStore(options.pop("url", redis_url), **options))
         return made[-1]
 
