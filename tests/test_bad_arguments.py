@@ -108,6 +108,7 @@ from seawall.testing import (
 from tests.clients.arguments import CLIENTS, SHOWN_BY_CLIENTS
 from tests.durable.arguments import DURABLE, SHOWN_BY_DURABLE
 from tests.members.arguments import MEMBERS, SHOWN_BY_MEMBERS
+from tests.pipeline.arguments import PIPELINE, SHOWN_BY_PIPELINES
 from tests.shared.arguments import SHARED, SHOWN
 from tests.web.arguments import SHOWN_BY_WEB, WEB
 
@@ -1917,17 +1918,20 @@ def _parameters(name: str, function: Any) -> Iterator[str]:
             yield f"{name}({parameter.name})"
 
 
+SUBJECTS = SCARCITY + SHARED + WEB + CLIENTS + DURABLE + MEMBERS + PIPELINE
+
+
 def test_no_argument_is_left_out():
     """Each argument of each public constructor, function and method has bad values to refuse."""
-    tested = {label for label, *_ in SCARCITY + SHARED + WEB + CLIENTS + DURABLE + MEMBERS}
+    tested = {label for label, *_ in SUBJECTS}
     tested |= ANYTHING | SHOWN | SHOWN_BY_WEB | SHOWN_BY_CLIENTS | SHOWN_BY_DURABLE
-    tested |= SHOWN_BY_MEMBERS
+    tested |= SHOWN_BY_MEMBERS | SHOWN_BY_PIPELINES
     assert [argument for argument in _arguments() if argument not in tested] == []
 
 
 CASES = [
     pytest.param(make, bad, error, advice, id=f"{name}({str(bad)[:20]})")
-    for name, make, bads, advice in TABLE + SCARCITY + SHARED + WEB + CLIENTS + DURABLE + MEMBERS
+    for name, make, bads, advice in TABLE + SUBJECTS
     for bad, error in bads
 ]
 

@@ -34,13 +34,9 @@ from seawall.clients.llm import Model, Models
 from seawall.clients.upstreams import Upstreams
 from seawall.registry import free_name
 from seawall.testing import Step, fail
-from tests.clients.arguments import CLIENTS
-from tests.durable.arguments import DURABLE
-from tests.members.arguments import MEMBERS
-from tests.shared.arguments import SHARED
-from tests.test_bad_arguments import SCARCITY
+from tests.pipeline.arguments import AWAITED_BY_PIPELINES, DECORATORS
+from tests.test_bad_arguments import SUBJECTS
 from tests.test_public_api import MODULES
-from tests.web.arguments import WEB
 
 
 def _public_functions() -> Iterator[tuple[str, Any]]:
@@ -84,7 +80,7 @@ def _arguments_that_take_functions() -> set[str]:
     }
 
 
-TABLES = {label: make for label, make, *_ in SCARCITY + SHARED + WEB + CLIENTS + DURABLE + MEMBERS}
+TABLES = {label: make for label, make, *_ in SUBJECTS}
 
 BY_HAND: dict[str, Callable[[Any], Any]] = {
     "Breaker(break_for)": lambda x: Breaker(break_for=x),
@@ -187,7 +183,8 @@ OURS = {
 }
 """Arguments that Seawall, or the library it is plugged into, gives."""
 
-PLAIN = sorted((_arguments_that_take_functions() | set(BY_HAND)) - AWAITED - WORK - OURS)
+NOT_PLAIN = AWAITED | AWAITED_BY_PIPELINES | DECORATORS | WORK | OURS
+PLAIN = sorted((_arguments_that_take_functions() | set(BY_HAND)) - NOT_PLAIN)
 
 
 async def _coroutine_function(*_args: Any, **_kwargs: Any) -> int:

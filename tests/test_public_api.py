@@ -27,6 +27,7 @@ import seawall.clients.upstreams
 import seawall.dashboard
 import seawall.durable
 import seawall.members
+import seawall.pipeline
 import seawall.signals
 import seawall.telemetry
 import seawall.testing
@@ -47,6 +48,7 @@ MODULES = (
     seawall.dashboard,
     seawall.durable,
     seawall.members,
+    seawall.pipeline,
     seawall.signals,
     seawall.telemetry,
     seawall.testing,

@@ -1,0 +1,54 @@
+"""Pipelines that degrade instead of crashing: sources, stages, sinks, an end for every item."""
+
+from seawall._lazy import lazily
+
+TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
+if TYPE_CHECKING:
+    from seawall.pipeline.collect import (
+        Collect,
+        Collection,
+        Reading,
+        ReadingState,
+        TooFewSources,
+    )
+    from seawall.pipeline.engine import DROP
+    from seawall.pipeline.item import DeadLetter, Ended, Ending, Item, Lesser, current_item
+    from seawall.pipeline.pipeline import Flow, MemoryDeadLetters, Pipeline
+    from seawall.pipeline.source import IterableSource, Source
+    from seawall.pipeline.stage import BatchFailed, NotBefore, degrade
+
+__all__ = [
+    "DROP",
+    "BatchFailed",
+    "Collect",
+    "Collection",
+    "DeadLetter",
+    "Ended",
+    "Ending",
+    "Flow",
+    "Item",
+    "IterableSource",
+    "Lesser",
+    "MemoryDeadLetters",
+    "NotBefore",
+    "Pipeline",
+    "Reading",
+    "ReadingState",
+    "Source",
+    "TooFewSources",
+    "current_item",
+    "degrade",
+]
+
+_HOMES = {
+    "pipeline.collect": "Collect Collection Reading ReadingState TooFewSources",
+    "pipeline.engine": "DROP",
+    "pipeline.item": "DeadLetter Ended Ending Item Lesser current_item",
+    "pipeline.pipeline": "Flow MemoryDeadLetters Pipeline",
+    "pipeline.source": "IterableSource Source",
+    "pipeline.stage": "BatchFailed NotBefore degrade",
+}
+"""The public names by the module in which they are at home."""
+
+if not TYPE_CHECKING:  # a type checker is to tell of names that are not there
+    __getattr__, __dir__ = lazily(__name__, _HOMES, globals())

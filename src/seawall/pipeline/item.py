@@ -1,0 +1,121 @@
+"""An item on its way through a pipeline, and how it ended.
+
+Promises: an item ends exactly once, as one of four `Ending`s; what made it a lesser item stays with
+it to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextvars import ContextVar
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from seawall.pipeline.source import Source
+
+
+class Ending(StrEnum):
+    """How an item ended."""
+
+    SINK = "sink"
+    """A sink has it, or the fallback of a sink."""
+    DEAD_LETTER = "dead_letter"
+    """It failed and was set aside, with its cause."""
+    DROPPED = "dropped"
+    """It failed, or was filtered out, and is only counted."""
+    RETURNED = "returned"
+    """It was not finished when the pipeline stopped; the source has it again."""
+
+
+class Lesser(NamedTuple):
+    """Why an item is less than it should be."""
+
+    stage: str
+    """Where that happened."""
+    cause: str
+    """The error in one line."""
+
+
+class Item:
+    """A value on its way, with everything that the pipeline knows about it."""
+
+    __slots__ = (
+        "attempts",
+        "deaths",
+        "entered_at",
+        "handle",
+        "key",
+        "lesser",
+        "read_at",
+        "source",
+        "stage",
+        "value",
+    )
+
+    def __init__(self, value: Any, source: Source[Any], handle: Any, read_at: float) -> None:
+        """Begin with what was read from `source`, which recognises it by `handle`."""
+        self.value = value
+        self.source = source
+        self.handle = handle
+        self.read_at = self.entered_at = read_at
+        """`entered_at` is when it came to the stage where it is now."""
+        self.stage = ""
+        """The name of that stage."""
+        self.attempts = 0
+        """How often the function of that stage was called with it."""
+        self.deaths = 0
+        """How many worker processes have died of it, in any stage."""
+        self.key: Hashable = None
+        """By which it is ordered in that stage."""
+        self.lesser: tuple[Lesser, ...] = ()
+        """Why it is less than it should be; empty for a whole item."""
+
+    def __repr__(self) -> str:
+        return f"<Item {self.id} in {self.stage!r}>"
+
+    @property
+    def id(self) -> str:
+        """Its name in logs and on pages, unique in its source."""
+        return f"{self.source.name}:{self.handle}"
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether it is less than it should be."""
+        return bool(self.lesser)
+
+
+class DeadLetter(NamedTuple):
+    """An item that was set aside, with why and where."""
+
+    id: str
+    value: Any
+    """As it came to the stage where it failed."""
+    stage: str
+    cause: str
+    """The error in one line, without secrets."""
+    attempts: int
+    at: float
+    """When, in seconds since the epoch."""
+    lesser: tuple[Lesser, ...] = ()
+
+
+class Ended(NamedTuple):
+    """How one item ended, as `Pipeline.test` returns it."""
+
+    value: Any
+    """As the sink got it, or as it was when it failed."""
+    ending: Ending
+    stage: str
+    """Where it ended."""
+    cause: str = ""
+    attempts: int = 0
+    lesser: tuple[Lesser, ...] = ()
+
+
+CURRENT: Final[ContextVar[Item]] = ContextVar("seawall_item")
+
+
+def current_item() -> Item:
+    """Return the item that this stage works at; raise `LookupError` outside of a stage."""
+    return CURRENT.get()

@@ -1,0 +1,570 @@
+"""A pipeline: a source, stages and sinks, in a few lines.
+
+    pipeline = Pipeline("orders")
+    (
+        pipeline.read(orders)
+        .stage(parse, on_failure="drop")
+        .stage(enrich, guard=vendor, workers=20, on_failure=degrade(without_profile))
+        .sink(store, batch=(100, 1.0))
+    )
+    await pipeline.run()
+
+What it promises stands in `seawall.pipeline.engine`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final, Generic, Literal, TypeVar, overload
+
+from seawall import _checks as check
+from seawall import registry
+from seawall.executors import CpuPool, IoPool
+from seawall.pipeline.engine import Branch, Exit, InlineStage, Node, Reader, Run, WorkerStage
+from seawall.pipeline.item import DeadLetter, Ended
+from seawall.pipeline.source import IterableSource, Source, as_source
+from seawall.pipeline.stage import Degrade, OnFailure, Stage, WhenBlocked, make_stage
+from seawall.runtime.functions import kind_of
+from seawall.runtime.stop_signals import run_until_signal
+from seawall.runtime.virtual import run as run_virtual
+
+MOST_DEAD_LETTERS: Final = 1000
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class DeadLettersFull(Exception):
+    """There is no room for another dead letter: the pipeline waits until there is."""
+
+
+class MemoryDeadLetters:
+    """Dead letters in the memory of this process; when it is full, the pipeline waits."""
+
+    def __init__(self, most: int = MOST_DEAD_LETTERS) -> None:
+        """Keep up to `most`."""
+        self.letters: deque[DeadLetter] = deque()
+        self._most = check.count("most", most)
+
+    async def __call__(self, letter: DeadLetter) -> None:
+        """Keep one more."""
+        if len(self.letters) >= self._most:
+            raise DeadLettersFull(
+                f"{self._most} dead letters in memory: take some out, or pass dead_letters= with"
+                " room for more"
+            )
+        self.letters.append(letter)
+
+
+@dataclass(eq=False, slots=True)
+class _Read:
+    """A source, and where its items go."""
+
+    source: Source[Any]
+    following: _Step | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Do:
+    """A stage or a sink, and where its items go."""
+
+    stage: Stage
+    following: _Step | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Fork:
+    """A choice of two ways."""
+
+    name: str
+    predicate: Callable[[Any], bool]
+    yes: _Step | None = None
+    no: _Step | None = None
+
+
+_Step = _Do | _Fork
+_End = tuple[_Read | _Do | _Fork, Literal["following", "yes", "no"]]
+"""A way on which items leave a step."""
+
+
+class Flow(Generic[T]):
+    """Items of one type on their way, to be sent through stages and into a sink."""
+
+    def __init__(self, pipeline: Pipeline, ends: list[_End]) -> None:
+        """Begin at the steps from which the items come."""
+        self._pipeline = pipeline
+        self._ends = ends
+
+    @overload
+    def stage(
+        self,
+        function: Callable[[list[T]], Awaitable[Sequence[U]]],
+        /,
+        *,
+        batch: tuple[int, float],
+        name: str | None = ...,
+        guard: Callable[[Any], Any] | None = ...,
+        workers: int | CpuPool | IoPool | None = ...,
+        timeout: float | None = ...,
+        ordered_by: Callable[[T], Hashable] | None = ...,
+        when_failed: WhenBlocked = ...,
+        on_failure: OnFailure | Degrade = ...,
+        most_deaths: int = ...,
+        capacity: int | None = ...,
+    ) -> Flow[U]: ...
+    @overload
+    def stage(
+        self,
+        function: Callable[[list[T]], Sequence[U]],
+        /,
+        *,
+        batch: tuple[int, float],
+        name: str | None = ...,
+        guard: Callable[[Any], Any] | None = ...,
+        workers: int | CpuPool | IoPool | None = ...,
+        timeout: float | None = ...,
+        ordered_by: Callable[[T], Hashable] | None = ...,
+        when_failed: WhenBlocked = ...,
+        on_failure: OnFailure | Degrade = ...,
+        most_deaths: int = ...,
+        capacity: int | None = ...,
+    ) -> Flow[U]: ...
+    @overload
+    def stage(
+        self,
+        function: Callable[[T], Awaitable[U]],
+        /,
+        *,
+        name: str | None = ...,
+        guard: Callable[[Any], Any] | None = ...,
+        workers: int | CpuPool | IoPool | None = ...,
+        timeout: float | None = ...,
+        ordered_by: Callable[[T], Hashable] | None = ...,
+        when_failed: WhenBlocked = ...,
+        on_failure: OnFailure | Degrade = ...,
+        most_deaths: int = ...,
+        capacity: int | None = ...,
+    ) -> Flow[U]: ...
+    @overload
+    def stage(
+        self,
+        function: Callable[[T], U],
+        /,
+        *,
+        name: str | None = ...,
+        guard: Callable[[Any], Any] | None = ...,
+        workers: int | CpuPool | IoPool | None = ...,
+        timeout: float | None = ...,
+        ordered_by: Callable[[T], Hashable] | None = ...,
+        when_failed: WhenBlocked = ...,
+        on_failure: OnFailure | Degrade = ...,
+        most_deaths: int = ...,
+        capacity: int | None = ...,
+    ) -> Flow[U]: ...
+    def stage(
+        self,
+        function: Any,
+        /,
+        *,
+        batch: tuple[int, float] | None = None,
+        name: str | None = None,
+        guard: Callable[[Any], Any] | None = None,
+        workers: int | CpuPool | IoPool | None = None,
+        timeout: float | None = None,
+        ordered_by: Callable[[Any], Hashable] | None = None,
+        when_failed: WhenBlocked = "set_aside",
+        on_failure: OnFailure | Degrade = "dead_letter",
+        most_deaths: int = 3,
+        capacity: int | None = None,
+    ) -> Flow[Any]:
+        """Send each item through `function(value)`, whose result takes its place.
+
+        An async function runs in `workers` tasks. A plain one runs on the way, in the event loop;
+        with `workers=8` in threads, with a `CpuPool` in processes. `guard` is a `Guard`, or
+        `family(by=...)`. While it refuses calls, items wait. With `batch=(size, seconds)` the
+        function takes a list, and returns one with a result for each; it may raise `BatchFailed`.
+
+        `ordered_by(value)` is a key: items with the same key are done one after the other, in the
+        order in which they come. When one has failed, `when_failed="block"` tries it again, with
+        pauses, for as long as it takes, and its key waits; "set_aside" goes on with the next.
+
+        `on_failure` is what becomes of an item that has failed for good: "dead_letter", "drop",
+        "stop", or `degrade(function)`. An item of which `most_deaths` worker processes have died
+        has failed. At most `capacity` items wait here.
+        """
+        return self._add(
+            make_stage(
+                function,
+                name=name,
+                is_sink=False,
+                guard=guard,
+                workers=workers,
+                timeout=timeout,
+                batch=batch,
+                ordered_by=ordered_by,
+                when_failed=when_failed,
+                on_failure=on_failure,
+                most_deaths=most_deaths,
+                capacity=capacity,
+            )
+        )
+
+    @overload
+    def sink(
+        self,
+        function: Callable[[list[T]], Any],
+        /,
+        *,
+        batch: tuple[int, float],
+        name: str | None = ...,
+        guard: Callable[[Any], Any] | None = ...,
+        workers: int | CpuPool | IoPool | None = ...,
+        timeout: float | None = ...,
+        ordered_by: Callable[[T], Hashable] | None = ...,
+        when_failed: WhenBlocked = ...,
+        on_failure: OnFailure | Degrade = ...,
+        capacity: int | None = ...,
+    ) -> Pipeline: ...
+    @overload
+    def sink(
+        self,
+        function: Callable[[T], Any],
+        /,
+        *,
+        name: str | None = ...,
+        guard: Callable[[Any], Any] | None = ...,
+        workers: int | CpuPool | IoPool | None = ...,
+        timeout: float | None = ...,
+        ordered_by: Callable[[T], Hashable] | None = ...,
+        when_failed: WhenBlocked = ...,
+        on_failure: OnFailure | Degrade = ...,
+        capacity: int | None = ...,
+    ) -> Pipeline: ...
+    def sink(
+        self,
+        function: Any,
+        /,
+        *,
+        batch: tuple[int, float] | None = None,
+        name: str | None = None,
+        guard: Callable[[Any], Any] | None = None,
+        workers: int | CpuPool | IoPool | None = None,
+        timeout: float | None = None,
+        ordered_by: Callable[[Any], Hashable] | None = None,
+        when_failed: WhenBlocked = "set_aside",
+        on_failure: OnFailure | Degrade = "dead_letter",
+        capacity: int | None = None,
+    ) -> Pipeline:
+        """Store each item by `function(value)`; then it has ended, and its source is told.
+
+        The settings are those of `stage`. The function of `degrade` is a fallback sink here. A sink
+        that wants nothing for a while raises `NotBefore(seconds)`.
+        """
+        self._add(
+            make_stage(
+                function,
+                name=name,
+                is_sink=True,
+                guard=guard,
+                workers=workers,
+                timeout=timeout,
+                batch=batch,
+                ordered_by=ordered_by,
+                when_failed=when_failed,
+                on_failure=on_failure,
+                most_deaths=3,
+                capacity=capacity,
+            )
+        )
+        return self._pipeline
+
+    def branch(
+        self, predicate: Callable[[T], bool], /, *, name: str | None = None
+    ) -> tuple[Flow[T], Flow[T]]:
+        """Return two flows: the items for which `predicate(value)` is true, and the others."""
+        check.plain_function("predicate", predicate)
+        name = str(getattr(predicate, "__name__", "branch")) if name is None else name
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"name={name!r}: write a name, such as 'is_large'")
+        fork = _Fork(name, predicate)
+        self._connect(fork)
+        return Flow(self._pipeline, [(fork, "yes")]), Flow(self._pipeline, [(fork, "no")])
+
+    def merge(self, *others: Flow[T]) -> Flow[T]:
+        """Return one flow of the items of this one and of `others`."""
+        for other in others:
+            if not isinstance(other, Flow) or other._pipeline is not self._pipeline:  # noqa: SLF001 - of this class
+                raise TypeError(f"merge({other!r}): pass flows of the same pipeline")
+        ends = [end for flow in (self, *others) for end in flow._ends]  # noqa: SLF001 - of this class
+        return Flow(self._pipeline, ends)
+
+    def _add(self, stage: Stage) -> Flow[Any]:
+        step = _Do(stage)
+        self._connect(step)
+        return Flow(self._pipeline, [(step, "following")])
+
+    def _connect(self, step: _Step) -> None:
+        for origin, way in self._ends:
+            if getattr(origin, way) is not None:
+                raise ValueError(
+                    "this flow leads somewhere already: items go one way; write branch(predicate)"
+                    " for two"
+                )
+        self._pipeline._add_step(step)  # noqa: SLF001 - its builder
+        for origin, way in self._ends:
+            setattr(origin, way, step)
+
+
+class Pipeline:
+    """Items that are read, sent through stages and stored; see the module's docstring."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        dead_letters: Callable[[DeadLetter], Awaitable[None]] | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """Begin without a source; `read` adds one.
+
+        `dead_letters(letter)` stores an item that was set aside: an async function, or an object
+        such as `MemoryDeadLetters`, the default.
+        """
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"Pipeline({name!r}): write a name, such as 'orders'")
+        if dead_letters is not None and kind_of(dead_letters) != "async":
+            raise TypeError(f"dead_letters={dead_letters!r}: pass an async function of one letter")
+        if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
+            raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
+        self.name = name
+        self.dead_letters = MemoryDeadLetters() if dead_letters is None else dead_letters
+        self._rng = Random() if rng is None else rng  # noqa: S311 - jitter is no secret
+        self._reads: list[_Read] = []
+        self._steps: list[_Step] = []
+        self._run: Run | None = None
+        self._last: dict[str, Any] = {}
+        self._stop_grace: float | None = None
+        registry.enter(self, "pipeline", name)
+
+    def __repr__(self) -> str:
+        state = "running" if self._run is not None else "not running"
+        return f"<Pipeline {self.name!r}: {len(self._steps)} steps, {state}>"
+
+    # Building
+
+    def read(
+        self, source: Source[T] | Iterable[T] | AsyncIterable[T], /, *, name: str | None = None
+    ) -> Flow[T]:
+        """Return the flow of the items of `source`."""
+        number = len(self._reads)
+        usual = "items" if not number else f"items-{number + 1}"
+        made = as_source(source, usual if name is None else name)
+        if any(made.name == one.source.name for one in self._reads):
+            raise ValueError(f"two sources named {made.name!r}: write name=")
+        read = _Read(made)
+        self._reads.append(read)
+        return Flow(self, [(read, "following")])
+
+    def _add_step(self, step: _Step) -> None:
+        name = _name_of(step)
+        if any(_name_of(one) == name for one in self._steps):
+            raise ValueError(f"two stages named {name!r}: write name= for one of them")
+        self._steps.append(step)
+
+    def _check_complete(self) -> None:
+        if not self._reads:
+            raise ValueError(f"pipeline {self.name!r} has no source: write pipeline.read(...)")
+        for origin in (*self._reads, *self._steps):
+            for way in _ways(origin):
+                if getattr(origin, way) is None:
+                    raise ValueError(
+                        f"pipeline {self.name!r}: {_name_of(origin)!r} leads nowhere: end it with"
+                        " .sink(...)"
+                    )
+
+    def explain(self) -> str:
+        """Return a drawing of it, and what is dangerous in it."""
+        self._check_complete()
+        lines = [f"pipeline {self.name!r}"]
+        shown: set[int] = set()
+        for read in self._reads:
+            lines.append(f"  read {read.source.name}")
+            lines += _drawn(read.following, "  ", shown)
+        lines += [f"danger: {danger}" for danger in self.dangers()]
+        return "\n".join(lines)
+
+    def dangers(self) -> list[str]:
+        """Return what may surprise: order that is lost on the way."""
+        found = []
+        for read in self._reads:
+            before = ""
+            step: Any = read.following
+            while isinstance(step, _Do):
+                stage = step.stage
+                if stage.ordered_by is not None and before:
+                    found.append(
+                        f"stage {stage.name!r} keeps the order in which items come to it, but"
+                        f" {before!r} before it works at several at once: write ordered_by= there"
+                    )
+                if stage.workers > 1 and stage.ordered_by is None:
+                    before = stage.name
+                step = step.following
+        return found
+
+    # Running
+
+    async def run(self) -> None:
+        """Run until all sources are over and every item has ended, or until `stop`.
+
+        A stage with on_failure="stop" ends it with its error, and so does a source that fails.
+        """
+        self._check_complete()
+        if self._run is not None:
+            raise RuntimeError(f"{self!r} runs already")
+        run = Run(self.name, dead_letters=self.dead_letters, rng=self._rng)
+        self._build(run, [read.source for read in self._reads], in_memory=False)
+        await self._carry_out(run)
+
+    async def _carry_out(self, run: Run) -> None:
+        self._run = run
+        try:
+            if self._stop_grace is not None:
+                run.stop(run.now() + self._stop_grace)
+            await run.run()
+        finally:
+            self._last = run.snapshot()
+            self._run = None
+            for step in self._steps:
+                if isinstance(step, _Do) and step.stage.owns_pool and step.stage.pool is not None:
+                    step.stage.pool.close(0.0)
+
+    def run_sync(self, drain: float = 10.0) -> None:
+        """Run in this thread; in the main thread SIGTERM and SIGINT stop it by `stop(drain)`."""
+        run_until_signal(self.run, self.stop, drain)
+
+    def stop(self, grace: float = 10.0) -> None:
+        """Read no more, and finish what was read within `grace` seconds; the rest is given back.
+
+        From any thread or signal handler. Stopped again, it takes the shorter grace.
+        """
+        seconds = check.seconds("grace", grace, zero=True)
+        if self._stop_grace is None or seconds < self._stop_grace:
+            self._stop_grace = seconds
+        run = self._run
+        if run is not None:
+            try:
+                run.loop.call_soon_threadsafe(lambda: run.stop(run.now() + seconds))
+            except RuntimeError:
+                pass  # the loop is closed: it has stopped
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the counts, the oldest item and where it is, and what each stage is doing."""
+        run = self._run
+        return {"running": run is not None, **(self._last if run is None else run.snapshot())}
+
+    def test(self, items: Iterable[Any], *, seed: int = 0) -> list[Ended]:
+        """Run it in memory on virtual time with `items`, and return how each ended, in that order.
+
+        Every source is replaced by `items`, and plain functions run without pools. Sinks are called
+        as they are: give them something to write to.
+        """
+        self._check_complete()
+        ended: list[Ended] = []
+
+        async def keep(_letter: DeadLetter) -> None:
+            """Do nothing: the end of the item says it all."""
+
+        async def main() -> None:
+            run = Run(self.name, dead_letters=keep, rng=Random(seed), on_end=ended.append)  # noqa: S311 - a test
+            source = IterableSource(items)
+            sources: list[Source[Any]] = [source]
+            sources += [IterableSource((), name=f"none-{n}") for n in range(1, len(self._reads))]
+            self._build(run, sources, in_memory=True)
+            await self._carry_out(run)
+
+        run_virtual(main())
+        return ended
+
+    def _build(self, run: Run, sources: list[Source[Any]], *, in_memory: bool) -> None:
+        """Make the nodes of a run from the steps."""
+        exit_node = Exit(run)
+        forks = [step for step in self._steps if isinstance(step, _Fork)]
+        stages = [step for step in self._steps if isinstance(step, _Do)]
+        branches = {id(fork): Branch(run, fork.name, fork.predicate) for fork in forks}
+        working: dict[int, InlineStage | WorkerStage] = {
+            id(step): InlineStage(run, step.stage)
+            if step.stage.is_inline
+            else WorkerStage(run, step.stage, in_memory=in_memory)
+            for step in stages
+        }
+        nodes: dict[int, Node] = {**branches, **working}
+        for fork in forks:
+            branches[id(fork)].yes = nodes[id(fork.yes)]
+            branches[id(fork)].no = nodes[id(fork.no)]
+        for step in stages:
+            following = exit_node if step.stage.is_sink else nodes[id(step.following)]
+            working[id(step)].following = following
+        run.nodes = list(working.values())
+        run.readers = [
+            Reader(run, source, nodes[id(read.following)])
+            for source, read in zip(sources, self._reads, strict=True)
+        ]
+
+
+def _name_of(step: _Read | _Step) -> str:
+    if isinstance(step, _Read):
+        return step.source.name
+    return step.stage.name if isinstance(step, _Do) else step.name
+
+
+def _ways(step: _Read | _Step) -> tuple[str, ...]:
+    if isinstance(step, _Fork):
+        return ("yes", "no")
+    return () if isinstance(step, _Do) and step.stage.is_sink else ("following",)
+
+
+def _drawn(step: _Step | None, indent: str, shown: set[int]) -> list[str]:
+    lines: list[str] = []
+    while step is not None:
+        if id(step) in shown:
+            return [*lines, f"{indent}-> {_name_of(step)}"]
+        shown.add(id(step))
+        if isinstance(step, _Fork):
+            for way, following in (("yes", step.yes), ("no", step.no)):
+                lines.append(f"{indent}? {step.name}: {way}")
+                lines += _drawn(following, f"{indent}  ", shown)
+            return lines
+        lines.append(f"{indent}{_described(step.stage)}")
+        step = step.following
+    return lines
+
+
+def _described(stage: Stage) -> str:
+    facts = ["on the way" if stage.is_inline else _workers_of(stage)]
+    if stage.guard is not None:
+        facts.append(f"guard {getattr(stage.guard, 'name', 'by key')!r}")
+    if stage.timeout is not None:
+        facts.append(f"timeout {stage.timeout:g} s")
+    if stage.batch is not None:
+        facts.append(f"batches of {stage.batch.size} within {stage.batch.seconds:g} s")
+    if stage.ordered_by is not None:
+        facts.append(f"in order by key, a failed item is {_AFTER[stage.when_failed]}")
+    action = stage.on_failure
+    facts.append(f"on failure: {'degrade' if isinstance(action, Degrade) else action}")
+    return f"{'sink' if stage.is_sink else 'stage'} {stage.name}: {', '.join(facts)}"
+
+
+_AFTER: Final = {"block": "tried until it is done", "set_aside": "set aside"}
+
+
+def _workers_of(stage: Stage) -> str:
+    if stage.pool is None:
+        kind = "task"
+    else:
+        kind = "process" if isinstance(stage.pool, CpuPool) else "thread"
+    return (
+        f"{stage.workers} {kind}{'' if stage.workers == 1 else 'es' if kind == 'process' else 's'}"
+    )

@@ -1,0 +1,190 @@
+"""What a stage is made of: a function, what it needs, and what happens when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+from seawall import _checks as check
+from seawall.executors import CpuPool, IoPool
+from seawall.runtime.functions import kind_of
+
+MOST_WORKERS: Final = 10_000
+LEAST_CAPACITY: Final = 64
+"""How many items wait in front of a stage, unless its workers or its batches need more."""
+
+OnFailure = Literal["dead_letter", "drop", "stop"]
+WhenBlocked = Literal["block", "set_aside"]
+
+
+class NotBefore(Exception):
+    """Raised by a stage or a sink that wants no items for a while: they wait."""
+
+    def __init__(self, seconds: float) -> None:
+        """Want the item again after so many seconds."""
+        self.seconds = check.seconds("seconds", seconds, zero=True)
+        super().__init__(f"not before {self.seconds:g} s from now")
+
+
+class BatchFailed(Exception):
+    """Raised by a stage with `batch=`: only some members failed, the others are done."""
+
+    def __init__(self, failures: dict[int, Exception]) -> None:
+        """Give the error of each failed member, by its place in the batch."""
+        if not failures or not all(
+            type(place) is int and isinstance(error, Exception) for place, error in failures.items()
+        ):
+            raise TypeError(f"BatchFailed({failures!r}): write {{place: error}} of each member")
+        super().__init__(f"{len(failures)} of the batch failed")
+        self.failures = failures
+
+
+class Degrade(NamedTuple):
+    """See `degrade`."""
+
+    function: Callable[[Any, Exception], Any]
+
+
+def degrade(function: Callable[[Any, Exception], Any], /) -> Degrade:
+    """Go on with a lesser item: `function(value, error)` makes it, plain or async.
+
+    Of a sink, the function is the fallback: it stores the value elsewhere. If it fails too, the
+    item is a dead letter.
+    """
+    return Degrade(check.function("degrade", function))
+
+
+class BatchSize(NamedTuple):
+    """How many items make a batch, and how long its first one waits for the others."""
+
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The settings of one stage."""
+
+    name: str
+    function: Callable[..., Any]
+    is_sink: bool
+    guard: Callable[[Any], Any] | None
+    workers: int
+    """How many items are worked at at once; 0 where an item is done on its way."""
+    pool: CpuPool | IoPool | None
+    """Where a plain function runs; None for an async one, or on the way."""
+    owns_pool: bool
+    timeout: float | None
+    batch: BatchSize | None
+    ordered_by: Callable[[Any], Hashable] | None
+    when_failed: WhenBlocked
+    on_failure: OnFailure | Degrade
+    most_deaths: int
+    capacity: int
+    """How many items wait here at most."""
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether it is done on the way, by whoever brings the item."""
+        return self.workers == 0
+
+
+def make_stage(
+    function: Any,
+    *,
+    name: str | None,
+    is_sink: bool,
+    guard: Any,
+    workers: int | CpuPool | IoPool | None,
+    timeout: float | None,
+    batch: tuple[int, float] | None,
+    ordered_by: Callable[[Any], Hashable] | None,
+    when_failed: WhenBlocked,
+    on_failure: OnFailure | Degrade,
+    most_deaths: int,
+    capacity: int | None,
+) -> Stage:
+    """Check what was asked for, and say what to write instead of what cannot work."""
+    check.function("function", function)
+    kind = kind_of(function)
+    name = _name_of(function) if name is None else name
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"name={name!r}: write a name, such as 'enrich'")
+    if kind not in ("sync", "async"):
+        raise TypeError(
+            f"stage {name!r}: {function!r} is a {kind}; write a function that returns one value for"
+            " each item"
+        )
+    if guard is not None and not callable(guard):
+        raise TypeError(f"stage {name!r}: guard={guard!r}: pass a Guard, or family(by=...)")
+    pool, count, owns = _workers(name, kind, workers)
+    size = None if batch is None else _batch(name, batch)
+    if ordered_by is not None:
+        check.plain_function("ordered_by", ordered_by)
+    if count == 0 and (guard, timeout, size, ordered_by) != (None, None, None, None):
+        count = 1
+    if when_failed not in ("block", "set_aside"):
+        raise ValueError(f"when_failed={when_failed!r}: write 'block' or 'set_aside'")
+    if when_failed == "block" and ordered_by is None:
+        raise ValueError(
+            f"stage {name!r}: when_failed='block' needs ordered_by=, whose key it blocks"
+        )
+    if not isinstance(on_failure, Degrade) and on_failure not in ("dead_letter", "drop", "stop"):
+        raise ValueError(
+            f"stage {name!r}: on_failure={on_failure!r}: write 'dead_letter', 'drop', 'stop' or"
+            " degrade(function); retrying is a Retry in guard="
+        )
+    if timeout is not None and kind == "sync" and pool is None:
+        raise ValueError(
+            f"stage {name!r}: timeout= cannot stop a plain function in the event loop; write"
+            " workers=4 for threads, or a CpuPool for processes"
+        )
+    room = max(2 * count, 2 * (size.size if size else 1), LEAST_CAPACITY)
+    return Stage(
+        name=name,
+        function=function,
+        is_sink=is_sink,
+        guard=guard,
+        workers=count,
+        pool=pool,
+        owns_pool=owns,
+        timeout=None if timeout is None else check.seconds("timeout", timeout),
+        batch=size,
+        ordered_by=ordered_by,
+        when_failed=when_failed,
+        on_failure=on_failure,
+        most_deaths=check.count("most_deaths", most_deaths),
+        capacity=room if capacity is None else check.count("capacity", capacity),
+    )
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _workers(
+    name: str, kind: str, workers: int | CpuPool | IoPool | None
+) -> tuple[CpuPool | IoPool | None, int, bool]:
+    """Return where the function runs, how many at once, and whether the pool is the pipeline's."""
+    if isinstance(workers, CpuPool | IoPool):
+        if kind == "async":
+            raise TypeError(
+                f"stage {name!r}: workers={workers!r} runs plain functions, and this one is async;"
+                " write workers=20, a number of tasks"
+            )
+        return workers, workers.workers, False
+    if workers is None:
+        return None, 1 if kind == "async" else 0, False
+    count = check.count("workers", workers, maximum=MOST_WORKERS)
+    if kind == "async":
+        return None, count, False
+    return IoPool(f"{name} threads", workers=count), count, True
+
+
+def _batch(name: str, batch: Any) -> BatchSize:
+    try:
+        size, seconds = batch
+    except (TypeError, ValueError):
+        raise TypeError(f"stage {name!r}: batch={batch!r}: write (size, seconds)") from None
+    return BatchSize(check.count("batch", size), check.seconds("batch", seconds, zero=True))

@@ -1,0 +1,161 @@
+"""Bad arguments of pipelines: what is called, the bad values, and a word of the advice."""
+
+from __future__ import annotations
+
+from math import inf, nan
+from random import Random
+from typing import Any
+
+from seawall import SystemClock
+from seawall.pipeline import (
+    BatchFailed,
+    Collect,
+    Flow,
+    IterableSource,
+    MemoryDeadLetters,
+    NotBefore,
+    Pipeline,
+    degrade,
+)
+from seawall.testing import run_virtual
+
+HUGE = 10**400
+
+_SECONDS = [(-1.0, ValueError), (nan, ValueError), ("2", TypeError), (True, TypeError)]
+_FINITE = [*_SECONDS, (inf, ValueError), (HUGE, ValueError)]
+_POSITIVE = [*_FINITE, (0, ValueError)]
+_COUNTS = [(0, ValueError), (-1, ValueError), (1.5, TypeError), ("3", TypeError), (True, TypeError)]
+_TEXTS = [("", TypeError), (5, TypeError)]
+_RNGS = [(5, TypeError), (Random, TypeError)]
+_FUNCTIONS = [(5, TypeError), ("work", TypeError)]
+_BATCHES = [(5, TypeError), ((1,), TypeError), ((0, 1.0), ValueError), ((5, -1.0), ValueError)]
+_SOURCES = [(5, TypeError), ("text", TypeError), (b"text", TypeError)]
+
+
+async def _work(value: Any) -> Any:
+    return value
+
+
+def _flow() -> Flow[Any]:
+    return Pipeline("bad").read([1])
+
+
+def _stage(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[Any, ...]]:
+    def stage(value: Any) -> Any:
+        return _flow().stage(_work, **{name: value})
+
+    def sink(value: Any) -> Any:
+        return _flow().sink(_work, **{name: value})
+
+    return [
+        (f"pipeline.Flow.stage({name})", stage, bads, advice),
+        (f"pipeline.Flow.sink({name})", sink, bads, advice),
+    ]
+
+
+def _collect(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[Any, ...]]:
+    def make(value: Any) -> Any:
+        return Collect(**{"sources": {"S1": _read}, "minimum": 1, "within": 1.0, name: value})
+
+    return [(f"pipeline.Collect({name})", make, bads, advice)]
+
+
+async def _read() -> int:
+    return 1
+
+
+def _first_of_every(value: Any) -> Any:
+    async def first() -> Any:
+        return await anext(Collect({"S1": _read}, minimum=1, within=1.0).every(value))
+
+    return run_virtual(first())
+
+
+PIPELINE: list[tuple[Any, ...]] = [
+    ("pipeline.Pipeline(name)", Pipeline, [*_TEXTS, (None, TypeError)], "write a name"),
+    (
+        "pipeline.Pipeline(dead_letters)",
+        lambda x: Pipeline("bad", dead_letters=x),
+        [*_FUNCTIONS, (print, TypeError)],
+        "",
+    ),
+    ("pipeline.Pipeline(rng)", lambda x: Pipeline("bad", rng=x), _RNGS, "random.Random"),
+    ("pipeline.Pipeline.read(source)", Pipeline("bad").read, _SOURCES, "pass an iterable"),
+    ("pipeline.Pipeline.read(name)", lambda x: Pipeline("b").read([1], name=x), _TEXTS, "write"),
+    ("pipeline.Pipeline.stop(grace)", Pipeline("bad").stop, _FINITE, "seconds"),
+    ("pipeline.Pipeline.run_sync(drain)", Pipeline("bad").run_sync, _FINITE, "seconds"),
+    ("pipeline.Flow.stage(function)", lambda x: _flow().stage(x), _FUNCTIONS, ""),
+    ("pipeline.Flow.sink(function)", lambda x: _flow().sink(x), _FUNCTIONS, ""),
+    ("pipeline.Flow.branch(predicate)", lambda x: _flow().branch(x), _FUNCTIONS, ""),
+    ("pipeline.Flow.branch(name)", lambda x: _flow().branch(bool, name=x), _TEXTS, "write"),
+    ("pipeline.Flow.merge(others)", lambda x: _flow().merge(x), [(5, TypeError)], "flows"),
+    *_stage("name", _TEXTS, "write a name"),
+    *_stage("guard", [(5, TypeError)], "pass a Guard"),
+    *_stage("workers", [*_COUNTS, (20_000, ValueError)], ""),
+    *_stage("timeout", _POSITIVE, "seconds"),
+    *_stage("batch", _BATCHES, "batch"),
+    *_stage("ordered_by", _FUNCTIONS, ""),
+    *_stage("when_failed", [("retry", ValueError), (None, ValueError)], "set_aside"),
+    *_stage("on_failure", [("retry", ValueError), (None, ValueError)], "degrade"),
+    *_stage("capacity", _COUNTS, ""),
+    _stage("most_deaths", _COUNTS, "")[0],
+    ("pipeline.degrade(function)", degrade, _FUNCTIONS, ""),
+    ("pipeline.MemoryDeadLetters(most)", MemoryDeadLetters, _COUNTS, ""),
+    ("pipeline.NotBefore(seconds)", NotBefore, _FINITE, "seconds"),
+    (
+        "pipeline.BatchFailed(failures)",
+        BatchFailed,
+        [({}, TypeError), ({0: "no error"}, TypeError), ({"0": ValueError()}, TypeError)],
+        "place",
+    ),
+    (
+        "pipeline.Collect(sources)",
+        lambda x: Collect(x, minimum=1, within=1.0),
+        [(5, TypeError), ({}, TypeError), ({"": _work}, TypeError), ({"S1": print}, TypeError)],
+        "",
+    ),
+    *_collect("minimum", [*_COUNTS[1:], (2, ValueError)], ""),
+    *_collect("within", _POSITIVE, "seconds"),
+    *_collect("keep_last", _SECONDS, "seconds"),
+    *_collect("name", _TEXTS, "write a name"),
+    *_collect("clock", [(5, TypeError), (SystemClock, TypeError)], "clock"),
+    ("pipeline.Collect.every(seconds)", _first_of_every, _POSITIVE, "seconds"),
+    ("pipeline.IterableSource(items)", IterableSource, _SOURCES[:1], "pass an iterable"),
+    ("pipeline.IterableSource(name)", lambda x: IterableSource([], name=x), _TEXTS, "write a name"),
+]
+
+AWAITED_BY_PIPELINES = {
+    "pipeline.Collect(sources)",
+    "pipeline.Flow.sink(function)",
+    "pipeline.Flow.stage(function)",
+    "pipeline.Pipeline(dead_letters)",
+    "pipeline.degrade(function)",
+}
+"""Arguments that may be async functions: what they return is awaited."""
+
+DECORATORS = {"pipeline.Flow.sink(guard)", "pipeline.Flow.stage(guard)"}
+"""Arguments that are guards, or what a family returns."""
+
+
+def _given(name: str, *parameters: str) -> list[str]:
+    return [f"pipeline.{name}({parameter})" for parameter in parameters]
+
+
+SHOWN_BY_PIPELINES = frozenset(
+    [
+        # made by Seawall
+        *_given("Flow", "pipeline", "ends"),
+        *_given("Collection", "readings", "at"),
+        *_given("Reading", "state", "value", "age", "cause", "since"),
+        *_given("Item", "value", "source", "handle", "read_at"),
+        # called by Seawall
+        *_given("IterableSource.pull", "most"),
+        *_given("IterableSource.acknowledge", "handles"),
+        *_given("IterableSource.give_back", "handles"),
+        *_given("Source.pull", "most"),
+        *_given("Source.acknowledge", "handles"),
+        *_given("Source.give_back", "handles"),
+        # whatever is wrong is an error of the iterable, or of random.Random
+        *_given("Pipeline.test", "items", "seed"),
+    ]
+)

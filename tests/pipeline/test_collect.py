@@ -1,0 +1,184 @@
+"""Partial results: what a collection has, what is missing, and since when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seawall import Breaker, Guard
+from seawall.pipeline import Collect, Collection, ReadingState, TooFewSources
+from seawall.testing import run_virtual
+
+
+async def pause(seconds: float) -> None:
+    """Let virtual time pass."""
+    await asyncio.sleep(seconds)  # noqa: TID251 - virtual time
+
+
+def source(value: float, *, fails: Callable[[], bool] = bool, takes: float = 0.0) -> Any:
+    """Return a source that may fail, or be slow."""
+
+    async def read() -> float:
+        await pause(takes)
+        if fails():
+            raise ConnectionError("no signal")
+        return value
+
+    return read
+
+
+def test_two_of_five_sources_down() -> None:
+    """The batch goes on, says which are missing and why, and is marked."""
+
+    async def main() -> None:
+        sensors = Collect(
+            {
+                "S1": source(1.0),
+                "S2": source(2.0, fails=lambda: True),
+                "S3": source(3.0),
+                "S4": source(4.0, takes=60.0),
+                "S5": source(5.0),
+            },
+            minimum=3,
+            within=1.0,
+        )
+        batch = await sensors.collect()
+        assert asyncio.get_running_loop().time() == pytest.approx(1.0)
+        assert batch.values == {"S1": 1.0, "S3": 3.0, "S5": 5.0}
+        assert batch.degraded
+        assert batch.fresh == 3
+        assert {name: one.cause for name, one in batch.missing.items()} == {
+            "S2": "ConnectionError: no signal",
+            "S4": "no answer within 1 s",
+        }
+        missing = sensors.snapshot()["missing"]
+        assert [one["name"] for one in missing] == ["S2", "S4"]
+
+    run_virtual(main())
+
+
+def test_a_last_known_value_stands_in_with_its_age() -> None:
+    """For as long as it may; then the source is missing; back again, it is fresh at once."""
+    down = False
+
+    async def main() -> None:
+        nonlocal down
+        sensors = Collect(
+            {"S1": source(1.0, fails=lambda: down)}, minimum=0, within=1.0, keep_last=10.0
+        )
+        assert not (await sensors.collect()).degraded
+        down = True
+        await pause(4.0)
+        reading = (await sensors.collect()).readings["S1"]
+        assert (reading.state, reading.value) == (ReadingState.STALE, 1.0)
+        assert reading.age == pytest.approx(4.0)
+        assert reading.since == pytest.approx(4.0)
+        await pause(7.0)
+        assert (await sensors.collect()).missing["S1"].since == pytest.approx(11.0)
+        down = False
+        assert not (await sensors.collect()).degraded
+        assert sensors.snapshot()["missing"] == []
+
+    run_virtual(main())
+
+
+def test_too_few_sources_are_an_error_that_has_what_there_is() -> None:
+    """Whoever catches it can still go on."""
+
+    async def main() -> None:
+        sensors = Collect(
+            {"S1": source(1.0), "S2": source(2.0, fails=lambda: True)}, minimum=2, within=1.0
+        )
+        with pytest.raises(TooFewSources, match=r"1 of 2 sources .* missing: S2") as raised:
+            await sensors.collect()
+        assert raised.value.collection.values == {"S1": 1.0}
+        assert sensors.snapshot()["too_few"] == 1
+
+    run_virtual(main())
+
+
+def test_collections_come_regularly_and_too_small_ones_are_left_out() -> None:
+    """Every second; an outage is a gap, not the end."""
+    down = False
+
+    async def main() -> list[float]:
+        nonlocal down
+        sensors = Collect({"S1": source(1.0, fails=lambda: down)}, minimum=1, within=0.5)
+        at = []
+        async for batch in sensors.every(1.0):
+            at.append(batch.at)
+            down = len(at) == 2
+            if down:
+                asyncio.get_running_loop().call_later(2.5, heal)
+            if len(at) == 4:
+                return at
+        raise AssertionError
+
+    def heal() -> None:
+        nonlocal down
+        down = False
+
+    assert run_virtual(main()) == pytest.approx([0.0, 1.0, 4.0, 5.0])
+
+
+def test_a_source_that_came_back_is_read_within_one_probe() -> None:
+    """Behind a breaker: while it is open the source is missing; the first probe brings it back."""
+    up_at = 30.0
+
+    def down() -> bool:
+        return asyncio.get_running_loop().time() < up_at
+
+    async def main() -> Collection[float]:
+        guard = Guard("S1", Breaker(consecutive=2, break_for=5.0), replace=True)
+        read: Callable[[], Awaitable[float]] = guard(source(1.0, fails=down))
+        sensors = Collect({"S1": read}, minimum=0, within=0.5)
+        try:
+            async for batch in sensors.every(1.0):
+                if not batch.degraded:
+                    return batch
+        finally:
+            guard.close()
+        raise AssertionError
+
+    assert up_at <= run_virtual(main()).at <= up_at + 8.0
+
+
+@given(
+    takes=st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 3.0]), st.booleans()), min_size=1, max_size=8
+    ),
+    minimum=st.integers(0, 8),
+)
+def test_a_collection_takes_no_longer_than_it_may(
+    takes: list[tuple[float, bool]], minimum: int
+) -> None:
+    """Whatever the sources do, each has its reading, and the counts are right."""
+    minimum = min(minimum, len(takes))
+
+    async def main() -> None:
+        sensors = Collect(
+            {
+                f"S{number}": source(number, fails=lambda bad=bad: bad, takes=seconds)
+                for number, (seconds, bad) in enumerate(takes)
+            },
+            minimum=minimum,
+            within=1.0,
+        )
+        good = sum(seconds < 1.0 and not bad for seconds, bad in takes)
+        try:
+            batch = await sensors.collect()
+        except TooFewSources as error:
+            batch = error.collection
+            assert good < minimum
+        else:
+            assert good >= minimum
+        assert asyncio.get_running_loop().time() <= 1.0 + 1e-9
+        assert len(batch.readings) == len(takes)
+        assert batch.fresh == len(batch.values) == good
+
+    run_virtual(main())

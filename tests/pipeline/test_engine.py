@@ -1,0 +1,643 @@
+"""What a pipeline promises, on virtual time: ends, order, backpressure, batches, stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seawall import Breaker, CpuPool, Guard, Retry
+from seawall.pipeline import (
+    DROP,
+    BatchFailed,
+    DeadLetter,
+    Ending,
+    IterableSource,
+    MemoryDeadLetters,
+    NotBefore,
+    Pipeline,
+    current_item,
+    degrade,
+)
+from seawall.testing import run_virtual
+
+
+class Recorded(IterableSource[Any]):
+    """A source that records what it was told."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        super().__init__(items, name="recorded")
+        self.pulled = 0
+        self.ends: list[tuple[str, int]] = []
+
+    async def pull(self, most: int) -> Sequence[tuple[Any, int]]:
+        pulled = await super().pull(most)
+        self.pulled += len(pulled)
+        return pulled
+
+    async def acknowledge(self, handles: Sequence[int]) -> None:
+        await pause(0)
+        self.ends += [("acknowledged", handle) for handle in handles]
+
+    async def give_back(self, handles: Sequence[int]) -> None:
+        self.ends += [("returned", handle) for handle in handles]
+
+
+def check_account(pipeline: Pipeline) -> None:
+    """Check that what was read has ended, or is in flight."""
+    seen = pipeline.snapshot()
+    ended = sum(seen[ending] for ending in Ending)
+    assert seen["read"] == ended + seen["in_flight"], seen
+
+
+async def pause(seconds: float) -> None:
+    await asyncio.sleep(seconds)  # noqa: TID251 - virtual time
+
+
+# --- Every item ends once ---
+
+actions = st.sampled_from(["dead_letter", "drop", "degrade"])
+scripts = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.1, 1.0])), min_size=0, max_size=40
+)
+
+
+@given(
+    scripts=scripts,
+    actions=st.tuples(actions, actions, actions),
+    workers=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    batch=st.tuples(st.integers(1, 7), st.sampled_from([0.0, 0.05, 2.0])),
+    capacity=st.integers(1, 5),
+    stop_at=st.none() | st.tuples(st.floats(0, 5), st.floats(0, 3)),
+    seed=st.integers(0, 2**16),
+)
+def test_every_item_ends_exactly_once(  # noqa: C901 - one world, several functions in it
+    scripts: list[tuple[int, float]],
+    actions: tuple[str, str, str],
+    workers: tuple[int, int],
+    batch: tuple[int, float],
+    capacity: int,
+    stop_at: tuple[float, float] | None,
+    seed: int,
+) -> None:
+    """Whatever fails where, and whenever it is stopped; the account is right at each instant."""
+    source = Recorded(range(len(scripts)))
+    stored: list[int] = []
+    buried: list[int] = []
+    pipeline = Pipeline("p", dead_letters=lambda_async(buried), rng=Random(seed))
+
+    def fails(place: int, number: int) -> bool:
+        check_account(pipeline)
+        return scripts[number][0] == place
+
+    def parse(number: int) -> int:
+        if fails(1, number):
+            raise ValueError(number)
+        return number
+
+    async def enrich(number: int) -> int:
+        await pause(scripts[number][1])
+        if fails(2, number):
+            raise ValueError(number)
+        return number
+
+    async def store(numbers: list[int]) -> None:
+        await pause(0.1)
+        failures: dict[int, Exception] = {
+            place: ValueError(number) for place, number in enumerate(numbers) if fails(3, number)
+        }
+        stored.extend(number for place, number in enumerate(numbers) if place not in failures)
+        if failures:
+            raise BatchFailed(failures)
+
+    def action(place: int) -> Any:
+        if actions[place] != "degrade":
+            return actions[place]
+        return degrade(lambda value, _error: stored.append(value) or value if place == 2 else value)
+
+    (
+        pipeline.read(source)
+        .stage(parse, on_failure=action(0), capacity=capacity)
+        .stage(enrich, workers=workers[0], on_failure=action(1), capacity=capacity)
+        .sink(store, workers=workers[1], batch=batch, on_failure=action(2), capacity=capacity)
+    )
+
+    async def main() -> None:
+        running = asyncio.create_task(pipeline.run())
+        if stop_at is not None:
+            await pause(stop_at[0])
+            check_account(pipeline)
+            pipeline.stop(stop_at[1])
+        await running
+
+    run_virtual(main())
+    check_account(pipeline)
+    seen = pipeline.snapshot()
+    assert seen["in_flight"] == 0
+    assert seen["read"] == source.pulled
+    assert sorted(handle for _, handle in source.ends) == list(range(source.pulled))
+    told = Counter(kind for kind, _ in source.ends)
+    assert told["returned"] == seen["returned"]
+    assert seen["sink"] <= len(stored) == len(set(stored))
+    assert seen["dead_letter"] <= len(buried)
+    if stop_at is None:
+        assert seen["returned"] == 0
+        assert source.pulled == len(scripts)
+        assert seen["sink"] == len(stored)
+
+
+def lambda_async(buried: list[int]) -> Callable[[DeadLetter], Any]:
+    async def bury(letter: DeadLetter) -> None:
+        await pause(0.01)
+        buried.append(letter.value)
+
+    return bury
+
+
+# --- Order ---
+
+
+@given(
+    keys=st.lists(st.integers(0, 3), max_size=40),
+    failing=st.dictionaries(st.integers(0, 39), st.integers(1, 3)),
+    slow=st.sets(st.integers(0, 39)),
+    blocks=st.booleans(),
+    batched=st.booleans(),
+    workers=st.integers(1, 5),
+    seed=st.integers(0, 2**16),
+)
+def test_order_by_key_survives_failures_and_retries(
+    keys: list[int],
+    failing: dict[int, int],
+    slow: set[int],
+    blocks: bool,  # noqa: FBT001 - a property
+    batched: bool,  # noqa: FBT001 - a property
+    workers: int,
+    seed: int,
+) -> None:
+    """Blocking, every item arrives in its key's order; set aside, all but the failed ones do."""
+    left = dict(failing)
+    arrived: dict[int, list[int]] = defaultdict(list)
+    pipeline = Pipeline("p", rng=Random(seed))
+
+    async def work(number: int) -> int:
+        await pause(1.0 if number in slow else 0.0)
+        if left.get(number, 0):
+            left[number] -= 1
+            raise ConnectionError(number)
+        return number
+
+    async def store(number: int) -> None:
+        arrived[keys[number]].append(number)
+
+    async def store_many(numbers: list[int]) -> None:
+        assert len({keys[number] for number in numbers}) == len(numbers)
+        for number in numbers:
+            await store(number)
+
+    def key(number: int) -> int:
+        return keys[number]
+
+    flow = pipeline.read(range(len(keys))).stage(
+        work, workers=workers, ordered_by=key, when_failed="block" if blocks else "set_aside"
+    )
+    if batched:
+        flow.sink(store_many, batch=(5, 0.5), workers=workers, ordered_by=key)
+    else:
+        flow.sink(store, workers=workers, ordered_by=key)
+    run_virtual(pipeline.run())
+    check_account(pipeline)
+    expected: dict[int, list[int]] = defaultdict(list)
+    for number, one in enumerate(keys):
+        if blocks or number not in failing:
+            expected[one].append(number)
+    assert arrived == expected
+
+
+def test_a_blocked_key_does_not_hold_up_others() -> None:
+    """Items of other keys pass the one that is tried again and again."""
+    arrived: list[str] = []
+    healed_at = 100.0
+
+    async def store(value: str) -> None:
+        if value == "a1" and asyncio.get_running_loop().time() < healed_at:
+            raise ConnectionError
+        arrived.append(value)
+
+    pipeline = Pipeline("p", rng=Random(1))
+    (
+        pipeline.read(["a1", "a2", "b1", "b2"])
+        .sink(store, workers=2, ordered_by=lambda value: value[0], when_failed="block")
+    )  # fmt: skip
+    run_virtual(pipeline.run())
+    assert arrived == ["b1", "b2", "a1", "a2"]
+    assert pipeline.snapshot()["dead_letter"] == 0
+
+
+# --- Backpressure ---
+
+
+def test_a_slow_sink_slows_the_source_down() -> None:
+    """Ten minutes of a slow sink: the source is pulled at its rate, and little is in flight."""
+    most = 0
+    source = Recorded(range(100_000))
+    pipeline = Pipeline("p")
+
+    async def store(_number: int) -> None:
+        nonlocal most
+        most = max(most, pipeline.snapshot()["in_flight"])
+        await pause(1.0)
+
+    (
+        pipeline.read(source)
+        .stage(lambda number: number + 1, name="one")
+        .stage(lambda number: number + 1, name="two", workers=1, capacity=10)
+        .sink(store, capacity=10)
+    )
+
+    async def main() -> None:
+        running = asyncio.create_task(pipeline.run())
+        await pause(600.0)
+        assert pipeline.snapshot()["sink"] in (599, 600)
+        pipeline.stop(0.0)
+        await running
+
+    run_virtual(main())
+    assert source.pulled <= 600 + 130
+    assert most <= 130
+
+
+def test_a_sink_may_say_not_before() -> None:
+    """The item waits, and is not taken for failed."""
+    at: list[float] = []
+
+    async def store(_value: int) -> None:
+        at.append(asyncio.get_running_loop().time())
+        if len(at) == 1:
+            raise NotBefore(30.0)
+
+    pipeline = Pipeline("p", rng=Random(1))
+    pipeline.read([1]).sink(store)
+    run_virtual(pipeline.run())
+    assert 30.0 <= at[1] - at[0] < 30.1
+    assert pipeline.snapshot()["sink"] == 1
+
+
+def test_items_wait_while_the_breaker_is_open() -> None:
+    """An outage of a minute costs no item: what the breaker refuses is tried when it is closed."""
+    up_at = 60.0
+
+    async def enrich(number: int) -> int:
+        if asyncio.get_running_loop().time() < up_at:
+            raise ConnectionError("down")
+        return number
+
+    guard = Guard(
+        "vendor",
+        Retry(on=ConnectionError, attempts=100, backoff=1.0),
+        Breaker(consecutive=3, break_for=5.0),
+        replace=True,
+    )
+    pipeline = Pipeline("p", rng=Random(1))
+    pipeline.read(range(20)).stage(enrich, guard=guard, workers=3).sink(
+        lambda _number: None, name="store"
+    )
+
+    run_virtual(pipeline.run())
+    guard.close()
+    seen = pipeline.snapshot()
+    assert seen["stages"][0]["refused"] > 0
+    assert seen["dead_letter"] + seen["sink"] == 20
+    assert seen["sink"] >= 17  # the calls that opened the breaker had failed by themselves
+
+
+# --- Batches ---
+
+
+def test_only_failed_members_of_a_batch_are_tried_again() -> None:
+    """By the guard's retry; each call has those that are left."""
+    calls: list[list[int]] = []
+    left = {2: 1, 4: 2}
+
+    async def store(numbers: list[int]) -> None:
+        calls.append(numbers)
+        failures: dict[int, Exception] = {}
+        for place, number in enumerate(numbers):
+            if left.get(number, 0):
+                left[number] -= 1
+                failures[place] = ConnectionError(number)
+        if failures:
+            raise BatchFailed(failures)
+
+    guard = Guard("store", Retry(on=ConnectionError, attempts=3, backoff=0.1), replace=True)
+    pipeline = Pipeline("p")
+    pipeline.read(range(5)).sink(store, batch=(5, 1.0), guard=guard)
+    run_virtual(pipeline.run())
+    guard.close()
+    assert calls == [[0, 1, 2, 3, 4], [2, 4], [4]]
+    assert pipeline.snapshot()["sink"] == 5
+
+
+def test_a_batch_is_sent_when_it_is_full_or_its_time_is_over() -> None:
+    """Three make a batch; one that is alone waits for its second."""
+    sizes: list[tuple[float, int]] = []
+
+    async def numbers() -> Any:
+        for number in range(4):
+            yield number
+        await pause(10.0)
+        yield 4
+
+    async def store(batch: list[int]) -> None:
+        sizes.append((asyncio.get_running_loop().time(), len(batch)))
+
+    pipeline = Pipeline("p")
+    pipeline.read(numbers()).sink(store, batch=(3, 2.0))
+    run_virtual(pipeline.run())
+    assert [size for _, size in sizes] == [3, 1, 1]
+    assert sizes[1][0] - sizes[0][0] == pytest.approx(2.0)
+
+
+def test_a_batch_stage_must_return_one_result_for_each() -> None:
+    """Else its items fail, with what to write."""
+    pipeline = Pipeline("p")
+    pipeline.read(range(3)).stage(lambda _batch: [1], name="odd", batch=(3, 0.1)).sink(print)
+    run_virtual(pipeline.run())
+    letters = pipeline.dead_letters
+    assert isinstance(letters, MemoryDeadLetters)
+    assert len(letters.letters) == 3
+    assert "one result for each" in letters.letters[0].cause
+
+
+# --- Failing ---
+
+
+def test_lesser_items_are_marked_to_the_end() -> None:
+    """With the stage and the cause; later stages see it."""
+    seen: list[bool] = []
+
+    async def enrich(number: int) -> dict[str, int]:
+        if number == 1:
+            raise TimeoutError("profile service")
+        return {"id": number, "profile": 7}
+
+    def check(value: dict[str, int]) -> dict[str, int]:
+        seen.append(current_item().is_degraded)
+        return value
+
+    pipeline = Pipeline("p")
+    (
+        pipeline.read(())
+        .stage(enrich, on_failure=degrade(lambda number, _error: {"id": number}))
+        .stage(check)
+        .sink(lambda _value: None, name="store")
+    )
+    ended = pipeline.test([0, 1])
+    assert seen == [False, True]
+    assert [one.value for one in ended] == [{"id": 0, "profile": 7}, {"id": 1}]
+    assert [bool(one.lesser) for one in ended] == [False, True]
+    assert ended[1].lesser[0].stage == "enrich"
+    assert "profile service" in ended[1].lesser[0].cause
+    assert pipeline.snapshot()["degraded"] == 1
+
+
+def test_a_fallback_sink_takes_what_the_first_cannot() -> None:
+    """And the item counts as stored, degraded."""
+    elsewhere: list[int] = []
+
+    async def store(_number: int) -> None:
+        raise ConnectionError
+
+    async def keep(number: int, _error: Exception) -> None:
+        elsewhere.append(number)
+
+    pipeline = Pipeline("p")
+    pipeline.read(range(3)).sink(store, on_failure=degrade(keep))
+    run_virtual(pipeline.run())
+    assert elsewhere == [0, 1, 2]
+    assert (pipeline.snapshot()["sink"], pipeline.snapshot()["degraded"]) == (3, 3)
+
+
+def test_stop_on_failure_gives_everything_back() -> None:
+    """The error is raised with its stage and item, and nothing is begun after it."""
+    source = Recorded(range(10))
+    stored: list[int] = []
+
+    async def store(number: int) -> None:
+        if number == 3:
+            raise ValueError("broken")
+        stored.append(number)
+
+    pipeline = Pipeline("p")
+    pipeline.read(source).sink(store, on_failure="stop")
+    with pytest.raises(ValueError, match="broken") as raised:
+        run_virtual(pipeline.run())
+    assert "stage 'store', item recorded:3" in raised.value.__notes__[0]
+    assert stored == [0, 1, 2]
+    assert sorted(source.ends) == sorted(
+        [("acknowledged", n) for n in range(3)] + [("returned", n) for n in range(3, 10)]
+    )
+
+
+def test_unwanted_items_are_dropped_and_counted() -> None:
+    """By a stage that returns DROP, on the way, in a worker or in a batch."""
+
+    async def even(number: int) -> Any:
+        return DROP if number % 2 else number
+
+    async def small(numbers: list[int]) -> list[Any]:
+        return [DROP if number > 6 else number for number in numbers]
+
+    pipeline = Pipeline("p")
+    (
+        pipeline.read(())
+        .stage(lambda number: DROP if number == 0 else number, name="positive")
+        .stage(even)
+        .stage(small, batch=(3, 0.1))
+        .sink(lambda _number: None, name="store")
+    )
+    ended = pipeline.test(range(10))
+    assert sorted(one.value for one in ended if one.ending is Ending.SINK) == [2, 4, 6]
+    assert Counter(one.ending for one in ended) == {Ending.SINK: 3, Ending.DROPPED: 7}
+
+
+def test_dead_letters_that_cannot_be_stored_stop_the_flow_and_lose_nothing() -> None:
+    """The source is told only after a dead letter is stored."""
+    source = Recorded(range(5))
+    letters = MemoryDeadLetters(most=2)
+    pipeline = Pipeline("p", dead_letters=letters, rng=Random(1))
+
+    def parse(_number: int) -> int:
+        raise ValueError("poison")
+
+    pipeline.read(source).stage(parse).sink(print)
+
+    async def main() -> None:
+        running = asyncio.create_task(pipeline.run())
+        await pause(300.0)
+        assert len(source.ends) == 2
+        letters.letters.clear()
+        await pause(300.0)
+        assert len(source.ends) == 4
+        pipeline.stop(0.0)
+        await running
+
+    run_virtual(main())
+    assert Counter(kind for kind, _ in source.ends) == {"acknowledged": 4, "returned": 1}
+
+
+# --- Processes ---
+
+
+def crash_on_seven(number: int) -> int:
+    """Die of one item."""
+    if number == 7:
+        import os
+
+        os._exit(3)
+    return number * 2
+
+
+@pytest.mark.parametrize("batch", [None, (4, 0.1)])
+def test_a_poison_item_kills_as_many_workers_as_it_may(batch: tuple[int, float] | None) -> None:
+    """Then it is a dead letter with its cause; all others arrive."""
+    stored: list[int] = []
+    pipeline = Pipeline("p")
+    with CpuPool("pool", workers=2) as pool:
+        function: Any = crash_on_seven if batch is None else crash_in_batch
+        (
+            pipeline.read(range(20))
+            .stage(function, workers=pool, batch=batch, most_deaths=2)  # type: ignore[call-overload]
+            .sink(stored.append, name="store")
+        )
+        asyncio.run(pipeline.run())
+    assert sorted(stored) == [2 * number for number in range(20) if number != 7]
+    letters = pipeline.dead_letters
+    assert isinstance(letters, MemoryDeadLetters)
+    (letter,) = letters.letters
+    assert (letter.value, letter.stage) == (7, function.__name__)
+    assert "WorkerDied" in letter.cause
+    assert pipeline.snapshot()["stages"][0]["deaths"] == (2 if batch is None else 3)
+
+
+def crash_in_batch(numbers: list[int]) -> list[int]:
+    """Die of a batch with that item in it."""
+    return [crash_on_seven(number) for number in numbers]
+
+
+# --- Branches ---
+
+
+def test_branches_and_merges() -> None:
+    """Each item goes one way; two ways may become one again."""
+    large_seen: list[int] = []
+    pipeline = Pipeline("p")
+    numbers = pipeline.read(())
+
+    def is_large(number: int) -> bool:
+        return number > 5
+
+    def review(number: int) -> int:
+        large_seen.append(number)
+        return -number
+
+    large, small = numbers.branch(is_large)
+    large.stage(review).merge(small).sink(lambda _number: None, name="store")
+    ended = pipeline.test(range(8))
+    assert [one.value for one in ended] == [0, 1, 2, 3, 4, 5, -6, -7]
+    assert large_seen == [6, 7]
+    assert pipeline.explain() == (
+        "pipeline 'p'\n"
+        "  read items\n"
+        "  ? is_large: yes\n"
+        "    stage review: on the way, on failure: dead_letter\n"
+        "    sink store: on the way, on failure: dead_letter\n"
+        "  ? is_large: no\n"
+        "    -> store"
+    )
+
+
+# --- The same seed gives the same history ---
+
+
+def test_an_hour_of_outage_replays_by_its_seed() -> None:
+    """Two runs with one seed end alike, to the order of the ends."""
+
+    def history(seed: int) -> list[Any]:
+        chance = Random(seed)
+        calls = Counter[int]()
+
+        async def enrich(number: int) -> int:
+            calls[number] += 1
+            await pause(chance.random())
+            if asyncio.get_running_loop().time() < 3600.0 and chance.random() < 0.9:
+                raise ConnectionError
+            return number
+
+        guard = Guard(
+            "vendor",
+            Retry(on=ConnectionError, attempts=4, backoff=1.0),
+            rng=Random(seed),
+            replace=True,
+        )
+        pipeline = Pipeline("p")
+        (
+            pipeline.read(())
+            .stage(enrich, guard=guard, workers=4)
+            .sink(lambda _number: None, name="store")
+        )
+        ended = pipeline.test(range(200), seed=seed)
+        guard.close()
+        return [*ended, calls]
+
+    assert history(1) == history(1)
+    assert history(1) != history(2)
+
+
+# --- Mistakes ---
+
+
+def test_mistakes_are_reported_when_the_pipeline_is_made() -> None:
+    """Each with what to write instead."""
+
+    async def work(number: int) -> int:
+        return number
+
+    pipeline = Pipeline("p")
+    flow = pipeline.read([1])
+    with pytest.raises(TypeError, match="pass an iterable"):
+        pipeline.read(7)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="retrying is a Retry in guard="):
+        flow.stage(work, on_failure="retry")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="needs ordered_by="):
+        flow.stage(work, when_failed="block")
+    with pytest.raises(ValueError, match="cannot stop a plain function"):
+        flow.stage(lambda number: number, timeout=1.0)
+    with CpuPool("pool", workers=1) as pool, pytest.raises(TypeError, match="this one is async"):
+        flow.stage(work, workers=pool)
+    with pytest.raises(TypeError, match=r"write \(size, seconds\)"):
+        flow.stage(work, batch=5)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="'items' leads nowhere"):
+        run_virtual(pipeline.run())
+    flow.stage(work)
+    with pytest.raises(ValueError, match="leads somewhere already"):
+        flow.sink(print)
+    with pytest.raises(ValueError, match="'work' leads nowhere"):
+        pipeline.explain()
+
+
+def test_order_that_is_lost_on_the_way_is_a_danger() -> None:
+    """An ordered stage behind one that works at several at once."""
+
+    async def work(number: int) -> int:
+        return number
+
+    pipeline = Pipeline("p")
+    pipeline.read([1]).stage(work, workers=5).sink(print, ordered_by=lambda number: number)
+    assert "danger: stage 'print' keeps the order" in pipeline.explain()
