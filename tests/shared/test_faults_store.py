@@ -514,6 +514,7 @@ def test_an_answer_that_cannot_be_given_back_keeps_nobody_else_waiting(
         raise ValueError("a mistake")
 
     tenfold.unwanted = broken  # type: ignore[method-assign]
+    store.timeout = store._links._timeout = 5.0  # on a busy machine
 
     async def main() -> list[object]:
         await wait_async(store.ask("async", tenfold, 1, SYSTEM), SYSTEM)
