@@ -13,14 +13,14 @@ from seawall.clock import VirtualClock
 from seawall.members.keyring import Keyring
 from seawall.members.wire import SKEW, Codec, MessageRefused
 from seawall.models.detection.gossip import MOST_METADATA, MOST_NAME, MemberState, Update
-from seawall.models.detection.swim import (
+from seawall.models.detection.messages import (
     Change,
     Message,
     MessageKind,
     Send,
-    Swim,
-    SwimSettings,
 )
+from seawall.models.detection.settings import SwimSettings
+from seawall.models.detection.swim import Swim
 from tests.members.test_wire import KEY, MESSAGES, START
 
 ALIVE, SUSPECTED = MemberState.ALIVE, MemberState.SUSPECTED

@@ -8,7 +8,7 @@ import pytest
 
 from seawall.members.keyring import MOST_KEYS, Keyring, check_exposure
 from seawall.members.wire import Codec, MessageRefused
-from seawall.models.detection.swim import Message, MessageKind
+from seawall.models.detection.messages import Message, MessageKind
 
 OLD, NEW = secrets.token_bytes(), secrets.token_bytes()
 PING = Message(MessageKind.PING, "a", number=7, target="b")

@@ -31,7 +31,7 @@ from seawall.models.detection.gossip import (
     MemberState,
     Update,
 )
-from seawall.models.detection.swim import Message, MessageKind
+from seawall.models.detection.messages import Message, MessageKind
 
 KEY = b"a key of the tests, 32 bytes...."
 START = 1_790_000_000.0

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
         quantile_timeout,
     )
     from seawall.models.detection.gossip import MemberState
-    from seawall.models.detection.swim import SwimSettings, lan, local, wan
+    from seawall.models.detection.settings import (
+        SwimSettings,
+        lan,
+        local,
+        wan,
+    )
     from seawall.models.outliers import ActionBound
     from seawall.runtime.member_events import MemberChanged, OwnPause
 
@@ -70,7 +75,7 @@ _HOMES = {
     "members.probes": "grpc_probe http_probe tcp_probe",
     "models.detection.detectors": "exponential fixed_timeout phi_accrual quantile_timeout",
     "models.detection.gossip": "MemberState",
-    "models.detection.swim": "SwimSettings lan local wan",
+    "models.detection.settings": "SwimSettings lan local wan",
     "models.outliers": "ActionBound",
     "runtime.member_events": "MemberChanged OwnPause",
 }

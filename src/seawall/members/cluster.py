@@ -40,21 +40,19 @@ from seawall.members.transport import (
     split_address,
 )
 from seawall.members.wire import Codec
-from seawall.models.detection.gossip import MOST_NAME, MemberState
-from seawall.models.detection.swim import (
+from seawall.models.detection.gossip import MOST_NAME, Member, MemberState
+from seawall.models.detection.messages import (
     Change,
     Directive,
-    Member,
     Message,
     MissedDatagram,
     Pause,
     RoundTrip,
     Send,
-    Swim,
-    SwimSettings,
     check_metadata,
-    lan,
 )
+from seawall.models.detection.settings import SwimSettings, lan
+from seawall.models.detection.swim import Swim
 from seawall.runtime.background import Background, run_in
 from seawall.runtime.mutex import Mutex, survives_fork
 

@@ -26,7 +26,7 @@ from itertools import count
 from typing import Any, Final
 
 from seawall.members.wire import MOST_BYTES, Codec, MessageRefused
-from seawall.models.detection.swim import Message
+from seawall.models.detection.messages import Message
 
 DEFAULT_PORT: Final = 7946
 

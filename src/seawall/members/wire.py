@@ -30,7 +30,7 @@ from seawall.models.detection.gossip import (
     MemberState,
     Update,
 )
-from seawall.models.detection.swim import Message, MessageKind
+from seawall.models.detection.messages import Message, MessageKind
 
 MOST_BYTES: Final = 20 * 2**20
 """Bytes of one message. The whole view of 10 000 members fits, however long their names are."""

@@ -21,7 +21,7 @@ from seawall.members.transport import (
 )
 from seawall.members.wire import MOST_BYTES, Codec
 from seawall.models.detection.gossip import MemberState, Update
-from seawall.models.detection.swim import Message, MessageKind
+from seawall.models.detection.messages import Message, MessageKind
 from tests.members.cluster.network import PATIENCE, until
 
 KEY = "a secret of the tests, 32 bytes.."

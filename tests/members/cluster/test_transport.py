@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from seawall.members import transport
 from seawall.members.transport import Traffic, Transport, join_address, split_address
 from seawall.members.wire import Codec
-from seawall.models.detection.swim import Message, MessageKind
+from seawall.models.detection.messages import Message, MessageKind
 from tests.members.cluster.network import until
 
 PING = Message(MessageKind.PING, "peer", number=1, target="own")

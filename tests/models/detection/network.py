@@ -16,7 +16,14 @@ from math import inf
 from random import Random
 
 from seawall.models.detection.gossip import MemberState
-from seawall.models.detection.swim import Change, Directive, Message, Send, Swim, SwimSettings
+from seawall.models.detection.messages import (
+    Change,
+    Directive,
+    Message,
+    Send,
+)
+from seawall.models.detection.settings import SwimSettings
+from seawall.models.detection.swim import Swim
 
 PRESENT = (MemberState.ALIVE, MemberState.SUSPECTED)
 

@@ -20,8 +20,8 @@ from random import Random
 import pytest
 
 from seawall.models.detection.gossip import MemberState
+from seawall.models.detection.settings import SwimSettings, lan, local
 from seawall.models.detection.suspicion import LONGEST_FACTOR
-from seawall.models.detection.swim import SwimSettings, lan, local
 from tests.models.detection.network import Conditions, Network, Node
 
 DRIFT = 0.01

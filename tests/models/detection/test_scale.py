@@ -9,7 +9,8 @@ from statistics import fmean
 import pytest
 
 from seawall.models.detection.gossip import MemberState
-from seawall.models.detection.swim import MessageKind, Send, SwimSettings
+from seawall.models.detection.messages import MessageKind, Send
+from seawall.models.detection.settings import SwimSettings
 from tests.models.detection.network import Conditions, Network
 
 CONFIRMED, SUSPECTED = MemberState.CONFIRMED, MemberState.SUSPECTED

@@ -7,19 +7,21 @@ from random import Random
 import pytest
 
 from seawall.models.detection.gossip import MemberState, Update
-from seawall.models.detection.swim import (
+from seawall.models.detection.messages import (
     Change,
     Message,
     MessageKind,
     Pause,
     RoundTrip,
     Send,
-    Swim,
+)
+from seawall.models.detection.settings import (
     SwimSettings,
     lan,
     local,
     wan,
 )
+from seawall.models.detection.swim import Swim
 from tests.models.detection.network import Conditions, Network
 
 ALIVE = MemberState.ALIVE

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
-from math import ceil, log10
+from math import ceil, inf, log10
 from typing import Final, NamedTuple
+
+from seawall.models.detection.suspicion import Suspicion
 
 
 class MemberState(StrEnum):
@@ -45,6 +48,44 @@ class Update(NamedTuple):
         """The bytes that it takes in a packet."""
         texts = len(self.name.encode()) + len(self.address.encode()) + len(self.by.encode())
         return OVERHEAD + texts + len(self.metadata)
+
+
+@dataclass(slots=True)
+class Member:
+    """What is known of one member."""
+
+    name: str
+    address: str
+    incarnation: int
+    state: MemberState
+    since: float
+    metadata: bytes = b""
+    reason: str = ""
+    """Why it is in this state."""
+    by: str = ""
+    """The member by whose account it is in this state."""
+    suspicion: Suspicion | None = None
+    reminded_at: float = -inf
+    """When it was last contacted although it is taken for dead."""
+    round_trip: float | None = None
+    """Seconds that its last direct answer took."""
+
+    @property
+    def is_present(self) -> bool:
+        """Whether it counts as a member: a suspected one does."""
+        return self.state in (MemberState.ALIVE, MemberState.SUSPECTED)
+
+    @property
+    def introduction(self) -> Update:
+        """The statement that it is alive, and where."""
+        return Update(MemberState.ALIVE, self.name, self.incarnation, self.address, self.metadata)
+
+    @property
+    def update(self) -> Update:
+        """The statement of its state, by the account of the member that first said so."""
+        if self.state is MemberState.ALIVE:
+            return self.introduction
+        return Update(self.state, self.name, self.incarnation, by=self.by)
 
 
 OVERHEAD: Final = 14

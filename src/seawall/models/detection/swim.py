@@ -27,22 +27,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from heapq import heappop, heappush
 from itertools import count
 from math import ceil, inf, log2
 from typing import Final, NamedTuple, TypeVar
 
-from seawall import _checks as check
 from seawall.models.detection.gossip import (
     ENVELOPE,
     MOST_ADDRESS,
-    MOST_METADATA,
     MOST_NAME,
     GossipQueue,
+    Member,
     MemberState,
     Update,
 )
+from seawall.models.detection.messages import (
+    Change,
+    Directive,
+    Message,
+    MessageKind,
+    MissedDatagram,
+    Pause,
+    RoundTrip,
+    Send,
+    check_metadata,
+    check_text,
+)
+from seawall.models.detection.settings import SwimSettings
 from seawall.models.detection.suspicion import LocalHealth, Suspicion
 
 ALIVE, SUSPECTED = MemberState.ALIVE, MemberState.SUSPECTED
@@ -54,205 +65,11 @@ NACK_AFTER: Final = 0.8
 Its time is the probe timeout, or what the asking member has left of its interval if that is less.
 """
 
-LEAST_PACKET: Final = 1200
-"""Bytes of a packet: the longest update fits into it, beside the longest names."""
-
-MOST_MEMBERS: Final = 10_000
-"""Members whose whole view surely fits into one message."""
-
 MANY: Final = 32
 """Above this number of members, full exchanges become rarer, so that their total cost does not."""
 
 Rng = Callable[[], float]
 T = TypeVar("T")
-
-
-class MessageKind(StrEnum):
-    """The kinds of messages."""
-
-    PING = "ping"
-    ACK = "ack"
-    PING_REQUEST = "ping-request"
-    NACK = "nack"
-    """A helper has heard nothing yet, but is there itself."""
-    GOSSIP = "gossip"
-    PUSH = "push"
-    """The whole view of the sender; it is answered with a pull."""
-    PULL = "pull"
-
-
-class Message(NamedTuple):
-    """One message between two members; every kind carries updates."""
-
-    kind: MessageKind
-    source: str
-    """The name of the member that sends it."""
-    updates: tuple[Update, ...] = ()
-    number: int = 0
-    """Which probe it belongs to, as the member counts that asked."""
-    target: str = ""
-    """The member to probe, by name; an answer to another one proves nothing."""
-    address: str = ""
-    """Where a helper reaches the member to probe."""
-
-
-class Send(NamedTuple):
-    """Send `message` to an address; `reliable` means by a connection and not by a datagram."""
-
-    address: str
-    message: Message
-    reliable: bool = False
-
-
-class Change(NamedTuple):
-    """A member has another state than before."""
-
-    name: str
-    before: MemberState | None
-    """None for a member that was not known."""
-    after: MemberState
-    reason: str
-    by: str
-    """The member by whose account it changed."""
-    at: float
-    duration: float
-    """Seconds that the state before has lasted."""
-
-
-class RoundTrip(NamedTuple):
-    """A member answered a direct probe after this time."""
-
-    name: str
-    seconds: float
-
-
-class Pause(NamedTuple):
-    """The process itself was stopped for this time."""
-
-    seconds: float
-
-
-class MissedDatagram(NamedTuple):
-    """A member answered by connection, but to no datagram: a firewall, if it happens often."""
-
-    name: str
-
-
-Directive = Send | Change | RoundTrip | Pause | MissedDatagram
-
-
-@dataclass(frozen=True, slots=True)
-class SwimSettings:
-    """How often to probe and to gossip, and how long to wait before a member is confirmed.
-
-    The defaults suit one data centre; `wan()` and `local()` are for slower and faster networks.
-    """
-
-    interval: float = 1.0
-    timeout: float = 0.5
-    suspicion_multiplier: int = 4
-    retransmit_multiplier: int = 4
-    indirect_probes: int = 3
-    gossip_interval: float = 0.2
-    gossip_nodes: int = 3
-    exchange_interval: float = 30.0
-    gossip_to_dead: float = 30.0
-    forget_after: float = 3600.0
-    """Seconds for which a confirmed member is remembered, and contacted now and then."""
-    pause: float = 5.0
-    """A longer gap between two evaluations means that this process itself was stopped."""
-    packet: int = 1400
-    max_members: int = 1000
-    lifeguard: bool = True
-    """Whether this member doubts its own view: by its health, by its pauses, and until others
-    share a suspicion. False is plain SWIM, for comparison."""
-
-    def __post_init__(self) -> None:
-        for name in ("interval", "timeout", "gossip_interval", "exchange_interval", "pause"):
-            check.seconds(name, getattr(self, name))
-        for name in ("gossip_to_dead", "forget_after"):
-            check.seconds(name, getattr(self, name), zero=True)
-        check.count("suspicion_multiplier", self.suspicion_multiplier, minimum=2)
-        for name in ("retransmit_multiplier", "gossip_nodes"):
-            check.count(name, getattr(self, name))
-        check.count("max_members", self.max_members, maximum=MOST_MEMBERS)
-        check.count("indirect_probes", self.indirect_probes, minimum=0)
-        check.count("packet", self.packet, minimum=LEAST_PACKET)
-        check.flag("lifeguard", self.lifeguard)
-        if self.timeout >= self.interval:
-            raise ValueError(
-                f"timeout={self.timeout:g} is not below interval={self.interval:g}: indirect probes"
-                " need the rest of the interval; write a timeout of about half of it"
-            )
-
-
-def lan() -> SwimSettings:
-    """Return settings for one data centre."""
-    return SwimSettings()
-
-
-def wan() -> SwimSettings:
-    """Return settings for members that are far from each other."""
-    return SwimSettings(
-        interval=5.0,
-        timeout=3.0,
-        suspicion_multiplier=6,
-        gossip_interval=0.5,
-        gossip_nodes=4,
-        exchange_interval=60.0,
-        gossip_to_dead=60.0,
-    )
-
-
-def local() -> SwimSettings:
-    """Return settings for processes on one machine."""
-    return SwimSettings(
-        timeout=0.2,
-        suspicion_multiplier=3,
-        retransmit_multiplier=2,
-        indirect_probes=1,
-        gossip_interval=0.1,
-        exchange_interval=15.0,
-        gossip_to_dead=15.0,
-    )
-
-
-@dataclass(slots=True)
-class Member:
-    """What is known of one member."""
-
-    name: str
-    address: str
-    incarnation: int
-    state: MemberState
-    since: float
-    metadata: bytes = b""
-    reason: str = ""
-    """Why it is in this state."""
-    by: str = ""
-    """The member by whose account it is in this state."""
-    suspicion: Suspicion | None = None
-    reminded_at: float = -inf
-    """When it was last contacted although it is taken for dead."""
-    round_trip: float | None = None
-    """Seconds that its last direct answer took."""
-
-    @property
-    def is_present(self) -> bool:
-        """Whether it counts as a member: a suspected one does."""
-        return self.state in (ALIVE, SUSPECTED)
-
-    @property
-    def introduction(self) -> Update:
-        """The statement that it is alive, and where."""
-        return Update(ALIVE, self.name, self.incarnation, self.address, self.metadata)
-
-    @property
-    def update(self) -> Update:
-        """The statement of its state, by the account of the member that first said so."""
-        if self.state is ALIVE:
-            return self.introduction
-        return Update(self.state, self.name, self.incarnation, by=self.by)
 
 
 @dataclass(slots=True)
@@ -312,8 +129,8 @@ class Swim:
         """Be a group of one. The first `advance` asks the members at `seeds` for their view."""
         self.settings = settings or SwimSettings()
         self.own = Member(
-            _text("name", name, MOST_NAME),
-            _text("address", address, MOST_ADDRESS),
+            check_text("name", name, MOST_NAME),
+            check_text("address", address, MOST_ADDRESS),
             0,
             ALIVE,
             now,
@@ -845,24 +662,3 @@ class Swim:
             other = place + int(self._rng() * (len(items) - place))
             items[place], items[other] = items[other], items[place]
         return items[:most]
-
-
-def _text(what: str, value: str, most: int) -> str:
-    """Return a name or an address that others accept, or raise."""
-    if not value or not value.isprintable() or len(value.encode()) > most:
-        raise ValueError(
-            f"{what}={value!r}: write 1 to {most} bytes of printable text; others refuse the rest"
-        )
-    return value
-
-
-def check_metadata(metadata: bytes) -> bytes:
-    """Return `metadata` if a member may have it, or raise."""
-    if not isinstance(metadata, bytes):
-        raise TypeError(f"metadata={metadata!r}: write bytes, such as b'zone=a'")
-    if len(metadata) > MOST_METADATA:
-        raise ValueError(
-            f"metadata of {len(metadata)} bytes: write at most {MOST_METADATA}; every member keeps"
-            " it of every other"
-        )
-    return metadata
