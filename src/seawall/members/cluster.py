@@ -169,17 +169,17 @@ class Cluster:
         self._unresolved: set[str] = set()
         self._has_namesake = False
         self._pauses = 0
+        self._mutex = Mutex()
+        self._background: Background | None = None
         self._reset()
         survives_fork(self)
         registry.enter(self, "members", name)
 
     def _reset(self) -> None:
         """Be no member, as before the start, after the end, and in a child process."""
-        self._mutex = Mutex()
         self._swim: Swim | None = None
         self._transport: Wire | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._background: Background | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._joining: asyncio.Task[None] | None = None
         self._asked: list[str] = []
@@ -210,9 +210,10 @@ class Cluster:
 
     def start(self) -> Self:
         """Join the group, in a background thread; for programs without an event loop."""
-        self._check_stopped()
         background = Background(lambda: None, self._leave, owner="cluster")
-        self._background = background
+        with self._mutex:
+            self._check_stopped()
+            self._background = background
         try:
             run_in(background, self._open, STARTING)
         except BaseException:
@@ -298,9 +299,8 @@ class Cluster:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            background = self._background
-            self._reset()
-            self._background = background
+            with self._mutex:
+                self._reset()
             await transport.close()
 
     def _after_fork(self) -> None:
@@ -311,6 +311,8 @@ class Cluster:
         if background is not None:
             background.after_fork()
         _of_parent.append((self._timer, self._joining))
+        self._mutex = Mutex()
+        self._background = None
         self._pauses = 0
         self._reset()
 

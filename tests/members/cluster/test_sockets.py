@@ -119,6 +119,30 @@ def test_a_program_without_a_loop_is_a_member_too():
     assert not any(thread.name == "seawall-cluster" for thread in threading.enumerate())
 
 
+def test_of_threads_that_start_a_cluster_at_once_one_does():
+    """The others are refused, and none is left with sockets of its own."""
+    cluster = made("a")
+    gate = threading.Barrier(4)
+    refused: list[RuntimeError] = []
+
+    def start() -> None:
+        gate.wait()
+        try:
+            cluster.start()
+        except RuntimeError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 3
+    assert cluster.is_running
+    cluster.close()
+    assert not any(thread.name == "seawall-cluster" for thread in threading.enumerate())
+
+
 def test_a_subscriber_may_close_its_cluster():
     """It runs in the thread that is to end."""
     ended = threading.Event()
