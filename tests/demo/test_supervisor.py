@@ -85,7 +85,7 @@ def _state(pod: Child) -> str:
 async def _until_all_saw(pods: list[Child], change: str) -> None:
     """Wait until each of `pods` has logged that change of a member."""
     seen = re.compile(rf"member_changed in 'pods': member={change} ")
-    await until(lambda: all(seen.search(pod.tail()) for pod in pods), 30.0)
+    await until(lambda: all(seen.search(pod.tail()) for pod in pods), 60.0)
 
 
 def test_a_paused_pod_is_suspected_by_the_others_and_goes_on(monkeypatch: pytest.MonkeyPatch):
