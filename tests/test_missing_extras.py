@@ -15,6 +15,7 @@ MISSING = [
     ("requests", "requests", "import seawall.clients.requests"),
     ("grpc", "grpc", "import seawall.clients.grpc"),
     ("grpc", "grpc", "import seawall.web.grpc"),
+    ("grpc", "grpc", "from seawall.members import grpc_probe; grpc_probe('10.0.0.1:50051')"),
     ("prometheus_client", "prometheus", "from seawall.telemetry import export_prometheus"),
     (
         "cryptography",

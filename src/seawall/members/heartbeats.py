@@ -158,7 +158,7 @@ class Heartbeats:
         """The name of this process in the shared store; empty without one."""
         self._share = None if shared is None else shared.heartbeats(self.name)
         self._looked_at = 0.0
-        """When the store was asked the last time that it answered; at first, when this began."""
+        """When the store was asked the last time that it answered."""
         self._has_missed = False
         """Whether the store has not answered since then."""
         self._shared_calm_until = -inf
@@ -503,7 +503,6 @@ class Heartbeats:
         with self._mutex:
             now = self._clock.now()
             self._evaluated_at = None
-            self._looked_at = now
             for peer in self._peers.values():
                 peer.begin(now)
 

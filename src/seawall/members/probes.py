@@ -117,6 +117,11 @@ class GrpcProbe:
     """See `grpc_probe`."""
 
     def __init__(self, target: str, service: str, credentials: Any) -> None:
+        try:
+            import grpc
+        except ImportError as error:
+            raise ImportError("grpc_probe needs grpcio: pip install 'seawall[grpc]'") from error
+        self._grpc = grpc
         self._target = _text("target", target, "10.0.0.1:50051")
         if not isinstance(service, str) or len(service.encode()) > 127:  # noqa: PLR2004 - one byte of length
             raise TypeError(f"service={service!r:.200}: write the name of a service, or nothing")
@@ -134,8 +139,7 @@ class GrpcProbe:
 
     async def __call__(self) -> None:
         """Ask the health service; raise if the peer does not serve."""
-        import grpc
-
+        grpc = self._grpc
         loop = asyncio.get_running_loop()
         options = [
             ("grpc.use_local_subchannel_pool", 1),

@@ -380,6 +380,7 @@ def test_probes_keep_peers_alive_and_their_round_trips_are_measured() -> None:
         assert len(asked["a"]) == count  # no longer
 
     virtual(main)
+    assert asked["a"][0] != asked["b"][0]
     for instants in asked.values():
         assert 90 <= len(instants) <= 110
         pauses = [after - before for before, after in pairwise(instants)]
@@ -499,6 +500,39 @@ def test_a_peer_that_is_forgotten_or_left_is_not_asked_any_more() -> None:
     virtual(main)
 
 
+def test_an_answer_that_comes_after_a_peer_left_does_not_count() -> None:
+    """It was asked before it was forgotten, had left, or was to be asked in another way."""
+
+    async def main() -> None:
+        answer, asked = asyncio.Event(), []
+
+        async def probe() -> None:
+            asked.append(1)
+            await answer.wait()
+
+        async def other() -> None:
+            await sleep_async(1000)
+
+        beats = Heartbeats("orders", timeout=2.0, rng=Random(5))
+        changes: list[str] = []
+        beats.subscribe(lambda change: changes.append(f"{change.member} {change.after}"))
+        for name in ("forgotten", "left", "changed"):
+            beats.watch(name, probe)
+        async with beats:
+            await sleep_async(1.1)
+            assert len(asked) == 3
+            beats.forget("forgotten")
+            beats.leave("left")
+            beats.watch("changed", other)
+            answer.set()
+            for _ in range(10):
+                await sleep_async(0)
+        assert changes == ["forgotten left", "left left"]
+        assert beats.snapshot()["round_trip"] is None
+
+    virtual(main)
+
+
 def test_plain_functions_are_asked_in_threads_and_may_return_awaitables() -> None:
     """The loop is never blocked by a probe."""
     threads: set[str] = set()
@@ -548,7 +582,62 @@ def test_a_plain_probe_that_hangs_is_not_called_beside_itself() -> None:
     assert calls == [1]
 
 
+def test_a_plain_probe_that_waits_for_a_thread_accuses_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While probes that hang have all threads, the peers of the others were not asked."""
+    monkeypatch.setattr(module, "THREADS", 2)
+    release = threading.Event()
+
+    def hang() -> None:
+        release.wait(60)
+
+    async def main() -> None:
+        beats = Heartbeats("orders", confirm_after=1000.0)
+        beats.watch("hanging-1", hang)
+        beats.watch("hanging-2", hang)
+        async with beats:
+            await sleep_async(5)
+            beats.watch("waiting", lambda: None)
+            await sleep_async(30)
+            states = {name: view.state for name, view in beats.members.items()}
+            assert states == {
+                "hanging-1": MemberState.SUSPECTED,
+                "hanging-2": MemberState.SUSPECTED,
+                "waiting": MemberState.UNKNOWN,
+            }
+
+    try:
+        run_virtual(main(), patience=0.05)
+    finally:
+        release.set()
+
+
 # Running
+
+
+def test_an_evaluation_that_fails_is_logged_and_not_the_last(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake in a detector must not end the watch."""
+    evaluate, failures = Heartbeats.evaluate, [LookupError("mistake")]
+
+    def fail_once(beats: Heartbeats) -> None:
+        if failures:
+            raise failures.pop()
+        evaluate(beats)
+
+    monkeypatch.setattr(Heartbeats, "evaluate", fail_once)
+
+    async def main() -> None:
+        beats = Heartbeats("orders", detector=fixed_timeout(3.0))
+        beats.watch("a")
+        async with beats:
+            await sleep_async(5)
+        assert beats.group.suspicions == 1
+
+    virtual(main)
+    assert "mistake" in caplog.text
 
 
 def test_heartbeats_run_in_one_place_only() -> None:
