@@ -184,7 +184,7 @@ def test_what_is_granted_too_late_goes_back(
 
 async def calls_of_a_busy_loop(server: Server, name: str, *limits: Limit) -> int:
     """Return how many of 20 calls are admitted, by a loop that computes when the answer comes."""
-    async with RedisStore(server.url, timeout=0.5) as store:
+    async with RedisStore(server.url, timeout=0.3) as store:
         failing = {"on_store_failure": "closed", "clock": SYSTEM}
         pod = Pod(store, *limits, batch=4, name=name, **failing)
         await pod.call()
@@ -194,7 +194,7 @@ async def calls_of_a_busy_loop(server: Server, name: str, *limits: Limit) -> int
         tasks = [asyncio.create_task(pod.call()) for _ in range(20)]
         await let_pass(0.01)
         server.thaw()
-        SYSTEM.sleep(1.0)  # the server has all of it for its answer
+        SYSTEM.sleep(0.4)  # the server has all of it for its answer
         return sum(await asyncio.gather(*tasks))
 
 
