@@ -193,6 +193,50 @@ def test_without_the_store_the_work_stops_a_margin_before_the_lease_can_be_anoth
     assert check_outage(1.0) == pytest.approx(1.0, abs=0.001)
 
 
+def late_effects(margin: float) -> int:
+    """Cut the leader off from the store; count its effects that arrive after the next leader's.
+
+    An effect is a request that is a second on its way: nothing can cancel it.
+    """
+
+    async def scenario():
+        here, there = Memory(), Memory()
+        there.model = here.model
+        effects: list[int] = []
+        one, other = leader_of(here, margin=margin), leader_of(there)
+
+        async def act(term):
+            here.is_up = False
+            while True:
+                term.check()
+                asyncio.get_running_loop().call_later(1.0, effects.append, term.token)
+                await let_pass(0.1)
+
+        async def follow(term):
+            effects.append(term.token)
+            await let_pass(5)
+
+        acting = asyncio.ensure_future(one.arun(act))
+        await let_pass(0.1)
+        await other.arun(follow)
+        one.close()
+        await acting
+        newest = max(effects)
+        return len([token for token in effects[effects.index(newest) :] if token != newest])
+
+    return run_virtual(scenario())
+
+
+def test_an_effect_within_the_margin_arrives_before_any_later_leader_acts():
+    """Even without a fence: there is time for it."""
+    assert late_effects(MARGIN) == 0
+
+
+def test_without_the_margin_effects_of_two_leaders_mix():
+    """The last ones were sent in time, and arrive too late."""
+    assert late_effects(0.01) > 0
+
+
 def test_a_work_that_was_cut_off_begins_again_in_the_next_term():
     """With a higher token, once the store is back."""
 
