@@ -9,17 +9,19 @@ import logging
 import os
 import signal
 import threading
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import RateLimit, subscribe
+from seawall import Lease, RateLimit, subscribe
 from seawall.clients.upstreams import Outliers, Upstreams
+from seawall.durable import Database, Sqlite, migrate
 from seawall.members import (
     Heartbeats,
+    Leader,
     MembersPresent,
     MemberState,
     MemberView,
@@ -505,6 +507,27 @@ def test_a_leader_does_not_step_down_for_its_only_peer():
     for name in "ab":
         others.move(name, CONFIRMED)
     assert idle.times == 0
+
+
+def test_a_real_leader_ends_its_term_and_another_leads(tmp_path):
+    """Its work is asked to stop, the lease is released when it has, and the other one gets it."""
+    with closing(Sqlite(tmp_path / "leases.db")) as file, closing(Database(file)) as database:
+        migrate(database)
+        first, second = (Leader(Lease(database, "reports", ttl=60.0)) for _ in range(2))
+        members = Watchers(*"abc")
+        terms = []
+
+        def work(term) -> None:
+            terms.append(term)
+            for name in "abc":
+                members.move(name, SUSPECTED)
+            assert (first.is_leader, term.stop.is_set()) == (False, True)
+            first.close()  # so that it does not lead again
+
+        with hand_over(members, first):
+            assert first.run(work) is None
+        with second.lead(timeout=60.0) as later:
+            assert (terms[0].reason, later.token > terms[0].token) == ("it stepped down", True)
 
 
 # --- Health ---
