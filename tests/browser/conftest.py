@@ -104,7 +104,7 @@ def open_page(browser: Browser, complaints: Complaints) -> Iterator[Callable[...
     def opening(url: str, **options: Any) -> Page:
         options = {"viewport": {"width": 1440, "height": 900}, **options}
         contexts.append(browser.new_context(**options))
-        contexts[-1].set_default_timeout(10_000)
+        contexts[-1].set_default_timeout(30_000)  # a busy machine is no failure
         page: Page = contexts[-1].new_page()
         complaints.watch(page)
         page.goto(url, wait_until="domcontentloaded")
