@@ -190,3 +190,29 @@ def test_wrong_settings_are_refused_by_name(make, words):
     """At once, and the message names the argument."""
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("settings", [phi_accrual(), exponential(), quantile_timeout()], ids=repr)
+def test_a_backlog_of_heartbeats_is_not_learned(settings):
+    """After a pause of this process they arrive at one instant, which is not how the peer sends."""
+    detector, now = fed(settings, [1.0] * 50)
+    before = detector.level(now + 1.5)
+    for _ in range(40):
+        detector.heartbeat(now)
+    assert detector.level(now + 1.5) == before
+
+
+def test_a_question_at_no_instant_is_none():
+    """Else the real ones after it would not count, and a silent peer would not be suspected."""
+    detector = quantile_timeout(first=3.0).start()
+    detector.sent(float("nan"))
+    assert detector.level(1e6) == 0.0
+    detector.sent(10.0)
+    assert detector.suspected(13.5)
+
+
+@given(st.floats(1e-300, 1e-6), st.floats(0.0, 1e300))
+def test_the_level_is_finite_however_small_the_least_deviation_is(deviation, silence):
+    """The cube of a distance in deviations must not overflow."""
+    detector, now = fed(phi_accrual(min_deviation=deviation, window=2), [1.0] * 5)
+    assert isfinite(detector.level(now + silence))

@@ -254,14 +254,15 @@ class Swim:
         settings = self.settings
         late, gap = now - self.wake_at, now - self._seen_at
         self._seen_at = now
-        if not settings.lifeguard or late <= settings.interval - settings.timeout:
+        if not settings.lifeguard:
             return
-        self._calm_until = max(self._calm_until, now + min(gap, late))
+        if late > settings.interval - settings.timeout:
+            self._calm_until = max(self._calm_until, now + min(gap, late))
         if gap <= settings.pause or self.own.state is LEFT:
             return
         self.counts.pauses += 1
         yield Pause(gap)
-        self._calm_until = now + gap
+        self._calm_until = max(self._calm_until, now + gap)
         self._probe = None
         self._relays.clear()
         self._refute(self.own.incarnation, now)
