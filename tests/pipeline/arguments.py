@@ -15,7 +15,9 @@ from seawall.pipeline import (
     MemoryDeadLetters,
     NotBefore,
     Pipeline,
+    csv_rows,
     degrade,
+    lines,
 )
 from seawall.testing import run_virtual
 
@@ -71,6 +73,18 @@ def _first_of_every(value: Any) -> Any:
     return run_virtual(first())
 
 
+def _file(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[Any, ...]]:
+    return [
+        (
+            f"pipeline.{made.__name__}({name})",
+            lambda value, made=made: made(**{"path": "orders.txt", name: value}),
+            bads,
+            advice,
+        )
+        for made in (lines, csv_rows)
+    ]
+
+
 PIPELINE: list[tuple[Any, ...]] = [
     ("pipeline.Pipeline(name)", Pipeline, [*_TEXTS, (None, TypeError)], "write a name"),
     (
@@ -120,6 +134,12 @@ PIPELINE: list[tuple[Any, ...]] = [
     *_collect("name", _TEXTS, "write a name"),
     *_collect("clock", [(5, TypeError), (SystemClock, TypeError)], "clock"),
     ("pipeline.Collect.every(seconds)", _first_of_every, _POSITIVE, "seconds"),
+    *_file("path", [(5, TypeError), ("", TypeError)], "write the path"),
+    *_file("checkpoint", [(5, TypeError), ("", TypeError)], "write the path"),
+    *_file("every", _FINITE, "seconds"),
+    *_file("follow", [(1, TypeError), ("yes", TypeError)], ""),
+    *_file("name", _TEXTS, "write a name"),
+    *_file("clock", [(5, TypeError), (SystemClock, TypeError)], "clock"),
     ("pipeline.IterableSource(items)", IterableSource, _SOURCES[:1], "pass an iterable"),
     ("pipeline.IterableSource(name)", lambda x: IterableSource([], name=x), _TEXTS, "write a name"),
 ]
@@ -133,7 +153,10 @@ AWAITED_BY_PIPELINES = {
 }
 """Arguments that may be async functions: what they return is awaited."""
 
-DECORATORS = {"pipeline.Flow.sink(guard)", "pipeline.Flow.stage(guard)"}
+MADE = {"pipeline.FileSource(parse)", "pipeline.FileSource(is_whole)"}
+"""Arguments that Seawall gives."""
+
+DECORATORS = MADE | {"pipeline.Flow.sink(guard)", "pipeline.Flow.stage(guard)"}
 """Arguments that are guards, or what a family returns."""
 
 
@@ -148,7 +171,12 @@ SHOWN_BY_PIPELINES = frozenset(
         *_given("Collection", "readings", "at"),
         *_given("Reading", "state", "value", "age", "cause", "since"),
         *_given("Item", "value", "source", "handle", "read_at"),
+        *_given("FileSource", "path", "parse", "is_whole", "checkpoint", "every", "follow", "name"),
+        *_given("FileSource", "clock"),
         # called by Seawall
+        *_given("FileSource.pull", "most"),
+        *_given("FileSource.acknowledge", "handles"),
+        *_given("FileSource.give_back", "handles"),
         *_given("IterableSource.pull", "most"),
         *_given("IterableSource.acknowledge", "handles"),
         *_given("IterableSource.give_back", "handles"),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         TooFewSources,
     )
     from seawall.pipeline.engine import DROP
+    from seawall.pipeline.files import FileSource, csv_rows, lines
     from seawall.pipeline.item import DeadLetter, Ended, Ending, Item, Lesser, current_item
     from seawall.pipeline.pipeline import Flow, MemoryDeadLetters, Pipeline
     from seawall.pipeline.source import IterableSource, Source
@@ -25,6 +26,7 @@ __all__ = [
     "DeadLetter",
     "Ended",
     "Ending",
+    "FileSource",
     "Flow",
     "Item",
     "IterableSource",
@@ -36,13 +38,16 @@ __all__ = [
     "ReadingState",
     "Source",
     "TooFewSources",
+    "csv_rows",
     "current_item",
     "degrade",
+    "lines",
 ]
 
 _HOMES = {
     "pipeline.collect": "Collect Collection Reading ReadingState TooFewSources",
     "pipeline.engine": "DROP",
+    "pipeline.files": "FileSource csv_rows lines",
     "pipeline.item": "DeadLetter Ended Ending Item Lesser current_item",
     "pipeline.pipeline": "Flow MemoryDeadLetters Pipeline",
     "pipeline.source": "IterableSource Source",

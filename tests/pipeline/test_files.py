@@ -1,0 +1,202 @@
+"""Files as sources: what is read, what a resumed run repeats, and rotation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from seawall.models.positions import Positions
+from seawall.pipeline import FileSource, Pipeline, csv_rows, lines
+from seawall.testing import run_virtual
+
+
+async def pause(seconds: float) -> None:
+    """Let virtual time pass."""
+    await asyncio.sleep(seconds)  # noqa: TID251 - virtual time
+
+
+def run_all(source: FileSource[Any], stored: list[Any]) -> None:
+    """Read everything there is."""
+    pipeline = Pipeline("p")
+    pipeline.read(source).sink(stored.append, name="store")
+    run_virtual(pipeline.run())
+
+
+def test_lines_and_json_lines(tmp_path: Path) -> None:
+    """The last line needs no end; what is no JSON is a dead letter."""
+    path = tmp_path / "orders.jsonl"
+    path.write_bytes(b'{"id": 1}\r\nnonsense\n{"id": 2}')
+    stored: list[Any] = []
+    pipeline = Pipeline("p")
+    pipeline.read(lines(path)).stage(json.loads).sink(stored.append, name="store")
+    run_virtual(pipeline.run())
+    assert stored == [{"id": 1}, {"id": 2}]
+    assert pipeline.snapshot()["dead_letter"] == 1
+
+
+def test_csv_records_may_span_lines(tmp_path: Path) -> None:
+    """Quotes, commas and line ends inside quotes are data."""
+    path = tmp_path / "orders.csv"
+    path.write_text('id,text\n1,"two\nlines, ""quoted"""\n2,plain\n')
+    stored: list[Any] = []
+    run_all(csv_rows(path), stored)
+    assert stored == [["id", "text"], ["1", 'two\nlines, "quoted"'], ["2", "plain"]]
+
+
+def test_a_missing_file_is_an_error_at_once(tmp_path: Path) -> None:
+    """Not an empty source."""
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        run_all(lines(tmp_path / "none"), [])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    number=st.integers(0, 60),
+    crashes=st.lists(st.integers(1, 40), max_size=3),
+    every=st.sampled_from([0.0, 0.5]),
+    workers=st.integers(1, 4),
+    seed=st.integers(0, 2**16),
+)
+def test_a_resumed_run_leaves_nothing_out(
+    tmp_path: Path, number: int, crashes: list[int], every: float, workers: int, seed: int
+) -> None:
+    """Stopped without a chance to save, again and again: each line is stored at least once."""
+    path, place = tmp_path / f"{seed}.txt", tmp_path / f"{seed}.place"
+    path.write_text("".join(f"{n}\n" for n in range(number)))
+    place.unlink(missing_ok=True)
+    stored: list[int] = []
+    chance = Random(seed)
+
+    class Crash(BaseException):
+        """The process is gone."""
+
+    for crash in [*crashes, None]:
+        source = lines(path, checkpoint=place, every=every)
+        seen = 0
+
+        async def store(
+            line: str, crash: int | None = crash, source: FileSource[str] = source
+        ) -> None:
+            nonlocal seen
+            await pause(chance.random() / 10)
+            seen += 1
+            if crash is not None and seen > crash:
+                source._save = _nothing  # type: ignore[method-assign]
+                raise Crash
+            stored.append(int(line))
+
+        pipeline = Pipeline("p")
+        pipeline.read(source).sink(store, workers=workers)
+        try:
+            run_virtual(pipeline.run())
+        except Crash:
+            pass
+    assert set(stored) == set(range(number))
+    saved = json.loads(place.read_text()) if number else None
+    assert saved is None or saved["offset"] == path.stat().st_size
+
+
+def _nothing() -> None:
+    """Save nothing, as a process that is gone."""
+
+
+def test_a_resumed_run_repeats_at_most_one_interval(tmp_path: Path) -> None:
+    """Saved every second, ten items a second: at most those of the last second come again."""
+    path, place = tmp_path / "lines.txt", tmp_path / "place"
+    path.write_text("".join(f"{n}\n" for n in range(100)))
+    stored: list[int] = []
+
+    async def main() -> None:
+        source = lines(path, checkpoint=place, every=1.0)
+
+        async def store(line: str) -> None:
+            await pause(0.1)
+            stored.append(int(line))
+
+        pipeline = Pipeline("p")
+        pipeline.read(source).sink(store)
+        running = asyncio.create_task(pipeline.run())
+        await pause(5.05)
+        source._save = _nothing  # type: ignore[method-assign]
+        running.cancel()
+        await asyncio.wait([running])
+
+    run_virtual(main())
+    first = len(stored)
+    again: list[str] = []
+    run_all(lines(path, checkpoint=place), again)
+    assert [int(line) for line in again] == list(range(int(again[0]), 100))
+    assert first - 11 <= int(again[0]) <= first
+
+
+def test_a_rotated_file_is_read_to_its_end_and_then_the_new_one(tmp_path: Path) -> None:
+    """Also what was written to the old one after it was renamed; and after a restart."""
+    path, place = tmp_path / "app.log", tmp_path / "place"
+    path.write_text("1\n2\n")
+    stored: list[str] = []
+
+    async def follow(steps: Any) -> None:
+        pipeline = Pipeline("p")
+        source = lines(path, checkpoint=place, every=0.0, follow=True)
+        pipeline.read(source).sink(stored.append, name="store")
+        running = asyncio.create_task(pipeline.run())
+        await pause(1.0)
+        await steps()
+        await pause(1.0)
+        pipeline.stop(1.0)
+        await running
+
+    async def rotate() -> None:
+        path.rename(tmp_path / "app.log.1")
+        with (tmp_path / "app.log.1").open("a") as old:
+            old.write("3\n")
+        path.write_text("4\n5")
+        await pause(1.0)
+        with path.open("a") as new:
+            new.write(" and a half\n")
+
+    run_virtual(follow(rotate))
+    assert stored == ["1", "2", "3", "4", "5 and a half"]
+    with path.open("a") as new:
+        new.write("6\n")
+    path.rename(tmp_path / "app.log.2")
+    path.write_text("7\n")
+
+    async def wait() -> None:
+        await pause(0.0)
+
+    run_virtual(follow(wait))
+    assert stored[5:] == ["6", "7"]
+
+
+def test_a_broken_checkpoint_is_an_error(tmp_path: Path) -> None:
+    """With what to do: reading from the beginning would repeat everything in silence."""
+    path, place = tmp_path / "lines.txt", tmp_path / "place"
+    path.write_text("1\n")
+    place.write_text("{")
+    with pytest.raises(ValueError, match="remove it to begin anew"):
+        run_all(lines(path, checkpoint=place), [])
+
+
+@given(st.permutations(range(1, 12)))
+def test_the_checkpoint_is_before_everything_that_is_not_done(order: list[int]) -> None:
+    """Whatever the order in which items end."""
+    positions = Positions(0)
+    for end in range(1, 12):
+        positions.begin(end)
+    done: set[int] = set()
+    for end in order:
+        positions.finish(end)
+        done.add(end)
+        left = set(range(1, 12)) - done
+        assert positions.checkpoint == (min(left) - 1 if left else 11)
+    assert len(positions) == 0
+    with pytest.raises(ValueError, match="not behind"):
+        positions.begin(11)
