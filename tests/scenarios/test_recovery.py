@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from seawall import Breaker, Guard, growing, single
+from seawall.demo._settings import PODS, PROTECTED, RATE
+from seawall.demo.pod import Prices, vendor_guard
+from seawall.demo.vendor import Vendor as DemoVendor
 from seawall.testing import run_virtual
 from tests.scenarios.server import Server
 from tests.support import let_pass
@@ -161,3 +164,60 @@ def test_one_probe_that_opens_the_gate_to_all_pushes_it_over(capacity):
     )
     assert falls >= 2
     assert used < 1 / 3
+
+
+# The demo's own settings
+
+
+async def _demo(mode: str, seed: int) -> float:
+    """Return the share of good answers in the 4.5 s after the demo's vendor was slow or broken."""
+    vendor, rng = DemoVendor(rng=Random(seed)), Random(seed + 1)
+    guards = [vendor_guard(Prices(), None, f"demo-{pod}") for pod in range(PODS)]
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    seen: list[Seen] = []
+
+    async def asked() -> None:
+        # The vendor does not notice that a caller has gone.
+        serving = asyncio.ensure_future(vendor_status(vendor))
+        if await asyncio.shield(serving) >= 500:
+            raise ConnectionError
+
+    async def one(guard: Guard) -> None:
+        began = loop.time() - start
+        result = await guard.aattempt(asked)
+        seen.append(Seen(began, result.ok and not result.degraded))
+
+    loop.call_later(WELL, setattr, vendor, "mode", mode)
+    loop.call_later(WELL + 6.0, setattr, vendor, "mode", "well")
+    async with asyncio.TaskGroup() as group:
+        while loop.time() - start < WELL + 6.0 + 4.5:
+            for guard in guards:
+                group.create_task(one(guard))
+                await let_pass(rng.expovariate(PODS * RATE))
+    for guard in guards:
+        guard.close()
+    return share(seen, WELL + 6.0, WELL + 6.0 + 4.5)
+
+
+async def vendor_status(vendor: DemoVendor) -> int:
+    """Return the status with which the demo's vendor answers a request for a price."""
+    statuses: list[int] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        statuses.append(message.get("status", 0))
+
+    async def receive() -> dict[str, Any]:
+        return await loop.create_future()
+
+    loop = asyncio.get_running_loop()
+    headers = [(b"x-account", PROTECTED.encode())]
+    await vendor({"path": "/price", "headers": headers}, receive, send)
+    return statuses[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("mode", ["slow", "broken"])
+def test_the_demo_is_back_within_a_second(mode, seed):
+    """At most what comes within a second of 4.5 s is answered with less."""
+    assert run_virtual(_demo(mode, seed)) >= 1 - 1 / 4.5

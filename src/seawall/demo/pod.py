@@ -21,7 +21,7 @@ from seawall.demo._settings import EVERY, HOST, ITEMS, PROTECTED, pause
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from seawall import RedisStore
+    from seawall import Guard, RedisStore
     from seawall.members import Cluster
 
 ASGI = Callable[[Any, Any, Any], Awaitable[None]]
@@ -50,6 +50,37 @@ class Prices:
         return self._known[item]
 
 
+def vendor_guard(prices: Prices, store: RedisStore | None, name: str = "vendor") -> Guard:
+    """Return the guard around the vendor; with a store, breaker and rate limit are shared."""
+    from seawall import (
+        Breaker,
+        Bulkhead,
+        Fallback,
+        Guard,
+        RateLimit,
+        Retry,
+        RetryBudget,
+        Timeout,
+        growing,
+        slow_start,
+        static,
+        transient,
+    )
+
+    sharing: dict[str, Any] = {} if store is None else {"shared": store, "name": name}
+    return Guard(
+        name,
+        Fallback(prices.last_known, static({"price": None})),
+        Retry(on=transient, attempts=2, backoff=0.05, budget=RetryBudget()),
+        Breaker(consecutive=6, break_for=growing(0.25, cap=0.5), probes=slow_start(), **sharing),
+        RateLimit("120/s", burst=40, **sharing),  # what the vendor grants us all
+        # 15 calls a second of 40 ms need one place. With many more, a vendor that is slow has a
+        # queue of calls that nobody waits for any more, and works on them after it is well again.
+        Bulkhead(6, max_wait=0.1),
+        Timeout(0.6),
+    )
+
+
 def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
     """Return the protected app; with a store, what protects the vendor is shared by all pods."""
     import httpx
@@ -57,44 +88,25 @@ def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
 
     from seawall import (
         AdaptiveLimit,
-        Breaker,
-        Bulkhead,
         Cache,
         Claim,
         Criticality,
-        Fallback,
         Guard,
         Hedge,
         LocalQueue,
-        RateLimit,
-        Retry,
-        RetryBudget,
         Shed,
         Timeout,
         Worker,
         by_criticality,
         current_criticality,
-        growing,
-        slow_start,
-        static,
-        transient,
         vegas,
     )
     from seawall.signals import occupancy
     from seawall.web import RequestLimits, Trust, api_key, limit
     from seawall.web.fastapi import protect
 
-    sharing: dict[str, Any] = {} if store is None else {"shared": store, "name": "vendor"}
     prices = Prices()
-    vendor = Guard(
-        "vendor",
-        Fallback(prices.last_known, static({"price": None})),
-        Retry(on=transient, attempts=2, backoff=0.05, budget=RetryBudget()),
-        Breaker(consecutive=6, break_for=growing(0.25, cap=0.5), probes=slow_start(), **sharing),
-        RateLimit("120/s", burst=40, **sharing),  # what the vendor grants us all
-        Bulkhead(20, max_wait=0.1),
-        Timeout(0.6),
-    )
+    vendor = vendor_guard(prices, store)
     search = Guard("search", Cache(3.0, stale_if_error=600.0), Hedge(0.05), Timeout(1.0))
     receipts = LocalQueue("receipts", result_ttl=10.0, max_size=10_000)
     client = httpx.AsyncClient(base_url=vendor_url, headers={"x-account": PROTECTED})

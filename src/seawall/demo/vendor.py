@@ -2,7 +2,8 @@
 
 - well: a quote takes 20 to 60 ms.
 - broken: half of the quotes are refused at once, the rest are never answered.
-- slow: each takes 1.5 to 3 s, so its places are soon all taken.
+- slow: each takes 1.5 to 3 s, so its places are soon all taken. Once it is well again, those that
+  it still works on end as quickly as any other.
 
 Each account has places of its own: what one does to itself is no trouble to the other. As many
 real ones, it does not notice that nobody waits for an answer any more, and works on it all the
@@ -27,6 +28,9 @@ SLOW: Final = "slow"
 
 HANGS: Final = 30.0
 """Seconds after which even what is never answered is over."""
+
+STEP: Final = 0.1
+"""Seconds after which a slow answer notices that the vendor is well again."""
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -75,9 +79,11 @@ class Vendor:
         finally:
             self._waiting[account] -= 1
         try:
-            if self.mode == SLOW:
-                await pause(self._rng.uniform(1.5, 3.0))
-            else:
+            left = self._rng.uniform(1.5, 3.0)
+            while self.mode == SLOW and left > 0:
+                await pause(STEP)
+                left -= STEP
+            if left > 0:
                 await pause(self._rng.uniform(0.02, 0.06))
         finally:
             self._places[account].release()
