@@ -36,6 +36,7 @@ DEEPEST: Final = 12
 """Levels of a snapshot that are shown."""
 
 _PLAIN: Final = frozenset({type(None), bool, int, str})
+_USUAL: Final = _PLAIN | {float, dict, list, tuple}
 
 OFTEN: Final = 100
 """Guards made at one place, or closed, from which `explain()` asks whether that is meant."""
@@ -370,21 +371,29 @@ def _stored(entry: Entry) -> dict[str, Any]:
 def plain(value: Any, depth: int = 0) -> Any:
     """Return `value` as JSON can tell it: bounded, and without what JSON has no word for."""
     kind = type(value)
-    if kind not in _PLAIN and isinstance(value, Enum):
+    if kind not in _USUAL and isinstance(value, Enum):
         value = value.value
         kind = type(value)
-    if kind in _PLAIN or isinstance(value, (int, str)):  # nearly all that there is
+    if kind in _PLAIN or isinstance(value, (int, str)):
         return value
     if isinstance(value, float):
         return value if isfinite(value) else None
     if depth >= DEEPEST:
         return repr(value)[:200]
-    if kind is dict or isinstance(value, Mapping):
+    depth += 1
+    # The items are asked for their type here: a call for each of hundreds of numbers takes longer.
+    if isinstance(value, (dict, Mapping)):
         items = list(value.items())
-        shown = {str(key): plain(item, depth + 1) for key, item in items[:MOST_ITEMS]}
-        return shown if len(items) <= MOST_ITEMS else {**shown, "(more)": len(items) - MOST_ITEMS}
+        shown = {
+            str(key): item if type(item) in _PLAIN else plain(item, depth)
+            for key, item in items[:MOST_ITEMS]
+        }
+        if len(items) > MOST_ITEMS:
+            shown["(more)"] = len(items) - MOST_ITEMS
+        return shown
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item, depth + 1) for item in list(value)[:MOST_ITEMS]]
+        listed = list(value)[:MOST_ITEMS]
+        return [item if type(item) in _PLAIN else plain(item, depth) for item in listed]
     return repr(value)[:200]
 
 

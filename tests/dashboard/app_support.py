@@ -9,6 +9,7 @@ from typing import Any
 
 from seawall import guards
 from seawall.dashboard import Dashboard
+from seawall.dashboard._fitting import ViewWriter
 from seawall.dashboard.views import FORMAT
 from seawall.runtime.policy import Policy
 from tests.web.support import Answer, answer_of, ask, http_scope
@@ -70,6 +71,7 @@ class FakeWatcher:
         self.closed = 0
         self.view: dict[str, Any] | None = None
         self.fails: Exception | None = None
+        self.writer = ViewWriter()
 
     def sample(self) -> dict[str, Any]:
         self.samples += 1

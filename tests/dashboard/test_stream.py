@@ -276,9 +276,9 @@ def test_what_nobody_looks_at_is_not_written(monkeypatch: pytest.MonkeyPatch):
         return _answers.to_json(value)
 
     class Writer(ViewWriter):
-        def write(self, view: Any) -> bytes:
+        def write(self, view: Any, *, whole: bool = False) -> bytes:
             written.append(view)
-            return super().write(view)
+            return super().write(view, whole=whole)
 
     monkeypatch.setattr(_live, "to_json", to_json)
     monkeypatch.setattr(_live, "ViewWriter", Writer)

@@ -17,8 +17,13 @@ class ViewWriter:
     is written must not be changed in place. For one thread at a time.
     """
 
-    def __init__(self) -> None:
-        """Begin with nothing written."""
+    def __init__(self, before: Callable[[], ViewWriter] | None = None) -> None:
+        """Begin with nothing written.
+
+        What the writer that `before` returns has written is not written again. That one may be
+        used by another thread.
+        """
+        self._before = before
         self._last: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._next: dict[tuple[str, int], tuple[Any, Any]] = {}
 
@@ -29,12 +34,17 @@ class ViewWriter:
         """Begin an update: forget what was not used in the one before."""
         self._last, self._next = self._next, {}
 
-    def write(self, view: Mapping[str, Any]) -> bytes:
-        """Return a view as JSON; raises what `to_json` raises."""
+    def write(self, view: Mapping[str, Any], *, whole: bool = False) -> bytes:
+        """Return a view as JSON; raises what `to_json` raises.
+
+        Guards and rows are remembered one by one, unless the view is always a `whole` new one.
+        """
         rest = {name: value for name, value in view.items() if name not in _LARGE}
-        guards = self._made("list", view["guards"], self._list)
-        sections = self._made("json", view["sections"], to_json)
-        return b'%b,"guards":%b,"sections":%b}' % (to_json(rest)[:-1], guards, sections)
+        guards = self._made("list", view["guards"], to_json if whole else self._list)
+        make = to_json if whole else self._sections
+        sections = self._made("sections", view["sections"], make)
+        parts = [to_json(rest)[:-1], b',"guards":', guards, b',"sections":', sections, b"}"]
+        return b"".join(parts)
 
     def brief(self, guard: GuardView) -> GuardView:
         """Return a guard without its facts and what may be changed, if it is well."""
@@ -50,12 +60,21 @@ class ViewWriter:
         made: GuardView = self._made("bare", guard, _bare)
         return made
 
-    def _list(self, guards: list[Any]) -> bytes:
-        return b"[%b]" % b",".join([self._made("json", guard, to_json) for guard in guards])
+    def _sections(self, sections: Mapping[str, list[Any]]) -> bytes:
+        told = [to_json(title) + b":" + self._list(rows) for title, rows in sections.items()]
+        return b"{%b}" % b",".join(told)
+
+    def _list(self, things: list[Any]) -> bytes:
+        return b"[%b]" % b",".join([self._made("json", thing, to_json) for thing in things])
+
+    def _known(self, key: tuple[str, int]) -> tuple[Any, Any] | None:
+        return self._next.get(key) or self._last.get(key)
 
     def _made(self, what: str, value: Any, make: Callable[[Any], Any]) -> Any:
         key = what, id(value)
         known = self._next.get(key) or self._last.get(key)
+        if known is None and self._before is not None:
+            known = self._before()._known(key)  # noqa: SLF001 - of the same class
         if known is None or known[0] is not value:
             known = value, make(value)
         self._next[key] = known

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from seawall.dashboard._moves import Moves
 from seawall.dashboard._rules import Found
-from seawall.dashboard.views import GuardView
+from seawall.dashboard.views import GuardView, Row
 
 AT_ONCE: Final = 16
 
@@ -27,6 +27,7 @@ class Look(NamedTuple):
     seen: Seen
     view: GuardView
     found: list[Found]
+    limits: list[Row]
     moves: Moves
 
 
@@ -63,7 +64,7 @@ class GuardTurns:
         seen: Seen,
         now: float,
         kept: Mapping[str, Seen],
-        make: Callable[[Moves], tuple[GuardView, list[Found]]],
+        make: Callable[[Moves], tuple[GuardView, list[Found], list[Row]]],
     ) -> Look:
         """Return what `make` makes of a guard, or what it made before if it is among the `kept`."""
         name = str(seen.get("name", ""))
@@ -76,10 +77,6 @@ class GuardTurns:
         self._looks.pop(name, None)
         self._looks[name] = look
         return look
-
-    def moves(self) -> dict[str, Moves]:
-        """Return the counters of each guard, by name."""
-        return {name: look.moves for name, look in self._looks.items()}
 
     def forget_others(self, names: Iterable[str]) -> None:
         """Forget the guards that are not among these."""

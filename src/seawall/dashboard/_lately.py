@@ -35,7 +35,7 @@ def policies_of(guard: Seen) -> list[Seen]:
     policies = guard.get("policies")
     if not isinstance(policies, (list, tuple)):
         return []
-    return [policy for policy in policies if isinstance(policy, Mapping)]
+    return [policy for policy in policies if isinstance(policy, (dict, Mapping))]
 
 
 def time_of(seen: Seen, key: str) -> float | None:

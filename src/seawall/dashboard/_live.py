@@ -138,7 +138,7 @@ class Live:
         self._pods_trouble: Trouble | None = None
         self._began_at = 0.0
         self._stored = Stored(context)
-        self._writer = ViewWriter()
+        self._writer = ViewWriter(lambda: watcher.writer)
         self._rush = Rush(self._soonest, self.hurry)
         self._server_stop = ServerStop.of_this_loop()
         self._task = asyncio.get_running_loop().create_task(self._run(), context=context)
@@ -329,7 +329,7 @@ class Live:
         for view in [own, *others] if self._shows_itself else others:
             began = loop.time()
             try:
-                data = self._writer.write(view)
+                data = self._writer.write(view, whole=view is not own)
                 if view is not own and len(data) > part:
                     data = to_json(fitted(view, part)[0])
                 written.append(data)
@@ -342,7 +342,7 @@ class Live:
         began = loop.time()
         summary = self._summary(shown, own["at"])
         self._writing += loop.time() - began
-        return b'%b,"views":[%b]' % (summary, b",".join(written))
+        return b"".join((summary, b',"views":[', b",".join(written), b"]"))
 
     def _summary(self, views: list[View], at: float) -> bytes:
         problems = problems_of(views, at, self._links)

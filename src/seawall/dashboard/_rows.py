@@ -7,7 +7,7 @@ its kind has. Nothing raises, whatever a snapshot holds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
+from itertools import chain
 from typing import Any, Final
 
 from seawall.dashboard._bounds import LONGEST_NAME, LONGEST_WORD, MOST_FACTS, MOST_ROWS, shown
@@ -53,33 +53,36 @@ NOT_ROWS: Final = frozenset({"guard", "edge"})
 """They are shown as guards."""
 
 
+def guard_rows(guard: Seen, moves: Moves) -> list[Row]:
+    """Return the rows of the limits in a guard's stack."""
+    return [_row(kind, name, line) for kind, name, line in guard_limits(guard, moves)]
+
+
 def sections_of(
-    snapshot: Snapshot, moves: Moves, guards: Mapping[str, Moves] = MappingProxyType({})
+    snapshot: Snapshot, moves: Moves, limits: Iterable[Row] = ()
 ) -> tuple[dict[str, list[Row]], int]:
     """Return what is shown by section, and how many rows were left out since there are too many.
 
-    `guards` are the counters of guards that have their own, by name.
+    `limits` are the rows of the guards.
     """
-    place = {kind: title for title, kinds in SECTIONS.items() for kind in kinds}
     sections: dict[str, list[Row]] = {title: [] for title in (*SECTIONS, OTHERS)}
-    names: dict[str, int] = {}
+    names: dict[tuple[str, str], int] = {}
     rows, left_out = 0, 0
-    for title, kind, name, line in _lines(snapshot, moves, guards, place):
+    for title, row in chain((("Limits", row) for row in limits), _rows(snapshot, moves)):
         if rows >= MOST_ROWS:
             left_out += 1
             continue
         rows += 1
-        sections[title].append(_row(kind, name, line, names))
+        key = row["kind"], row["name"]
+        names[key] = number = names.get(key, 0) + 1
+        numbered = row if number == 1 else Row(**{**row, "name": f"{row['name']} {number}"})
+        sections[title].append(numbered)
     return {title: section for title, section in sections.items() if section}, left_out
 
 
-def _lines(
-    snapshot: Snapshot, moves: Moves, guards: Mapping[str, Moves], place: Mapping[str, str]
-) -> Iterator[tuple[str, str, str, Line]]:
-    for guard in things(snapshot, "guard"):
-        own = guards.get(str(guard.get("name", "")), moves)
-        for kind, name, line in guard_limits(guard, own):
-            yield "Limits", kind, name, line
+def _rows(snapshot: Snapshot, moves: Moves) -> Iterator[tuple[str, Row]]:
+    """Return the rows of all but the guards, each with its section."""
+    place = {kind: title for title, kinds in SECTIONS.items() for kind in kinds}
     order = {kind: number for number, kind in enumerate(place)}
     for kind in sorted(map(str, snapshot), key=lambda kind: order.get(kind, len(order))):
         if kind in NOT_ROWS:
@@ -88,12 +91,12 @@ def _lines(
             title, name = place.get(kind, OTHERS), str(thing.get("name", ""))
             if kind == "request_limits":
                 for limit, line in request_limits(name, thing, moves):
-                    yield title, kind, limit, line
+                    yield title, _row(kind, limit, line)
             elif kind == "members" and "snapshot_error" not in thing:
                 for row_kind, row_name, line in group_lines(name, thing, moves):
-                    yield title, row_kind, row_name, line
+                    yield title, _row(row_kind, row_name, line)
             else:
-                yield title, kind, name, line_of(kind, name, thing, moves)
+                yield title, _row(kind, name, line_of(kind, name, thing, moves))
 
 
 def things(snapshot: Snapshot, kind: str) -> list[Seen]:
@@ -101,19 +104,13 @@ def things(snapshot: Snapshot, kind: str) -> list[Seen]:
     known = snapshot.get(kind, ())
     if not isinstance(known, (list, tuple)):
         return []
-    return [thing for thing in known if isinstance(thing, Mapping)]
+    return [thing for thing in known if isinstance(thing, (dict, Mapping))]
 
 
-def _row(kind: str, name: str, line: Line, names: dict[str, int]) -> Row:
-    """Return the row; what has the name of another of its kind gets a number."""
-    title = shown(name, LONGEST_NAME - 8)
-    key = f"{kind}/{title}"
-    names[key] = names.get(key, 0) + 1
-    if names[key] > 1:
-        title = f"{title} {names[key]}"
+def _row(kind: str, name: str, line: Line) -> Row:
     return Row(
         kind=shown(kind, LONGEST_WORD),
-        name=title,
+        name=shown(name, LONGEST_NAME - 8),  # with room for a number
         tone=line.tone,
         state=shown(line.state, LONGEST_WORD),
         facts=[fact(*one) for one in line.facts[:MOST_FACTS]],

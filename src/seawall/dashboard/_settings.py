@@ -15,8 +15,8 @@ from seawall.dashboard._bounds import HUGE, LONGEST_TEXT, LONGEST_WORD, MOST_CHA
 from seawall.dashboard._words import amount, seconds, several, share
 from seawall.dashboard.views import Change
 
-LOOKS: Final = 10
-"""After how many looks settings are read anew, though nobody told that they have changed."""
+LOOKS: Final = 60
+"""After how many looks settings are read anew although no change of them was heard of."""
 
 
 class Settings(NamedTuple):
@@ -43,29 +43,30 @@ def settings_of(kind: str, policy: Any) -> Settings:
 class KnownSettings:
     """What was last told of each policy: settings change rarely, and to read them takes time.
 
-    They are read anew when `changes` (how many changes were heard of) is another number, and now
-    and then: not every change is one that is heard of. For one thread at a time.
+    They are read anew when `changes` (how many changes were heard of) is another number, and those
+    of each policy after `LOOKS`: not every change is heard of. For one thread at a time.
     """
 
     def __init__(self) -> None:
         """Know of none."""
-        self._known: WeakKeyDictionary[Any, Settings] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Any, tuple[int, Settings]] = WeakKeyDictionary()
         self._changes = 0
         self._looks = 0
 
     def begin(self, changes: int) -> None:
         """Look again."""
         self._looks += 1
-        if changes != self._changes or self._looks >= LOOKS:
+        if changes != self._changes:
             self._known.clear()
-            self._changes, self._looks = changes, 0
+            self._changes = changes
 
     def of(self, kind: str, policy: Any) -> Settings:
         """Return what `settings_of` does."""
         try:
-            known = self._known.get(policy)
-            if known is None:
-                known = self._known[policy] = settings_of(kind, policy)
+            read_at, known = self._known.get(policy, (0, None))
+            if known is None or self._looks - read_at >= LOOKS:
+                known = settings_of(kind, policy)
+                self._known[policy] = self._looks, known
         except TypeError:  # None, or one that cannot be hashed or referred to
             return settings_of(kind, policy)
         return Settings(known.title, known.words, [*known.changes])  # a view is nobody else's

@@ -64,14 +64,9 @@ class Frame:
 
     async def message(self, operator: str | None, history: bytes = b"null") -> bytes:
         """Return the message for one who looks."""
-        return b'{"title":%b,"at":%b,"operator":%b,%b,"history":%b,"extra":%b}' % (
-            self.title,
-            self.at,
-            to_json(operator),
-            await self._written(),
-            history,
-            self.extra,
-        )
+        parts = [b'{"title":', self.title, b',"at":', self.at, b',"operator":', to_json(operator)]
+        parts += [b",", await self._written(), b',"history":', history]
+        return b"".join([*parts, b',"extra":', self.extra, b"}"])
 
     async def _written(self) -> bytes:
         if isinstance(self._body, bytes):
@@ -200,7 +195,8 @@ class Stream:
                 sent = b": still here\n\n"
             else:
                 history = self._history() if first else b"null"
-                sent = b"event: message\ndata: %b\n\n" % await frame.message(operator, history)
+                message = await frame.message(operator, history)
+                sent = b"".join((b"event: message\ndata: ", message, b"\n\n"))
                 number, first = frame.number, False
             if not await self._take(sent):
                 return False

@@ -43,6 +43,9 @@ STEPS: Final = (Step(10.0, 360), Step(60.0, 720))
 _STATES: Final = (None, "closed", "half_open", "open", "isolated")
 """States of a breaker, by the byte that stands for them: of several, the last is kept."""
 
+Point = tuple[Any, ...]
+"""What is known of a thing at one moment: of a guard `_GUARD_NUMBERS`, of a row its number."""
+
 _RATES: Final = ("succeeded", "degraded", "failed", "rejected")
 _TIMES: Final = ("p50", "p99")
 
@@ -56,7 +59,7 @@ class Tracks:
         self._at: deque[float] = deque(maxlen=keep)
         self._guards: dict[str, _Track] = {}
         self._rows: dict[str, _Track] = {}
-        self._last: dict[str, tuple[GuardView, dict[str, Any]]] = {}
+        self._last: dict[str, tuple[GuardView, Point]] = {}
         self._hours = tuple(Hours(step) for step in STEPS)
 
     def __repr__(self) -> str:
@@ -71,16 +74,16 @@ class Tracks:
         self._at.append(view["at"])
         guards = self._points_of(view["guards"])
         rows = {
-            f"{row['kind']}/{row['name']}": {"track": _rounded(row["track"])}
+            f"{row['kind']}/{row['name']}": (_rounded(row["track"]),)
             for section in view["sections"].values()
             for row in section
         }
-        left_out = self._follow(self._guards, guards, _GUARD_GAP, before, MOST_GUARDS)
+        left_out = self._follow(self._guards, guards, _NO_GUARD, before, MOST_GUARDS)
         for hours in self._hours:
             hours.add(view["at"], guards)
-        return left_out + self._follow(self._rows, rows, _ROW_GAP, before, MOST_ROWS)
+        return left_out + self._follow(self._rows, rows, _NO_ROW, before, MOST_ROWS)
 
-    def _points_of(self, guards: Iterable[GuardView]) -> dict[str, dict[str, Any]]:
+    def _points_of(self, guards: Iterable[GuardView]) -> dict[str, Point]:
         """Return the points of guards; one that was not looked at again has the one it had."""
         before, self._last = self._last, {}
         for guard in guards:
@@ -93,8 +96,8 @@ class Tracks:
     def _follow(
         self,
         tracks: dict[str, _Track],
-        points: Mapping[str, dict[str, Any]],
-        gap: Mapping[str, Any],
+        points: Mapping[str, Point],
+        gap: Point,
         before: int,
         most: int,
     ) -> int:
@@ -109,10 +112,12 @@ class Tracks:
                     left_out += 1
                     continue
                 track = tracks[name] = _Track(self.keep, gap, before)
-            track.add(point)
+            track.points.append(point)
+            track.gone = 0
         for name, track in tracks.items():
             if name not in points:
-                track.miss(gap)
+                track.points.append(gap)
+                track.gone += 1
         return left_out
 
     def hours(self, span: float, guard: str) -> tuple[list[float], GuardTrack] | None:
@@ -128,9 +133,10 @@ class Tracks:
         return History(
             at=list(self._at),
             guards={
-                name: cast("GuardTrack", track.lists()) for name, track in self._guards.items()
+                name: cast("GuardTrack", track.lists(_GUARD_NUMBERS))
+                for name, track in self._guards.items()
             },
-            rows={name: track.lists()["track"] for name, track in self._rows.items()},
+            rows={name: track.lists(("track",))["track"] for name, track in self._rows.items()},
         )
 
 
@@ -148,7 +154,7 @@ class Hours:
     def __repr__(self) -> str:
         return f"<Hours of {len(self._guards)} guards, {len(self._at)} points>"
 
-    def add(self, at: float, guards: Mapping[str, Mapping[str, Any]]) -> None:
+    def add(self, at: float, guards: Mapping[str, Point]) -> None:
         """Add what a view shows; a clock that was set back begins a new point."""
         begun = self._begun
         if begun is not None and not 0 <= at - begun < self.step.seconds:
@@ -156,11 +162,16 @@ class Hours:
             begun = None
         if begun is None:
             self._begun = at - at % self.step.seconds
+        sums = self._sums
         for name, point in guards.items():
-            known = self._sums.get(name)
+            known = sums.get(name)
             if known is None:
-                known = self._sums[name] = _Sum()
-            known.add(point)
+                sums[name] = _Sum(point)
+            elif known.last is point:
+                known.times += 1
+            else:
+                known.count()
+                known.last, known.times = point, 1
 
     def _close(self, at: float) -> None:
         """Make a point of what was added since the last one."""
@@ -193,29 +204,36 @@ class Hours:
 class _Sum:
     """What was seen of a guard since the last coarse point."""
 
-    __slots__ = ("breaker", "p50", "p99", "rates", "seen")
+    __slots__ = ("_breaker", "_p50", "_p99", "_rates", "_seen", "_timed", "last", "times")
 
-    def __init__(self) -> None:
-        self.seen = self.breaker = 0
-        self.rates = [0.0] * len(_RATES)
-        self.p50: list[float] = []
-        self.p99 = nan
+    def __init__(self, point: Point) -> None:
+        self.last = point
+        """It was seen `times` times in a row, and is not counted yet."""
+        self.times = 1
+        self._seen = self._timed = self._breaker = 0
+        self._rates = [0.0] * len(_RATES)
+        self._p50 = 0.0
+        self._p99 = nan
 
-    def add(self, point: Mapping[str, Any]) -> None:
-        self.seen += 1
-        for place, name in enumerate(_RATES):
-            self.rates[place] += point[name]
-        if point["p50"] is not None:
-            self.p50.append(point["p50"])
-        if point["p99"] is not None:
-            self.p99 = point["p99"] if isnan(self.p99) else max(self.p99, point["p99"])
-        state = point["breaker"]
+    def count(self) -> None:
+        """Count the last point as often as it was seen."""
+        times = self.times
+        *rates, p50, p99, state = self.last
+        self._seen += times
+        for place, rate in enumerate(rates):
+            self._rates[place] += rate * times
+        if p50 is not None:
+            self._p50 += p50 * times
+            self._timed += times
+        if p99 is not None:
+            self._p99 = p99 if isnan(self._p99) else max(self._p99, p99)
         if state in _STATES:
-            self.breaker = max(self.breaker, _STATES.index(state))
+            self._breaker = max(self._breaker, _STATES.index(state))
 
     def point(self) -> tuple[list[float], int]:
-        p50 = sum(self.p50) / len(self.p50) if self.p50 else nan
-        return [*(rate / self.seen for rate in self.rates), p50, self.p99], self.breaker
+        self.count()
+        p50 = self._p50 / self._timed if self._timed else nan
+        return [*(rate / self._seen for rate in self._rates), p50, self._p99], self._breaker
 
 
 _NOTHING: Final[tuple[list[float], int]] = ([0.0] * len(_RATES) + [nan] * len(_TIMES), 0)
@@ -259,44 +277,30 @@ def _known(numbers: Iterable[float]) -> list[float | None]:
 
 
 class _Track:
-    """The past of one thing: a list for each of its numbers."""
+    """The past of one thing, point by point."""
 
-    __slots__ = ("gone", "values")
+    __slots__ = ("gone", "points")
 
-    def __init__(self, keep: int, gap: Mapping[str, Any], before: int) -> None:
+    def __init__(self, keep: int, gap: Point, before: int) -> None:
         """Not have been there at the points `before`."""
         self.gone = 0
-        self.values: dict[str, deque[Any]] = {
-            name: deque([empty] * before, maxlen=keep) for name, empty in gap.items()
-        }
+        self.points: deque[Point] = deque([gap] * before, maxlen=keep)
 
-    def add(self, point: Mapping[str, Any]) -> None:
-        self.gone = 0
-        for name, values in self.values.items():
-            values.append(point[name])
-
-    def miss(self, gap: Mapping[str, Any]) -> None:
-        self.gone += 1
-        for name, values in self.values.items():
-            values.append(gap[name])
-
-    def lists(self) -> dict[str, list[Any]]:
-        return {name: list(values) for name, values in self.values.items()}
+    def lists(self, names: Iterable[str]) -> dict[str, list[Any]]:
+        """Return a list for each number of the points; they are in the order of `names`."""
+        columns = zip(*self.points, strict=True)
+        return {name: list(values) for name, values in zip(names, columns, strict=True)}
 
 
-_GUARD_GAP: Final[dict[str, Any]] = {
-    **dict.fromkeys(_RATES, 0.0),
-    **dict.fromkeys(_TIMES),
-    "breaker": None,
-}
-_ROW_GAP: Final[dict[str, Any]] = {"track": None}
+_GUARD_NUMBERS: Final = (*_RATES, *_TIMES, "breaker")
+_NO_GUARD: Final[Point] = (*[0.0] * len(_RATES), *[None] * len(_TIMES), None)
+_NO_ROW: Final[Point] = (None,)
 
 
-def _guard_point(guard: GuardView) -> dict[str, Any]:
+def _guard_point(guard: GuardView) -> Point:
     rates: Mapping[str, Any] = guard["rates"]
-    point: dict[str, Any] = {name: _rounded(rates[name]) for name in _RATES}
-    times = {"p50": _rounded(guard["p50"]), "p99": _rounded(guard["p99"])}
-    return {**point, **times, "breaker": guard["breaker"]}
+    numbers = (*(rates[name] for name in _RATES), guard["p50"], guard["p99"])
+    return (*map(_rounded, numbers), guard["breaker"])
 
 
 def _rounded(value: float | None) -> float | None:

@@ -8,8 +8,7 @@ whole, with a ValueError that says where; texts that are too long are cut. Nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import isfinite
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, Self, cast
 
 from seawall.dashboard._bounds import (
     HUGE,
@@ -31,17 +30,19 @@ from seawall.dashboard._bounds import (
 )
 from seawall.dashboard.views import FORMAT, View
 
-T = TypeVar("T")
-Read = Callable[[Any, str], Any]
-"""From a value and where it stands to what it is, or a ValueError."""
+Read = Callable[[Any], Any]
+"""From a value to what it is, or a ValueError."""
 
 
 def valid_view(view: object) -> View:
     """Return `view`, cleaned, if it is one; raise ValueError if not."""
-    told = _mapping(view, "view")
+    told = view if isinstance(view, dict) else {}
     if told.get("format") != FORMAT or isinstance(told.get("format"), bool):
         raise ValueError(f"the view is not of format {FORMAT}")
-    cleaned = _VIEW(view, "view")
+    try:
+        cleaned = _VIEW(told)
+    except _WrongValue as wrong:
+        raise wrong.at("view") from None
     rows = sum(len(section) for section in cleaned["sections"].values())
     if rows > MOST_ROWS:
         raise ValueError(f"view.sections: {rows} rows, at most {MOST_ROWS} are shown")
@@ -51,109 +52,150 @@ def valid_view(view: object) -> View:
 # What a value may be
 
 
-def _wrong(where: str, wanted: str) -> NoReturn:
-    raise ValueError(f"{where}: {wanted} is wanted")
+class _WrongValue(ValueError):
+    """Something is not what it must be; where that is, is added by whoever read what is around it.
+
+    Most values are right: a place is a text that would be made for nothing.
+    """
+
+    def __init__(self, wanted: str) -> None:
+        super().__init__(wanted)
+        self.wanted = wanted
+        self.place = ""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.wanted} is wanted"
+
+    def at(self, place: str) -> Self:
+        """Be within `place` of something larger."""
+        self.place = place + self.place
+        return self
 
 
-def _mapping(value: Any, where: str) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else _wrong(where, "an object")
+def _wrong(wanted: str) -> NoReturn:
+    raise _WrongValue(wanted)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else _wrong("an object")
 
 
 def _text(longest: int) -> Read:
-    def read(value: Any, where: str) -> str:
-        return shown(value, longest) if isinstance(value, str) else _wrong(where, "text")
+    def read(value: Any) -> str:
+        return shown(value, longest) if isinstance(value, str) else _wrong("text")
 
     return read
 
 
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        _wrong(where, "a number")
-    if (isinstance(value, float) and not isfinite(value)) or not -HUGE <= value <= HUGE:
-        _wrong(where, "a finite number")
-    return value
+def _number(value: Any) -> float:
+    kind = type(value)
+    if kind is not float and kind is not int and not isinstance(value, (int, float)):
+        _wrong("a number")
+    if kind is bool:
+        _wrong("a number")
+    if not -HUGE <= value <= HUGE:  # nor is a NaN
+        _wrong("a finite number")
+    number: float = value
+    return number
 
 
-def _amount(value: Any, where: str) -> float:
-    told = _number(value, where)
-    return told if told >= 0 else _wrong(where, "a number of 0 or more")
+def _amount(value: Any) -> float:
+    told = _number(value)
+    return told if told >= 0 else _wrong("a number of 0 or more")
 
 
-def _share(value: Any, where: str) -> float:
-    told = _number(value, where)
-    return told if 0 <= told <= 1 else _wrong(where, "a number from 0 to 1")
+def _share(value: Any) -> float:
+    told = _number(value)
+    return told if 0 <= told <= 1 else _wrong("a number from 0 to 1")
 
 
-def _whole(value: Any, where: str) -> int:
-    return value if type(value) is int and 0 <= value <= HUGE else _wrong(where, "a whole number")
+def _whole(value: Any) -> int:
+    return value if type(value) is int and 0 <= value <= HUGE else _wrong("a whole number")
 
 
-def _flag(value: Any, where: str) -> bool:
-    return value if isinstance(value, bool) else _wrong(where, "true or false")
+def _flag(value: Any) -> bool:
+    return value if isinstance(value, bool) else _wrong("true or false")
 
 
 def _one_of(*options: str) -> Read:
-    def read(value: Any, where: str) -> str:
+    def read(value: Any) -> str:
         known = isinstance(value, str) and value in options
-        return cast("str", value) if known else _wrong(where, f"one of {', '.join(options)}")
+        return cast("str", value) if known else _wrong(f"one of {', '.join(options)}")
 
     return read
 
 
 def _or_none(read: Read) -> Read:
-    return lambda value, where: None if value is None else read(value, where)
+    return lambda value: None if value is None else read(value)
 
 
 def _list(read: Read, most: int) -> Read:
-    def listed(value: Any, where: str) -> list[Any]:
+    def listed(value: Any) -> list[Any]:
         if not isinstance(value, (list, tuple)) or len(value) > most:
-            _wrong(where, f"a list of at most {most}")
-        return [read(one, f"{where}[{place}]") for place, one in enumerate(value)]
+            _wrong(f"a list of at most {most}")
+        cleaned: list[Any] = []
+        try:
+            for one in value:
+                cleaned.append(read(one))  # noqa: PERF401 - how many came before is asked below
+        except _WrongValue as wrong:
+            raise wrong.at(f"[{len(cleaned)}]") from None
+        return cleaned
 
     return listed
 
 
 def _object(optional: frozenset[str] = frozenset(), /, **fields: Read) -> Read:
-    def read(value: Any, where: str) -> dict[str, Any]:
-        told = _mapping(value, where)
-        for name in fields:
-            if name not in told and name not in optional:
-                _wrong(f"{where}.{name}", "a value")
-        return {
-            name: field(told[name], f"{where}.{name}")
-            for name, field in fields.items()
-            if name in told
-        }
+    needed = fields.keys() - optional
+    readers = list(fields.items())
+
+    def read(value: Any) -> dict[str, Any]:
+        told = _mapping(value)
+        if not needed <= told.keys():
+            raise _WrongValue("a value").at(f".{min(needed - told.keys())}")
+        cleaned: dict[str, Any] = {}
+        name = ""
+        try:
+            for name, field in readers:
+                if name in told:
+                    cleaned[name] = field(told[name])
+        except _WrongValue as wrong:
+            raise wrong.at(f".{name}") from None
+        return cleaned
 
     return read
 
 
-def _fact(value: Any, where: str) -> tuple[str, str]:
-    pair = _list(_text(LONGEST_TEXT), 2)(value, where)
+def _fact(value: Any) -> tuple[str, str]:
+    pair = _PAIR(value)
     if len(pair) != 2:  # noqa: PLR2004 - a label and what it says
-        _wrong(where, "a label and its value")
+        _wrong("a label and its value")
     return pair[0], pair[1]
 
 
-def _sections(value: Any, where: str) -> dict[str, list[Any]]:
-    told = _mapping(value, where)
+def _sections(value: Any) -> dict[str, list[Any]]:
+    told = _mapping(value)
     if len(told) > MOST_SECTIONS:
-        _wrong(where, f"at most {MOST_SECTIONS} sections")
-    rows = _list(_ROW, MOST_ROWS)
-    return {_WORD(title, where): rows(section, f"{where}.rows") for title, section in told.items()}
+        _wrong(f"at most {MOST_SECTIONS} sections")
+    try:
+        return {_WORD(title): _ROWS(section) for title, section in told.items()}
+    except _WrongValue as wrong:
+        raise wrong.at(".rows") from None
 
 
-def _counts(value: Any, where: str) -> dict[str, int]:
-    told = _mapping(value, where)
+def _counts(value: Any) -> dict[str, int]:
+    told = _mapping(value)
     if len(told) > MOST_VERBS:
-        _wrong(where, f"at most {MOST_VERBS} counts")
-    return {_WORD(verb, where): _whole(times, where) for verb, times in told.items()}
+        _wrong(f"at most {MOST_VERBS} counts")
+    return {_WORD(verb): _whole(times) for verb, times in told.items()}
 
 
-def _change(value: Any, where: str) -> dict[str, Any]:
-    change: dict[str, Any] = _CHANGE(value, where)
+def _change(value: Any) -> dict[str, Any]:
+    change: dict[str, Any] = _CHANGE(value)
     read = _number if change["kind"] == "number" else _WORD
-    return {**change, "value": read(change["value"], f"{where}.value")}
+    try:
+        return {**change, "value": read(change["value"])}
+    except _WrongValue as wrong:
+        raise wrong.at(".value") from None
 
 
 # What a view is made of
@@ -162,9 +204,10 @@ _WORD = _text(LONGEST_WORD)
 _NAME = _text(LONGEST_NAME)
 _SENTENCE = _text(LONGEST_TEXT)
 _TONE = _one_of(*TONES)
+_PAIR = _list(_SENTENCE, 2)
 _FACTS = _list(_fact, MOST_FACTS)
 
-_CHANGE = _object(name=_WORD, value=lambda value, _where: value, kind=_one_of("number", "text"))
+_CHANGE = _object(name=_WORD, value=lambda value: value, kind=_one_of("number", "text"))
 
 _LAYER = _object(
     policy=_WORD,
@@ -212,6 +255,8 @@ _ROW = _object(
     gauge=_or_none(_share),
     track=_or_none(_number),
 )
+
+_ROWS = _list(_ROW, MOST_ROWS)
 
 _TROUBLE = _object(
     frozenset({"cause", "degrades", "trace"}),

@@ -29,13 +29,13 @@ from seawall.dashboard._guard_turns import GuardTurns, Look
 from seawall.dashboard._happenings import Happenings
 from seawall.dashboard._lately import Seen
 from seawall.dashboard._moves import Moves
-from seawall.dashboard._rows import Snapshot, sections_of, things
+from seawall.dashboard._rows import Snapshot, guard_rows, sections_of, things
 from seawall.dashboard._rules import Found
 from seawall.dashboard._settings import KnownSettings
 from seawall.dashboard._stacks import guard_view
 from seawall.dashboard._tracks import Tracks
 from seawall.dashboard._troubles import Since, troubles_in, troubles_of
-from seawall.dashboard.views import FORMAT, GuardTrack, GuardView, History, Pod, View
+from seawall.dashboard.views import FORMAT, GuardTrack, GuardView, History, Pod, Row, View
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.telemetry._readings import autoscale_load
 
@@ -81,7 +81,7 @@ class Watcher:
         self._started = self._clock.now()
         self._moves = Moves(self.every / 2)
         self._settings = KnownSettings()
-        self._writer = ViewWriter()
+        self.writer = ViewWriter()
         self._turns = GuardTurns(self.every / 2)
         self._since = Since()
         self._tracks = Tracks(self._keep)
@@ -129,7 +129,8 @@ class Watcher:
         # All were looked at, also those beyond the most: how one is, nobody knows before.
         guards = most_wanted([look.view for look in looks], MOST_GUARDS)
         more_guards = max(0, len(looks) - MOST_GUARDS)
-        sections, more_rows = sections_of(snapshot, self._moves, self._turns.moves())
+        limits = [row for look in looks for row in look.limits]
+        sections, more_rows = sections_of(snapshot, self._moves, limits)
         load = _load(snapshot)
         happenings = self._happenings
         found = [one for look in looks for one in look.found]
@@ -159,8 +160,8 @@ class Watcher:
             view["all_guards"] = len(guards) + more_guards
         more = more_guards + more_rows + self._tracks.add(view)
         view["happenings"] = happenings.latest()
-        self._writer.begin()
-        view, cut = fitted(view, writer=self._writer)
+        self.writer.begin()
+        view, cut = fitted(view, writer=self.writer)
         self._tell_left_out(more + cut, view)
         return view
 
@@ -170,7 +171,7 @@ class Watcher:
         families = {family.name: family.policies for family in registry.families()}
         edges = {str(edge.get("name", "")) for edge in things(snapshot, "edge")}
 
-        def make(seen: Seen, moves: Moves) -> tuple[GuardView, list[Found]]:
+        def make(seen: Seen, moves: Moves) -> tuple[GuardView, list[Found], list[Row]]:
             name = str(seen.get("name", ""))
             policies = families.get(name) or stacks.get(name, ())
             edge = name in edges and name not in families
@@ -178,7 +179,7 @@ class Watcher:
             if name in families:
                 for layer in view["stack"]:
                     layer["changes"] = []  # they would be those of one key
-            return view, troubles_in("guard", seen, moves)
+            return view, troubles_in("guard", seen, moves), guard_rows(seen, moves)
 
         guards = things(snapshot, "guard")
         looks = [self._turns.look(seen, now, kept, partial(make, seen)) for seen in guards]

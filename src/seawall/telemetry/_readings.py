@@ -469,7 +469,7 @@ def _policies(guard: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     policies = guard.get("policies")
     if not isinstance(policies, (list, tuple)):
         return []
-    return [policy for policy in policies if isinstance(policy, Mapping)]
+    return [policy for policy in policies if isinstance(policy, (dict, Mapping))]
 
 
 def _number(seen: Mapping[str, Any], key: str) -> float:
