@@ -11,9 +11,9 @@ if TYPE_CHECKING:
         ReadingState,
         TooFewSources,
     )
-    from seawall.pipeline.engine import DROP
     from seawall.pipeline.files import FileSource, csv_rows, lines
     from seawall.pipeline.item import DeadLetter, Ended, Ending, Item, Lesser, current_item
+    from seawall.pipeline.nodes import DROP
     from seawall.pipeline.pipeline import Flow, MemoryDeadLetters, Pipeline
     from seawall.pipeline.source import IterableSource, Source
     from seawall.pipeline.stage import BatchFailed, NotBefore, degrade
@@ -46,9 +46,9 @@ __all__ = [
 
 _HOMES = {
     "pipeline.collect": "Collect Collection Reading ReadingState TooFewSources",
-    "pipeline.engine": "DROP",
     "pipeline.files": "FileSource csv_rows lines",
     "pipeline.item": "DeadLetter Ended Ending Item Lesser current_item",
+    "pipeline.nodes": "DROP",
     "pipeline.pipeline": "Flow MemoryDeadLetters Pipeline",
     "pipeline.source": "IterableSource Source",
     "pipeline.stage": "BatchFailed NotBefore degrade",

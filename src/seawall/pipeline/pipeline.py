@@ -9,7 +9,7 @@
     )
     await pipeline.run()
 
-What it promises stands in `seawall.pipeline.engine`.
+What it promises stands in `seawall.pipeline.engine` and `seawall.pipeline.nodes`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 from seawall import _checks as check
 from seawall import registry
 from seawall.executors import CpuPool, IoPool
-from seawall.pipeline.engine import Branch, Exit, InlineStage, Node, Reader, Run, WorkerStage
+from seawall.pipeline.engine import Reader, Run
 from seawall.pipeline.item import DeadLetter, Ended
+from seawall.pipeline.nodes import Branch, Exit, InlineStage, Node, WorkerStage
 from seawall.pipeline.source import IterableSource, Source, as_source
 from seawall.pipeline.stage import Degrade, OnFailure, Stage, WhenBlocked, make_stage
 from seawall.runtime.functions import kind_of

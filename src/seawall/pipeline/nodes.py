@@ -1,0 +1,650 @@
+"""The nodes of a running pipeline: where items go, what is done with them, and what if that fails.
+
+A stage with workers has a bounded queue in front of it. A stage without workers is done on the way,
+by whoever brings the item. A node takes an item and returns what to await before bringing the next
+one: nothing while there is room.
+
+Promises:
+- A stage whose dependency refuses calls waits with its item; it does not fail it.
+- A worker process that dies costs its item one attempt, and no other item anything.
+- Items with the same key are done one after the other, in the order in which they came.
+- Of a batch only those members are tried again that have failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from seawall._failures import described
+from seawall.errors import DeadlineExceeded, Rejected, WorkerDied
+from seawall.models.backoff import full_jitter
+from seawall.models.histogram import Histogram
+from seawall.pipeline.item import CURRENT, Ending, Item, Lesser
+from seawall.pipeline.stage import BatchFailed, BatchSize, Degrade, NotBefore, Stage
+from seawall.policies.timeout import Timeout
+from seawall.runtime.functions import kind_of
+from seawall.runtime.runners import sleep_async
+
+if TYPE_CHECKING:
+    from seawall.pipeline.engine import Run
+
+REFUSED: Final = full_jitter(0.05, cap=5.0)
+"""Pauses of a stage whose dependency refuses without saying for how long."""
+BLOCKED: Final = full_jitter(0.5, cap=60.0)
+"""Pauses between the attempts at an item that blocks its key, or that cannot be set aside."""
+LONGEST_PAUSE: Final = 60.0
+"""Seconds after which a refused item is tried again, whatever the refusal says."""
+MOST_CAUSES: Final = 50
+"""Types of errors that a stage counts apart."""
+MOST_SAMPLES: Final = 1000
+"""Times of items that are kept one by one, before they go into the histogram."""
+
+DROP: Final = object()
+"""Returned by a stage for an item that is not wanted: it is dropped, and counted."""
+
+
+class Node(Protocol):
+    """Where items go."""
+
+    def take(self, item: Item, now: float) -> Awaitable[None] | None:
+        """Take the item; return what to await before bringing the next one, if anything."""
+
+
+class Exit:
+    """Behind the sinks: the item has ended."""
+
+    def __init__(self, run: Run) -> None:
+        """Report ends to `run`."""
+        self._run = run
+
+    def take(self, item: Item, now: float) -> None:
+        """End the item."""
+        self._run.end(item, Ending.SINK)
+
+
+class Branch:
+    """Sends each item one of two ways."""
+
+    def __init__(self, run: Run, name: str, predicate: Callable[[Any], bool]) -> None:
+        """Ask `predicate(value)`; the ways are set when the graph is built."""
+        self.yes: Node
+        self.no: Node
+        self._name = name
+        self._run = run
+        self._predicate = predicate
+
+    def take(self, item: Item, now: float) -> Awaitable[None] | None:
+        """Send the item on; one that cannot be judged is a dead letter."""
+        try:
+            chosen = self.yes if self._predicate(item.value) else self.no
+        except Exception as error:  # noqa: BLE001 - of the user's function
+            return self._run.bury(item, self._name, error)
+        return chosen.take(item, now)
+
+
+class Counts:
+    """What a stage has done."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.done = self.failed = self.degraded = self.deaths = self.refused = 0
+        self.failures: dict[str, int] = {}
+        """By the type of the error; at most `MOST_CAUSES`."""
+        self._samples: list[float] = []
+        self._times = Histogram()
+
+    def add_time(self, seconds: float) -> None:
+        """Note for how long an item was in the stage, waiting included."""
+        self._samples.append(seconds)
+        if len(self._samples) >= MOST_SAMPLES:
+            self._fold()
+
+    def _fold(self) -> None:
+        samples, self._samples = self._samples, []
+        self._times.add_all(samples)
+
+    def add_failure(self, error: Exception) -> None:
+        """Note a failure, by its type."""
+        self.failed += 1
+        name = type(error).__name__
+        if name in self.failures or len(self.failures) < MOST_CAUSES:
+            self.failures[name] = self.failures.get(name, 0) + 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the counts."""
+        self._fold()
+        p50, p99 = self._times.quantiles((0.5, 0.99))
+        return {
+            "done": self.done,
+            "failed": self.failed,
+            "degraded": self.degraded,
+            "refused": self.refused,
+            "deaths": self.deaths,
+            "failures": dict(self.failures),
+            "p50": p50,
+            "p99": p99,
+        }
+
+
+class InlineStage:
+    """A stage without workers: a plain function that is called on the way."""
+
+    def __init__(self, run: Run, stage: Stage) -> None:
+        """Do `stage`; the node behind it is set when the graph is built."""
+        self.stage = stage
+        self.following: Node
+        self.counts = Counts()
+        self.workers: tuple[WorkerState, ...] = ()
+        self._failing = Failing(run, stage, self.counts)
+
+    def take(self, item: Item, now: float) -> Awaitable[None] | None:
+        """Do the item and send it on."""
+        stage = self.stage
+        item.stage, item.attempts = stage.name, 1
+        CURRENT.set(item)
+        try:
+            value = stage.function(item.value)
+        except Exception as error:  # noqa: BLE001 - of the user's function
+            return self._failing.give_up(item, error, self.following)
+        self.counts.done += 1
+        if not stage.is_sink:
+            if value is DROP:
+                self._failing.drop(item)
+                return None
+            item.value = value
+        return self.following.take(item, now)
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return what it has done."""
+        return {**_named(self.stage), **self.counts.snapshot()}
+
+
+class Failing:
+    """What a stage does with an item that has failed for good."""
+
+    def __init__(self, run: Run, stage: Stage, counts: Counts) -> None:
+        """Do what `stage.on_failure` says."""
+        self._run = run
+        self._stage = stage
+        self._counts = counts
+
+    async def give_up(self, item: Item, error: Exception, following: Node) -> None:
+        """Do with a failed item what `on_failure` says."""
+        self._counts.add_failure(error)
+        action = self._stage.on_failure
+        if isinstance(action, Degrade):
+            await self._degrade(item, error, action, following)
+        elif action == "drop":
+            self._run.end(item, Ending.DROPPED, error)
+        elif action == "stop":
+            self._run.stop_because(item, error)
+            await asyncio.Event().wait()  # until it is cancelled: nothing more is begun here
+        else:
+            await self._run.bury(item, self._stage.name, error)
+
+    def drop(self, item: Item) -> None:
+        """End an item that the stage does not want."""
+        self._run.end(item, Ending.DROPPED)
+
+    async def _degrade(
+        self, item: Item, error: Exception, action: Degrade, following: Node
+    ) -> None:
+        stage = self._stage
+        CURRENT.set(item)
+        try:
+            value = action.function(item.value, error)
+            if kind_of(action.function) == "async":
+                value = await value
+        except Exception as second:  # noqa: BLE001 - of the user's function
+            await self._run.bury(item, stage.name, second)
+            return
+        self._counts.degraded += 1
+        item.lesser = (*item.lesser, Lesser(stage.name, described(error)))
+        if not stage.is_sink:
+            item.value = value
+        pending = following.take(item, self._run.now())
+        if pending is not None:
+            await pending
+
+
+class WorkerState:
+    """What one worker is doing."""
+
+    __slots__ = ("items", "waits_for")
+
+    def __init__(self) -> None:
+        """Begin idle."""
+        self.items: Sequence[Item] = ()
+        self.waits_for = ""
+        """Why it waits with its item, if it does."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return its first item, how many it has, and why it waits."""
+        return {"item": self.items[0].id, "items": len(self.items), "waits_for": self.waits_for}
+
+    async def pause(self, seconds: float, why: str) -> None:
+        """Wait with the item."""
+        self.waits_for = why
+        try:
+            await sleep_async(seconds)
+        finally:
+            self.waits_for = ""
+
+
+class WorkerStage:
+    """A stage with workers, and the queue in front of them."""
+
+    def __init__(self, run: Run, stage: Stage, *, in_memory: bool) -> None:
+        """Do `stage`, with `in_memory` without its pool; the node behind it is set later."""
+        self.stage = stage
+        self.following: Node
+        self.counts = Counts()
+        self.workers = tuple(WorkerState() for _ in range(stage.workers))
+        self.held = 0
+        """Items that wait here: in `_ready` and in `_lanes`."""
+        self._run = run
+        self._failing = Failing(run, stage, self.counts)
+        self._call = bound_call(stage, in_memory=in_memory)
+        self._ready: deque[Item] = deque()
+        self._lanes: dict[Hashable, deque[Item]] = {}
+        """For each key that is at work, the items that wait for it."""
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._blocked: deque[asyncio.Future[None]] = deque()
+
+    # Taking items in
+
+    def take(self, item: Item, now: float) -> Awaitable[None] | None:
+        """Put the item into the queue, or return what waits until there is room."""
+        if self.held >= self.stage.capacity or self._blocked:
+            return self._wait_for_room(item)
+        item.stage, item.entered_at, item.attempts = self.stage.name, now, 0
+        if self.stage.ordered_by is not None:
+            return self._take_in_order(item)
+        self.held += 1
+        self._ready.append(item)
+        if self._idle:
+            _wake(self._idle)
+        return None
+
+    def take_many(self, items: list[Item], now: float) -> bool:
+        """Put all items into the queue if there is room, and return whether there was."""
+        held = self.held + len(items)
+        if held > self.stage.capacity or self._blocked or self.stage.ordered_by is not None:
+            return False
+        name = self.stage.name
+        for item in items:
+            item.stage, item.entered_at, item.attempts = name, now, 0
+        self.held = held
+        self._ready.extend(items)
+        for _ in range(min(len(items), len(self._idle))):
+            _wake(self._idle)
+        return True
+
+    def _take_in_order(self, item: Item) -> Awaitable[None] | None:
+        key_of = self.stage.ordered_by
+        assert key_of is not None  # noqa: S101 - looked at by the caller
+        try:
+            item.key = key_of(item.value)
+            lane = self._lanes.get(item.key)
+        except Exception as error:  # noqa: BLE001 - of the user's function, or an unhashable key
+            return self._run.bury(item, self.stage.name, error)
+        self.held += 1
+        if lane is not None:
+            lane.append(item)
+            return None
+        self._lanes[item.key] = deque()
+        self._ready.append(item)
+        _wake(self._idle)
+        return None
+
+    async def _wait_for_room(self, item: Item) -> None:
+        await self._queued(self._blocked)
+        while self.held >= self.stage.capacity:
+            await self._queued(self._blocked, first=True)
+        blocked, self._blocked = self._blocked, deque()  # its turn has come before theirs
+        pending = self.take(item, self._run.now())
+        self._blocked = blocked
+        if pending is not None:
+            await pending
+
+    async def _queued(
+        self, queue: deque[asyncio.Future[None]], at: float | None = None, *, first: bool = False
+    ) -> None:
+        """Wait to be woken, or until `at`; a wake-up that finds nobody goes to the next."""
+        loop = self._run.loop
+        future: asyncio.Future[None] = loop.create_future()
+        if first:
+            queue.appendleft(future)
+        else:
+            queue.append(future)
+        timer = None if at is None else loop.call_at(at, _resolve, future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                _wake(queue)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+                if future in queue:
+                    queue.remove(future)
+
+    def _next(self) -> Item:
+        """Take the next item out of the queue."""
+        self.held -= 1
+        if self._blocked and self.held <= self.stage.capacity // 2:
+            # Many at once cost fewer turns of the event loop than one by one.
+            for _ in range(self.stage.capacity - self.held):
+                _wake(self._blocked)
+        return self._ready.popleft()
+
+    def _release(self, item: Item) -> None:
+        """Let the next item of the same key begin."""
+        lane = self._lanes[item.key]
+        if lane:
+            self._ready.append(lane.popleft())
+            _wake(self._idle)
+        else:
+            del self._lanes[item.key]
+
+    def wake_all(self) -> None:
+        """Let idle workers look up: there may be nothing more to wait for."""
+        while self._idle:
+            _wake(self._idle)
+
+    # Working
+
+    async def work(self, state: WorkerState) -> None:  # noqa: C901 - one loop without frames
+        """Do items until cancelled."""
+        if self.stage.batch is not None:
+            while True:
+                await self._do_batch(state, self.stage.batch)
+        call, now, ready, counts = self._call, self._run.now, self._ready, self.counts
+        keeps_value, is_ordered = self.stage.is_sink, self.stage.ordered_by is not None
+        set_current = CURRENT.set
+        while True:
+            while not ready:
+                await self._queued(self._idle)
+            item = self._next()
+            state.items = (item,)
+            set_current(item)
+            try:
+                value = await call(item.value)
+            except Exception as error:  # noqa: BLE001 - of the user's function
+                failure: Exception | None = await self._persist(item, state, error)
+            else:
+                failure = None
+                if not keeps_value:
+                    item.value = value
+            if failure is not None:
+                await self._failing.give_up(item, failure, self.following)
+            elif item.value is DROP:
+                self._failing.drop(item)
+            else:
+                at = now()
+                counts.done += 1
+                counts.add_time(at - item.entered_at)
+                pending = self.following.take(item, at)
+                if pending is not None:
+                    await pending
+            if is_ordered:
+                self._release(item)
+            state.items = ()
+
+    async def _persist(self, item: Item, state: WorkerState, error: Exception) -> Exception | None:
+        """Go on with an item whose call has failed; return why it has failed for good."""
+        pauses = REFUSED.delays(self._run.random)
+        blocked = BLOCKED.delays(self._run.random)
+        while True:
+            seconds = self._pause_after(error, item, pauses)
+            if seconds is None:
+                if self.stage.when_failed != "block":
+                    return error
+                self.counts.add_failure(error)
+                seconds = next(blocked)
+            if seconds:
+                await state.pause(seconds, described(error))
+            CURRENT.set(item)
+            try:
+                value = await self._call(item.value)
+            except Exception as again:  # noqa: BLE001 - of the user's function
+                error = again
+            else:
+                if not self.stage.is_sink:
+                    item.value = value
+                return None
+
+    def _pause_after(self, error: Exception, item: Item, pauses: Iterator[float]) -> float | None:
+        """Return after how many seconds to call again, None if the item has failed."""
+        if isinstance(error, WorkerDied):
+            self.counts.deaths += 1
+            item.deaths += 1
+            return 0.0 if item.deaths < self.stage.most_deaths else None
+        if isinstance(self.stage.on_failure, Degrade):
+            return None
+        if isinstance(error, NotBefore):
+            asked: float | None = error.seconds
+        elif isinstance(error, Rejected) and not isinstance(error, DeadlineExceeded):
+            asked = error.retry_after
+        else:
+            return None
+        self.counts.refused += 1
+        pause = next(pauses)
+        return pause if asked is None else min(max(asked, 0.001), LONGEST_PAUSE) + pause / 10
+
+    # Working in batches
+
+    async def _do_batch(self, state: WorkerState, batch: BatchSize) -> None:
+        while not self._ready:
+            await self._queued(self._idle)
+        items = [self._next()]
+        state.items = items
+        until = self._run.now() + batch.seconds
+        while len(items) < batch.size:
+            if self._ready:
+                items.append(self._next())
+            elif self._run.is_ending or self._run.now() >= until:
+                break
+            else:
+                await self._queued(self._idle, until)
+        done, failures = await self._attempt_batch(items, state)
+        await self._send_on(done)
+        for item, error in failures:
+            await self._failing.give_up(item, error, self.following)
+        if self.stage.ordered_by is not None:
+            for item in items:
+                self._release(item)
+        state.items = ()
+
+    async def _send_on(self, items: list[Item]) -> None:
+        now, following, counts = self._run.now(), self.following, self.counts
+        counts.done += len(items)
+        for item in items:
+            counts.add_time(now - item.entered_at)
+        if isinstance(following, WorkerStage) and following.take_many(items, now):
+            return
+        for item in items:
+            if item.value is DROP:
+                self._failing.drop(item)
+                continue
+            pending = following.take(item, now)
+            if pending is not None:
+                await pending
+
+    async def _attempt_batch(
+        self, items: list[Item], state: WorkerState
+    ) -> tuple[list[Item], list[tuple[Item, Exception]]]:
+        """Call the function until each member is done or has failed; only failed ones again."""
+        members = Members(items, is_sink=self.stage.is_sink)
+        pauses = REFUSED.delays(self._run.random)
+        blocked = BLOCKED.delays(self._run.random)
+        while True:
+            CURRENT.set(members.left[0])
+            try:
+                await self._call(members)
+            except Exception as error:  # noqa: BLE001 - of the user's function
+                failure = error
+            else:
+                return members.done, []
+            if isinstance(failure, WorkerDied) and len(members.left) > 1:
+                self.counts.deaths += 1
+                return await self._attempt_alone(members, state)
+            seconds = self._pause_after(failure, members.left[0], pauses)
+            if seconds is None:
+                if self.stage.when_failed != "block":
+                    return members.done, list(members.failures(failure))
+                self.counts.add_failure(failure)
+                seconds = next(blocked)
+            if seconds:
+                await state.pause(seconds, described(failure))
+
+    async def _attempt_alone(
+        self, members: Members, state: WorkerState
+    ) -> tuple[list[Item], list[tuple[Item, Exception]]]:
+        """Call the function with one member at a time: one of them has killed a process."""
+        done, failed = members.done, []
+        for item in members.left:
+            more, given_up = await self._attempt_batch([item], state)
+            done += more
+            failed += given_up
+        return done, failed
+
+    # Looking on
+
+    def waiting(self) -> Iterator[Item]:
+        """Return the items that nobody works at yet."""
+        yield from self._ready
+        for lane in self._lanes.values():
+            yield from lane
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return what it is doing, and what it has done."""
+        return {
+            **_named(self.stage),
+            "busy": sum(bool(state.items) for state in self.workers),
+            "waiting": self.held,
+            "oldest": now - min((item.entered_at for item in self.waiting()), default=now),
+            "at_work": [state.snapshot() for state in self.workers if state.items],
+            **self.counts.snapshot(),
+        }
+
+
+class Members:
+    """The members of a batch that are not done yet."""
+
+    def __init__(self, items: list[Item], *, is_sink: bool) -> None:
+        """Begin with all of them."""
+        self.left = items
+        self.done: list[Item] = []
+        self._errors: dict[Item, Exception] = {}
+        """Why a member failed last, if the function has said so."""
+        self._is_sink = is_sink
+
+    def failures(self, failure: Exception) -> Iterator[tuple[Item, Exception]]:
+        """Return those that are left, each with its error: its own, or that of the batch."""
+        for item in self.left:
+            yield item, self._errors.get(item, failure)
+
+    async def attempt(self, function: Callable[[list[Any]], Any], *, awaits: bool) -> None:
+        """Call `function` with those that are left, and keep what it has done."""
+        self._errors.clear()
+        values = []
+        for item in self.left:
+            item.attempts += 1
+            values.append(item.value)
+        try:
+            results = function(values)
+            if awaits:
+                results = await results
+        except BatchFailed as partial:
+            self._keep(None, partial.failures)
+            if not self.left:
+                return
+            # A guard judges the batch by the first of its errors.
+            raise self._errors[self.left[0]] from partial
+        if not self._is_sink and (not hasattr(results, "__len__") or len(results) != len(values)):
+            raise TypeError(
+                f"a stage with batch= got {len(values)} items and returned {results!r:.80}: return"
+                " a list with one result for each"
+            )
+        self._keep(results, {})
+
+    def _keep(self, results: Sequence[Any] | None, failures: dict[int, Exception]) -> None:
+        """Separate those that are done from those that failed."""
+        if not self._is_sink and results is not None:
+            for item, result in zip(self.left, results, strict=True):
+                item.value = result
+        if not failures:
+            self.done += self.left
+            self.left = []
+            return
+        left = []
+        for place, item in enumerate(self.left):
+            if place in failures:
+                self._errors[item] = failures[place]
+                left.append(item)
+            else:
+                self.done.append(item)
+        self.left = left
+
+
+def bound_call(stage: Stage, *, in_memory: bool) -> Callable[[Any], Awaitable[Any]]:
+    """Return the function of `stage` with its timeout and its guard around it.
+
+    For a stage with `batch=` its argument is `Members`, so that a retry of the guard calls the
+    function only with those that are left.
+    """
+    function, pool = stage.function, None if in_memory else stage.pool
+    run: Callable[[Any], Any] = function
+    if pool is not None:
+        run = lambda value: pool.arun(function, value)  # noqa: E731 - as short as it gets
+    awaits = pool is not None or kind_of(function) == "async"
+    current = CURRENT.get
+    call: Any
+    if stage.batch is not None:
+
+        async def call(members: Members) -> None:
+            await members.attempt(run, awaits=awaits)
+
+    elif awaits:
+
+        async def call(value: Any) -> Any:
+            current().attempts += 1
+            return await run(value)
+
+    else:
+
+        async def call(value: Any) -> Any:
+            current().attempts += 1
+            return run(value)
+
+    call.__name__ = call.__qualname__ = stage.name
+    if stage.timeout is not None:
+        call = Timeout(stage.timeout)(call)
+    return call if stage.guard is None else stage.guard(call)  # type: ignore[no-any-return]
+
+
+def _named(stage: Stage) -> dict[str, Any]:
+    return {
+        "name": stage.name,
+        "kind": "sink" if stage.is_sink else "stage",
+        "workers": stage.workers,
+        "capacity": 0 if stage.is_inline else stage.capacity,
+    }
+
+
+def _wake(queue: deque[asyncio.Future[None]]) -> None:
+    while queue:
+        future = queue.popleft()
+        if not future.done():
+            future.set_result(None)
+            return
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
