@@ -42,9 +42,11 @@ def made(member: str, *seeds: str, host: str = "127.0.0.1", **options: Any) -> C
 
 
 @pytest.mark.parametrize("tcp_only", [False, True])
-@pytest.mark.parametrize("host", HOSTS)
-def test_members_find_each_other_and_hear_who_leaves(host, tcp_only):
-    """By datagrams and connections, or by connections alone."""
+@pytest.mark.parametrize(
+    ("host", "kind"), [*((host, "asyncio") for host in HOSTS), (HOSTS[0], "uvloop")]
+)
+def test_members_find_each_other_and_hear_who_leaves(host, kind, tcp_only):
+    """By datagrams and connections, or by connections alone; on asyncio's loop and on uvloop."""
 
     async def main() -> None:
         options = {"host": host, "tcp_only": tcp_only, "keyring": Keyring(KEY)}
@@ -68,7 +70,8 @@ def test_members_find_each_other_and_hear_who_leaves(host, tcp_only):
                 assert shown["bytes"]["received"] > 0
                 assert shown["reliable_only"] == 0 or not tcp_only
 
-    asyncio.run(main())
+    run = asyncio.run if kind == "asyncio" else pytest.importorskip("uvloop").run
+    run(main())
 
 
 def test_a_seed_may_be_a_name_and_a_port():
