@@ -345,7 +345,8 @@ def test_the_helpers_of_a_late_process_have_their_time():
     """If it asks them late, the probe ends later; an answer then is in time."""
     swim = member_of("b", "c")
     (ping,) = sent(run(swim, 1.0), MessageKind.PING)
-    name, began = ping.message.target, swim._seen_at
+    name, began = ping.message.target, swim._probe.sent_at
+    run(swim, began + 0.49)
     done = swim.advance(began + 0.95)
     assert sent(done, MessageKind.PING_REQUEST)
     run(swim, began + 1.2)
