@@ -69,7 +69,7 @@ async def _member(config: dict[str, Any]) -> None:
     preset = SwimSettings(**chosen) if isinstance(chosen, dict) else presets[chosen]()
     changes: list[list[Any]] = []
     cluster = Cluster(
-        "bench",
+        config["group"],
         member=config["member"],
         bind="127.0.0.1:0",
         seeds=config.get("seeds", []),
@@ -116,13 +116,15 @@ class Process:
     def __init__(self, member: str, **config: Any) -> None:
         """Start it and wait until it listens."""
         self.name = member
+        # Other processes that run this may get ports that were used here: they are strangers.
+        described = {"group": f"bench {os.getpid()}", "member": member, **config}
         self._process = subprocess.Popen(  # noqa: S603 - this file
             [
                 sys.executable,
                 "-m",
                 "bench.cluster",
                 "--member",
-                json.dumps({"member": member, **config}),
+                json.dumps(described),
             ],
             cwd=ROOT,
             stdin=subprocess.PIPE,

@@ -16,6 +16,9 @@ import pytest
 from seawall.members import Cluster, Keyring, SwimSettings, local
 from tests.members.cluster.network import PATIENCE, until, wait_until
 
+GROUP = f"sockets {os.getpid()}"
+"""Other processes that run these tests may get ports that were used here: they are strangers."""
+
 KEY = "a secret of the tests, 32 bytes.."
 
 
@@ -38,7 +41,7 @@ def quick() -> SwimSettings:
 
 def made(member: str, *seeds: str, host: str = "127.0.0.1", **options: Any) -> Cluster:
     options.setdefault("preset", quick())
-    return Cluster("sockets", member=member, bind=f"{host}:0", seeds=seeds, **options)
+    return Cluster(GROUP, member=member, bind=f"{host}:0", seeds=seeds, **options)
 
 
 @pytest.mark.parametrize("tcp_only", [False, True])
@@ -164,16 +167,17 @@ def test_a_subscriber_may_close_its_cluster():
 
 def test_a_port_that_is_taken_is_refused_and_leaves_nothing_behind():
     """The error says what to write; a later start works."""
+    host = "127.83.71.5"  # no other test takes a port of it meanwhile
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind((host, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        cluster = Cluster("sockets", bind=f"127.0.0.1:{port}", preset=local())
+        cluster = Cluster(GROUP, bind=f"{host}:{port}", preset=local())
         with pytest.raises(OSError, match="port 0 for one that the system chooses"):
             cluster.start()
         assert not cluster.is_running
     with cluster:
-        assert cluster.address == f"127.0.0.1:{port}"
+        assert cluster.address == f"{host}:{port}"
 
 
 def _in_child(check: Any) -> None:
