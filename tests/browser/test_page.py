@@ -136,6 +136,25 @@ def test_a_degraded_call_is_counted_once(open_page: Opening):
         assert shown.locator(".band-calls").inner_text() == "25 calls/s"
 
 
+PILE: Final = """async () => {
+    const { piled, mostCalls } = await import(new URL("page/past.js", location.href).href);
+    const past = { succeeded: [6, null, 1], degraded: [4, null, 5], failed: [3, null, 0],
+                   rejected: [2, null, 0] };
+    return [piled(past, 0), piled(past, 1), piled(past, 2), mostCalls(past)];
+}"""
+
+
+def test_the_chart_piles_each_call_once(service: Service, open_page: Opening):
+    """Calls that failed or were refused and were then answered with less are drawn as degraded."""
+    page = open_page(service.url)
+    assert page.evaluate(PILE) == [
+        [6, 4, pytest.approx(0.6), pytest.approx(0.4)],
+        None,
+        [1, 5, 0, 0],
+        11,
+    ]
+
+
 def test_one_lost_store_is_one_trouble(open_page: Opening):
     """What follows from it stands below it, as text; runbook and trace are links of the web."""
     links = {"runbook": "https://wiki.example/{kind}", "trace": "http://traces.example/{trace_id}"}

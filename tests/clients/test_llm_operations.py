@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -164,6 +165,31 @@ def test_a_stream_that_breaks_after_its_first_event_is_an_error(kind: str):
     (one,) = _shown(guard.name)
     assert (one["error"], one["response_model"]) == ("ReadError", "m")
     assert _amount(one["durations"])[0] == _amount(one["first_chunks"])[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        ({"type": "error", "error": {"type": "overloaded_error"}}, "overloaded_error"),
+        ({"error": {"message": "no more", "code": "server_error"}}, "server_error"),
+        ({"type": "response.failed", "response": {"error": {"code": "x y"}}}, "error"),
+        ({"type": "response.created", "response": {"error": None}}, ""),
+        ({"choices": [{"delta": {"content": '{"error": {"type": "a"}}'}}]}, ""),
+    ],
+)
+def test_an_error_in_the_middle_of_a_stream_is_counted(event: dict[str, Any], error: str):
+    """The answer began well with 200: what the vendor says later is how it ended."""
+    begun = b'data: {"model":"m","choices":[{"delta":{"content":"a"}}]}\n\n'
+    body = begun + b"event: error\ndata: " + json.dumps(event).encode() + b"\n\n"
+
+    def stream(_request: Any) -> httpx2.Response:
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=body)
+
+    guard = new_guard(Bulkhead(5))
+    with http_client(guard, httpx2.MockTransport(stream)) as http:
+        assert http.post(CHAT, json={"model": "asked", "stream": True}).content == body
+    (one,) = _shown(guard.name)
+    assert one["error"] == error
 
 
 @pytest.mark.parametrize("kind", READERS)

@@ -89,14 +89,23 @@ def _changed(before: str, after: str, **rest: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_that_a_trouble_is_over_is_no_warning(
+def test_the_end_of_a_trouble_is_as_loud_as_its_beginning(
     read: pytest.LogCaptureFixture, kind: type[Event], bad: dict[str, Any], good: dict[str, Any]
 ):
-    """The same sort of event is a warning when it gets worse, and good news at INFO."""
-    with log_events():
-        emit(kind, "vendor", **bad)
+    """A log of warnings says that it is over, also when there were too many troubles for it."""
+    with log_events(burst=1, per_second=0.001):
+        for _ in range(3):
+            emit(kind, "vendor", **bad)
         emit(kind, "vendor", **good)
-    assert [record.levelname for record in read.records] == ["WARNING", "INFO"]
+    assert [record.levelname for record in read.records] == ["WARNING", "WARNING"]
+
+
+def test_a_check_that_is_healthy_at_its_first_look_is_no_warning(read: pytest.LogCaptureFixture):
+    """A service that begins has recovered from nothing."""
+    with log_events():
+        emit(edge.HealthChanged, "shop", **_changed("unknown", "healthy", check="db", output=""))
+        emit(edge.HostRestored, "shop", host="http://a", cause="checks passed")
+    assert [record.levelname for record in read.records] == ["INFO", "WARNING"]
 
 
 def test_a_level_that_was_given_is_that_of_good_news_too(read: pytest.LogCaptureFixture):

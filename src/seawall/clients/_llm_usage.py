@@ -120,12 +120,20 @@ def _count(usage: object, name: str) -> int | None:
     return number if type(number) is int and 0 <= number <= MOST else None
 
 
+LONGEST_TYPE: Final = 64
+"""Characters of the type of an error that are kept."""
+
+
 class Reader(Protocol):
     """Looks at a body as it passes by."""
 
     @property
     def model(self) -> str:
         """Which model answers, once that is known."""
+
+    @property
+    def failure(self) -> str:
+        """The type of an error that came after the answer had begun; empty if none did."""
 
     def feed(self, data: bytes) -> None:
         """Look at the next piece."""
@@ -137,12 +145,13 @@ class Reader(Protocol):
 class JsonReader:
     """Reads a body that is one JSON value."""
 
-    __slots__ = ("_kept", "_whole", "model")
+    __slots__ = ("_kept", "_whole", "failure", "model")
 
     def __init__(self) -> None:
         """Begin with nothing."""
         self._kept = bytearray()
         self._whole = True
+        self.failure = ""
         self.model = ""
 
     def feed(self, data: bytes) -> None:
@@ -171,12 +180,22 @@ class JsonReader:
 
 
 class SseReader:
-    """Reads a stream of events, as far as they are about usage; and whether the first is an error.
+    """Reads a stream of events, as far as they are about usage or errors.
 
     Nothing is kept but an unfinished line and, until it is complete, the first event.
     """
 
-    __slots__ = ("_first", "_gathered", "_line", "_skipping", "_usage", "began", "error", "model")
+    __slots__ = (
+        "_first",
+        "_gathered",
+        "_line",
+        "_skipping",
+        "_usage",
+        "began",
+        "error",
+        "failure",
+        "model",
+    )
 
     def __init__(self) -> None:
         """Begin before the first event."""
@@ -189,6 +208,8 @@ class SseReader:
         """Whether the first event has come."""
         self.error: dict[str, Any] | None = None
         """The first event, if that is an error."""
+        self.failure = ""
+        """The type of an error that came as a later event; empty if none did."""
         self.model = ""
         """Which model answers, by the first event."""
 
@@ -201,8 +222,8 @@ class SseReader:
             self._skipping = False
             if not self.began:
                 self._begin(whole)
-            # Most events are not about usage: these cost no more than this search.
-            if b'"usage"' in whole:
+            # Most events are about neither: these cost no more than these searches.
+            if b'"usage"' in whole or b'"error"' in whole:
                 for line in whole.splitlines():
                     self._look(line)
         self._line += data[end:]
@@ -211,6 +232,8 @@ class SseReader:
             self._skipping = True
 
     def _look(self, line: bytes) -> None:
+        if b'"error"' in line and line.startswith(b"data:"):
+            self.failure = _failure_in(parsed(line[5:])) or self.failure
         if (
             line.startswith(b"data:")
             and b'"usage"' in line
@@ -252,6 +275,17 @@ class SseReader:
     def usage(self) -> Usage:
         """Return what the events have told by now."""
         return self._usage
+
+
+def _failure_in(event: Any) -> str:
+    """Return the type of the error that an event tells, "error" if it has none; empty if well."""
+    for told in (event, event.get("response")) if isinstance(event, dict) else ():
+        error = told.get("error") if isinstance(told, dict) else None
+        if isinstance(error, dict):
+            names = (error.get("type"), error.get("code"))
+            said = (one for one in names if isinstance(one, str) and one.isidentifier())
+            return next(said, "error")[:LONGEST_TYPE]
+    return ""
 
 
 class Unpacking:
@@ -301,6 +335,11 @@ class Unpacking:
         """Which model answers, as the other reader knows it."""
         return self._reader.model
 
+    @property
+    def failure(self) -> str:
+        """The error that came as an event, as the other reader knows it."""
+        return self._reader.failure
+
     def usage(self) -> Usage:
         """Return what the other reader knows; nothing if the body could not be decompressed."""
         return UNKNOWN if self._inflate is None else self._reader.usage()
@@ -316,7 +355,10 @@ class Late:
         self.model = ""
         """Which model answered, known with the usage."""
         self.error = ""
-        """The name of the exception that broke the body off; empty if none did."""
+        """The exception that broke the body off, or the error that it ended with, by its name.
+
+        Empty if there was none.
+        """
         self._reader = reader
         self._then: list[Callable[[Usage], None]] = []
         self._told = told
@@ -330,7 +372,9 @@ class Late:
         """Tell what is known: the body has ended, or nobody wants the rest."""
         if self._told is None:
             self._told = UNKNOWN if self._reader is None else self._reader.usage()
-            self.model = "" if self._reader is None else self._reader.model
+            if self._reader is not None:
+                self.model = self._reader.model
+                self.error = self.error or self._reader.failure
             self._reader = None
         while self._then:
             try:

@@ -2,8 +2,8 @@
 
 Promises:
 - With no configuration, each change of state (a breaker opened or closed, a host was ejected, a job
-  died) is a line on the logger `seawall.events`: trouble at WARNING or ERROR, good news at INFO.
-  A breaker that closes is at WARNING, as its opening was. Its probes during an outage are at DEBUG.
+  died) is a line on the logger `seawall.events`: trouble at WARNING or ERROR, and the end of a
+  trouble at the level at which it began. Probes of a breaker during an outage are at DEBUG.
 - The first degraded answer of a guard is a line there too, at WARNING and with its cause. Further
   ones are counted in a line a minute.
   While `log_events()` is on, it writes these lines too, and they are not written twice.
@@ -118,19 +118,20 @@ class FailureLog:
 
 LEVELS: Final = {
     **dict.fromkeys(("call_retried", "call_hedged", "settings_changed"), logging.INFO),
-    **dict.fromkeys(("lease_changed", "lifecycle_changed", "host_restored"), logging.INFO),
+    **dict.fromkeys(("lease_changed", "lifecycle_changed"), logging.INFO),
     **dict.fromkeys(("job_died", "event_died", "outbox_blocked"), logging.ERROR),
 }
 """How much an event matters; those that are not here are warnings."""
 
-GOOD_NEWS: Final[dict[str, tuple[str, tuple[object, ...]]]] = {
-    "health_changed": ("after", ("healthy",)),
-    "level_changed": ("after", ("full",)),
-    "store_mode_changed": ("after", ("shared",)),
-    "loop_blocked": ("over", (True,)),
-    "overload_changed": ("overloaded", (False,)),
+RECOVERIES: Final[dict[str, tuple[str, object]]] = {
+    "breaker_changed": ("after", "closed"),
+    "health_changed": ("after", "healthy"),
+    "level_changed": ("after", "full"),
+    "store_mode_changed": ("after", "shared"),
+    "loop_blocked": ("over", True),
+    "overload_changed": ("overloaded", False),
 }
-"""Events of which some tell that a trouble is over, or is being got over: by a field's values."""
+"""Events of which some say that a trouble is over: the field, and its value then."""
 
 LONGEST_WORD: Final = 120
 """Characters of one value in a message; the record's field has more of it."""
@@ -192,9 +193,9 @@ class EventLog:
     def write(self, event: Event) -> None:
         """Write a line about `event`, unless there were too many."""
         usual = _level_of(event)
-        # Probes must not use up the line that says the breaker closed, nor must its openings.
-        closed = isinstance(event, BreakerChanged) and event.after == "closed"
-        self.write_built((event.name, event.guard, usual, closed), usual, lambda: event)
+        # Many troubles, or probes, must not use up the line that says that all is well again.
+        sort = event.name, event.guard, usual, _is_recovery(event)
+        self.write_built(sort, usual, lambda: event)
 
     def write_built(self, sort: Hashable, usual: int, build: Callable[[], Event]) -> None:
         """Write a line about the event that `build` returns, unless there were too many.
@@ -268,10 +269,14 @@ changes: Final = ChangeLog()
 def _level_of(event: Event) -> int:
     if isinstance(event, BreakerChanged) and (event.before, event.after) in PROBING:
         return logging.DEBUG
-    field, good = GOOD_NEWS.get(event.name, ("", ()))
-    if good and getattr(event, field) in good:
-        return logging.INFO
+    if getattr(event, "before", "") == "unknown" and _is_recovery(event):
+        return logging.INFO  # there was no trouble: the service has just begun
     return LEVELS.get(event.name, logging.WARNING)
+
+
+def _is_recovery(event: Event) -> bool:
+    field, value = RECOVERIES.get(event.name, ("", None))
+    return field != "" and getattr(event, field) == value
 
 
 def _sentence(told: dict[str, Value]) -> str:

@@ -32,10 +32,10 @@ def log_events(
     """Write a record for each event to `logger`, at `level` (by the sort of event, unless given).
 
     Changes of state and a few degraded answers are written without it, to `seawall.events`; while
-    it is on, only by it. Good news (the store is back) is at INFO, but a breaker closes at WARNING,
-    as it opened; the probes of an open breaker are at DEBUG. The message has the values in one
-    short line; `extra` has them as fields:
-    `seawall_event`, `seawall_guard` and so on. Each sort and usual level in one guard is limited
+    it is on, only by it. The end of a trouble (the store is back) has the level of its beginning;
+    the probes of an open breaker are at DEBUG. The message has the values in one short line;
+    `extra` has them as fields: `seawall_event`, `seawall_guard` and so on. In one guard,
+    each sort and usual level is limited, and so are the ends of troubles apart from these:
     to `per_second` records after the first `burst`; the next record has the number that were left
     out, as `seawall_left_out`. Returns a switch: `close()`, or the end of
     a `with` block, ends it. A second call for the same logger replaces the first.

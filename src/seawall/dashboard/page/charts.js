@@ -4,7 +4,7 @@
 // whole numbers in the chart's own units, which keeps a redraw cheap.
 
 import { draw, make, setAttribute, setText } from "./dom.js";
-import { KEEP, OUTCOMES } from "./past.js";
+import { KEEP, OUTCOMES, piled } from "./past.js";
 import { amount, latency, moment, span, stateWord } from "./format.js";
 
 const WIDTH = 720;
@@ -109,13 +109,10 @@ export function outcomesChart() {
     node,
     update(at, past, frame, most, label) {
       const placed = places(at, frame);
-      const sums = new Array(at.length).fill(null);
-      OUTCOMES.forEach((name, which) => {
-        const values = past[name];
-        for (let i = 0; i < sums.length; i++) {
-          if (values[i] !== null) sums[i] = (sums[i] ?? 0) + values[i];
-        }
-        paths[which].setAttribute("d", path(placed, (i) => sums[i], most, true));
+      const piles = at.map((_, i) => piled(past, i));
+      paths.forEach((one, which) => {
+        if (which > 0) for (const pile of piles) if (pile) pile[which] += pile[which - 1];
+        one.setAttribute("d", path(placed, (i) => piles[i]?.[which] ?? null, most, true));
       });
       const told = (i) => OUTCOMES.map((name) => `${amount(past[name][i])} ${name}`);
       drawn.set(node, { at, frame, lines: told });

@@ -3,7 +3,7 @@
 import { Keyed, clean, list, make, number, rank, setAttribute, setHidden, setName, setText, setTone, shape, toneOf } from "./dom.js";
 import { amount, asOf, counted, latency, percent, roundUp, span } from "./format.js";
 import { fillLegend, highest, latencyChart, outcomesChart, statesChart, windowOf } from "./charts.js";
-import { callRate, Hours, OUTCOMES } from "./past.js";
+import { callRate, Hours, mostCalls, OUTCOMES } from "./past.js";
 import { stackPart } from "./stack.js";
 
 const LATENCIES = ["p50", "p95", "p99"];
@@ -165,7 +165,7 @@ function bandPart(first) {
       let tops = null;
       const topsOf = () =>
         (tops ??= {
-          calls: roundUp(Math.max(...band.cells.map((one) => highest(OUTCOMES.map((each) => one.past[each]))))),
+          calls: roundUp(Math.max(...band.cells.map((one) => mostCalls(one.past)))),
           seconds: roundUp(Math.max(...band.cells.map((one) => Math.max(highest([one.past.p99]), highest([one.past.p50]))))),
         });
       setAttribute(node, "data-pods", band.cells.length > 1 ? "several" : "one");

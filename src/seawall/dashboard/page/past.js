@@ -16,6 +16,27 @@ export function callRate(rates) {
   return succeeded + Math.max(degraded, failed + rejected);
 }
 
+/** What each outcome adds to a pile of calls: one that failed or was refused, and was then answered
+ *  with less, is drawn once, as degraded. */
+export function piled(past, i) {
+  const values = OUTCOMES.map((name) => past[name][i]);
+  if (values.every((value) => value === null)) return null;
+  const [succeeded, degraded, failed, rejected] = values.map((value) => value ?? 0);
+  const lost = failed + rejected;
+  const share = lost > 0 ? Math.max(0, lost - degraded) / lost : 0;
+  return [succeeded, degraded, failed * share, rejected * share];
+}
+
+/** The most calls a second of all points. */
+export function mostCalls(past) {
+  let most = 0;
+  for (let i = 0; i < past.succeeded.length; i++) {
+    const sum = (piled(past, i) ?? [0]).reduce((a, b) => a + b);
+    if (sum > most) most = sum;
+  }
+  return most;
+}
+
 function point(value) {
   return number(value, null);
 }
