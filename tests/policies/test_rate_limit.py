@@ -1270,6 +1270,20 @@ def test_pods_that_inherit_parts_of_a_limit_keep_to_it_together(steps, algorithm
             assert spent <= most
 
 
+@pytest.mark.parametrize("key", [None, lambda: "ann"])
+@pytest.mark.parametrize(
+    "change", [lambda limit: limit.divide(3), lambda limit: limit.update(limits="4/s")]
+)
+def test_a_limit_that_changed_before_it_was_used_is_whole_on_the_clock_of_its_guard(
+    change: Any, key: Any
+) -> None:
+    """Until then nothing was taken, and the clock may be another one."""
+    limit = RateLimit("12/s", key=key)
+    change(limit)
+    guard = new_guard(limit, clock=VirtualClock())
+    assert admitted(guard, 20) == 4
+
+
 def test_only_limits_of_their_own_are_divided() -> None:
     """A leaky bucket cannot be, and what a store shares is divided by it."""
     with pytest.raises(ValueError, match="token_bucket"):

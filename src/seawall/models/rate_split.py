@@ -170,6 +170,8 @@ def follow(new: Rule[Any], old: Rule[Any] | None, now: float) -> Rule[Any]:
             new.base = new.adopt(old.fresh(now), old, now)
         elif new.gain:
             new.base = new.take(new.base, now, new.gain)[0]
+        if not new.rest(new.base, now):
+            new.base = None  # nothing is taken, by any clock
     return new
 
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 SHUT: Final = -1.0
 """The slack of a meter whose success path is shut."""
 
+NEVER: Final = float("-inf")
+"""The state of a bucket from which nothing was taken."""
+
 SHARED: Final = 1024
 """Number of shared buckets for the keys that find no room of their own."""
 
@@ -98,8 +101,11 @@ class Meter:
         self._shared: list[_Stripe] = []
         self.step = self._opened = 0.0
         """What a call takes from a plain bucket, and the slack that it has to fit into."""
-        self.tat = float("-inf")
-        """The state where there is but one and it is a plain number, for the success path."""
+        self.tat = NEVER
+        """The state where there is but one and it is a plain number, for the success path.
+
+        Until something was taken it is `NEVER`, whatever the clock: the guard brings its own.
+        """
         self.since = float("-inf")
         """What was taken up to this instant, by other numbers, is not given back."""
         self._resets: dict[Hashable, float] = {}
@@ -350,8 +356,10 @@ class Meter:
         self.since = now
         for place, account in list(self.accounts.items()):
             self._dissolve(place, account)
-        if self.single:
+        if self.single and self.tat > NEVER:
             self.tat = rule.adopt(self.tat, old, now)
+        elif self.single and rule.rest(fresh := rule.fresh(now), now):
+            self.tat = fresh
         for place, state in self.states.items():
             self.states[place] = rule.adopt(state, old, now)
 
