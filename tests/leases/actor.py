@@ -1,7 +1,7 @@
 """A process that acts while it leads, for test_two_never_act.py; a command line says how.
 
-It prints a line for each thing that happens (lead, checked, act, refused, over) and the token.
-Its wall clock jumps all the time: nothing may depend on it.
+It prints what happens (lead, checked, act, refused, failed, over), each with the token. Its wall
+clock jumps all the time: nothing may depend on it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ class Actor:
         except LeaseLost:
             say("refused", term)
             raise
-        say("act", term)
+        except Exception:  # noqa: BLE001 - a leader that was stopped in its transaction is in the way
+            say("failed", term)
+        else:
+            say("act", term)
 
 
 def say(what: str, term: Term) -> None:

@@ -89,6 +89,11 @@ class Site:
     async def close(self) -> None:
         if self._frozen is not None:
             self.valkey.client().delete(self._frozen._key)
+        for pod in [] if self.is_redis else self._pods:
+            # What is under way ends before its pool does.
+            await asyncio.to_thread(pod.close)
+            if tasks := list(pod._lease_desk._tasks) if pod.is_async and pod._lease_desk else []:
+                await asyncio.wait(tasks, timeout=30)
         await self._stack.aclose()
 
     # The store's clock

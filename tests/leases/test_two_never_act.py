@@ -150,11 +150,11 @@ class Arena:
         with self._news:
             return len(self.heard)
 
-    def wait_for(
-        self, wanted: Callable[[Process, str, int], bool], since: int | None = None
-    ) -> tuple[Process, str, int]:
+    def hear_of(
+        self, wanted: Callable[[Process, str, int], bool], since: int | None, seconds: float
+    ) -> tuple[Process, str, int] | None:
         """Return the first thing heard from now on, or since a mark, that is wanted."""
-        until = SYSTEM.now() + SOON
+        until = SYSTEM.now() + seconds
         with self._news:
             seen = len(self.heard) if since is None else since
             while True:
@@ -163,8 +163,17 @@ class Arena:
                         return one
                 seen = len(self.heard)
                 left = until - SYSTEM.now()
-                assert left > 0, self.heard[-10:]
+                if left <= 0:
+                    return None
                 self._news.wait(left)
+
+    def wait_for(
+        self, wanted: Callable[[Process, str, int], bool], since: int | None = None
+    ) -> tuple[Process, str, int]:
+        """Return the same; it must happen."""
+        heard = self.hear_of(wanted, since, SOON)
+        assert heard is not None, [one[1:] for one in self.heard[-10:]]
+        return heard
 
     def next_act(self, above: int = 0) -> int:
         """Wait for an act of a leader whose token is higher; return its token."""
@@ -173,10 +182,13 @@ class Arena:
     # What happens
 
     def stop_the_leader(self) -> None:
-        """Stop the leader past its lease, until another acts; then let it go on."""
+        """Stop the leader past its lease, until another acts; then let it go on.
+
+        If it was stopped in the middle of a transaction, nobody else passes its lock before that.
+        """
         leader, _what, token = self.wait_for(lambda _p, what, _t: what == "checked")
         leader.stop()
-        self.next_act(above=token)
+        self.hear_of(lambda _p, what, other: what == "act" and other > token, None, 6 * TTL)
         before = self.mark()
         leader.go_on()
         self.wait_for(lambda process, _what, _token: process is leader, before)
@@ -271,6 +283,7 @@ def arenas() -> Iterator[list[Arena]]:
         arena.close()
 
 
+@pytest.mark.timeout(600)
 def test_two_never_act_at_once(site: Site, arenas: list[Arena]):
     """A leader is stopped past its lease, the store's clock jumps, the store is gone."""
     arena = site.arena()
@@ -281,10 +294,11 @@ def test_two_never_act_at_once(site: Site, arenas: list[Arena]):
     arena.take_the_store_away(site)
     arena.set_the_clock(-3600)
     arena.close()
-    assert len(set(arena.acts())) >= 4, "four leaders at least"
+    assert len(set(arena.acts())) >= 3, "three leaders at least"
     assert arena.late_acts() == 0
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("site", ["sqlite"], indirect=True)
 def test_without_the_fence_two_act(site: Site, arenas: list[Arena]):
     """A leader that was stopped after its look at the clock acts when it goes on."""
