@@ -16,11 +16,41 @@ const watching = new IntersectionObserver(
   (entries) => {
     for (const entry of entries) {
       near.set(entry.target, entry.isIntersecting);
-      if (entry.isIntersecting) redraw.get(entry.target)?.();
+      if (entry.isIntersecting) drawSoon(entry.target);
     }
   },
   { rootMargin: "60% 100%" },
 );
+
+// Cells are drawn in slices, those near the screen first: a frame has 16 ms for all there is to do.
+const SLICE = 6; // Milliseconds of a frame.
+const waiting = { near: new Set(), far: new Set() };
+let drawing = false;
+
+function drawSoon(node) {
+  const isNear = near.get(node) === true;
+  waiting[isNear ? "near" : "far"].add(node);
+  if (isNear) waiting.far.delete(node);
+  if (!drawing) requestAnimationFrame(drawOn);
+  drawing = true;
+}
+
+function drawSlice() {
+  const until = performance.now() + SLICE;
+  for (const nodes of [waiting.near, waiting.far]) {
+    for (const node of nodes) {
+      if (performance.now() >= until) break;
+      nodes.delete(node);
+      redraw.get(node)?.();
+    }
+  }
+}
+
+function drawOn() {
+  drawSlice();
+  drawing = waiting.near.size + waiting.far.size > 0;
+  if (drawing) requestAnimationFrame(drawOn);
+}
 
 function figure(className, title, chart, below = []) {
   const scale = make("span", "scale");
@@ -84,41 +114,48 @@ function cellPart() {
     latencies.update(at, past, frame, tops.seconds, `Latency ${over}; now ${now}`);
   }
 
-  const part = {
+  function drawCell(one, topsOf, alone) {
+    const { guard, view } = one;
+    const tone = toneOf(guard.tone);
+    const operable = view.operable && one.operator;
+    mark.set(tone);
+    setTone(node, tone);
+    setName(pod, view.pod.name, 80);
+    setAttribute(pod, "class", alone ? "hidden-text" : "pod-name");
+    setHidden(stale, !view.stale);
+    if (view.stale) setText(stale, asOf(view, one.now));
+    setAttribute(node, "data-stale", view.stale ? "yes" : "no");
+    setName(state, wordOf(guard), 60);
+    const retries = number(guard.rates?.retries);
+    const parts = [`${percent(number(guard.error_ratio))} errors`];
+    if (retries > 0) parts.push(`${amount(retries)} retries/s`);
+    setText(also, parts.join(" · "));
+    setHidden(lastError, !guard.last_error);
+    setName(lastError, guard.last_error ? `last error: ${guard.last_error}` : "", 220);
+    for (const name of OUTCOMES) rates.set(name, amount(number(guard.rates?.[name])));
+    for (const name of LATENCIES) quantiles.set(name, latency(guard[name]));
+    setHidden(stripFigure.node, one.past.breaker.every((known) => known === null));
+    stack.update(guard, { pod: view.pod.name, guard: guard.name, operable });
+    if (near.get(node) === true) drawCharts(one, topsOf());
+  }
+
+  redraw.set(node, () => last && drawCell(...last));
+  return {
     node,
-    close: () => watching.unobserve(node),
+    close() {
+      watching.unobserve(node);
+      redraw.delete(node);
+    },
     update(one, topsOf, alone) {
       const { guard, view } = one;
       last = [one, topsOf, alone];
-      const tone = toneOf(guard.tone);
       const operable = view.operable && one.operator;
-      const now = [tone, guard.state, guard.breaker, view.stale, operable, alone, one.frame.length].join(" ");
-      const isNear = near.get(node) === true;
-      if (!isNear && now === before) return;
+      const now = [guard.tone, guard.state, guard.breaker, view.stale, operable, alone, one.frame.length].join(" ");
+      if (near.get(node) !== true && now === before) return;
       before = now;
-      mark.set(tone);
-      setTone(node, tone);
-      setName(pod, view.pod.name, 80);
-      setAttribute(pod, "class", alone ? "hidden-text" : "pod-name");
-      setHidden(stale, !view.stale);
-      if (view.stale) setText(stale, asOf(view, one.now));
-      setAttribute(node, "data-stale", view.stale ? "yes" : "no");
-      setName(state, wordOf(guard), 60);
-      const retries = number(guard.rates?.retries);
-      const parts = [`${percent(number(guard.error_ratio))} errors`];
-      if (retries > 0) parts.push(`${amount(retries)} retries/s`);
-      setText(also, parts.join(" · "));
-      setHidden(lastError, !guard.last_error);
-      setName(lastError, guard.last_error ? `last error: ${guard.last_error}` : "", 220);
-      for (const name of OUTCOMES) rates.set(name, amount(number(guard.rates?.[name])));
-      for (const name of LATENCIES) quantiles.set(name, latency(guard[name]));
-      setHidden(stripFigure.node, one.past.breaker.every((known) => known === null));
-      stack.update(guard, { pod: view.pod.name, guard: guard.name, operable });
-      if (isNear) drawCharts(one, topsOf());
+      drawSoon(node);
     },
   };
-  redraw.set(node, () => last && part.update(...last));
-  return part;
 }
 
 /** How a guard is, in a word or two. */
@@ -132,6 +169,9 @@ function bandSummary(cells) {
   const calls = cells.reduce((sum, one) => sum + callRate(one.guard.rates), 0);
   return { tone: toneOf(worst.guard.tone), state: word + where, calls };
 }
+
+// Pods beside each other from which on most of them are out of sight: those are not laid out.
+const MANY = 6;
 
 /** One guard on all pods that have it. */
 function bandPart(first) {
@@ -169,6 +209,7 @@ function bandPart(first) {
           seconds: roundUp(Math.max(...band.cells.map((one) => Math.max(highest([one.past.p99]), highest([one.past.p50]))))),
         });
       setAttribute(node, "data-pods", band.cells.length > 1 ? "several" : "one");
+      setAttribute(cells, "data-many", band.cells.length > MANY ? "yes" : "no");
       keyed.update(band.cells, (one) => one.view.pod.name, topsOf, band.alone);
     },
   };
@@ -281,6 +322,7 @@ export function guardsPart() {
     const [message, pasts] = shownLast;
     bands = bandsOf(message.views, pasts, hours, message.at, message.operator !== null, list(message.extra?.first), broken);
     keyed.update(bands, (band) => band.name);
+    drawSlice(); // All of a small page.
     jump.update(bands, (band) => band.name);
   }
 
