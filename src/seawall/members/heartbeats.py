@@ -61,6 +61,9 @@ THREADS: Final = 32
 JITTER: Final = 0.2
 """Pauses between probes differ by this share, or those of all pods would arrive together."""
 
+EXCUSED: Final = 3
+"""An evaluation that comes later than by this number of steps is put off."""
+
 GOODBYE: Final = 1.0
 """Maximum number of seconds to tell the store that this process ends."""
 
@@ -520,6 +523,7 @@ class Heartbeats:
         tasks: dict[str, tuple[ProbeRunner, asyncio.Task[None]]] = {}
         room = asyncio.Semaphore(AT_ONCE)
         sharing = asyncio.get_running_loop().create_task(self._share_forever())
+        clock, is_excused = self._clock, False
         try:
             while True:
                 try:
@@ -527,7 +531,14 @@ class Heartbeats:
                     self._match(tasks, room)
                 except Exception:
                     logging.getLogger("seawall").exception("evaluating %r failed", self.name)
+                due = clock.now() + self._step
                 await sleep_async(self._step)
+                # A loop that was held up has not read yet what came in. Judge nobody for as long
+                # again, but not twice in a row: one that is always late must judge as well.
+                now = clock.now()
+                is_excused = now - due > EXCUSED * self._step and not is_excused
+                if is_excused:
+                    self._calm_until = max(self._calm_until, now + now - due)
         finally:
             threads, self._threads = self._threads, None
             await end([sharing, *(task for _, task in tasks.values())])
