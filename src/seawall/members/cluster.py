@@ -217,8 +217,8 @@ class Cluster:
         try:
             run_in(background, self._open, STARTING)
         except BaseException:
+            background.stop()()  # or its end could fall into a later start
             self._background = None
-            background.stop()
             raise
         return self
 

@@ -176,6 +176,7 @@ def test_a_port_that_is_taken_is_refused_and_leaves_nothing_behind():
         with pytest.raises(OSError, match="port 0 for one that the system chooses"):
             cluster.start()
         assert not cluster.is_running
+        assert not any(thread.name == "seawall-cluster" for thread in threading.enumerate())
     with cluster:
         assert cluster.address == f"{host}:{port}"
 
