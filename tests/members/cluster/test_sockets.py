@@ -39,6 +39,10 @@ def quick() -> SwimSettings:
     return SwimSettings(interval=0.5, timeout=0.2, gossip_interval=0.05, exchange_interval=2.0)
 
 
+def cluster_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "seawall-cluster"}
+
+
 def made(member: str, *seeds: str, host: str = "127.0.0.1", **options: Any) -> Cluster:
     options.setdefault("preset", quick())
     return Cluster(GROUP, member=member, bind=f"{host}:0", seeds=seeds, **options)
@@ -109,6 +113,7 @@ def test_a_member_with_another_key_stays_outside():
 
 def test_a_program_without_a_loop_is_a_member_too():
     """A background thread does the work; each thread may look and close."""
+    before = cluster_threads()
     with made("a") as first, made("b", first.address) as second:
         wait_until(lambda: first.alive == second.alive == ["a", "b"], first, second)
         second.set_metadata(b"ready")
@@ -122,11 +127,12 @@ def test_a_program_without_a_loop_is_a_member_too():
         second.close()
         second.start()
         wait_until(lambda: first.alive == second.alive == ["a", "b"], first, second)
-    assert not any(thread.name == "seawall-cluster" for thread in threading.enumerate())
+    assert cluster_threads() <= before
 
 
 def test_of_threads_that_start_a_cluster_at_once_one_does():
     """The others are refused, and none is left with sockets of its own."""
+    before = cluster_threads()
     cluster = made("a")
     gate = threading.Barrier(4)
     refused: list[RuntimeError] = []
@@ -146,7 +152,7 @@ def test_of_threads_that_start_a_cluster_at_once_one_does():
     assert len(refused) == 3
     assert cluster.is_running
     cluster.close()
-    assert not any(thread.name == "seawall-cluster" for thread in threading.enumerate())
+    assert cluster_threads() <= before
 
 
 def test_a_subscriber_may_close_its_cluster():
@@ -167,6 +173,7 @@ def test_a_subscriber_may_close_its_cluster():
 
 def test_a_port_that_is_taken_is_refused_and_leaves_nothing_behind():
     """The error says what to write; a later start works."""
+    before = cluster_threads()
     host = "127.83.71.5"  # no other test takes a port of it meanwhile
     with socket.socket() as taken:
         taken.bind((host, 0))
@@ -176,7 +183,7 @@ def test_a_port_that_is_taken_is_refused_and_leaves_nothing_behind():
         with pytest.raises(OSError, match="port 0 for one that the system chooses"):
             cluster.start()
         assert not cluster.is_running
-        assert not any(thread.name == "seawall-cluster" for thread in threading.enumerate())
+        assert cluster_threads() <= before
     with cluster:
         assert cluster.address == f"{host}:{port}"
 
