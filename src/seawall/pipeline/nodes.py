@@ -40,7 +40,7 @@ LONGEST_PAUSE: Final = 60.0
 MOST_CAUSES: Final = 50
 """Types of errors that a stage counts apart."""
 MOST_SAMPLES: Final = 1000
-"""Times of items that are kept one by one, before they go into the histogram."""
+"""Times of items from which the quantiles are taken."""
 
 DROP: Final = object()
 """Returned by a stage for an item that is not wanted: it is dropped, and counted."""
@@ -93,18 +93,8 @@ class Counts:
         self.done = self.failed = self.degraded = self.deaths = self.refused = 0
         self.failures: dict[str, int] = {}
         """By the type of the error; at most `MOST_CAUSES`."""
-        self._samples: list[float] = []
-        self._times = Histogram()
-
-    def add_time(self, seconds: float) -> None:
-        """Note for how long an item was in the stage, waiting included."""
-        self._samples.append(seconds)
-        if len(self._samples) >= MOST_SAMPLES:
-            self._fold()
-
-    def _fold(self) -> None:
-        samples, self._samples = self._samples, []
-        self._times.add_all(samples)
+        self.times: deque[float] = deque(maxlen=MOST_SAMPLES)
+        """Seconds that the last items were in the stage, waiting included."""
 
     def add_failure(self, error: Exception) -> None:
         """Note a failure, by its type."""
@@ -115,8 +105,9 @@ class Counts:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counts."""
-        self._fold()
-        p50, p99 = self._times.quantiles((0.5, 0.99))
+        times = Histogram()
+        times.add_all(self.times)
+        p50, p99 = times.quantiles((0.5, 0.99))
         return {
             "done": self.done,
             "failed": self.failed,
@@ -365,7 +356,7 @@ class WorkerStage:
                 await self._do_batch(state, self.stage.batch)
         call, now, ready, counts = self._call, self._run.now, self._ready, self.counts
         keeps_value, is_ordered = self.stage.is_sink, self.stage.ordered_by is not None
-        set_current = CURRENT.set
+        set_current, add_time = CURRENT.set, counts.times.append
         while True:
             while not ready:
                 await self._queued(self._idle)
@@ -387,7 +378,7 @@ class WorkerStage:
             else:
                 at = now()
                 counts.done += 1
-                counts.add_time(at - item.entered_at)
+                add_time(at - item.entered_at)
                 pending = self.following.take(item, at)
                 if pending is not None:
                     await pending
@@ -464,7 +455,7 @@ class WorkerStage:
         now, following, counts = self._run.now(), self.following, self.counts
         counts.done += len(items)
         for item in items:
-            counts.add_time(now - item.entered_at)
+            counts.times.append(now - item.entered_at)
         if isinstance(following, WorkerStage) and following.take_many(items, now):
             return
         for item in items:
