@@ -5,7 +5,8 @@ by whoever brings the item. A node takes an item and returns what to await befor
 one: nothing while there is room.
 
 Promises:
-- A stage whose dependency refuses calls waits with its item; it does not fail it.
+- A stage whose dependency refuses calls, or whose breaker is open, waits with its item; it does not
+  fail it.
 - A worker process that dies costs its item one attempt, and no other item anything.
 - Items with the same key are done one after the other, in the order in which they came.
 - Of a batch only those members are tried again that have failed.
@@ -24,6 +25,7 @@ from seawall.models.backoff import full_jitter
 from seawall.models.histogram import Histogram
 from seawall.pipeline.item import CURRENT, Ending, Item, Lesser
 from seawall.pipeline.stage import BatchFailed, BatchSize, Degrade, NotBefore, Stage
+from seawall.policies.breaker import Breaker
 from seawall.policies.timeout import Timeout
 from seawall.runtime.functions import kind_of
 from seawall.runtime.runners import sleep_async
@@ -239,6 +241,8 @@ class WorkerStage:
         self._run = run
         self._failing = Failing(run, stage, self.counts)
         self._call = bound_call(stage, in_memory=in_memory)
+        policies = getattr(stage.guard, "policies", ())
+        self._breakers = [policy for policy in policies if isinstance(policy, Breaker)]
         self._ready: deque[Item] = deque()
         self._lanes: dict[Hashable, deque[Item]] = {}
         """For each key that is at work, the items that wait for it."""
@@ -421,6 +425,8 @@ class WorkerStage:
             asked: float | None = error.seconds
         elif isinstance(error, Rejected) and not isinstance(error, DeadlineExceeded):
             asked = error.retry_after
+        elif any(breaker.state == "open" for breaker in self._breakers):
+            asked = None  # the dependency is down, and not the item bad
         else:
             return None
         self.counts.refused += 1
