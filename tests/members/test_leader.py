@@ -567,3 +567,51 @@ def test_bad_arguments_are_refused_at_once():
         asyncio.run(leader.arun(lambda term: term.token))  # type: ignore[arg-type, return-value]
     with pytest.raises(ValueError, match="timeout=-1"):
         leader.lead(-1)
+
+
+def test_a_term_that_ends_with_its_block_leaves_nothing_behind():
+    """The look at the end of the term comes when the block is over: no error in the loop."""
+
+    async def scenario():
+        failures = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        leader = leader_of(Memory())
+        with pytest.raises(LeaseLost, match="it stepped down"):
+            async with leader.lead():
+                leader.step_down()
+        await let_pass(1)
+        assert not failures
+
+    run_virtual(scenario())
+
+
+def test_a_leader_that_cannot_watch_its_term_gives_the_lease_back(monkeypatch):
+    """Without a thread for that, another process has to lead."""
+    store = Memory(SYSTEM)
+    store.renews = False
+    leader = leader_of(store)
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"), leader.lead():
+        pytest.fail("it must not lead")
+    assert not leader.lease.held
+    assert not leader.is_leader
+    assert Lease(store, "leader").try_acquire()
+
+
+def test_a_leader_rests_before_others_can_see_that_its_term_is_over():
+    """Its own thread competes again as soon as it sees that."""
+
+    async def scenario():
+        leader = leader_of(Memory())
+        seen = []
+        with pytest.raises(LeaseLost):
+            async with leader.lead() as term:
+                term._on_end(lambda: seen.append(leader._resume_at))
+                leader.step_down()
+        assert seen == [pytest.approx(current_clock().now() + TTL / 2)]
+
+    run_virtual(scenario())

@@ -173,9 +173,12 @@ class Leader:
 
         The lease is released when the work has ended. From any thread.
         """
-        term = self._term
-        if term is not None and term._end("it stepped down"):
-            self._rest()
+        term, before = self._term, self._resume_at
+        if term is None:
+            return
+        self._rest()  # first: another thread competes again as soon as the term is over
+        if not term._end("it stepped down"):
+            self._resume_at = before
 
     def close(self) -> None:
         """End this term, and lead no more; `run` and `arun` return. From any thread."""
@@ -229,7 +232,7 @@ class Leading:
 
     def _begin(self, term: Term) -> None:
         """Look at the lease as soon as it is lost, not only when its time is over."""
-        self._term = term
+        self._term, self._has_ended = term, False
         name = self._lease.name
 
         def look(event: LeaseChanged) -> None:
@@ -240,6 +243,7 @@ class Leading:
 
     def _end(self) -> bool:
         """Take note that the block has ended; tell whether its term was over by then."""
+        self._has_ended = True
         self._unsubscribe()
         was_over = not self._term.left
         self._term._end(ENDED)
@@ -283,7 +287,12 @@ class Leading:
         self._begin(term)
         self._done = threading.Event()
         name = f"seawall-leader {lease.name}"
-        threading.Thread(target=self._watch, args=(term,), name=name, daemon=True).start()
+        try:
+            threading.Thread(target=self._watch, args=(term,), name=name, daemon=True).start()
+        except BaseException:  # the process has too many threads: another one must lead
+            self._end()
+            lease.release()
+            raise
         return term
 
     def _watch(self, term: Term) -> None:
@@ -348,10 +357,10 @@ class Leading:
     def _look(self) -> None:
         """Cut the block off when its term is over; say so if it does not end."""
         self._timer.cancel()
+        if self._has_ended:  # between the end of the term and this look
+            return
         if left := self._term.left:
             self._timer = self._loop.call_later(left, self._look)
-            return
-        if self._term.reason == ENDED:
             return
         if not self._was_cut:
             self._was_cut = True
