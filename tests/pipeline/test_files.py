@@ -200,3 +200,88 @@ def test_the_checkpoint_is_before_everything_that_is_not_done(order: list[int]) 
     assert len(positions) == 0
     with pytest.raises(ValueError, match="not behind"):
         positions.begin(11)
+
+
+def test_a_rotated_file_may_lack_its_last_newline(tmp_path: Path) -> None:
+    """Its last line is waited for once more, then taken as it is; the loop is not blocked."""
+    path = tmp_path / "app.log"
+    path.write_bytes(b"1\n2")
+    source = lines(path, follow=True)
+
+    async def main() -> list[str]:
+        seen = [value for value, _ in await source.pull(10)]
+        path.rename(tmp_path / "app.log.1")
+        path.write_bytes(b"3\n")
+        async with asyncio.timeout(60):
+            while len(seen) < 3:
+                seen += [value for value, _ in await source.pull(10)]
+        await source.close()
+        return seen
+
+    assert run_virtual(main()) == ["1", "2", "3"]
+
+
+def test_a_last_line_that_is_finished_after_the_rotation_is_whole(tmp_path: Path) -> None:
+    """Whoever writes may notice the rotation a moment later."""
+    path = tmp_path / "app.log"
+    path.write_bytes(b"1\nha")
+    source = lines(path, follow=True)
+
+    async def main() -> list[str]:
+        seen = [value for value, _ in await source.pull(10)]
+        old = path.rename(tmp_path / "app.log.1")
+        path.write_bytes(b"3\n")
+
+        async def finish() -> None:
+            await pause(0.1)
+            with old.open("ab") as file:
+                file.write(b"lf\n")
+
+        finishing = asyncio.create_task(finish())
+        while len(seen) < 3:
+            seen += [value for value, _ in await source.pull(10)]
+        await finishing
+        await source.close()
+        return seen
+
+    assert run_virtual(main()) == ["1", "half", "3"]
+
+
+def test_a_followed_record_is_not_read_before_its_quotes_are_closed(tmp_path: Path) -> None:
+    """Its lines may be written one by one."""
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b'1,"one\n')
+    source = csv_rows(path, follow=True)
+
+    async def main() -> list[list[str]]:
+        async def finish() -> None:
+            await pause(1)
+            with path.open("ab") as file:
+                file.write(b'two"\n2,x\n')
+
+        finishing = asyncio.create_task(finish())
+        rows = [value for value, _ in await source.pull(10)]
+        await finishing
+        await source.close()
+        return rows
+
+    assert run_virtual(main()) == [["1", "one\ntwo"], ["2", "x"]]
+
+
+def test_no_csv_record_is_cut_short(tmp_path: Path) -> None:
+    """Not by quotes inside of a text, nor by characters that only str.splitlines takes for ends."""
+    path = tmp_path / "rows.csv"
+    large = "x" * 200_000
+    path.write_text(
+        f'1,a\u2028b,c\n5" pipe,x\n6,y\n7,"q\n\nr ""s"""\n{large},8\n9,"open\n', encoding="utf-8"
+    )
+    stored: list[list[str]] = []
+    run_all(csv_rows(path), stored)
+    assert stored == [
+        ["1", "a\u2028b", "c"],
+        ['5" pipe', "x"],
+        ["6", "y"],
+        ["7", 'q\n\nr "s"'],
+        [f"{large},8"],
+        ["9", "open\n"],
+    ]

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Generic, TypeVar
+from typing import BinaryIO, Final, Generic, TypeVar
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
@@ -72,7 +72,8 @@ class FileSource(Generic[T]):
         while True:
             reading = self._reading or self._open()
             if reading is not None:
-                records = reading.read(most, self._is_whole, is_last=not self._follow)
+                is_last = reading.is_abandoned or not self._follow
+                records = reading.read(most, self._is_whole, is_last=is_last)
                 if records:
                     return [(self._parse(record), (reading.number, end)) for record, end in records]
                 if self._moves_on(reading):
@@ -141,7 +142,9 @@ class FileSource(Generic[T]):
             if now.st_size >= reading.end:
                 return False
         elif reading.has_more():
-            return True
+            # Whoever writes may be about to finish the last record: look once more, then take it
+            # as it is.
+            return reading.is_abandoned
         reading.file.close()
         self._begin(self.path, 0)
         return True
@@ -188,6 +191,9 @@ class _Reading:
         self.end = offset
         """Where the last record ended."""
         self.positions = Positions(offset)
+        self.is_abandoned = False
+        """Whether nothing was added between two looks after it was rotated."""
+        self._size = -1
 
     def read(
         self, most: int, is_whole: Callable[[bytes], bool], *, is_last: bool
@@ -204,9 +210,11 @@ class _Reading:
                     raise ValueError(
                         f"the record at byte {self.end} is longer than {LONGEST_RECORD} bytes"
                     )
-                if not line.endswith(b"\n") or is_whole(record):
+                has_end = line.endswith(b"\n")
+                whole = has_end and is_whole(record)
+                if whole or not has_end:
                     break
-            if not record or (not is_last and not record.endswith(b"\n")):
+            if not record or not (whole or is_last):
                 break
             self.end += len(record)
             self.positions.begin(self.end)
@@ -214,8 +222,10 @@ class _Reading:
         return records
 
     def has_more(self) -> bool:
-        """Return whether something was written after the last look."""
-        return os.fstat(self.file.fileno()).st_size > self.end
+        """Return whether there is something behind the last record of a rotated file."""
+        before, self._size = self._size, os.fstat(self.file.fileno()).st_size
+        self.is_abandoned = self._size == before
+        return self._size > self.end
 
 
 def lines(
@@ -257,12 +267,13 @@ def csv_rows(
 ) -> FileSource[list[str]]:
     """Read the records of a CSV file as lists of texts, the header too; quotes may span lines.
 
-    The settings are those of `lines`.
+    A record that is no CSV, such as one with a field above `csv.field_size_limit()`, is a list of
+    one text: the record as it is. The settings are those of `lines`.
     """
     return FileSource(
         path,
         _row,
-        _quotes_are_closed,
+        _is_whole_row,
         checkpoint=checkpoint,
         every=every,
         follow=follow,
@@ -276,13 +287,28 @@ def _text(record: bytes) -> str:
 
 
 def _row(record: bytes) -> list[str]:
-    rows: list[Any] = list(csv.reader(record.decode("utf-8", "replace").splitlines(keepends=True)))
-    return rows[0] if rows else []
+    text = record.decode("utf-8", "replace")
+    try:
+        return next(csv.reader([text]), [])
+    except csv.Error:
+        return [_text(record)]
 
 
 def _always(_record: bytes) -> bool:
     return True
 
 
-def _quotes_are_closed(record: bytes) -> bool:
-    return record.count(b'"') % 2 == 0
+def _is_whole_row(record: bytes) -> bool:
+    """Tell whether a record ends here, as `csv` sees it: a quote within a text is a character.
+
+    It is asked after each line; so of several lines, all before the last one are not whole.
+    """
+    last = record.rfind(b"\n", 0, -1) + 1
+    if record.find(b'"', last) < 0:
+        return last == 0
+    rows = csv.reader([record.decode("utf-8", "replace"), ""])
+    try:
+        next(rows)
+    except csv.Error:
+        return True
+    return rows.line_num == 1
