@@ -123,6 +123,12 @@ PIPELINE: list[tuple[Any, ...]] = [
         "place",
     ),
     (
+        "pipeline.BatchFailed(failures, results)",
+        lambda x: BatchFailed({0: ValueError()}, x),
+        [(5, TypeError), (iter(()), TypeError)],
+        "results",
+    ),
+    (
         "pipeline.Collect(sources)",
         lambda x: Collect(x, minimum=1, within=1.0),
         [(5, TypeError), ({}, TypeError), ({"": _work}, TypeError), ({"S1": print}, TypeError)],

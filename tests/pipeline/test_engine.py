@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from random import Random
@@ -640,3 +641,170 @@ def test_order_that_is_lost_on_the_way_is_a_danger() -> None:
     pipeline = Pipeline("p")
     pipeline.read([1]).stage(work, workers=5).sink(print, ordered_by=lambda number: number)
     assert "danger: stage 'print' keeps the order" in pipeline.explain()
+
+
+# --- Functions that misbehave ---
+
+
+def test_members_of_a_batch_that_are_dropped_go_no_further() -> None:
+    """Neither into the queue of a stage with workers, nor on the way."""
+    stored: list[int] = []
+
+    async def store(number: int) -> None:
+        stored.append(number)
+
+    pipeline = Pipeline("p")
+    (
+        pipeline.read(range(6))
+        .stage(lambda numbers: [n if n % 2 else DROP for n in numbers], batch=(3, 1.0), name="odd")
+        .sink(store, workers=2)
+    )
+    run_virtual(pipeline.run())
+    assert stored == [1, 3, 5]
+    assert pipeline.snapshot()["dropped"] == 3
+    check_account(pipeline)
+
+
+def test_done_members_of_a_failed_batch_go_on_with_their_results() -> None:
+    """A stage that does not give them has failed with all its members."""
+
+    def partial(numbers: list[int]) -> list[int]:
+        raise BatchFailed({1: ValueError("bad")}, [10 * number for number in numbers])
+
+    def without_results(_numbers: list[int]) -> list[int]:
+        raise BatchFailed({1: ValueError("bad")})
+
+    ends = {}
+    for function in (partial, without_results):
+        stored: list[int] = []
+        pipeline = Pipeline("p")
+        pipeline.read(()).stage(function, batch=(3, 1.0)).sink(stored.append, name="store")
+        ends[function.__name__] = (
+            [(one.ending, one.value) for one in pipeline.test([1, 2, 3])],
+            stored,
+        )
+    set_aside = Ending.DEAD_LETTER
+    assert ends["partial"] == (
+        [(Ending.SINK, 10), (Ending.SINK, 30), (set_aside, 2)],
+        [10, 30],
+    )
+    assert ends["without_results"] == ([(set_aside, number) for number in (1, 2, 3)], [])
+
+
+def test_what_a_worker_process_raises_arrives_whole() -> None:
+    """`BatchFailed` and `NotBefore` are pickled on their way out of a process."""
+    failed = pickle.loads(pickle.dumps(BatchFailed({1: ValueError("bad")}, [1, 2])))  # noqa: S301 - ours
+    assert (list(failed.failures), failed.results) == ([1], [1, 2])
+    assert pickle.loads(pickle.dumps(NotBefore(2.0))).seconds == 2.0  # noqa: S301 - ours
+
+
+@pytest.mark.parametrize("batch", [None, (1, 0.0)])
+def test_a_function_that_was_cancelled_inside_has_failed(batch: tuple[int, float] | None) -> None:
+    """Its worker goes on with the next item."""
+    stored: list[Any] = []
+
+    async def store(value: Any) -> None:
+        number = value[0] if isinstance(value, list) else value
+        if number == 1:
+            raise asyncio.CancelledError
+        stored.append(number)
+
+    async def numbers() -> Any:
+        for number in range(4):
+            yield number
+            await pause(1)
+
+    pipeline = Pipeline("p")
+    pipeline.read(numbers()).sink(store, batch=batch)  # type: ignore[call-overload]
+    run_virtual(pipeline.run())
+    assert stored == [0, 2, 3]
+    assert pipeline.snapshot()["dead_letter"] == 1
+    check_account(pipeline)
+
+
+def test_a_source_that_was_cancelled_inside_is_not_over() -> None:
+    """It has failed, and the run says so."""
+
+    async def numbers() -> Any:
+        yield 1
+        raise asyncio.CancelledError
+
+    pipeline = Pipeline("p")
+    pipeline.read(numbers()).sink(lambda _number: None, name="store")
+    with pytest.raises(RuntimeError, match="a source was cancelled"):
+        run_virtual(pipeline.run())
+    assert pipeline.snapshot()["sink"] == 1
+
+
+@pytest.mark.parametrize("batch", [None, (1, 0.0)])
+@pytest.mark.parametrize("seconds", [0.0, 1000.0])
+def test_a_function_that_swallows_its_end_does_not_hold_up_the_stop(
+    batch: tuple[int, float] | None, seconds: float
+) -> None:
+    """Whether it returns then or goes on: its item is given back once, and no other is begun."""
+    begun: list[Any] = []
+
+    async def store(value: Any) -> None:
+        begun.append(value)
+        try:
+            await pause(100)
+        except asyncio.CancelledError:
+            await pause(seconds)
+
+    source = Recorded(range(3))
+
+    async def main() -> float:
+        pipeline = Pipeline("p")
+        pipeline.read(source).sink(store, batch=batch)  # type: ignore[call-overload]
+        running = asyncio.create_task(pipeline.run())
+        await pause(1)
+        pipeline.stop(1.0)
+        await running
+        check_account(pipeline)
+        ended_at = asyncio.get_running_loop().time()
+        await pause(2000)
+        return ended_at
+
+    began = run_virtual(main())
+    assert len(begun) == 1
+    assert source.ends == [("returned", number) for number in range(3)]
+    assert began < 10
+
+
+def test_a_run_that_is_cancelled_twice_gives_everything_back() -> None:
+    """The second one comes while functions clean up after the first."""
+    source = Recorded(range(3))
+
+    async def store(_value: int) -> None:
+        try:
+            await pause(100)
+        finally:
+            await pause(2)
+
+    async def main() -> None:
+        pipeline = Pipeline("p")
+        pipeline.read(source).sink(store)
+        running = asyncio.create_task(pipeline.run())
+        for _ in range(2):
+            await pause(1)
+            running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    run_virtual(main())
+    assert source.ends == [("returned", number) for number in range(3)]
+
+
+def test_a_pipeline_with_threads_runs_after_a_test() -> None:
+    """`test` does not use the threads, and does not close them."""
+    stored: list[int] = []
+    pipeline = Pipeline("p")
+    (
+        pipeline.read(range(3))
+        .stage(lambda number: number + 1, workers=2, name="add")
+        .sink(stored.append, name="store")
+    )
+    assert len(pipeline.test([7])) == 1
+    stored.clear()
+    asyncio.run(pipeline.run())
+    assert sorted(stored) == [1, 2, 3]

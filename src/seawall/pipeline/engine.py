@@ -21,6 +21,7 @@ from seawall._failures import described
 from seawall.clock import current_clock, epoch_of
 from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
 from seawall.pipeline.nodes import BLOCKED, InlineStage, Node, WorkerStage
+from seawall.runtime.abandon import end
 from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ READ_AT_ONCE: Final = 100
 """Items that are pulled from a source at once."""
 ACK_WITHIN: Final = 5.0
 """Seconds for reporting the last ends to the sources after a stop."""
+
+CANCEL_WITHIN: Final = 5.0
+"""Seconds that functions have to end after they were cancelled; then they are abandoned."""
 
 _log = logging.getLogger("seawall")
 
@@ -133,6 +137,8 @@ class Run:
         """Items that ended in a sink as lesser ones."""
         self.is_ending = False
         """Whether no more items will be read."""
+        self.is_closing = False
+        """Whether what is not finished is given back: nothing is begun or sent on any more."""
         self._failure: Exception | None = None
         self._name = name
         self._dead_letters = dead_letters
@@ -174,6 +180,15 @@ class Run:
         if self._on_end is not None:
             cause = "" if error is None else described(error)
             self._on_end(Ended(item.value, ending, item.stage, cause, item.attempts, item.lesser))
+
+    def failure_of(self, error: Exception | asyncio.CancelledError) -> Exception:
+        """Return why a function has failed; raise CancelledError if its worker is to end."""
+        task = asyncio.current_task()
+        if self.is_closing or (task is not None and task.cancelling()):
+            raise asyncio.CancelledError
+        if isinstance(error, Exception):
+            return error
+        return _cancelled("the function")
 
     async def bury(self, item: Item, stage: str, error: Exception) -> None:
         """Make an item a dead letter; it ends when that is stored.
@@ -240,13 +255,17 @@ class Run:
                     node.wake_all()
             await self._finish(workers, halting)
         finally:
+            self.is_closing = True
             tasks = [*reading, *workers, halting]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            for item in list(self.live):
-                self.end(item, Ending.RETURNED)
-            await self._wind_up(reporting)
+            try:
+                await end(tasks, CANCEL_WITHIN)
+            finally:  # also if it is cancelled a second time
+                for task in tasks:
+                    if task.done() and not task.cancelled():
+                        task.exception()  # the first one is raised already
+                for item in list(self.live):
+                    self.end(item, Ending.RETURNED)
+                await self._wind_up(reporting)
         if self._failure is not None:
             raise self._failure
 
@@ -265,6 +284,10 @@ class Run:
             for task in done - {halting}:
                 if not task.cancelled():
                     task.result()
+                elif task in workers:
+                    raise _cancelled("a worker")
+                elif not halting.done():
+                    raise _cancelled("a source")
             reading -= done
 
     async def _finish(self, workers: list[asyncio.Task[None]], halting: asyncio.Task[bool]) -> None:
@@ -277,6 +300,8 @@ class Run:
             finally:
                 emptied.cancel()
             for task in done - {emptied, halting}:
+                if task.cancelled():
+                    raise _cancelled("a worker")
                 task.result()
 
     async def _wait(
@@ -308,8 +333,10 @@ class Run:
         """Report the last ends, and close the sources."""
         self._is_over = True
         self._ended.set()
-        await asyncio.wait([reporting], timeout=ACK_WITHIN)
-        reporting.cancel()
+        try:
+            await asyncio.wait([reporting], timeout=ACK_WITHIN)
+        finally:
+            reporting.cancel()
         for reader in self.readers:
             try:
                 await reader.source.close()
@@ -330,3 +357,7 @@ class Run:
             else {"item": oldest.id, "age": now - oldest.read_at, "stage": oldest.stage},
             "stages": [node.snapshot(now) for node in self.nodes],
         }
+
+
+def _cancelled(what: str) -> RuntimeError:
+    return RuntimeError(f"{what} was cancelled by something that it awaited, not by the pipeline")

@@ -10,6 +10,8 @@ Promises:
 - A worker process that dies costs its item one attempt, and no other item anything.
 - Items with the same key are done one after the other, in the order in which they came.
 - Of a batch only those members are tried again that have failed.
+- A function that is cancelled by something else than the end of the run has failed. One that
+  swallows that end is asked for nothing more.
 """
 
 from __future__ import annotations
@@ -191,8 +193,8 @@ class Failing:
             value = action.function(item.value, error)
             if kind_of(action.function) == "async":
                 value = await value
-        except Exception as second:  # noqa: BLE001 - of the user's function
-            await self._run.bury(item, stage.name, second)
+        except (Exception, asyncio.CancelledError) as second:  # noqa: BLE001 - of the user's function
+            await self._run.bury(item, stage.name, self._run.failure_of(second))
             return
         self._counts.degraded += 1
         item.lesser = (*item.lesser, Lesser(stage.name, described(error)))
@@ -353,12 +355,13 @@ class WorkerStage:
 
     # Working
 
-    async def work(self, state: WorkerState) -> None:  # noqa: C901 - one loop without frames
+    async def work(self, state: WorkerState) -> None:  # noqa: C901, PLR0912 - one loop without frames
         """Do items until cancelled."""
         if self.stage.batch is not None:
             while True:
                 await self._do_batch(state, self.stage.batch)
-        call, now, ready, counts = self._call, self._run.now, self._ready, self.counts
+        run, call, ready, counts = self._run, self._call, self._ready, self.counts
+        now = run.now
         keeps_value, is_ordered = self.stage.is_sink, self.stage.ordered_by is not None
         set_current, add_time = CURRENT.set, counts.times.append
         while True:
@@ -369,9 +372,11 @@ class WorkerStage:
             set_current(item)
             try:
                 value = await call(item.value)
-            except Exception as error:  # noqa: BLE001 - of the user's function
-                failure: Exception | None = await self._persist(item, state, error)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - of the user's function
+                failure: Exception | None = await self._persist(item, state, run.failure_of(error))
             else:
+                if run.is_closing:
+                    raise asyncio.CancelledError  # the function has swallowed it
                 failure = None
                 if not keeps_value:
                     item.value = value
@@ -406,9 +411,11 @@ class WorkerStage:
             CURRENT.set(item)
             try:
                 value = await self._call(item.value)
-            except Exception as again:  # noqa: BLE001 - of the user's function
-                error = again
+            except (Exception, asyncio.CancelledError) as again:  # noqa: BLE001 - of the user's function
+                error = self._run.failure_of(again)
             else:
+                if self._run.is_closing:
+                    raise asyncio.CancelledError
                 if not self.stage.is_sink:
                     item.value = value
                 return None
@@ -460,14 +467,16 @@ class WorkerStage:
     async def _send_on(self, items: list[Item]) -> None:
         now, following, counts = self._run.now(), self.following, self.counts
         counts.done += len(items)
+        wanted = []
         for item in items:
             counts.times.append(now - item.entered_at)
-        if isinstance(following, WorkerStage) and following.take_many(items, now):
-            return
-        for item in items:
             if item.value is DROP:
                 self._failing.drop(item)
-                continue
+            else:
+                wanted.append(item)
+        if isinstance(following, WorkerStage) and following.take_many(wanted, now):
+            return
+        for item in wanted:
             pending = following.take(item, now)
             if pending is not None:
                 await pending
@@ -483,9 +492,11 @@ class WorkerStage:
             CURRENT.set(members.left[0])
             try:
                 await self._call(members)
-            except Exception as error:  # noqa: BLE001 - of the user's function
-                failure = error
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - of the user's function
+                failure = self._run.failure_of(error)
             else:
+                if self._run.is_closing:
+                    raise asyncio.CancelledError
                 return members.done, []
             if isinstance(failure, WorkerDied) and len(members.left) > 1:
                 self.counts.deaths += 1
@@ -558,35 +569,36 @@ class Members:
             if awaits:
                 results = await results
         except BatchFailed as partial:
-            self._keep(None, partial.failures)
+            self._keep(partial.results, partial.failures)
             if not self.left:
                 return
             # A guard judges the batch by the first of its errors.
             raise self._errors[self.left[0]] from partial
-        if not self._is_sink and (not hasattr(results, "__len__") or len(results) != len(values)):
-            raise TypeError(
-                f"a stage with batch= got {len(values)} items and returned {results!r:.80}: return"
-                " a list with one result for each"
-            )
         self._keep(results, {})
 
-    def _keep(self, results: Sequence[Any] | None, failures: dict[int, Exception]) -> None:
+    def _keep(self, results: Any, failures: dict[int, Exception]) -> None:
         """Separate those that are done from those that failed."""
-        if not self._is_sink and results is not None:
-            for item, result in zip(self.left, results, strict=True):
-                item.value = result
+        items = self.left
+        if not self._is_sink:
+            if not hasattr(results, "__len__") or len(results) != len(items):
+                raise TypeError(
+                    f"a stage with batch= got {len(items)} items and has {results!r:.80}: return a"
+                    " list with one result for each, or raise BatchFailed(failures, results)"
+                )
+            for place, (item, result) in enumerate(zip(items, results, strict=True)):
+                if place not in failures:
+                    item.value = result
         if not failures:
-            self.done += self.left
+            self.done += items
             self.left = []
             return
-        left = []
-        for place, item in enumerate(self.left):
+        self.left = []
+        for place, item in enumerate(items):
             if place in failures:
                 self._errors[item] = failures[place]
-                left.append(item)
+                self.left.append(item)
             else:
                 self.done.append(item)
-        self.left = left
 
 
 def bound_call(stage: Stage, *, in_memory: bool) -> Callable[[Any], Awaitable[Any]]:

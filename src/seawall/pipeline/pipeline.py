@@ -186,7 +186,8 @@ class Flow(Generic[T]):
         An async function runs in `workers` tasks. A plain one runs on the way, in the event loop;
         with `workers=8` in threads, with a `CpuPool` in processes. `guard` is a `Guard`, or
         `family(by=...)`. While it refuses calls, items wait. With `batch=(size, seconds)` the
-        function takes a list, and returns one with a result for each; it may raise `BatchFailed`.
+        function takes a list, and returns one with a result for each; if some have failed, it
+        raises `BatchFailed(failures, results)`.
 
         `ordered_by(value)` is a key: items with the same key are done one after the other, in the
         order in which they come. When one has failed, `when_failed="block"` tries it again, with
@@ -427,7 +428,12 @@ class Pipeline:
             raise RuntimeError(f"{self!r} runs already")
         run = Run(self.name, dead_letters=self.dead_letters, rng=self._rng)
         self._build(run, [read.source for read in self._reads], in_memory=False)
-        await self._carry_out(run)
+        try:
+            await self._carry_out(run)
+        finally:
+            for step in self._steps:
+                if isinstance(step, _Do) and step.stage.owns_pool and step.stage.pool is not None:
+                    step.stage.pool.close(0.0)
 
     async def _carry_out(self, run: Run) -> None:
         self._run = run
@@ -438,9 +444,6 @@ class Pipeline:
         finally:
             self._last = run.snapshot()
             self._run = None
-            for step in self._steps:
-                if isinstance(step, _Do) and step.stage.owns_pool and step.stage.pool is not None:
-                    step.stage.pool.close(0.0)
 
     def run_sync(self, drain: float = 10.0) -> None:
         """Run in this thread; in the main thread SIGTERM and SIGINT stop it by `stop(drain)`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -26,18 +26,33 @@ class NotBefore(Exception):
         self.seconds = check.seconds("seconds", seconds, zero=True)
         super().__init__(f"not before {self.seconds:g} s from now")
 
+    def __reduce__(self) -> tuple[type[NotBefore], tuple[float]]:
+        return NotBefore, (self.seconds,)  # it may come from a worker process
+
 
 class BatchFailed(Exception):
     """Raised by a stage with `batch=`: only some members failed, the others are done."""
 
-    def __init__(self, failures: dict[int, Exception]) -> None:
-        """Give the error of each failed member, by its place in the batch."""
+    def __init__(
+        self, failures: dict[int, Exception], results: Sequence[Any] | None = None
+    ) -> None:
+        """Give the error of each failed member, by its place in the batch.
+
+        A stage that is no sink also gives its `results`: one for each member, whatever it is for
+        those that failed.
+        """
         if not failures or not all(
             type(place) is int and isinstance(error, Exception) for place, error in failures.items()
         ):
             raise TypeError(f"BatchFailed({failures!r}): write {{place: error}} of each member")
+        if results is not None and not hasattr(results, "__len__"):
+            raise TypeError(f"BatchFailed(failures, {results!r:.80}): write a list of results")
         super().__init__(f"{len(failures)} of the batch failed")
         self.failures = failures
+        self.results = results
+
+    def __reduce__(self) -> tuple[type[BatchFailed], tuple[Any, ...]]:
+        return BatchFailed, (self.failures, self.results)  # it may come from a worker process
 
 
 class Degrade(NamedTuple):
