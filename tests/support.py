@@ -71,7 +71,7 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def falsified(
-    check: Callable[[Any], None], cases: st.SearchStrategy[Any], *, most: int = 500
+    check: Callable[[Any], None], cases: st.SearchStrategy[Any], *, most: int = 3000
 ) -> bool:
     """Tell whether some case of `most` breaks the property: it must, without its safeguard."""
 
