@@ -12,6 +12,7 @@ import pytest
 
 from seawall import Lease, LeaseLost, StoreUnavailable, TimedOut, deadline
 from seawall.clock import VirtualClock
+from seawall.durable import Database, Sqlite
 from seawall.leases import holding
 from seawall.leases.waiting import Bell
 from seawall.runtime.events import LeaseChanged, subscribe
@@ -558,3 +559,26 @@ def test_an_awaited_database_says_how_to_write_it(site: Site):
             assert lease.held
 
     run(site, scenario)
+
+
+def test_closing_a_database_ends_a_wait_for_its_answer(tmp_path, monkeypatch):
+    """A task waits in a loop of its own, and nothing but the closing tells it that it is in vain."""
+    from seawall.durable.leases import DatabaseLease
+
+    asked = threading.Event()
+
+    async def hang(_share, _command):
+        asked.set()
+        await asyncio.Event().wait()
+
+    async def main():
+        database = Database(Sqlite(tmp_path / "leases.db"))
+        monkeypatch.setattr(DatabaseLease, "_execute", hang)
+        taking = asyncio.create_task(Lease(database, "one").aacquire())
+        assert await asyncio.to_thread(asked.wait, SOON)
+        await asyncio.to_thread(database.close)
+        async with asyncio.timeout(SOON):
+            with pytest.raises(StoreUnavailable, match="closed"):
+                await taking
+
+    asyncio.run(main())

@@ -117,6 +117,9 @@ class DatabaseLease:
             asking.deliver(self._result(working))
         except (StoreUnavailable, TablesMissing) as error:
             asking.fail(error)
+        except asyncio.CancelledError:  # the thread of the database ends, a caller's loop does not
+            asking.fail(StoreUnavailable(f"the database {self.store_name!r} was closed"))
+            raise
 
     async def call(self, command: Command, patience: float) -> Granted | Busy:
         """Return the answer to `command`, which is waited for as long as `patience`."""
