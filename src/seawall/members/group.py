@@ -12,6 +12,7 @@ Promises:
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -135,7 +136,7 @@ class Group:
         for subscriber in self._subscribers:
             try:
                 subscriber(change)
-            except Exception:
+            except (Exception, CancelledError):  # of a task that it asked for its result
                 logging.getLogger("seawall").exception(
                     "a subscriber of the group %r failed", self.name
                 )

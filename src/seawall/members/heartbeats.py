@@ -529,7 +529,7 @@ class Heartbeats:
                 try:
                     self.evaluate()
                     self._match(tasks, room)
-                except Exception:
+                except (Exception, asyncio.CancelledError):  # nothing is awaited: a listener's own
                     logging.getLogger("seawall").exception("evaluating %r failed", self.name)
                 due = clock.now() + self._step
                 await sleep_async(self._step)

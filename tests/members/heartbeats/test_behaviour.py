@@ -363,6 +363,27 @@ def test_a_subscriber_that_fails_disturbs_nobody(caplog: pytest.LogCaptureFixtur
     assert "a subscriber of the group" in caplog.text
 
 
+@pytest.mark.parametrize("is_listener", [False, True])
+def test_a_subscriber_that_raises_a_cancellation_does_not_end_the_watch(
+    *, is_listener: bool
+) -> None:
+    """As `task.result()` of a cancelled task does; peers are judged as before."""
+
+    def ask_a_cancelled_task(_change: object) -> None:
+        raise asyncio.CancelledError
+
+    async def main() -> list[str]:
+        beats = Heartbeats("g", every=1.0, confirm_after=5.0)
+        end = (subscribe if is_listener else beats.subscribe)(ask_a_cancelled_task)
+        beats.watch("a")
+        async with beats:
+            await sleep_async(60)
+        end()
+        return [str(view.state) for view in beats.members.values()]
+
+    assert run_virtual(main()) == ["confirmed"]
+
+
 # What is shown
 
 
