@@ -562,7 +562,7 @@ def test_an_awaited_database_says_how_to_write_it(site: Site):
 
 
 def test_closing_a_database_ends_a_wait_for_its_answer(tmp_path, monkeypatch):
-    """A task waits in a loop of its own, and nothing but the closing tells it that it is in vain."""
+    """A task in another loop waits, and only the closing can tell it that it waits in vain."""
     from seawall.durable.leases import DatabaseLease
 
     asked = threading.Event()
