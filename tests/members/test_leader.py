@@ -619,3 +619,21 @@ def test_a_leader_rests_before_others_can_see_that_its_term_is_over():
         assert seen == [pytest.approx(current_clock().now() + TTL / 2)]
 
     run_virtual(scenario())
+
+
+def test_a_signal_handler_may_end_a_term_for_which_its_thread_begins_to_wait(monkeypatch):
+    """It runs after the thread has seen that the event is not set, and before it waits."""
+    term = Term(Lease(Memory(SYSTEM), "leader"), MARGIN)
+    leader = leader_of(Memory(SYSTEM))
+    for event in (term.stop, leader._closed):
+        looks = []
+
+        def look(event=event, looks=looks):
+            looks.append(threading.Event.is_set(event))
+            if len(looks) == 1:
+                event.set()  # as the handler does, in this thread
+            return looks[-1]
+
+        monkeypatch.setattr(event, "is_set", look)
+        assert event.wait(30.0)
+        assert looks == [False, True]

@@ -27,6 +27,7 @@ from seawall.errors import LeaseLost, StoreUnavailable, TimedOut
 from seawall.leases.lease import Lease
 from seawall.runtime.events import LeaseChanged, subscribe
 from seawall.runtime.functions import kind_of
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.runners import sleep_async
 
 T = TypeVar("T")
@@ -37,6 +38,32 @@ SLICE: Final = 2.5
 ENDED: Final = "its work has ended"
 
 
+class StopEvent(threading.Event):
+    """An event that a signal handler may set while its own thread begins to wait for it.
+
+    A plain event would block the handler for ever, by the lock that the thread below it holds.
+    """
+
+    def __init__(self) -> None:
+        """Begin unset."""
+        super().__init__()
+        self._mutex = Mutex()
+        self._changed = threading.Condition(self._mutex)  # type: ignore[arg-type]
+
+    def set(self) -> None:
+        """Wake all that wait, as soon as this thread is not inside of `wait`."""
+        self._mutex.do(self._set)
+
+    def _set(self) -> None:
+        super().set()
+        self._changed.notify_all()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, for `timeout` seconds at most; tell whether it is."""
+        with self._changed:
+            return self._changed.wait_for(self.is_set, timeout)
+
+
 class Term:
     """One time of leading: what its work may ask."""
 
@@ -44,7 +71,7 @@ class Term:
         """Begin with the lease as it is held now."""
         self.token = lease.token
         """The fencing token: higher than those of all terms before."""
-        self.stop = threading.Event()
+        self.stop: threading.Event = StopEvent()
         """Set when the term is over; for work in threads that waits for something else."""
         self.reason = ""
         """Why the term is over; empty while it lasts."""
@@ -112,7 +139,7 @@ class Leader:
                 f" renewal (ttl={lease.ttl:.6g}, renew_every={lease.renew_every:.6g})"
             )
         self._term: Term | None = None
-        self._closed = threading.Event()
+        self._closed = StopEvent()
         self._resume_at = float("-inf")
         self._at_close: list[Callable[[], object]] = []
 
