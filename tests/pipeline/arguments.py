@@ -98,6 +98,12 @@ PIPELINE: list[tuple[Any, ...]] = [
     ("pipeline.Pipeline.read(name)", lambda x: Pipeline("b").read([1], name=x), _TEXTS, "write"),
     ("pipeline.Pipeline.stop(grace)", Pipeline("bad").stop, _FINITE, "seconds"),
     ("pipeline.Pipeline.run_sync(drain)", Pipeline("bad").run_sync, _FINITE, "seconds"),
+    (
+        "pipeline.Pipeline.test(call_sinks)",
+        lambda x: _flow().sink(_work).test([1], call_sinks=x),
+        [(1, TypeError), ("yes", TypeError)],
+        "",
+    ),
     ("pipeline.Flow.stage(function)", lambda x: _flow().stage(x), _FUNCTIONS, ""),
     ("pipeline.Flow.sink(function)", lambda x: _flow().sink(x), _FUNCTIONS, ""),
     ("pipeline.Flow.branch(predicate)", lambda x: _flow().branch(x), _FUNCTIONS, ""),

@@ -600,6 +600,47 @@ def test_an_hour_of_outage_replays_by_its_seed() -> None:
     assert history(1) != history(2)
 
 
+# --- Testing and running ---
+
+
+def test_a_test_calls_no_sink_unless_asked() -> None:
+    """What a pipeline does in production must not happen because it is tested."""
+    stored: list[int] = []
+    pipeline = Pipeline("p")
+    pipeline.read(()).stage(str).stage(int).sink(stored.append, name="store")
+    assert [one.value for one in pipeline.test([1, 2])] == [1, 2]
+    assert stored == []
+    pipeline.test([1, 2], call_sinks=True)
+    assert stored == [1, 2]
+
+
+def test_what_has_a_loop_of_its_own_is_refused_inside_another() -> None:
+    """With what to write instead, and no coroutine left behind."""
+    pipeline = Pipeline("p")
+    pipeline.read([1]).sink(print)
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match=r"use await pipeline.run\(\)"):
+            pipeline.run_sync()
+        with pytest.raises(RuntimeError, match="a plain test function"):
+            pipeline.test([1])
+
+    run_virtual(main())
+
+
+def test_run_says_whether_it_came_to_the_end() -> None:
+    """True at the end of the sources, False if it was stopped."""
+    pipeline = Pipeline("p")
+    pipeline.read([1]).sink(lambda _number: None, name="store")
+    assert run_virtual(pipeline.run())
+    stopped = Pipeline("q")
+    stopped.read(range(10)).sink(lambda _number: stopped.stop(1.0), name="store")
+    assert not run_virtual(stopped.run())
+    again = Pipeline("r")
+    again.read([1]).sink(lambda _number: None, name="store")
+    assert again.run_sync()
+
+
 # --- Mistakes ---
 
 
@@ -680,7 +721,7 @@ def test_done_members_of_a_failed_batch_go_on_with_their_results() -> None:
         pipeline = Pipeline("p")
         pipeline.read(()).stage(function, batch=(3, 1.0)).sink(stored.append, name="store")
         ends[function.__name__] = (
-            [(one.ending, one.value) for one in pipeline.test([1, 2, 3])],
+            [(one.ending, one.value) for one in pipeline.test([1, 2, 3], call_sinks=True)],
             stored,
         )
     set_aside = Ending.DEAD_LETTER

@@ -197,6 +197,7 @@ def test_a_thread_is_served_as_a_coroutine_is(site: Site, store: RedisStore, ten
 
     twice(longest, ALLOWED)
     eventually(lambda: store.up)
+    store.timeout = store._links._timeout = 5.0  # on a busy machine
     assert wait_sync(store.ask("sync", tenfold, 7, SYSTEM), SYSTEM) == 70
 
 
@@ -223,9 +224,9 @@ def test_reading_is_no_sign_of_health(site: Site, store: RedisStore, monkeypatch
     monkeypatch.setattr(_core, "lua", lambda name: "return 1" if name == "read" else lua(name))
     key = store.key("store", "x")
     with FAULTS["read_only"](site):
-        assert store.call("read", [key], []) == 1
+        assert store.call("read", [key], [], 5.0) == 1
         with pytest.raises(StoreUnavailable, match="ReadOnlyError"):
-            store.call("probe", [key], [])
+            store.call("probe", [key], [], 5.0)
         assert not store.up
     eventually(lambda: store.up)
 
@@ -393,7 +394,7 @@ def test_who_waits_while_the_store_is_closed_is_not_cancelled(site: Site, store:
     caught: list[BaseException] = []
 
     async def main() -> None:
-        await store.acall("probe", [key], [])
+        await store.acall("probe", [key], [], 5.0)
         with black_hole(site):
             task = asyncio.ensure_future(store.acall("probe", [key], [], 5.0))
             await asyncio.sleep(0.01)  # noqa: TID251 - it is under way

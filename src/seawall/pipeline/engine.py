@@ -206,9 +206,12 @@ class Run:
             try:
                 await self._dead_letters(letter)
                 break
-            except Exception:  # noqa: BLE001 - logged, with its traceback
-                _log.exception(
-                    "pipeline %r: a dead letter of stage %r cannot be stored", self._name, stage
+            except Exception as failure:  # noqa: BLE001 - of the user's function; logged
+                _log.error(
+                    "pipeline %r waits: a dead letter of stage %r cannot be stored: %s",
+                    self._name,
+                    stage,
+                    described(failure),
                 )
                 await sleep_async(next(pauses))
         _log.warning(
@@ -233,11 +236,21 @@ class Run:
 
     def stop(self, end_at: float) -> None:
         """Read no more, and finish until `end_at`; in this loop."""
+        if self._end_at is None:
+            _log.warning(
+                "pipeline %r stops, within %.3g s; in flight: %d",
+                self._name,
+                max(0.0, end_at - self.now()),
+                len(self.live),
+            )
         self._end_at = end_at if self._end_at is None else min(self._end_at, end_at)
         self._halt.set()
 
-    async def run(self) -> None:
-        """Run until all sources are over and everything has ended, or until stopped."""
+    async def run(self) -> bool:
+        """Run until all sources are over and everything has ended, or until stopped.
+
+        Return whether it was not stopped.
+        """
         workers = [
             asyncio.create_task(node.work(state), name=f"{self._name}: {node.stage.name}")
             for node in self.nodes
@@ -268,6 +281,7 @@ class Run:
                 await self._wind_up(reporting)
         if self._failure is not None:
             raise self._failure
+        return not self._halt.is_set()
 
     async def _read_all(
         self,

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final, Generic, TypeVar
+from typing import BinaryIO, Final, Generic, NamedTuple, TypeVar
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
@@ -27,6 +28,16 @@ LOOK_EVERY: Final = 0.2
 """Seconds between two looks for more, at the end of a file that is followed."""
 LONGEST_RECORD: Final = 16 * 2**20
 """Bytes of one line or record."""
+
+
+class FilePlace(NamedTuple):
+    """Where a record ends: in which file since the start, and at which byte."""
+
+    file: int
+    byte: int
+
+    def __str__(self) -> str:
+        return f"{self.byte}" if self.file == 1 else f"{self.file}-{self.byte}"
 
 
 class FileSource(Generic[T]):
@@ -67,7 +78,7 @@ class FileSource(Generic[T]):
         """Files of which items are on their way, by number."""
         self._numbers = 0
 
-    async def pull(self, most: int) -> Sequence[tuple[T, tuple[int, int]]]:
+    async def pull(self, most: int) -> Sequence[tuple[T, FilePlace]]:
         """Return the next records; wait for more at the end if the file is followed."""
         while True:
             reading = self._reading or self._open()
@@ -75,7 +86,10 @@ class FileSource(Generic[T]):
                 is_last = reading.is_abandoned or not self._follow
                 records = reading.read(most, self._is_whole, is_last=is_last)
                 if records:
-                    return [(self._parse(record), (reading.number, end)) for record, end in records]
+                    return [
+                        (self._parse(record), FilePlace(reading.number, end))
+                        for record, end in records
+                    ]
                 if self._moves_on(reading):
                     continue
             if not self._follow:
@@ -84,14 +98,14 @@ class FileSource(Generic[T]):
                 return ()
             await sleep_async(LOOK_EVERY)
 
-    async def acknowledge(self, handles: Sequence[tuple[int, int]]) -> None:
+    async def acknowledge(self, handles: Sequence[FilePlace]) -> None:
         """Move the checkpoint, and save it now and then."""
         for number, end in handles:
             self._files[number].positions.finish(end)
         if self._checkpoint is not None and self._clock.now() - self._saved_at >= self._every:
             self._save()
 
-    async def give_back(self, handles: Sequence[tuple[int, int]]) -> None:
+    async def give_back(self, handles: Sequence[FilePlace]) -> None:
         """Do nothing: the checkpoint stays before them."""
 
     async def close(self) -> None:
@@ -110,6 +124,13 @@ class FileSource(Generic[T]):
             found = self._by_inode(saved["inode"])
             if found is not None:
                 return self._begin(found, saved["offset"])
+            if self.path.exists():
+                logging.getLogger("seawall").warning(
+                    "%s is not the file of which %s is the checkpoint, nor is one beside it: it is"
+                    " read from its beginning",
+                    self.path,
+                    self._checkpoint,
+                )
         return self._begin(self.path, 0) if self.path.exists() else None
 
     def _begin(self, path: Path, offset: int) -> _Reading:

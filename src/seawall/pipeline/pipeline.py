@@ -14,9 +14,10 @@ What it promises stands in `seawall.pipeline.engine` and `seawall.pipeline.nodes
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final, Generic, Literal, TypeVar, overload
 
@@ -46,7 +47,7 @@ class MemoryDeadLetters:
     """Dead letters in the memory of this process; when it is full, the pipeline waits."""
 
     def __init__(self, most: int = MOST_DEAD_LETTERS) -> None:
-        """Keep up to `most`."""
+        """Keep up to `most`; whoever looks after them takes them out of `letters`."""
         self.letters: deque[DeadLetter] = deque()
         self._most = check.count("most", most)
 
@@ -418,10 +419,11 @@ class Pipeline:
 
     # Running
 
-    async def run(self) -> None:
+    async def run(self) -> bool:
         """Run until all sources are over and every item has ended, or until `stop`.
 
-        A stage with on_failure="stop" ends it with its error, and so does a source that fails.
+        Return whether it came to the end of its sources. A stage with on_failure="stop" ends it
+        with its error, and so does a source that fails.
         """
         self._check_complete()
         if self._run is not None:
@@ -429,30 +431,42 @@ class Pipeline:
         run = Run(self.name, dead_letters=self.dead_letters, rng=self._rng)
         self._build(run, [read.source for read in self._reads], in_memory=False)
         try:
-            await self._carry_out(run)
+            return await self._carry_out(run)
         finally:
             for step in self._steps:
                 if isinstance(step, _Do) and step.stage.owns_pool and step.stage.pool is not None:
                     step.stage.pool.close(0.0)
 
-    async def _carry_out(self, run: Run) -> None:
+    async def _carry_out(self, run: Run) -> bool:
         self._run = run
         try:
             if self._stop_grace is not None:
                 run.stop(run.now() + self._stop_grace)
-            await run.run()
+            return await run.run()
         finally:
             self._last = run.snapshot()
             self._run = None
 
-    def run_sync(self, drain: float = 10.0) -> None:
-        """Run in this thread; in the main thread SIGTERM and SIGINT stop it by `stop(drain)`."""
-        run_until_signal(self.run, self.stop, drain)
+    def run_sync(self, drain: float = 10.0) -> bool:
+        """Run in this thread, for programs without an event loop; return what `run` does.
+
+        In the main thread SIGTERM and Ctrl-C stop it: the first by `stop(drain)`, a second one by
+        `stop(0)`.
+        """
+        _refuse_in_loop("run_sync()", "await pipeline.run()")
+        ended: list[bool] = []
+
+        async def main() -> None:
+            ended.append(await self.run())
+
+        run_until_signal(main, self.stop, drain)
+        return ended == [True]
 
     def stop(self, grace: float = 10.0) -> None:
         """Read no more, and finish what was read within `grace` seconds; the rest is given back.
 
-        From any thread or signal handler. Stopped again, it takes the shorter grace.
+        It returns at once, and `run` when that is done. From any thread or signal handler. Stopped
+        again, it takes the shorter grace.
         """
         seconds = check.seconds("grace", grace, zero=True)
         if self._stop_grace is None or seconds < self._stop_grace:
@@ -469,13 +483,15 @@ class Pipeline:
         run = self._run
         return {"running": run is not None, **(self._last if run is None else run.snapshot())}
 
-    def test(self, items: Iterable[Any], *, seed: int = 0) -> list[Ended]:
+    def test(self, items: Iterable[Any], *, call_sinks: bool = False, seed: int = 0) -> list[Ended]:
         """Run it in memory on virtual time with `items`, and return how each ended, in that order.
 
-        Every source is replaced by `items`, and plain functions run without pools. Sinks are called
-        as they are: give them something to write to.
+        `items` take the place of every source, and plain functions run without pools. Stages are
+        called; sinks only with `call_sinks`, for tests whose sinks write to nothing that matters.
         """
+        _refuse_in_loop("test()", "a plain test function, not an async one")
         self._check_complete()
+        check.flag("call_sinks", call_sinks)
         ended: list[Ended] = []
 
         async def keep(_letter: DeadLetter) -> None:
@@ -486,20 +502,24 @@ class Pipeline:
             source = IterableSource(items)
             sources: list[Source[Any]] = [source]
             sources += [IterableSource((), name=f"none-{n}") for n in range(1, len(self._reads))]
-            self._build(run, sources, in_memory=True)
+            self._build(run, sources, in_memory=True, call_sinks=call_sinks)
             await self._carry_out(run)
 
         run_virtual(main())
         return ended
 
-    def _build(self, run: Run, sources: list[Source[Any]], *, in_memory: bool) -> None:
+    def _build(
+        self, run: Run, sources: list[Source[Any]], *, in_memory: bool, call_sinks: bool = True
+    ) -> None:
         """Make the nodes of a run from the steps."""
         exit_node = Exit(run)
         forks = [step for step in self._steps if isinstance(step, _Fork)]
         stages = [step for step in self._steps if isinstance(step, _Do)]
         branches = {id(fork): Branch(run, fork.name, fork.predicate) for fork in forks}
         working: dict[int, InlineStage | WorkerStage] = {
-            id(step): InlineStage(run, step.stage)
+            id(step): InlineStage(run, _without_effect(step.stage))
+            if step.stage.is_sink and not call_sinks
+            else InlineStage(run, step.stage)
             if step.stage.is_inline
             else WorkerStage(run, step.stage, in_memory=in_memory)
             for step in stages
@@ -516,6 +536,25 @@ class Pipeline:
             Reader(run, source, nodes[id(read.following)])
             for source, read in zip(sources, self._reads, strict=True)
         ]
+
+
+def _without_effect(sink: Stage) -> Stage:
+    """Return a sink that stores nothing."""
+    return replace(sink, function=_nothing, workers=0)
+
+
+def _nothing(_value: Any) -> None:
+    """Take the place of a sink in a test."""
+
+
+def _refuse_in_loop(called: str, instead: str) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        f"pipeline.{called} runs an event loop of its own, and one runs here: use {instead}"
+    )
 
 
 def _name_of(step: _Read | _Step) -> str:

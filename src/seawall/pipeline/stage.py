@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from seawall import _checks as check
@@ -121,16 +122,10 @@ def make_stage(
     capacity: int | None,
 ) -> Stage:
     """Check what was asked for, and say what to write instead of what cannot work."""
-    check.function("function", function)
-    kind = kind_of(function)
     name = _name_of(function) if name is None else name
     if not isinstance(name, str) or not name:
         raise TypeError(f"name={name!r}: write a name, such as 'enrich'")
-    if kind not in ("sync", "async"):
-        raise TypeError(
-            f"stage {name!r}: {function!r} is a {kind}; write a function that returns one value for"
-            " each item"
-        )
+    function, kind = _checked_function(name, function)
     if guard is not None and not callable(guard):
         raise TypeError(f"stage {name!r}: guard={guard!r}: pass a Guard, or family(by=...)")
     pool, count, owns = _workers(name, kind, workers)
@@ -172,6 +167,20 @@ def make_stage(
         most_deaths=check.count("most_deaths", most_deaths),
         capacity=room if capacity is None else check.count("capacity", capacity),
     )
+
+
+def _checked_function(name: str, function: Any) -> tuple[Callable[..., Any], str]:
+    """Return the function of a stage, and how it runs."""
+    if isinstance(function, type):
+        function = partial(function)  # int, str and the like: called as a function
+    check.function("function", function)
+    kind = kind_of(function)
+    if kind not in ("sync", "async"):
+        raise TypeError(
+            f"stage {name!r}: {function!r} is a {kind}; write a function that returns one value for"
+            " each item"
+        )
+    return function, kind
 
 
 def _name_of(function: Any) -> str:
