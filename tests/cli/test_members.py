@@ -17,12 +17,21 @@ from tests.cli.top_worlds import NOW, message, row, served, state, view
 from tests.telemetry.world import Members
 from tests.web.support import serve
 
+FIGURES = {"seconds": 8.25, "level": 9.0, "threshold": 8.0}
+
 
 def _member(name: str, how: str = "alive", group: str = "pods", **facts: str) -> dict[str, Any]:
     tone = {"alive": "ok", "suspected": "warn", "confirmed": "bad"}.get(how, "off")
     told = [["for", "8 s"], ["level", "9 of 8"], *([key, value] for key, value in facts.items())]
     return row(
-        f"{group}: {name}", kind="member", tone=tone, state=how, facts=told, gauge=None, track=1.1
+        f"{group}: {name}",
+        kind="member",
+        tone=tone,
+        state=how,
+        facts=told,
+        gauge=None,
+        track=1.1,
+        figures=FIGURES,
     )
 
 
@@ -59,7 +68,7 @@ def test_a_table_for_each_group_the_worst_first(capsys: pytest.CaptureFixture[st
         assert main(["members", url]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines if not line.startswith(" ")] == [
-        "cells: 1 members",
+        "cells: 1 member",
         "pods: 2 members",
     ]
     assert [" ".join(line.split()) for line in lines[4:]] == [
@@ -84,7 +93,7 @@ def test_what_a_pod_that_is_gone_has_last_seen_does_not_count(
 
 
 def test_json_has_what_each_pod_says(capsys: pytest.CaptureFixture[str]):
-    """One line, in ASCII."""
+    """One line, in ASCII, with numbers."""
     told = message(
         _pod("web-1", _member("w\u00e9b-3", "suspected", reason="late")),
         _pod("web-2", _member("w\u00e9b-3")),
@@ -100,8 +109,8 @@ def test_json_has_what_each_pod_says(capsys: pytest.CaptureFixture[str]):
             "state": "suspected",
             "level_ratio": 1.1,
             "pods": {
-                "web-1": {"state": "suspected", "for": "8 s", "level": "9 of 8", "reason": "late"},
-                "web-2": {"state": "alive", "for": "8 s", "level": "9 of 8"},
+                "web-1": {"state": "suspected", **FIGURES, "reason": "late"},
+                "web-2": {"state": "alive", **FIGURES},
             },
         }
     ]
@@ -189,9 +198,15 @@ def test_a_real_dashboard_is_read(capsys: pytest.CaptureFixture[str]):
     dashboard = Dashboard(local=True, pod="pod-1")
     with serve(dashboard) as base:
         assert main(["members", "--group", "cli-pods", base]) == 1
+        printed = capsys.readouterr().out
+        assert main(["members", "--json", "--group", "cli-pods", base]) == 1
         dashboard.end_streams()
     assert members.views
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = [one["pods"]["pod-1"] for one in json.loads(capsys.readouterr().out)]
+    assert [(one["level"], one["threshold"]) for one in shown] == [(9.0, 8.0), (0.0, 8.0)]
+    assert shown[0]["seconds"] > 0
+    assert shown[1]["round_trip"] == 0.004
+    lines = [line.split() for line in printed.splitlines()]
     assert lines[0] == ["cli-pods:", "2", "members"]
     assert lines[2][:2] == ["pod-2", "suspected"]
     assert lines[2][-1] == "late"

@@ -92,6 +92,25 @@ def test_a_group_without_messages_says_nothing_of_them():
     assert dict(_rows(view)["pods"]["facts"]) == {"this pod": "pod-0"}
 
 
+@pytest.mark.parametrize(
+    ("level", "threshold", "text"),
+    [
+        (9.75e-15, 8.0, "0 of 8"),
+        (7.9512, 8.0, "8 of 8"),
+        (12.3456, 8.0, "12.3 of 8"),
+        (9280.0, 8.0, "over 100 of 8"),
+        (150.0, 200.0, "150 of 200"),
+        (1.0, 1.0, "1 of 1"),
+    ],
+)
+def test_a_level_is_a_number_that_a_person_reads(level, threshold, text):
+    """The level of a silent member grows without end, and that of a punctual one is nearly 0."""
+    view = MemberView("pod-3", SUSPECTED, 2.0, level=level, threshold=threshold)
+    row = _rows(_look("pod-1", view))["pods: pod-3"]
+    assert dict(row["facts"])["level"] == text
+    assert row["figures"]["level"] == pytest.approx(level, abs=1e-6)
+
+
 def test_the_past_of_a_member_is_its_level_as_a_share_of_the_threshold():
     """So curves of members with different thresholds can be compared."""
     pair = Pair()

@@ -65,7 +65,13 @@ def _limited(algorithm: Any = "token_bucket", **settings: Any) -> Any:
 _NAMES = [("", ValueError), (5, TypeError), (None, TypeError), ("x" * 129, ValueError)]
 _ADDRESSES = [*_NAMES, ("host:port", ValueError), ("10.0.0.1:70000", ValueError)]
 _ADDRESSES += [("pod-1.internal:7946", ValueError)]
-_SEEDS = [("10.0.0.1:7946", TypeError), (5, TypeError), ([5], TypeError), (["h:x"], ValueError)]
+_SEEDS = [
+    ("10.0.0.1:7946", TypeError),
+    (5, TypeError),
+    ([5], TypeError),
+    (["h:x"], ValueError),
+    (["http://h:1"], ValueError),
+]
 _METADATA = [("zone", TypeError), (b"x" * 513, ValueError)]
 
 

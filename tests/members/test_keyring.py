@@ -73,6 +73,18 @@ def test_switching_encryption_on_interrupts_nobody():
     assert encrypted.decode(signed.encode(PING)) == PING
 
 
+def test_a_key_that_is_not_there_says_what_is_wrong_with_each_step():
+    """`use` needs it to be added first; `remove` does not."""
+    ring = Keyring(OLD, NEW)
+    ring.remove(NEW)
+    with pytest.raises(
+        ValueError, match="not in the Keyring: it was removed before, or is another"
+    ):
+        ring.remove(NEW)
+    with pytest.raises(ValueError, match=r"not in the Keyring: add\(\) it on every member first"):
+        ring.use(NEW)
+
+
 def test_the_key_that_signs_cannot_be_removed():
     """Another one has to be used first."""
     ring = Keyring(OLD, NEW)

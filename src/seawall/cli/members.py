@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from seawall.cli._top_message import understood
 from seawall.cli._top_source import Source, Unreachable, header_of, place_of
 from seawall.cli.top import HEADERS
+from seawall.dashboard import _words as say
 from seawall.dashboard._bounds import WORST
 from seawall.dashboard._members import GROUP, TITLE, member_of
 from seawall.dashboard._summary import LATE
@@ -191,14 +192,18 @@ def _print_json(members: list[Member]) -> None:
             "member": one.name,
             "state": one.worst.row["state"],
             "level_ratio": one.worst.row["track"],
-            "pods": {
-                sight.pod: {"state": sight.row["state"], **sight.facts} for sight in one.sights
-            },
+            "pods": {sight.pod: _plain(sight) for sight in one.sights},
         }
         for one in members
     ]
     sys.stdout.write(json.dumps(told, ensure_ascii=True) + "\n")
     sys.stdout.flush()
+
+
+def _plain(sight: Sight) -> dict[str, Any]:
+    """Return what a pod sees for a program: numbers, and the words that have none."""
+    words = {key: text for key, text in sight.facts.items() if key in {"reason", "by"}}
+    return {"state": sight.row["state"], **sight.row.get("figures", {}), **words}
 
 
 def _print_table(members: list[Member]) -> None:
@@ -214,7 +219,7 @@ def table(members: list[Member]) -> Iterator[str]:
     for group in dict.fromkeys(one.group for one in members):
         rows = [_COLUMNS, *(_cells(one) for one in members if one.group == group)]
         widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
-        yield f"{group}: {len(rows) - 1} members"
+        yield f"{group}: {say.several(len(rows) - 1, 'member')}"
         for row in rows:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             yield f"  {'  '.join(cells)}".rstrip()

@@ -27,6 +27,7 @@ class Line(NamedTuple):
     facts: Facts = []  # noqa: RUF012 - never changed in place
     gauge: float | None = None
     track: float | None = None
+    figures: dict[str, float] | None = None
 
 
 def line_of(kind: str, name: str, seen: Seen, moves: Moves) -> Line:

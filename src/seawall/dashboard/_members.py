@@ -31,6 +31,9 @@ TITLE: Final = "Members"
 MOST_MEMBERS: Final = 200
 """Members of a group that are shown, the worst first; of more, it is said how many there are."""
 
+MOST_LEVEL: Final = 100.0
+"""The highest level that is shown as a number."""
+
 TONES: Final[dict[str, Tone]] = {"alive": "ok", "suspected": "warn", "confirmed": "bad"}
 """By state; of the others "off"."""
 
@@ -125,13 +128,20 @@ def _messages(name: str, messages: Seen, moves: Moves) -> str:
 
 def _member(member: Seen, tone: Tone) -> Line:
     state = str(member.get("state", "unknown"))
-    level, threshold = number(member.get("level")), number(member.get("threshold")) or 1.0
-    facts: Facts = [
-        ("for", say.seconds(member.get("seconds"))),
-        ("level", f"{level:.3g} of {threshold:.3g}"),
-    ]
+    seconds, level = number(member.get("seconds")), number(member.get("level"))
+    threshold = number(member.get("threshold")) or 1.0
+    facts: Facts = [("for", say.seconds(seconds)), ("level", _level(level, threshold))]
+    figures = {"seconds": seconds, "level": level, "threshold": threshold}
     if member.get("round_trip") is not None:
-        facts.append(("round trip", say.seconds(member["round_trip"])))
+        figures["round_trip"] = number(member["round_trip"])
+        facts.append(("round trip", say.seconds(figures["round_trip"])))
     if state != "alive":
         facts += [(key, str(member[key])) for key in ("reason", "by") if member.get(key)]
-    return Line(state, tone, facts, None, number(level / threshold))
+    return Line(state, tone, facts, None, number(level / threshold), figures)
+
+
+def _level(level: float, threshold: float) -> str:
+    """Return a level as a person reads it; that of a silent member grows without end."""
+    most = max(MOST_LEVEL, threshold)
+    told = say.amount(round(level, 1)) if level <= most else f"over {say.amount(most)}"
+    return f"{told} of {say.amount(threshold)}"

@@ -108,7 +108,7 @@ def things(snapshot: Snapshot, kind: str) -> list[Seen]:
 
 
 def _row(kind: str, name: str, line: Line) -> Row:
-    return Row(
+    row = Row(
         kind=shown(kind, LONGEST_WORD),
         name=shown(name, LONGEST_NAME - 8),  # with room for a number
         tone=line.tone,
@@ -117,3 +117,6 @@ def _row(kind: str, name: str, line: Line) -> Row:
         gauge=None if line.gauge is None else round(min(1.0, max(0.0, line.gauge)), 3),
         track=None if line.track is None else round(line.track, 3),
     )
+    if line.figures is not None:
+        row["figures"] = {name: round(value, 6) for name, value in line.figures.items()}
+    return row

@@ -246,7 +246,16 @@ _GUARD = _object(
     stack=_list(_LAYER, MOST_LAYERS),
 )
 
+_FIGURES = _object(
+    frozenset({"round_trip"}),
+    seconds=_number,
+    level=_number,
+    threshold=_number,
+    round_trip=_number,
+)
+
 _ROW = _object(
+    frozenset({"figures"}),
     kind=_WORD,
     name=_NAME,
     tone=_TONE,
@@ -254,6 +263,7 @@ _ROW = _object(
     facts=_FACTS,
     gauge=_or_none(_share),
     track=_or_none(_number),
+    figures=_FIGURES,
 )
 
 _ROWS = _list(_ROW, MOST_ROWS)

@@ -119,6 +119,8 @@ class Row(TypedDict):
     """From 0 to 1: how full or used up it is; None if that means nothing."""
     track: float | None
     """The number whose past is drawn: what waits, what is refused a second..."""
+    figures: NotRequired[dict[str, float]]
+    """Facts of a member as numbers for programs: seconds, level, threshold, round_trip."""
 
 
 class Happening(TypedDict):

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
+from math import inf
 from os import environ
 from random import Random
 from types import TracebackType
@@ -30,7 +31,7 @@ from seawall import _checks as check
 from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.members.group import Group, MemberView, Subscriber, snapshot_of
-from seawall.members.keyring import Keyring, check_exposure
+from seawall.members.keyring import MISSING, Keyring, check_exposure
 from seawall.members.transport import (
     Receive,
     Traffic,
@@ -39,7 +40,7 @@ from seawall.members.transport import (
     join_address,
     split_address,
 )
-from seawall.members.wire import Codec
+from seawall.members.wire import SKEW, Codec
 from seawall.models.detection.gossip import MOST_NAME, Member, MemberState
 from seawall.models.detection.messages import (
     Change,
@@ -68,6 +69,12 @@ STARTING: Final = 10.0
 LEAVING: Final = 1.0
 """Seconds that a member stays at most after it has said that it leaves."""
 
+LONELY: Final = 10.0
+"""Seconds for which no seed answers before the log says so."""
+
+WARN_AGAIN: Final = 600.0
+"""Seconds between two warnings about the same."""
+
 MISSED_DATAGRAMS: Final = 3
 """Answers that came by connection alone before the log says that datagrams do not get through."""
 
@@ -76,6 +83,16 @@ MOST_SHOWN: Final = 1000
 
 CONFIRMED_LEVEL: Final = 2.0
 """The level of a confirmed member; a suspected one rises from 1 to it while its time runs out."""
+
+_WHY_REFUSED: Final = {
+    "key": "they have another key, or are of another group: write the same name and the same keys"
+    " on all members",
+    "encryption": f"they are encrypted: {MISSING}",
+    "stale": f"the clock there is more than {SKEW:.0f} s away from the one here: keep both in step",
+    "version": "they have another format: another program sends them, or another version of"
+    " Seawall",
+}
+"""What the log says about refused messages. Other reasons are no mistake of a person."""
 
 _LEVELS: Final = {MemberState.SUSPECTED: 1.0, MemberState.CONFIRMED: CONFIRMED_LEVEL}
 _WORST_FIRST: Final = (
@@ -168,6 +185,7 @@ class Cluster:
         self._reliable_only = 0
         self._unresolved: set[str] = set()
         self._has_namesake = False
+        self._warned_at: dict[str, float] = {}
         self._pauses = 0
         self._mutex = Mutex()
         self._background: Background | None = None
@@ -185,7 +203,8 @@ class Cluster:
         self._asked: list[str] = []
 
     def __repr__(self) -> str:
-        where = f"{len(self.alive)} members" if self.is_running else "not running"
+        count = len(self.alive)
+        where = f"{count} member{'s' * (count != 1)}" if self.is_running else "not running"
         return f"<Cluster {self.name!r}: {where}>"
 
     # Starting and closing
@@ -277,6 +296,7 @@ class Cluster:
             advertise=self._advertise,
             codec=self._codec,
             receive=receive,
+            note_refused=self._note_refused,
             traffic=self._traffic,
             tcp_only=self._tcp_only,
         )
@@ -344,13 +364,14 @@ class Cluster:
                 self._note_missed_datagram(one.name, swim)
 
     def _publish(self, change: Change, own: str) -> None:
-        was_suspected = change.before is MemberState.SUSPECTED
+        before = change.before or MemberState.UNKNOWN
+        was_suspected = before is MemberState.SUSPECTED
         self.group.publish(
             member=change.name,
-            before=change.before or MemberState.UNKNOWN,
+            before=before,
             after=change.after,
             reason=change.reason,
-            level=_LEVELS.get(change.after, 0.0),
+            level=_LEVELS.get(change.after) or _LEVELS.get(before, 0.0),
             duration=change.duration,
             by="" if change.by == own else change.by,
             # Who confirms a member on another's word does not know for how long it was silent.
@@ -426,12 +447,25 @@ class Cluster:
                 swim.own.address,
             )
 
+    def _note_refused(self, reason: str, address: str) -> None:
+        why = _WHY_REFUSED.get(reason)
+        if why is not None:
+            self._warn(reason, f"messages such as from {address} are refused: {why}")
+
+    def _warn(self, about: str, text: str) -> None:
+        """Log a warning, but not the same one again and again."""
+        now = self._clock.now()
+        if now - self._warned_at.get(about, -inf) >= WARN_AGAIN:
+            self._warned_at[about] = now
+            logging.getLogger("seawall").warning("cluster %r: %s", self.name, text)
+
     # Joining
 
     async def _join(self) -> None:
         """Ask the seeds while this member is alone; later, now and then, one that is not known."""
         pause = ALONE
         longest = self.settings.exchange_interval
+        alone_since = self._clock.now()
         while self._seeds:
             addresses = await self._resolved()
             swim = self._swim
@@ -441,14 +475,25 @@ class Cluster:
             strange = [one for one in addresses if one not in known]
             is_alone = len(known) == 1
             if not is_alone:
+                alone_since = self._clock.now()
                 self._rng.shuffle(strange)
                 del strange[1:]
             if strange:
+                if self._clock.now() - alone_since > LONELY:
+                    self._warn_lonely(strange, swim.own)
                 self._asked = strange
                 self._step(swim.join, strange)
             wait = pause * (0.5 + self._rng.random() / 2) if is_alone else longest
             pause = min(pause * 2, longest) if is_alone else ALONE
             await asyncio.sleep(wait)  # noqa: TID251 - the loop's own time, virtual or not
+
+    def _warn_lonely(self, seeds: list[str], own: Member) -> None:
+        self._warn(
+            "seeds",
+            f"no seed answers ({', '.join(seeds[:3])}): check that they run, that UDP and TCP get"
+            f" there and back to {own.address}, and that all members have the same group name and"
+            f" keys, and none of them the name {own.name!r} of this one",
+        )
 
     async def _resolved(self) -> list[str]:
         """Return the addresses that the seeds have now."""

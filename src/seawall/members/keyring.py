@@ -79,12 +79,12 @@ class Keyring:
 
     def use(self, key: bytes | str) -> None:
         """Sign with `key` from now on: step 2."""
-        key = self._known(key)
+        key = self._known(key, "add() it on every member first")
         self._replace((key, *(other for other in self._keys if other != key)))
 
     def remove(self, key: bytes | str) -> None:
         """Refuse messages signed with `key`: step 3."""
-        key = self._known(key)
+        key = self._known(key, "it was removed before, or is another one than you meant")
         if key == self._keys[0]:
             raise ValueError(
                 "this key signs the messages of this member: use() another one before remove()"
@@ -104,10 +104,10 @@ class Keyring:
         self._keys = keys
         self._by_group: dict[str, tuple[GroupKey, ...]] = {}
 
-    def _known(self, key: bytes | str) -> bytes:
+    def _known(self, key: bytes | str, otherwise: str) -> bytes:
         key = _checked(key)
         if key not in self._keys:
-            raise ValueError("this key is not in the Keyring: add() it on every member first")
+            raise ValueError(f"this key is not in the Keyring: {otherwise}")
         return key
 
 

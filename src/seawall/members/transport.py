@@ -58,12 +58,17 @@ RECEIVE_BUFFER: Final = 2**20
 _LARGEST_DATAGRAM: Final = 65_536
 _CHUNK: Final = 65_536
 _MOST_PORT: Final = 65_535
+_NO_HOST: Final = frozenset("/@?# ")
+"""Characters of a URL, or of a list of addresses: neither is an address."""
 _PREFIX: Final = 4
 _TRIES: Final = 20
 _ACCEPT_AGAIN: Final = 0.2
 
 Receive = Callable[[Message, str, bool], None]
 """Takes a message, the address for replies, and whether it came by a connection."""
+
+NoteRefused = Callable[[str, str], None]
+"""Takes the reason for which a message was refused, and the address that it came from."""
 
 _of_parent: list[object] = []
 """What belongs to a parent process. Ending it here would disturb the parent, so it is kept."""
@@ -76,7 +81,8 @@ def split_address(text: str) -> tuple[str, int]:
     if not colon or not is_plain:
         host, port = text, str(DEFAULT_PORT)
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > _MOST_PORT:
+    is_host = is_numeric(host) if ":" in host else host and _NO_HOST.isdisjoint(host)
+    if not is_host or not port.isascii() or not port.isdigit() or int(port) > _MOST_PORT:
         raise ValueError(f"{text!r}: write an address as host:port, such as '10.0.0.5:7946'")
     return host, int(port)
 
@@ -132,6 +138,7 @@ class Transport:
         advertise: str | None,
         codec: Codec,
         receive: Receive,
+        note_refused: NoteRefused,
         traffic: Traffic,
         tcp_only: bool = False,
     ) -> None:
@@ -140,6 +147,7 @@ class Transport:
         self._advertise = advertise
         self._codec = codec
         self._receive = receive
+        self._note_refused = note_refused
         self._tcp_only = tcp_only
         self.traffic = traffic
         self.family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
@@ -301,8 +309,9 @@ class Transport:
         self.traffic.bytes_received += len(data)
         try:
             message = self._codec.decode(data)
-        except MessageRefused:
-            return False  # the codec has counted it
+        except MessageRefused as refusal:  # the codec has counted it
+            self._note_refused(refusal.reason, address.partition(" ")[0])
+            return False
         self.traffic.received += 1
         self._receive(message, address, reliable)
         return True

@@ -33,9 +33,10 @@ class MemberChanged(Event):
     ) -> None:
         """Describe the change of `member`.
 
-        `level` is that of the suspicion, as its detector measures it; `duration` is for how many
-        seconds the state before has lasted; `by` is the member on whose word it changed, empty for
-        this process itself.
+        `level` is how strongly it was suspected when it changed, as its detector measures that: for
+        a change to alive or left, just before it. `duration` is for how many seconds the state
+        before has lasted; `by` is the member on whose word it changed, empty for this process
+        itself.
         """
         super().__init__(guard)
         self.member = member

@@ -74,11 +74,13 @@ class World:
     def __init__(self, stack: AsyncExitStack) -> None:
         self.heard: list[Message] = []
         self.labels: list[str] = []
+        self.refused: list[str] = []
         self.transport = Transport(
             bind="127.0.0.1:0",
             advertise=None,
             codec=codec(),
             receive=self._receive,
+            note_refused=lambda reason, _address: self.refused.append(reason),
             traffic=Traffic(),
         )
         self._stack = stack

@@ -403,6 +403,100 @@ def test_two_members_of_one_name_are_logged_once(caplog):
     assert caplog.text.count("10.0.0.9:7946 is called 'm0' as this one is") == 1
 
 
+def test_refused_messages_are_logged_once_in_ten_minutes_for_each_reason(caplog):
+    """With what to do; reasons that no person can mend are only counted."""
+
+    async def main() -> None:
+        async with Hub().cluster("m0") as cluster:
+            for _ in range(3):
+                for reason in ("key", "stale", "replay"):
+                    cluster._note_refused(reason, "10.0.0.9:7946")
+                await let_pass(301.0)
+
+    with caplog.at_level(logging.WARNING, "seawall"):
+        run_virtual(main())
+    first, second, third, last = (record.getMessage() for record in caplog.records)
+    assert first == (
+        "cluster 'group': messages such as from 10.0.0.9:7946 are refused: they have another key,"
+        " or are of another group: write the same name and the same keys on all members"
+    )
+    assert "the clock there is more than 60 s away" in second
+    assert (third, last) == (first, second)
+
+
+def test_a_member_that_no_seed_answers_says_so_after_ten_seconds(caplog):
+    """At most once in ten minutes; one that is its own seed is not lonely."""
+
+    async def main() -> None:
+        hub = Hub()
+        async with hub.cluster("m0", seeds=(SEED,)):
+            await let_pass(60.0)
+        assert not caplog.records
+        async with hub.cluster("m1", seeds=(SEED,)):
+            await let_pass(9.0)
+            assert not caplog.records
+            await let_pass(400.0)
+            assert len(caplog.records) == 1
+            await let_pass(400.0)
+
+    with caplog.at_level(logging.WARNING, "seawall"):
+        run_virtual(main())
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith(f"cluster 'group': no seed answers ({SEED}): check that they run")
+    assert second == first
+
+
+def test_a_member_that_was_answered_is_not_lonely(caplog):
+    """Not even while one of its seeds is gone."""
+
+    async def main() -> None:
+        hub = Hub()
+        async with hub.cluster("m0"), hub.cluster("m1", seeds=(SEED, "10.0.0.9:7946")):
+            await let_pass(300.0)
+
+    with caplog.at_level(logging.WARNING, "seawall"):
+        run_virtual(main())
+    assert "no seed answers" not in caplog.text
+
+
+def test_a_change_to_alive_has_the_level_of_the_suspicion_that_it_ends():
+    """1 if it was suspected, 2 if it was confirmed, 0 if it is new; `Heartbeats` does the same."""
+
+    async def main() -> None:
+        hub = Hub()
+        async with AsyncExitStack() as stack:
+            first, *_others = await group(stack, hub, 3)
+            seen: list[MemberChanged] = []
+            first.subscribe(seen.append)
+            gone = hub.wires["10.0.0.2:7946"]
+            gone.vanish()
+            await let_pass(90.0)
+            gone.open()
+            await let_pass(120.0)
+            async with hub.cluster("m3", seeds=(SEED,)):
+                await let_pass(5.0)
+        levels = {(one.before, one.after): one.level for one in seen}
+        assert levels["alive", "suspected"] == levels["suspected", "alive"] == 1.0
+        assert levels["suspected", "confirmed"] == levels["confirmed", "alive"] == 2.0
+        assert levels["unknown", "alive"] == levels["alive", "left"] == 0.0
+
+    run_virtual(main())
+
+
+def test_the_count_in_its_repr_has_the_right_number():
+    """One member, two members."""
+
+    async def main() -> None:
+        hub = Hub()
+        async with hub.cluster("m0") as first:
+            assert repr(first) == "<Cluster 'group': 1 member>"
+            async with hub.cluster("m1", seeds=(SEED,)):
+                await let_pass(5.0)
+                assert repr(first) == "<Cluster 'group': 2 members>"
+
+    run_virtual(main())
+
+
 def test_it_is_started_once_at_a_time():
     """The second start says so."""
 

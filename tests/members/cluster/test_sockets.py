@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import select
 import signal
@@ -93,8 +94,8 @@ def test_a_seed_may_be_a_name_and_a_port():
     asyncio.run(main())
 
 
-def test_a_member_with_another_key_stays_outside():
-    """What it says is refused and counted on both sides; nobody changes."""
+def test_a_member_with_another_key_stays_outside(caplog):
+    """What it says is refused, counted and logged; nobody changes."""
 
     async def main() -> None:
         async with (
@@ -108,7 +109,10 @@ def test_a_member_with_another_key_stays_outside():
             assert first.alive == ["a", "b"]
             assert set(first.snapshot()["refused"]) == {"key"}
 
-    asyncio.run(main())
+    with caplog.at_level(logging.WARNING, "seawall"):
+        asyncio.run(main())
+    assert caplog.text.count("messages such as from 127.0.0.1:") == 1
+    assert "are refused: they have another key, or are of another group" in caplog.text
 
 
 def test_a_program_without_a_loop_is_a_member_too():

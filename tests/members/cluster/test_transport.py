@@ -21,8 +21,12 @@ from tests.members.cluster.network import until
 PING = Message(MessageKind.PING, "peer", number=1, target="own")
 
 
-def made(receive: Callable[..., None] = lambda *_: None, **options: Any) -> Transport:
-    options = {"bind": "127.0.0.1:0", "advertise": None, **options}
+def ignore(*_: Any) -> None:
+    """Do nothing with it."""
+
+
+def made(receive: Callable[..., None] = ignore, **options: Any) -> Transport:
+    options = {"bind": "127.0.0.1:0", "advertise": None, "note_refused": ignore, **options}
     return Transport(codec=Codec(None, group="g"), receive=receive, traffic=Traffic(), **options)
 
 
@@ -43,7 +47,22 @@ def test_addresses_are_read_as_people_write_them(text, address):
     assert split_address(text) == address
 
 
-@pytest.mark.parametrize("text", ["", ":80", "host:", "host:x", "host:-1", "host:65536", "h:²"])
+BAD_ADDRESSES = [
+    *("", ":80", "host:", "host:x", "host:-1", "host:65536", "h:²"),
+    *(
+        "http://foo:1",
+        "http://foo",
+        "//foo:1",
+        "foo/:1",
+        "me@foo:1",
+        "a:b:c",
+        "a:1, b:1",
+        "[x:y]:1",
+    ),
+]
+
+
+@pytest.mark.parametrize("text", BAD_ADDRESSES)
 def test_other_texts_are_no_addresses(text):
     """The error says what to write."""
     with pytest.raises(ValueError, match="write an address as host:port"):

@@ -93,6 +93,7 @@ def test_a_suspected_peer_that_is_heard_is_cleared() -> None:
     watched.run(20, "a")
     assert watched.path == ["alive", "suspected", "alive"]
     assert watched.changes[-1].reason == "heard again"
+    assert watched.changes[-1].level >= watched.changes[-2].level >= 1.0  # before it was heard
     assert watched.beats.group.false_suspect_rate == 1.0
 
 
