@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import pytest
+
+from seawall import registry
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -42,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.alone)
             if missing:
                 item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show only what the test itself has made: what others left waits for the collector."""
+    monkeypatch.setattr(registry, "_entries", WeakKeyDictionary())
 
 
 @pytest.fixture(scope="module")
