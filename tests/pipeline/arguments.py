@@ -19,7 +19,6 @@ from seawall.pipeline import (
     degrade,
     lines,
 )
-from seawall.testing import run_virtual
 
 HUGE = 10**400
 
@@ -66,11 +65,8 @@ async def _read() -> int:
     return 1
 
 
-def _first_of_every(value: Any) -> Any:
-    async def first() -> Any:
-        return await anext(Collect({"S1": _read}, minimum=1, within=1.0).every(value))
-
-    return run_virtual(first())
+def _every(value: Any) -> Any:
+    return Collect({"S1": _read}, minimum=1, within=1.0).every(value)
 
 
 def _file(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[Any, ...]]:
@@ -145,7 +141,13 @@ PIPELINE: list[tuple[Any, ...]] = [
     *_collect("keep_last", _SECONDS, "seconds"),
     *_collect("name", _TEXTS, "write a name"),
     *_collect("clock", [(5, TypeError), (SystemClock, TypeError)], "clock"),
-    ("pipeline.Collect.every(seconds)", _first_of_every, _POSITIVE, "seconds"),
+    ("pipeline.Collect.every(seconds)", _every, _POSITIVE, "seconds"),
+    (
+        "pipeline.Collect.every(too_few)",
+        lambda x: Collect({"S1": _read}, minimum=1, within=1.0).every(1.0, too_few=x),
+        [("retry", ValueError), (None, ValueError)],
+        "write 'skip'",
+    ),
     *_file("path", [(5, TypeError), ("", TypeError)], "write the path"),
     *_file("checkpoint", [(5, TypeError), ("", TypeError)], "write the path"),
     *_file("every", _FINITE, "seconds"),
@@ -181,6 +183,7 @@ SHOWN_BY_PIPELINES = frozenset(
         # made by Seawall
         *_given("Flow", "pipeline", "ends"),
         *_given("Collection", "readings", "at"),
+        *_given("CollectSource", "collect", "seconds", "too_few"),
         *_given("Reading", "state", "value", "age", "cause", "since"),
         *_given("Item", "value", "source", "handle", "read_at"),
         *_given("FileSource", "path", "parse", "is_whole", "checkpoint", "every", "follow", "name"),

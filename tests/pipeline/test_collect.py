@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import Breaker, Guard
-from seawall.pipeline import Collect, Collection, ReadingState, TooFewSources
+from seawall.pipeline import Collect, Collection, Pipeline, ReadingState, TooFewSources
 from seawall.testing import run_virtual
 
 
@@ -57,7 +57,7 @@ def test_two_of_five_sources_down() -> None:
             "S4": "no answer within 1 s",
         }
         missing = sensors.snapshot()["missing"]
-        assert [one["name"] for one in missing] == ["S2", "S4"]
+        assert [one["source"] for one in missing] == ["S2", "S4"]
 
     run_virtual(main())
 
@@ -146,6 +146,156 @@ def test_a_source_that_came_back_is_read_within_one_probe() -> None:
         raise AssertionError
 
     assert up_at <= run_virtual(main()).at <= up_at + 8.0
+
+
+def test_a_value_of_none_is_kept_like_any_other() -> None:
+    """It was read, so it stands in while the source does not answer."""
+    down = False
+
+    async def read() -> None:
+        if down:
+            raise ConnectionError("no signal")
+
+    async def main() -> None:
+        nonlocal down
+        sensors = Collect({"S1": read}, minimum=1, within=1.0, keep_last=10.0)
+        await sensors.collect()
+        down = True
+        await pause(4.0)
+        reading = (await sensors.collect()).readings["S1"]
+        assert (reading.state, reading.value, reading.age) == (ReadingState.STALE, None, 4.0)
+
+    run_virtual(main())
+
+
+def test_a_read_that_ignores_its_cancellation_costs_no_time_and_is_not_begun_again() -> None:
+    """It is left alone; until it has ended its source is missing, with that as the cause."""
+    begun: list[float] = []
+
+    async def stubborn() -> int:
+        begun.append(asyncio.get_running_loop().time())
+        try:
+            await pause(60.0)
+        except asyncio.CancelledError:
+            await pause(5.0)
+        return 1
+
+    async def main() -> None:
+        sensors = Collect({"S1": stubborn, "S2": source(2.0)}, minimum=1, within=1.0)
+        took = []
+        for _ in range(3):
+            began = asyncio.get_running_loop().time()
+            batch = await sensors.collect()
+            took.append(asyncio.get_running_loop().time() - began)
+        assert took == pytest.approx([1.0, 0.0, 0.0])
+        assert "has not ended" in batch.missing["S1"].cause
+        await pause(10.0)
+        await sensors.collect()
+
+    run_virtual(main())
+    assert begun == pytest.approx([0.0, 11.0])
+
+
+def test_a_read_that_did_not_end_is_begun_again_in_another_event_loop() -> None:
+    """Its loop is gone, and so is the read."""
+    begun = 0
+
+    async def stubborn() -> None:
+        nonlocal begun
+        begun += 1
+        while True:
+            try:
+                await pause(60.0)
+            except asyncio.CancelledError:
+                continue
+
+    sensors = Collect({"S1": stubborn}, minimum=0, within=1.0)
+    for _ in range(2):
+        run_virtual(sensors.collect())
+    assert begun == 2
+
+
+@pytest.mark.parametrize(("too_few", "sizes"), [("skip", [2, 2]), ("pass", [2, 1, 2])])
+def test_too_few_sources_are_left_out_or_passed_on(
+    too_few: Any, sizes: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As was chosen; the log says when they are too few, and when they are enough again."""
+    answers = iter([False, True, False])
+    stored: list[int] = []
+    sensors = Collect(
+        {"S1": source(1.0), "S2": source(2.0, fails=lambda: next(answers))}, minimum=2, within=0.5
+    )
+    pipeline = Pipeline("p")
+
+    def store(batch: Collection[float]) -> None:
+        stored.append(len(batch.values))
+        if len(stored) == len(sizes):
+            pipeline.stop(0.0)
+
+    pipeline.read(sensors.every(1.0, too_few=too_few)).sink(store)
+    run_virtual(pipeline.run())
+    assert stored == sizes
+    said = [
+        one.getMessage() for one in caplog.records if "sources have a value" in one.getMessage()
+    ]
+    assert len(said) == 2
+
+
+def test_too_few_sources_may_end_the_source() -> None:
+    """With the error, which has what there is."""
+    sensors = Collect({"S1": source(1.0, fails=lambda: True)}, minimum=1, within=0.5)
+
+    async def main() -> None:
+        async for _batch in sensors.every(1.0, too_few="stop"):
+            raise AssertionError
+
+    with pytest.raises(TooFewSources):
+        run_virtual(main())
+
+
+def test_a_pipeline_says_which_sources_are_missing_and_since_when() -> None:
+    """In its snapshot, whatever reads them; a kept value is stale, and not unavailable."""
+
+    async def main() -> dict[str, Any]:
+        sensors = Collect(
+            {
+                "S1": source(1.0),
+                "S2": source(2.0, fails=lambda: True),
+                "S3": source(3.0, fails=lambda: asyncio.get_running_loop().time() > 1.0),
+            },
+            minimum=1,
+            within=0.5,
+            keep_last=60.0,
+            name="sensors",
+        )
+        pipeline = Pipeline("p")
+        pipeline.read(sensors.every(1.0)).sink(lambda _batch: None, name="store")
+        assert pipeline.snapshot()["missing"] == []
+        running = asyncio.create_task(pipeline.run())
+        await pause(5.5)
+        seen = pipeline.snapshot()
+        pipeline.stop(0.0)
+        await running
+        return seen
+
+    seen = run_virtual(main())
+    assert seen["missing"] == [
+        {
+            "source": "S2",
+            "state": "unavailable",
+            "since": pytest.approx(5.5),
+            "cause": "ConnectionError: no signal",
+        },
+        {
+            "source": "S3",
+            "state": "stale",
+            "since": pytest.approx(4.5),
+            "cause": "ConnectionError: no signal",
+        },
+    ]
+    (sensor,) = seen["sources"]
+    assert (sensor["name"], sensor["kind"], sensor["read"]) == ("sensors", "collect", 6)
+    assert (sensor["minimum"], sensor["degraded"]) == (1, 6)
 
 
 @given(

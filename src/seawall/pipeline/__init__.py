@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from seawall.pipeline.collect import (
         Collect,
         Collection,
+        CollectSource,
         Reading,
         ReadingState,
         TooFewSources,
@@ -22,6 +23,7 @@ __all__ = [
     "DROP",
     "BatchFailed",
     "Collect",
+    "CollectSource",
     "Collection",
     "DeadLetter",
     "Ended",
@@ -45,7 +47,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "pipeline.collect": "Collect Collection Reading ReadingState TooFewSources",
+    "pipeline.collect": "Collect CollectSource Collection Reading ReadingState TooFewSources",
     "pipeline.files": "FileSource csv_rows lines",
     "pipeline.item": "DeadLetter Ended Ending Item Lesser current_item",
     "pipeline.nodes": "DROP",

@@ -20,13 +20,14 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import SeawallError
+from seawall.pipeline.source import IterableSource
 from seawall.runtime.abandon import end
 from seawall.runtime.functions import kind_of
 from seawall.runtime.runners import sleep_async
@@ -34,8 +35,8 @@ from seawall.runtime.runners import sleep_async
 T = TypeVar("T")
 
 MOST_SOURCES: Final = 1000
-LEAVING: Final = 0.1
-"""Seconds for reads that were cancelled; what goes on all the same is abandoned."""
+
+WhenTooFew = Literal["skip", "pass", "stop"]
 
 _log = logging.getLogger("seawall")
 
@@ -153,64 +154,89 @@ class Collect(Generic[T]):
         self.within = check.seconds("within", within)
         self.keep_last = check.seconds("keep_last", keep_last, zero=True, infinite=True)
         self._sources = dict(sources)
-        self._clock = current_clock() if clock is None else check_clock(clock)
-        began = self._clock.now()
+        self.clock = current_clock() if clock is None else check_clock(clock)
+        began = self.clock.now()
         self._last: dict[str, tuple[T, float]] = {}
         self._answered_at = dict.fromkeys(sources, began)
         self._causes: dict[str, str] = {}
+        self._late: dict[str, asyncio.Task[T]] = {}
+        """Reads that were cancelled, and may not have ended yet."""
         self._collections = self._degraded = self._too_few = 0
         registry.enter(self, "collect", name)
 
     async def collect(self) -> Collection[T]:
-        """Read all sources; raise `TooFewSources` if less than `minimum` have a value."""
+        """Read all sources; raise `TooFewSources` if less than `minimum` have a value.
+
+        A source whose last read goes on, although it was cancelled, is not read again before that
+        one has ended.
+        """
         tasks = {
             name: asyncio.create_task(_awaited(read), name=f"{self.name}: {name}")
             for name, read in self._sources.items()
+            if not self._goes_on(name)
         }
         try:
-            await asyncio.wait(tasks.values(), timeout=self.within)
+            if tasks:
+                await asyncio.wait(tasks.values(), timeout=self.within)
         finally:
-            late = [task for task in tasks.values() if not task.done()]
-            await end(late, LEAVING)
-        now = self._clock.now()
-        batch = Collection({name: self._reading(name, tasks[name], now) for name in tasks}, now)
+            late = {name: task for name, task in tasks.items() if not task.done()}
+            self._late.update(late)
+            await end(late.values(), 0.0)
+        now = self.clock.now()
+        readings = {name: self._reading(name, tasks.get(name), now) for name in self._sources}
+        batch = Collection(readings, now)
         self._collections += 1
         self._degraded += batch.degraded
         if len(batch.values) < self.minimum:
             self._too_few += 1
             missing = ", ".join(sorted(batch.missing))
             raise TooFewSources(
-                f"{len(batch.values)} of {len(tasks)} sources have a value, {self.minimum} are"
+                f"{len(batch.values)} of {len(readings)} sources have a value, {self.minimum} are"
                 f" needed; missing: {missing}",
                 batch,
             )
         return batch
 
-    async def every(self, seconds: float) -> AsyncIterator[Collection[T]]:
-        """Yield a collection every `seconds`; one with too few sources is logged and left out."""
-        pause = check.seconds("seconds", seconds)
-        at = self._clock.now()
-        while True:
-            try:
-                yield await self.collect()
-            except TooFewSources as error:
-                _log.error("collect %r: %s", self.name, error)
-            at = max(at + pause, self._clock.now())
-            await sleep_async(at - self._clock.now())
+    def every(self, seconds: float, *, too_few: WhenTooFew = "skip") -> CollectSource[T]:
+        """Return a source of collections, one every `seconds`, for `Pipeline.read`.
 
-    def _reading(self, name: str, task: asyncio.Task[T], now: float) -> Reading[T]:
-        if task.done() and not task.cancelled() and task.exception() is None:
-            self._last[name] = (task.result(), now)
-            self._note(name, now, "")
-            return Reading(ReadingState.OK, task.result())
-        failure = task.exception() if task.done() and not task.cancelled() else None
-        cause = f"no answer within {self.within:g} s" if failure is None else described(failure)
+        One with less than `minimum` values is left out ("skip"), is an item all the same ("pass"),
+        or ends the source with `TooFewSources` ("stop"). The log says when it begins to have too
+        few, and when it has enough again.
+        """
+        if too_few not in ("skip", "pass", "stop"):
+            raise ValueError(f"too_few={too_few!r}: write 'skip', 'pass' or 'stop'")
+        return CollectSource(self, check.seconds("seconds", seconds), too_few)
+
+    def _reading(self, name: str, task: asyncio.Task[T] | None, now: float) -> Reading[T]:
+        if task is None:
+            cause = f"a read that was cancelled after {self.within:g} s has not ended"
+        elif not task.done() or task.cancelled():
+            cause = f"no answer within {self.within:g} s"
+        else:
+            failure = task.exception()
+            if failure is None:
+                self._last[name] = (task.result(), now)
+                self._note(name, now, "")
+                return Reading(ReadingState.OK, task.result())
+            cause = described(failure)
         self._note(name, now, cause)
         since = now - self._answered_at[name]
-        value, read_at = self._last.get(name, (None, now))
-        if value is not None and now - read_at <= self.keep_last:
+        if self._is_kept(name, now):
+            value, read_at = self._last[name]
             return Reading(ReadingState.STALE, value, now - read_at, cause, since)
         return Reading(ReadingState.UNAVAILABLE, None, 0.0, cause, since)
+
+    def _goes_on(self, name: str) -> bool:
+        """Return whether a read that was cancelled has not ended, in this event loop."""
+        task = self._late.get(name)
+        return (
+            task is not None and not task.done() and task.get_loop() is asyncio.get_running_loop()
+        )
+
+    def _is_kept(self, name: str, now: float) -> bool:
+        """Return whether the last value of a source may stand in."""
+        return name in self._last and now - self._last[name][1] <= self.keep_last
 
     def _note(self, name: str, now: float, cause: str) -> None:
         """Keep how a source is, and log when it goes and when it comes back."""
@@ -226,7 +252,7 @@ class Collect(Generic[T]):
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counts, and which sources are missing, why, and since when."""
-        now = self._clock.now()
+        now = self.clock.now()
         return {
             "sources": len(self._sources),
             "minimum": self.minimum,
@@ -234,11 +260,61 @@ class Collect(Generic[T]):
             "degraded": self._degraded,
             "too_few": self._too_few,
             "missing": [
-                {"name": name, "cause": cause, "seconds": now - self._answered_at[name]}
+                {
+                    "source": name,
+                    "state": str(
+                        ReadingState.STALE if self._is_kept(name, now) else ReadingState.UNAVAILABLE
+                    ),
+                    "since": now - self._answered_at[name],
+                    "cause": cause,
+                }
                 for name, cause in sorted(self._causes.items())
                 if cause
             ],
         }
+
+
+class CollectSource(IterableSource[Collection[T]]):
+    """The collections of a `Collect`, one after the other; see `Collect.every`."""
+
+    def __init__(self, collect: Collect[T], seconds: float, too_few: WhenTooFew) -> None:
+        """Begin with the first one when it is read."""
+        super().__init__(self._collected(), name=collect.name)
+        self._collect = collect
+        self._seconds = seconds
+        self._too_few = too_few
+
+    def __aiter__(self) -> AsyncIterator[Collection[T]]:
+        """Return the collections without a pipeline."""
+        return self._collected()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what `Collect.snapshot` does, with its kind."""
+        return {"kind": "collect", **self._collect.snapshot()}
+
+    async def _collected(self) -> AsyncIterator[Collection[T]]:
+        collect, clock = self._collect, self._collect.clock
+        at = clock.now()
+        is_short = False
+        while True:
+            batch: Collection[T] | None
+            try:
+                batch = await collect.collect()
+            except TooFewSources as error:
+                if self._too_few == "stop":
+                    raise
+                if not is_short:
+                    _log.error("collect %r: %s", collect.name, error)
+                is_short = True
+                batch = error.collection if self._too_few == "pass" else None
+            else:
+                if is_short:
+                    _log.warning("collect %r: enough sources have a value again", collect.name)
+                is_short = False
+            if batch is not None:
+                yield batch
+            at = max(at + self._seconds, clock.now())
+            await sleep_async(at - clock.now())
 
 
 async def _awaited(read: Callable[[], Awaitable[T]]) -> T:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall._failures import described
 from seawall.clock import current_clock, epoch_of
 from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
-from seawall.pipeline.nodes import BLOCKED, InlineStage, Node, WorkerStage
+from seawall.pipeline.nodes import BLOCKED, Branch, Counts, InlineStage, Node, Rate, WorkerStage
 from seawall.runtime.abandon import end
 from seawall.runtime.runners import sleep_async
 
@@ -49,6 +49,14 @@ class Reader:
         self.acknowledged: list[Any] = []
         """Handles of items that have ended, and are not reported yet."""
         self.returned: list[Any] = []
+        self.read = 0
+        self.error = ""
+        """Why the source cannot be read, if it cannot."""
+        self._last_at: float | None = None
+        """When the last item was read."""
+        self._rate = Rate(run.now())
+        self._waits = False
+        """Whether it holds items for which there is no room."""
         self._run = run
         self._first = first
         self._is_pulling = False
@@ -79,13 +87,17 @@ class Reader:
             at = now()
             items = [Item(value, source, handle, at) for value, handle in pulled]
             run.begin(items, self)
+            self.read += len(items)
+            self._last_at = at
             if queue is not None and queue.take_many(items, at):
                 await sleep_async(0)
                 continue
             for item in items:
                 pending = first.take(item, at)
                 if pending is not None:
+                    self._waits = True
                     await pending
+                    self._waits = False
             if queue is None:
                 await sleep_async(0)
 
@@ -106,10 +118,35 @@ class Reader:
                     len(handles),
                 )
 
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return what was read, and what is known of the source; from any thread."""
+        last_at = self._last_at
+        return {
+            **source_snapshot(self.source),
+            "read": self.read,
+            "rate": self._rate.look(now, self.read),
+            "waits": self._waits,
+            "last_at": None if last_at is None else max(0.0, now - last_at),
+            "error": self.error,
+        }
+
     def _taken(self, name: str) -> list[Any]:
         handles: list[Any] = getattr(self, name)
         setattr(self, name, [])
         return handles
+
+
+def source_snapshot(source: Source[Any]) -> dict[str, Any]:
+    """Return what a source says of itself, as one from which nothing was read."""
+    facts: dict[str, Any] = {}
+    look = getattr(source, "snapshot", None)
+    if look is not None:
+        try:
+            facts = dict(look())
+        except Exception as error:  # noqa: BLE001 - of the source: the rest is to be seen
+            facts = {"snapshot_error": described(error)}
+    unread = {"read": 0, "rate": 0.0, "waits": False, "last_at": None, "error": ""}
+    return {**facts, "name": source.name, **unread}
 
 
 class Run:
@@ -127,7 +164,7 @@ class Run:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.random = rng.random
-        self.nodes: list[WorkerStage | InlineStage] = []
+        self.nodes: list[WorkerStage | InlineStage | Branch] = []
         self.readers: list[Reader] = []
         self.live: dict[Item, Reader] = {}
         """All items in flight with where they came from, the oldest first."""
@@ -190,8 +227,8 @@ class Run:
             return error
         return _cancelled("the function")
 
-    async def bury(self, item: Item, stage: str, error: Exception) -> None:
-        """Make an item a dead letter; it ends when that is stored.
+    async def bury(self, item: Item, stage: str, counts: Counts, error: Exception) -> None:
+        """Make an item a dead letter of `stage`; it ends when that is stored.
 
         While it cannot be stored the stage waits, and so does everything before it: nothing is
         lost.
@@ -207,6 +244,7 @@ class Run:
                 await self._dead_letters(letter)
                 break
             except Exception as failure:  # noqa: BLE001 - of the user's function; logged
+                counts.waits_for = f"a dead letter cannot be stored: {described(failure)}"
                 _log.error(
                     "pipeline %r waits: a dead letter of stage %r cannot be stored: %s",
                     self._name,
@@ -214,6 +252,8 @@ class Run:
                     described(failure),
                 )
                 await sleep_async(next(pauses))
+        counts.waits_for = ""
+        counts.dead_letters += 1
         _log.warning(
             "pipeline %r: item %s is a dead letter of stage %r, attempts: %d, cause: %s",
             self._name,
@@ -358,7 +398,10 @@ class Run:
                 _log.exception("source %r cannot be closed", reader.source.name)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the counts, the oldest item and where it is, and what each stage is doing."""
+        """Return the counts, the oldest item, the sources, and what each stage is doing.
+
+        From any thread.
+        """
         now = self.now()
         oldest = next(iter(self.live), None)
         return {
@@ -369,6 +412,7 @@ class Run:
             "oldest": None
             if oldest is None
             else {"item": oldest.id, "age": now - oldest.read_at, "stage": oldest.stage},
+            "sources": [reader.snapshot(now) for reader in self.readers],
             "stages": [node.snapshot(now) for node in self.nodes],
         }
 

@@ -45,6 +45,8 @@ MOST_CAUSES: Final = 50
 """Types of errors that a stage counts apart."""
 MOST_SAMPLES: Final = 1000
 """Times of items from which the quantiles are taken."""
+RATE_WINDOW: Final = 10.0
+"""Seconds over which a rate is measured, if somebody looks that often."""
 
 DROP: Final = object()
 """Returned by a stage for an item that is not wanted: it is dropped, and counted."""
@@ -53,12 +55,16 @@ DROP: Final = object()
 class Node(Protocol):
     """Where items go."""
 
+    name: str
+
     def take(self, item: Item, now: float) -> Awaitable[None] | None:
         """Take the item; return what to await before bringing the next one, if anything."""
 
 
 class Exit:
     """Behind the sinks: the item has ended."""
+
+    name = "end"
 
     def __init__(self, run: Run) -> None:
         """Report ends to `run`."""
@@ -76,7 +82,8 @@ class Branch:
         """Ask `predicate(value)`; the ways are set when the graph is built."""
         self.yes: Node
         self.no: Node
-        self._name = name
+        self.name = name
+        self.counts = Counts(run.now())
         self._run = run
         self._predicate = predicate
 
@@ -85,20 +92,51 @@ class Branch:
         try:
             chosen = self.yes if self._predicate(item.value) else self.no
         except Exception as error:  # noqa: BLE001 - of the user's function
-            return self._run.bury(item, self._name, error)
+            self.counts.add_failure(error)
+            return self._run.bury(item, self.name, self.counts, error)
+        self.counts.done += 1
         return chosen.take(item, now)
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return how many items it has judged."""
+        return branch_snapshot(self.name, self.counts, now)
+
+
+class Rate:
+    """How much is counted in a second: over the last ten, or since somebody looked last.
+
+    It costs nothing while nobody looks.
+    """
+
+    def __init__(self, now: float) -> None:
+        """Begin to count at 0."""
+        self._looks = [(now, 0)]
+
+    def look(self, now: float, count: int) -> float:
+        """Return the rate until now, at which `count` has been reached."""
+        looks = self._looks
+        recent = [look for look in looks if look[0] >= now - RATE_WINDOW] or looks[-1:]
+        began, before = recent[0]
+        if now >= recent[-1][0] + 1.0:
+            recent.append((now, count))
+        self._looks = recent
+        return (count - before) / (now - began) if now > began else 0.0
 
 
 class Counts:
     """What a stage has done."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: float = 0.0) -> None:
         """Begin with nothing."""
         self.done = self.failed = self.degraded = self.deaths = self.refused = 0
+        self.retries = self.dropped = self.dead_letters = 0
         self.failures: dict[str, int] = {}
         """By the type of the error; at most `MOST_CAUSES`."""
         self.times: deque[float] = deque(maxlen=MOST_SAMPLES)
         """Seconds that the last items were in the stage, waiting included."""
+        self.waits_for = ""
+        """Why the stage cannot set items aside, if it cannot."""
+        self._rate = Rate(now)
 
     def add_failure(self, error: Exception) -> None:
         """Note a failure, by its type."""
@@ -107,20 +145,25 @@ class Counts:
         if name in self.failures or len(self.failures) < MOST_CAUSES:
             self.failures[name] = self.failures.get(name, 0) + 1
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, now: float) -> dict[str, Any]:
         """Return the counts."""
         times = Histogram()
-        times.add_all(self.times)
+        times.add_all(list(self.times))
         p50, p99 = times.quantiles((0.5, 0.99))
         return {
             "done": self.done,
+            "rate": self._rate.look(now, self.done),
+            "retries": self.retries,
             "failed": self.failed,
             "degraded": self.degraded,
+            "dropped": self.dropped,
+            "dead_letters": self.dead_letters,
             "refused": self.refused,
             "deaths": self.deaths,
             "failures": dict(self.failures),
             "p50": p50,
             "p99": p99,
+            "waits_for": self.waits_for,
         }
 
 
@@ -130,9 +173,9 @@ class InlineStage:
     def __init__(self, run: Run, stage: Stage) -> None:
         """Do `stage`; the node behind it is set when the graph is built."""
         self.stage = stage
+        self.name = stage.name
         self.following: Node
-        self.counts = Counts()
-        self.workers: tuple[WorkerState, ...] = ()
+        self.counts = Counts(run.now())
         self._failing = Failing(run, stage, self.counts)
 
     def take(self, item: Item, now: float) -> Awaitable[None] | None:
@@ -154,7 +197,7 @@ class InlineStage:
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return what it has done."""
-        return {**_named(self.stage), **self.counts.snapshot()}
+        return stage_snapshot(self.stage, self.counts, now)
 
 
 class Failing:
@@ -173,15 +216,17 @@ class Failing:
         if isinstance(action, Degrade):
             await self._degrade(item, error, action, following)
         elif action == "drop":
+            self._counts.dropped += 1
             self._run.end(item, Ending.DROPPED, error)
         elif action == "stop":
             self._run.stop_because(item, error)
             await asyncio.Event().wait()  # until it is cancelled: nothing more is begun here
         else:
-            await self._run.bury(item, self._stage.name, error)
+            await self._run.bury(item, self._stage.name, self._counts, error)
 
     def drop(self, item: Item) -> None:
         """End an item that the stage does not want."""
+        self._counts.dropped += 1
         self._run.end(item, Ending.DROPPED)
 
     async def _degrade(
@@ -194,7 +239,8 @@ class Failing:
             if kind_of(action.function) == "async":
                 value = await value
         except (Exception, asyncio.CancelledError) as second:  # noqa: BLE001 - of the user's function
-            await self._run.bury(item, stage.name, self._run.failure_of(second))
+            failure = self._run.failure_of(second)
+            await self._run.bury(item, stage.name, self._counts, failure)
             return
         self._counts.degraded += 1
         item.lesser = (*item.lesser, Lesser(stage.name, described(error)))
@@ -208,17 +254,24 @@ class Failing:
 class WorkerState:
     """What one worker is doing."""
 
-    __slots__ = ("items", "waits_for")
+    __slots__ = ("items", "since", "waits_for")
 
     def __init__(self) -> None:
         """Begin idle."""
         self.items: Sequence[Item] = ()
+        self.since = 0.0
+        """When it began with these items."""
         self.waits_for = ""
-        """Why it waits with its item, if it does."""
+        """Why it waits with its items, if it does."""
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return its first item, how many it has, and why it waits."""
-        return {"item": self.items[0].id, "items": len(self.items), "waits_for": self.waits_for}
+    def snapshot(self, items: Sequence[Item], now: float) -> dict[str, Any]:
+        """Return the first of its items, how many and how old they are, and why it waits."""
+        return {
+            "item": items[0].id,
+            "items": len(items),
+            "since": max(0.0, now - self.since),
+            "waits_for": self.waits_for,
+        }
 
     async def pause(self, seconds: float, why: str) -> None:
         """Wait with the item."""
@@ -235,14 +288,15 @@ class WorkerStage:
     def __init__(self, run: Run, stage: Stage, *, in_memory: bool) -> None:
         """Do `stage`, with `in_memory` without its pool; the node behind it is set later."""
         self.stage = stage
+        self.name = stage.name
         self.following: Node
-        self.counts = Counts()
+        self.counts = Counts(run.now())
         self.workers = tuple(WorkerState() for _ in range(stage.workers))
         self.held = 0
         """Items that wait here: in `_ready` and in `_lanes`."""
         self._run = run
         self._failing = Failing(run, stage, self.counts)
-        self._call = bound_call(stage, in_memory=in_memory)
+        self._call = bound_call(stage, self.counts, in_memory=in_memory)
         policies = getattr(stage.guard, "policies", ())
         self._breakers = [policy for policy in policies if isinstance(policy, Breaker)]
         self._ready: deque[Item] = deque()
@@ -287,7 +341,8 @@ class WorkerStage:
             item.key = key_of(item.value)
             lane = self._lanes.get(item.key)
         except Exception as error:  # noqa: BLE001 - of the user's function, or an unhashable key
-            return self._run.bury(item, self.stage.name, error)
+            self.counts.add_failure(error)
+            return self._run.bury(item, self.name, self.counts, error)
         self.held += 1
         if lane is not None:
             lane.append(item)
@@ -364,10 +419,13 @@ class WorkerStage:
         now = run.now
         keeps_value, is_ordered = self.stage.is_sink, self.stage.ordered_by is not None
         set_current, add_time = CURRENT.set, counts.times.append
+        at = now()
         while True:
             while not ready:
                 await self._queued(self._idle)
+                at = now()
             item = self._next()
+            state.since = at
             state.items = (item,)
             set_current(item)
             try:
@@ -380,20 +438,30 @@ class WorkerStage:
                 failure = None
                 if not keeps_value:
                     item.value = value
+            at = now()
             if failure is not None:
                 await self._failing.give_up(item, failure, self.following)
+                at = now()
             elif item.value is DROP:
                 self._failing.drop(item)
             else:
-                at = now()
                 counts.done += 1
                 add_time(at - item.entered_at)
                 pending = self.following.take(item, at)
                 if pending is not None:
-                    await pending
+                    await self._passed(pending, state)
+                    at = now()
             if is_ordered:
                 self._release(item)
             state.items = ()
+
+    async def _passed(self, pending: Awaitable[None], state: WorkerState) -> None:
+        """Wait until the next stage has room for what it was brought."""
+        state.waits_for = f"no room in {self.following.name!r}"
+        try:
+            await pending
+        finally:
+            state.waits_for = ""
 
     async def _persist(self, item: Item, state: WorkerState, error: Exception) -> Exception | None:
         """Go on with an item whose call has failed; return why it has failed for good."""
@@ -446,8 +514,9 @@ class WorkerStage:
         while not self._ready:
             await self._queued(self._idle)
         items = [self._next()]
+        state.since = self._run.now()
         state.items = items
-        until = self._run.now() + batch.seconds
+        until = state.since + batch.seconds
         while len(items) < batch.size:
             if self._ready:
                 items.append(self._next())
@@ -456,7 +525,7 @@ class WorkerStage:
             else:
                 await self._queued(self._idle, until)
         done, failures = await self._attempt_batch(items, state)
-        await self._send_on(done)
+        await self._send_on(done, state)
         for item, error in failures:
             await self._failing.give_up(item, error, self.following)
         if self.stage.ordered_by is not None:
@@ -464,7 +533,7 @@ class WorkerStage:
                 self._release(item)
         state.items = ()
 
-    async def _send_on(self, items: list[Item]) -> None:
+    async def _send_on(self, items: list[Item], state: WorkerState) -> None:
         now, following, counts = self._run.now(), self.following, self.counts
         counts.done += len(items)
         wanted = []
@@ -479,13 +548,13 @@ class WorkerStage:
         for item in wanted:
             pending = following.take(item, now)
             if pending is not None:
-                await pending
+                await self._passed(pending, state)
 
     async def _attempt_batch(
         self, items: list[Item], state: WorkerState
     ) -> tuple[list[Item], list[tuple[Item, Exception]]]:
         """Call the function until each member is done or has failed; only failed ones again."""
-        members = Members(items, is_sink=self.stage.is_sink)
+        members = Members(items, self.counts, is_sink=self.stage.is_sink)
         pauses = REFUSED.delays(self._run.random)
         blocked = BLOCKED.delays(self._run.random)
         while True:
@@ -524,28 +593,30 @@ class WorkerStage:
     # Looking on
 
     def waiting(self) -> Iterator[Item]:
-        """Return the items that nobody works at yet."""
-        yield from self._ready
-        for lane in self._lanes.values():
-            yield from lane
+        """Return the items that nobody works at yet; from any thread."""
+        yield from list(self._ready)
+        for lane in list(self._lanes.values()):
+            yield from list(lane)
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return what it is doing, and what it has done."""
-        return {
-            **_named(self.stage),
-            "busy": sum(bool(state.items) for state in self.workers),
-            "waiting": self.held,
-            "oldest": now - min((item.entered_at for item in self.waiting()), default=now),
-            "at_work": [state.snapshot() for state in self.workers if state.items],
-            **self.counts.snapshot(),
-        }
+        """Return what it is doing, and what it has done; from any thread."""
+        at_work = [(state, items) for state in self.workers if (items := state.items)]
+        seen = stage_snapshot(self.stage, self.counts, now)
+        reasons = (state.waits_for for state, _ in at_work if state.waits_for)
+        seen["busy"] = len(at_work)
+        seen["waiting"] = self.held
+        seen["oldest"] = now - min((item.entered_at for item in self.waiting()), default=now)
+        seen["at_work"] = [state.snapshot(items, now) for state, items in at_work]
+        seen["waits_for"] = seen["waits_for"] or next(reasons, "")
+        return seen
 
 
 class Members:
     """The members of a batch that are not done yet."""
 
-    def __init__(self, items: list[Item], *, is_sink: bool) -> None:
+    def __init__(self, items: list[Item], counts: Counts, *, is_sink: bool) -> None:
         """Begin with all of them."""
+        self._counts = counts
         self.left = items
         self.done: list[Item] = []
         self._errors: dict[Item, Exception] = {}
@@ -561,6 +632,8 @@ class Members:
         """Call `function` with those that are left, and keep what it has done."""
         self._errors.clear()
         values = []
+        if self.left[0].attempts:
+            self._counts.retries += len(self.left)
         for item in self.left:
             item.attempts += 1
             values.append(item.value)
@@ -601,7 +674,7 @@ class Members:
                 self.done.append(item)
 
 
-def bound_call(stage: Stage, *, in_memory: bool) -> Callable[[Any], Awaitable[Any]]:
+def bound_call(stage: Stage, counts: Counts, *, in_memory: bool) -> Callable[[Any], Awaitable[Any]]:
     """Return the function of `stage` with its timeout and its guard around it.
 
     For a stage with `batch=` its argument is `Members`, so that a retry of the guard calls the
@@ -622,13 +695,19 @@ def bound_call(stage: Stage, *, in_memory: bool) -> Callable[[Any], Awaitable[An
     elif awaits:
 
         async def call(value: Any) -> Any:
-            current().attempts += 1
+            item = current()
+            item.attempts += 1
+            if item.attempts > 1:
+                counts.retries += 1
             return await run(value)
 
     else:
 
         async def call(value: Any) -> Any:
-            current().attempts += 1
+            item = current()
+            item.attempts += 1
+            if item.attempts > 1:
+                counts.retries += 1
             return run(value)
 
     call.__name__ = call.__qualname__ = stage.name
@@ -637,12 +716,31 @@ def bound_call(stage: Stage, *, in_memory: bool) -> Callable[[Any], Awaitable[An
     return call if stage.guard is None else stage.guard(call)  # type: ignore[no-any-return]
 
 
-def _named(stage: Stage) -> dict[str, Any]:
+def stage_snapshot(stage: Stage, counts: Counts, now: float) -> dict[str, Any]:
+    """Return what a stage has done, without anything at work or waiting."""
+    capacity = 0 if stage.is_inline else stage.capacity
+    kind = "sink" if stage.is_sink else "stage"
+    return _idle_snapshot(stage.name, kind, stage.workers, capacity, counts, now)
+
+
+def branch_snapshot(name: str, counts: Counts, now: float) -> dict[str, Any]:
+    """Return how many items a branch has judged, in the form of a stage."""
+    return _idle_snapshot(name, "branch", 0, 0, counts, now)
+
+
+def _idle_snapshot(
+    name: str, kind: str, workers: int, capacity: int, counts: Counts, now: float
+) -> dict[str, Any]:
     return {
-        "name": stage.name,
-        "kind": "sink" if stage.is_sink else "stage",
-        "workers": stage.workers,
-        "capacity": 0 if stage.is_inline else stage.capacity,
+        "name": name,
+        "kind": kind,
+        "workers": workers,
+        "capacity": capacity,
+        "busy": 0,
+        "waiting": 0,
+        "oldest": 0.0,
+        "at_work": [],
+        **counts.snapshot(now),
     }
 
 

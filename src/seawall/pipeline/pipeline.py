@@ -24,9 +24,18 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 from seawall import _checks as check
 from seawall import registry
 from seawall.executors import CpuPool, IoPool
-from seawall.pipeline.engine import Reader, Run
-from seawall.pipeline.item import DeadLetter, Ended
-from seawall.pipeline.nodes import Branch, Exit, InlineStage, Node, WorkerStage
+from seawall.pipeline.engine import Reader, Run, source_snapshot
+from seawall.pipeline.item import DeadLetter, Ended, Ending
+from seawall.pipeline.nodes import (
+    Branch,
+    Counts,
+    Exit,
+    InlineStage,
+    Node,
+    WorkerStage,
+    branch_snapshot,
+    stage_snapshot,
+)
 from seawall.pipeline.source import IterableSource, Source, as_source
 from seawall.pipeline.stage import Degrade, OnFailure, Stage, WhenBlocked, make_stage
 from seawall.runtime.functions import kind_of
@@ -348,7 +357,8 @@ class Pipeline:
         self._reads: list[_Read] = []
         self._steps: list[_Step] = []
         self._run: Run | None = None
-        self._last: dict[str, Any] = {}
+        self._last: Run | None = None
+        """The run that has ended last."""
         self._stop_grace: float | None = None
         registry.enter(self, "pipeline", name)
 
@@ -365,17 +375,22 @@ class Pipeline:
         number = len(self._reads)
         usual = "items" if not number else f"items-{number + 1}"
         made = as_source(source, usual if name is None else name)
-        if any(made.name == one.source.name for one in self._reads):
-            raise ValueError(f"two sources named {made.name!r}: write name=")
+        if name is not None and made.name != name:
+            raise ValueError(f"name={name!r}: this source is named {made.name!r} already")
+        self._check_name(made.name)
         read = _Read(made)
         self._reads.append(read)
         return Flow(self, [(read, "following")])
 
     def _add_step(self, step: _Step) -> None:
-        name = _name_of(step)
-        if any(_name_of(one) == name for one in self._steps):
-            raise ValueError(f"two stages named {name!r}: write name= for one of them")
+        self._check_name(_name_of(step))
         self._steps.append(step)
+
+    def _check_name(self, name: str) -> None:
+        if any(_name_of(one) == name for one in (*self._reads, *self._steps)):
+            raise ValueError(
+                f"pipeline {self.name!r} has two parts named {name!r}: write name= for one of them"
+            )
 
     def _check_complete(self) -> None:
         if not self._reads:
@@ -444,8 +459,7 @@ class Pipeline:
                 run.stop(run.now() + self._stop_grace)
             return await run.run()
         finally:
-            self._last = run.snapshot()
-            self._run = None
+            self._last, self._run = run, None
 
     def run_sync(self, drain: float = 10.0) -> bool:
         """Run in this thread, for programs without an event loop; return what `run` does.
@@ -479,9 +493,42 @@ class Pipeline:
                 pass  # the loop is closed: it has stopped
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the counts, the oldest item and where it is, and what each stage is doing."""
-        run = self._run
-        return {"running": run is not None, **(self._last if run is None else run.snapshot())}
+        """Return the account of all items, and what each source and each stage is doing now.
+
+        From any thread. Ages and times are in seconds.
+        """
+        running = self._run
+        run = running or self._last
+        seen = self._unread() if run is None else run.snapshot()
+        return {
+            "name": self.name,
+            "running": running is not None,
+            **seen,
+            "links": [
+                [_name_of(origin), _name_of(following)]
+                for origin in (*self._reads, *self._steps)
+                for way in _ways(origin)
+                if (following := getattr(origin, way)) is not None
+            ],
+            "missing": [one for source in seen["sources"] for one in source.get("missing", ())],
+        }
+
+    def _unread(self) -> dict[str, Any]:
+        """Return the snapshot of a pipeline that has never run."""
+        return {
+            "read": 0,
+            "in_flight": 0,
+            **{str(ending): 0 for ending in Ending},
+            "degraded": 0,
+            "oldest": None,
+            "sources": [source_snapshot(read.source) for read in self._reads],
+            "stages": [
+                stage_snapshot(step.stage, Counts(), 0.0)
+                if isinstance(step, _Do)
+                else branch_snapshot(step.name, Counts(), 0.0)
+                for step in self._steps
+            ],
+        }
 
     def test(self, items: Iterable[Any], *, call_sinks: bool = False, seed: int = 0) -> list[Ended]:
         """Run it in memory on virtual time with `items`, and return how each ended, in that order.
@@ -531,7 +578,10 @@ class Pipeline:
         for step in stages:
             following = exit_node if step.stage.is_sink else nodes[id(step.following)]
             working[id(step)].following = following
-        run.nodes = list(working.values())
+        run.nodes = [
+            branches[id(step)] if isinstance(step, _Fork) else working[id(step)]
+            for step in self._steps
+        ]
         run.readers = [
             Reader(run, source, nodes[id(read.following)])
             for source, read in zip(sources, self._reads, strict=True)
