@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from seawall.pipeline.item import DeadLetter, Ended, Ending, Item, Lesser, current_item
     from seawall.pipeline.nodes import DROP
     from seawall.pipeline.pipeline import Flow, MemoryDeadLetters, Pipeline
-    from seawall.pipeline.source import IterableSource, Source
+    from seawall.pipeline.source import Faulty, IterableSource, Source
     from seawall.pipeline.stage import BatchFailed, NotBefore, degrade
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "DeadLetter",
     "Ended",
     "Ending",
+    "Faulty",
     "FileSource",
     "Flow",
     "Item",
@@ -52,7 +53,7 @@ _HOMES = {
     "pipeline.item": "DeadLetter Ended Ending Item Lesser current_item",
     "pipeline.nodes": "DROP",
     "pipeline.pipeline": "Flow MemoryDeadLetters Pipeline",
-    "pipeline.source": "IterableSource Source",
+    "pipeline.source": "Faulty IterableSource Source",
     "pipeline.stage": "BatchFailed NotBefore degrade",
 }
 """The public names by the module in which they are at home."""

@@ -21,6 +21,7 @@ from seawall._failures import described
 from seawall.clock import current_clock, epoch_of
 from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
 from seawall.pipeline.nodes import BLOCKED, Branch, Counts, InlineStage, Node, Rate, WorkerStage
+from seawall.pipeline.source import Faulty
 from seawall.runtime.abandon import end
 from seawall.runtime.runners import sleep_async
 
@@ -89,6 +90,8 @@ class Reader:
             run.begin(items, self)
             self.read += len(items)
             self._last_at = at
+            if any(type(item.value) is Faulty for item in items):
+                items = await self._set_aside(items)
             if queue is not None and queue.take_many(items, at):
                 await sleep_async(0)
                 continue
@@ -100,6 +103,17 @@ class Reader:
                     self._waits = False
             if queue is None:
                 await sleep_async(0)
+
+    async def _set_aside(self, items: list[Item]) -> list[Item]:
+        """Make dead letters of faulty items; return the others."""
+        sound, counts = [], Counts()
+        for item in items:
+            if isinstance(item.value, Faulty):
+                item.value, error, item.attempts = item.value
+                await self._run.bury(item, self.source.name, counts, error)
+            else:
+                sound.append(item)
+        return sound
 
     async def report(self) -> None:
         """Tell the source of the ends since the last time."""
@@ -217,6 +231,11 @@ class Run:
         if self._on_end is not None:
             cause = "" if error is None else described(error)
             self._on_end(Ended(item.value, ending, item.stage, cause, item.attempts, item.lesser))
+
+    @property
+    def may_lose_items(self) -> bool:
+        """Whether a source may lose items to another process while they are here."""
+        return any(hasattr(reader.source, "holds") for reader in self.readers)
 
     def failure_of(self, error: Exception | asyncio.CancelledError) -> Exception:
         """Return why a function has failed; raise CancelledError if its worker is to end."""

@@ -10,6 +10,7 @@ Promises:
 - A worker process that dies costs its item one attempt, and no other item anything.
 - Items with the same key are done one after the other, in the order in which they came.
 - Of a batch only those members are tried again that have failed.
+- An item that its source has lost to another process is given back before the next call.
 - A function that is cancelled by something else than the end of the run has failed. One that
   swallows that end is asked for nothing more.
 """
@@ -47,6 +48,9 @@ MOST_SAMPLES: Final = 1000
 """Times of items from which the quantiles are taken."""
 RATE_WINDOW: Final = 10.0
 """Seconds over which a rate is measured, if somebody looks that often."""
+
+LOST: Final = LookupError("the source has lost the item to another process")
+"""Why an item ends that its source does not hold any more: it is given back."""
 
 DROP: Final = object()
 """Returned by a stage for an item that is not wanted: it is dropped, and counted."""
@@ -210,7 +214,10 @@ class Failing:
         self._counts = counts
 
     async def give_up(self, item: Item, error: Exception, following: Node) -> None:
-        """Do with a failed item what `on_failure` says."""
+        """Do with a failed item what `on_failure` says; give a lost one back."""
+        if error is LOST:
+            self._run.end(item, Ending.RETURNED)
+            return
         self._counts.add_failure(error)
         action = self._stage.on_failure
         if isinstance(action, Degrade):
@@ -420,12 +427,18 @@ class WorkerStage:
         keeps_value, is_ordered = self.stage.is_sink, self.stage.ordered_by is not None
         set_current, add_time = CURRENT.set, counts.times.append
         at = now()
+        may_lose = run.may_lose_items
         while True:
             while not ready:
                 await self._queued(self._idle)
                 at = now()
             item = self._next()
             state.since = at
+            if may_lose and is_lost(item):
+                await self._failing.give_up(item, LOST, self.following)
+                if is_ordered:
+                    self._release(item)
+                continue
             state.items = (item,)
             set_current(item)
             try:
@@ -476,6 +489,8 @@ class WorkerStage:
                 seconds = next(blocked)
             if seconds:
                 await state.pause(seconds, described(error))
+            if is_lost(item):
+                return LOST
             CURRENT.set(item)
             try:
                 value = await self._call(item.value)
@@ -554,7 +569,8 @@ class WorkerStage:
         self, items: list[Item], state: WorkerState
     ) -> tuple[list[Item], list[tuple[Item, Exception]]]:
         """Call the function until each member is done or has failed; only failed ones again."""
-        members = Members(items, self.counts, is_sink=self.stage.is_sink)
+        may_lose = self._run.may_lose_items
+        members = Members(items, self.counts, is_sink=self.stage.is_sink, may_lose=may_lose)
         pauses = REFUSED.delays(self._run.random)
         blocked = BLOCKED.delays(self._run.random)
         while True:
@@ -566,14 +582,15 @@ class WorkerStage:
             else:
                 if self._run.is_closing:
                     raise asyncio.CancelledError
-                return members.done, []
+                return members.done, members.lost
             if isinstance(failure, WorkerDied) and len(members.left) > 1:
                 self.counts.deaths += 1
-                return await self._attempt_alone(members, state)
+                done, failed = await self._attempt_alone(members, state)
+                return done, [*members.lost, *failed]
             seconds = self._pause_after(failure, members.left[0], pauses)
             if seconds is None:
                 if self.stage.when_failed != "block":
-                    return members.done, list(members.failures(failure))
+                    return members.done, [*members.lost, *members.failures(failure)]
                 self.counts.add_failure(failure)
                 seconds = next(blocked)
             if seconds:
@@ -614,10 +631,13 @@ class WorkerStage:
 class Members:
     """The members of a batch that are not done yet."""
 
-    def __init__(self, items: list[Item], counts: Counts, *, is_sink: bool) -> None:
+    def __init__(self, items: list[Item], counts: Counts, *, is_sink: bool, may_lose: bool) -> None:
         """Begin with all of them."""
         self._counts = counts
         self.left = items
+        self.lost: list[tuple[Item, Exception]] = []
+        """Those that their sources have lost to another process."""
+        self._may_lose = may_lose
         self.done: list[Item] = []
         self._errors: dict[Item, Exception] = {}
         """Why a member failed last, if the function has said so."""
@@ -628,9 +648,23 @@ class Members:
         for item in self.left:
             yield item, self._errors.get(item, failure)
 
+    def _leave_lost(self) -> None:
+        """Remove those that their sources have lost."""
+        held = []
+        for item in self.left:
+            if is_lost(item):
+                self.lost.append((item, LOST))
+            else:
+                held.append(item)
+        self.left = held
+
     async def attempt(self, function: Callable[[list[Any]], Any], *, awaits: bool) -> None:
         """Call `function` with those that are left, and keep what it has done."""
         self._errors.clear()
+        if self._may_lose:
+            self._leave_lost()
+            if not self.left:
+                return
         values = []
         if self.left[0].attempts:
             self._counts.retries += len(self.left)
@@ -742,6 +776,12 @@ def _idle_snapshot(
         "at_work": [],
         **counts.snapshot(now),
     }
+
+
+def is_lost(item: Item) -> bool:
+    """Tell whether the source of an item has lost it to another process."""
+    holds = getattr(item.source, "holds", None)
+    return holds is not None and not holds(item.handle)
 
 
 def _wake(queue: deque[asyncio.Future[None]]) -> None:

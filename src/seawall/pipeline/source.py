@@ -3,13 +3,17 @@
 A source hands out items when it is asked, so it never gives more than the pipeline has room for. It
 is told of each item exactly once how it ended: `acknowledge` after the sink has it (or it is a dead
 letter, or dropped), `give_back` if the pipeline stopped before.
+
+A source that shares its items with other processes may lose them: then it has a method
+`holds(handle) -> bool`, and an item that it does not hold any more is given back before the next
+function is called with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from itertools import count, islice
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -33,6 +37,19 @@ class Source(Protocol[T_co]):
 
     async def close(self) -> None:
         """Let go of what it holds."""
+
+
+class Faulty(NamedTuple):
+    """Pulled in place of a value: an item that no stage can take, and why.
+
+    The pipeline makes it a dead letter of its source, and acknowledges it then.
+    """
+
+    value: Any
+    """What there is of it."""
+    error: Exception
+    attempts: int = 0
+    """How often it was delivered."""
 
 
 class IterableSource(Generic[T]):

@@ -1,0 +1,91 @@
+"""Items that a source cannot hand out, and items that it loses to another process meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+
+from seawall.pipeline import Ending, Faulty, IterableSource, Pipeline
+from seawall.testing import run_virtual
+
+
+class Shared(IterableSource[Any]):
+    """A source that loses the items in `lost` to another process."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        super().__init__(items, name="shared")
+        self.lost: set[int] = set()
+        self.acknowledged: list[int] = []
+
+    def holds(self, handle: int) -> bool:
+        return handle not in self.lost
+
+    async def acknowledge(self, handles: Sequence[int]) -> None:
+        self.acknowledged += handles
+
+
+def test_a_faulty_item_is_a_dead_letter_of_its_source():
+    """It is acknowledged as one, with its cause; the others go on."""
+    source, stored = Shared([1, Faulty("bad", ValueError("no JSON"), attempts=5), 3]), []
+    pipeline = Pipeline("faulty")
+    pipeline.read(source).stage(lambda value: value, name="same").sink(stored.append, name="keep")
+    assert run_virtual(pipeline.run())
+    assert stored == [1, 3]
+    (letter,) = pipeline.dead_letters.letters
+    assert (letter.value, letter.stage, letter.attempts) == ("bad", "shared", 5)
+    assert letter.cause == "ValueError: no JSON"
+    assert sorted(source.acknowledged) == [0, 1, 2]
+
+
+def test_a_lost_item_is_given_back_before_the_next_call():
+    """The call that is under way ends; no further function sees the item."""
+    source, seen = Shared([1, 2, 3]), []
+
+    async def first(value: int) -> int:
+        if value == 2:
+            source.lost.add(1)
+        return value
+
+    async def store(value: int) -> None:
+        seen.append(value)
+
+    pipeline = Pipeline("lost")
+    pipeline.read(source).stage(first, workers=1).sink(store, workers=1, ordered_by=lambda _: 0)
+    assert run_virtual(pipeline.run())
+    assert seen == [1, 3]
+    assert source.returned == [1]
+    assert source.acknowledged == [0, 2]
+    assert pipeline.snapshot()[Ending.RETURNED] == 1
+
+
+@pytest.mark.parametrize("when_failed", ["block", "set_aside"])
+@pytest.mark.parametrize("batch", [None, (10, 0.0)])
+def test_a_lost_item_is_not_tried_again(
+    when_failed: Literal["block", "set_aside"], batch: tuple[int, float] | None
+):
+    """An item that blocks its key is given up when another process has it."""
+    source, calls = Shared([1, 2]), []
+
+    async def store(given: Any) -> None:
+        calls.append(given)
+        if given in (1, [1, 2]):
+            source.lost.add(0)
+            raise ConnectionError("down")
+
+    pipeline = Pipeline("blocked")
+    settings: dict[str, Any] = {"when_failed": when_failed, "ordered_by": lambda value: value}
+    if batch is not None:
+        settings["batch"] = batch
+    pipeline.read(source).sink(store, workers=1, **settings)
+
+    async def main() -> None:
+        async with asyncio.timeout(3600):
+            await pipeline.run()
+
+    run_virtual(main())
+    assert calls.count(1) == (batch is None)
+    if when_failed == "block":
+        assert (source.returned, source.acknowledged) == ([0], [1])
