@@ -49,13 +49,13 @@ from seawall import (
 from seawall._expiry import is_expiry
 from seawall.context import attempt_var, deadline_scope
 from seawall.models.rates import whole_microseconds
-from seawall.policies._answers import Answers
-from seawall.policies._async_timeout import AsyncTimeout, Lane
-from seawall.policies._hedge_tasks import Copies
-from seawall.policies._limit_gates import Gate, PartitionedGate, _PartitionWaiter
-from seawall.policies._rate_waiting import RateWaiter
-from seawall.policies.rate_limit import RateGate
+from seawall.policies.adaptive_limit import PartitionedGate, _PartitionWaiter
+from seawall.policies.cache.answers import Answers
+from seawall.policies.hedge.tasks import Copies
+from seawall.policies.rate_limit.policy import RateGate
+from seawall.policies.rate_limit.waiting import RateWaiter
 from seawall.policies.throttle import _ThrottleGate
+from seawall.policies.timeout.async_flow import AsyncTimeout, Lane
 from seawall.runtime import interpreter
 from seawall.runtime.call import Call, trace_var
 from seawall.runtime.layers import FAILED, OK
@@ -345,7 +345,7 @@ def check_tokens(world: World) -> None:
         # One of these may begin the function more than once, or never, for a call that was sent.
         once = not any(isinstance(other, (Cache, Fallback, Hedge, Retry)) for other in inside)
         for meter in policy._meters.all:
-            assert not meter.lanes
+            assert not meter.queues
             place = None if meter.limit.key is None else "key"
             state = meter.read(place, now)
             rate, rule = meter.limit.rate, meter.rule
@@ -825,7 +825,7 @@ ABLATIONS: dict[str, tuple[Any, str, Any, str]] = {
     "unused tokens are kept": (RateGate, "leave", forget, "token given back"),
     "tokens of begun calls are given back": (RateGate, "leave", give_all_back, "rate"),
     "tokens are never settled": (RateGate, "leave", forget, "settled rate"),
-    "slots of a limit are not given back": (Gate, "leave", forget, "adaptive limit"),
+    "slots of a limit are not given back": (AdaptiveGate, "leave", forget, "adaptive limit"),
     "slots of a class are not given back": (PartitionedGate, "_give_back", forget, "partitions"),
     "a class keeps what it was granted": (_PartitionWaiter, "_give_up", forget, "partitions"),
     "cancelled calls count at the server": (_ThrottleGate, "leave", forget, "throttle"),

@@ -34,7 +34,7 @@ from seawall import (
 )
 from seawall.clock import SYSTEM, VirtualClock, current_clock
 from seawall.context import _DeadlineScope, deadline_scope, deadline_var
-from seawall.policies.timeout import _Cooperative
+from seawall.policies.timeout.policy import _Cooperative
 from seawall.runtime import fastpath, interpreter
 from seawall.testing import ScriptedService, answer, run_virtual, virtual_time
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters

@@ -122,7 +122,7 @@ def test_no_other_statement_is_made_of_text() -> None:
 FORBIDDEN = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "jsonpickle"}
 OWN_PROCESSES = "executors/_items.py"
 """Pickles between a process and its own children: nobody else writes to those pipes."""
-GENERATED = {"runtime/fastpath.py", "policies/_rate_quick.py"}
+GENERATED = {"runtime/fastpath.py", "policies/rate_limit/fast_path.py"}
 """Compile fixed lines of their own."""
 
 

@@ -35,7 +35,7 @@ from seawall import (
     constant,
     n_of_m,
 )
-from seawall.policies._async_timeout import AsyncTimeout
+from seawall.policies.timeout.async_flow import AsyncTimeout
 from seawall.testing import virtual_time
 
 PATIENCE = 20.0

@@ -94,21 +94,16 @@ if TYPE_CHECKING:
     from seawall.models.shares import by_chance, by_fraction, by_latency
     from seawall.models.shedding import by_cost, by_criticality, by_deadline, by_queue, by_tier
     from seawall.models.sizing import pool_size, timeout_for
-    from seawall.policies._rate_reservation import Quota, Reservation
-    from seawall.policies._rate_settings import Limit
-    from seawall.policies._retry_on import transient
     from seawall.policies.adaptive_limit import AdaptiveLimit
     from seawall.policies.breaker import Breaker
-    from seawall.policies.budget import RetryBudget
-    from seawall.policies.bulkhead import Bulkhead
+    from seawall.policies.bulkhead import Bulkhead, ThreadBulkhead
     from seawall.policies.cache import Cache
     from seawall.policies.chaos import Chaos
     from seawall.policies.fallback import Fallback, fallback_reason, static
     from seawall.policies.hedge import Hedge, quantile
-    from seawall.policies.rate_limit import RateLimit
-    from seawall.policies.retry import Retry, adaptive_attempts
+    from seawall.policies.rate_limit import Limit, Quota, RateLimit, Reservation
+    from seawall.policies.retry import Retry, RetryBudget, adaptive_attempts, transient
     from seawall.policies.shed import Shed
-    from seawall.policies.thread_bulkhead import ThreadBulkhead
     from seawall.policies.throttle import Throttle
     from seawall.policies.timeout import Timeout, adaptive
     from seawall.pools import Pool
@@ -369,21 +364,16 @@ _HOMES = {
     "models.shares": "by_chance by_fraction by_latency",
     "models.shedding": "by_cost by_criticality by_deadline by_queue by_tier",
     "models.sizing": "pool_size timeout_for",
-    "policies._rate_reservation": "Quota Reservation",
-    "policies._rate_settings": "Limit",
     "policies.adaptive_limit": "AdaptiveLimit",
     "policies.breaker": "Breaker",
-    "policies.budget": "RetryBudget",
-    "policies.bulkhead": "Bulkhead",
+    "policies.bulkhead": "Bulkhead ThreadBulkhead",
     "policies.cache": "Cache",
     "policies.chaos": "Chaos",
-    "policies._retry_on": "transient",
     "policies.fallback": "Fallback fallback_reason static",
     "policies.hedge": "Hedge quantile",
-    "policies.rate_limit": "RateLimit",
-    "policies.retry": "Retry adaptive_attempts",
+    "policies.rate_limit": "Limit Quota RateLimit Reservation",
+    "policies.retry": "Retry RetryBudget adaptive_attempts transient",
     "policies.shed": "Shed",
-    "policies.thread_bulkhead": "ThreadBulkhead",
     "policies.throttle": "Throttle",
     "policies.timeout": "Timeout adaptive",
     "pools": "Pool",

@@ -43,16 +43,14 @@ from seawall.models.shares import by_chance, by_fraction, by_latency
 from seawall.models.shedding import by_cost, by_criticality, by_deadline, by_queue, by_tier
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.breaker import Breaker
-from seawall.policies.budget import RetryBudget
-from seawall.policies.bulkhead import Bulkhead
+from seawall.policies.bulkhead import Bulkhead, ThreadBulkhead
 from seawall.policies.cache import Cache
 from seawall.policies.chaos import Chaos
 from seawall.policies.fallback import Fallback, static
 from seawall.policies.hedge import Hedge, quantile
 from seawall.policies.rate_limit import Limit, RateLimit
-from seawall.policies.retry import Retry, adaptive_attempts
+from seawall.policies.retry import Retry, RetryBudget, adaptive_attempts
 from seawall.policies.shed import Shed
-from seawall.policies.thread_bulkhead import ThreadBulkhead
 from seawall.policies.throttle import Throttle
 from seawall.policies.timeout import Timeout, adaptive
 from seawall.runtime.policy import Policy

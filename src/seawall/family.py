@@ -22,8 +22,8 @@ from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.guard import Guard
 from seawall.models.histogram import Tally
-from seawall.policies._rate_settings import asked
 from seawall.policies.breaker import Breaker
+from seawall.policies.rate_limit.limit import asked
 from seawall.rules import switches
 from seawall.runtime.batch import CONCURRENCY, Batch, Room, arun_batch, run_batch
 from seawall.runtime.functions import kind_of

@@ -16,8 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall.policies.breaker import Breaker
-from seawall.policies.budget import RetryBudget
-from seawall.policies.retry import Retry
+from seawall.policies.retry import Retry, RetryBudget
 from seawall.runtime.call import Call
 from seawall.runtime.events import muted
 from seawall.runtime.interpreter import Request, Run, interpret

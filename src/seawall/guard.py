@@ -16,13 +16,12 @@ from seawall.context import reset
 from seawall.models.backoff import Backoff
 from seawall.models.pressure import Pressure
 from seawall.models.probes import growing, slow_start
-from seawall.policies._retry_on import On
-from seawall.policies._slot_gates import SlotPolicy
 from seawall.policies.breaker import Breaker
-from seawall.policies.budget import RetryBudget
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.fallback import Fallback
-from seawall.policies.retry import AdaptiveAttempts, Retry, RetryBound
+from seawall.policies.retry import AdaptiveAttempts, Retry, RetryBound, RetryBudget
+from seawall.policies.retry.conditions import On
+from seawall.policies.slots import SlotPolicy
 from seawall.policies.timeout import AdaptiveSeconds, Sync, Timeout
 from seawall.runtime.attempts import Attempts
 from seawall.runtime.batch import CONCURRENCY, Batch, Room, arun_batch, run_batch

@@ -24,7 +24,12 @@ from seawall import (
     vegas,
 )
 from seawall.models.concurrency import ConcurrencyLimit
-from seawall.policies._limit_gates import Gate, PartitionedGate, _PartitionWaiter, _Waiter
+from seawall.policies.adaptive_limit import (
+    AdaptiveGate,
+    PartitionedGate,
+    _AdaptiveWaiter,
+    _PartitionWaiter,
+)
 from seawall.runtime.slots import Slots, SlotWaiter
 from seawall.testing import run_virtual
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters, settled
@@ -226,11 +231,11 @@ def _grow_only(slots: Slots, limit: int, _room: int | None) -> None:
 
 ABLATIONS: dict[str, tuple[type, str, Any]] = {
     "a cancelled waiter stays": (SlotWaiter, "abandon", _do_nothing),
-    "leaving gives nothing back": (Gate, "leave", _do_nothing),
-    "everybody is admitted": (Gate, "enter", lambda _gate, now: now),
+    "leaving gives nothing back": (AdaptiveGate, "leave", _do_nothing),
+    "everybody is admitted": (AdaptiveGate, "enter", lambda _gate, now: now),
     "a slot given back wakes nobody": (Slots, "serve", _do_nothing),
     "slots are not withdrawn": (Slots, "resize", _grow_only),
-    "time in the queue counts": (_Waiter, "claim", _count_the_queue),
+    "time in the queue counts": (_AdaptiveWaiter, "claim", _count_the_queue),
     "a waiter's class is not counted": (_PartitionWaiter, "grant", _grant_uncounted),
     "a class gives nothing back": (PartitionedGate, "_give_back", _do_nothing),
     "a class that gives up keeps its place": (

@@ -27,7 +27,7 @@ from seawall import (
     static,
     subscribe,
 )
-from seawall.policies._breaker_gates import BreakerGate
+from seawall.policies.breaker.gate import BreakerGate
 from seawall.testing import ScriptedService, answer, fail, run_virtual, slow, virtual_time
 from tests.support import falsified, let_pass, new_guard
 

@@ -14,7 +14,7 @@ import pytest
 
 from seawall import Breaker, BreakerChanged, Guard, VirtualClock, single, subscribe
 from seawall.clock import current_clock
-from seawall.policies import _breaker_probe
+from seawall.policies.breaker import probe as _breaker_probe
 from seawall.testing import run_virtual
 from tests.support import let_pass, new_guard
 

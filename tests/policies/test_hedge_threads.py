@@ -25,8 +25,8 @@ from seawall import (
     subscribe,
 )
 from seawall.clock import VirtualClock
-from seawall.policies import _hedge_threads
 from seawall.policies.hedge import HedgeBound
+from seawall.policies.hedge import threads as _hedge_threads
 from seawall.runtime.call import Abandoned, was_withdrawn
 from seawall.runtime.workers import WorkerPool
 from tests.support import new_guard

@@ -31,7 +31,7 @@ from seawall import (
     subscribe,
     tenant,
 )
-from seawall.policies._rate_meters import RESETS
+from seawall.policies.rate_limit.meter import RESETS
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow, virtual_time
 from tests.support import let_pass, new_guard
 
@@ -787,7 +787,7 @@ def test_a_call_that_needs_two_limits_waits_for_one_after_the_other() -> None:
         await _all(*[guard.acall(note, user) for user in ("ann", "ann", "bob", "cy")])
         assert went == [("ann", 0.0), ("bob", 0.5), ("ann", 1.0), ("cy", 1.5)]
         assert limit.waiting == 0
-        assert not any(meter.lanes for meter in limit._meters.all)
+        assert not any(meter.queues for meter in limit._meters.all)
 
     run_virtual(main())
 

@@ -25,11 +25,11 @@ from seawall import (
 from seawall.clock import VirtualClock
 from seawall.models.rate_buckets import TokenBucket
 from seawall.models.rates import whole_microseconds
-from seawall.policies import rate_limit
-from seawall.policies._rate_gates import RateGate
-from seawall.policies._rate_lock import Meters
-from seawall.policies._rate_meters import Meter
-from seawall.policies._rate_waiting import RateWaiter
+from seawall.policies.rate_limit import policy as rate_limit
+from seawall.policies.rate_limit.gate import RateGate
+from seawall.policies.rate_limit.meter import Meter
+from seawall.policies.rate_limit.meters import Meters
+from seawall.policies.rate_limit.waiting import RateWaiter
 from seawall.testing import run_virtual, virtual_time
 from tests.support import (
     SEEDS,
@@ -165,7 +165,7 @@ class Office:
             self.broken.append(f"{meters.waiting} wait")
         now = whole_microseconds(asyncio.get_running_loop().time())
         with meters.mutex, meters:
-            for lane in [lane for meter in meters.all for lane in meter.lanes.values()]:
+            for lane in [lane for meter in meters.all for lane in meter.queues.values()]:
                 first = lane.first
                 if meters.look(first._charges, now, first) is None:
                     self.broken.append("a lost wake-up: somebody waits who could go")
@@ -210,7 +210,7 @@ def check_day(day: Day) -> None:
             bound(own, day.algorithm, USER, 1.0)
         meters = office.limit._meters
         assert meters.waiting == 0
-        assert not any(meter.lanes for meter in meters.all)
+        assert not any(meter.queues for meter in meters.all)
         # By now all is paid: nothing was lost, nothing is held.
         peek = office.limit.peek(day.visits[0]._replace(cost=1))
         assert peek.left == (1 if day.algorithm == "leaky_bucket" else USER)
@@ -608,7 +608,7 @@ def test_a_waiter_dropped_inside_the_section_leaves_at_its_end() -> None:
         await guard.acall(let_pass, 0.0)
         waiting = asyncio.ensure_future(guard.acall(let_pass, 0.0))
         await let_pass(0.1)
-        (lane,) = limit._meters.all[0].lanes.values()
+        (lane,) = limit._meters.all[0].queues.values()
         with limit._meters.mutex, limit._meters:
             lane.first.abandon()
             assert limit.waiting == 1

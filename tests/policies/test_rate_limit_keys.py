@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from seawall import RateLimit, RateLimited
 from seawall.clock import VirtualClock
-from seawall.policies import _rate_meters
-from seawall.policies._rate_lock import Meters
-from seawall.policies._rate_meters import SHARED, Meter
+from seawall.policies.rate_limit import meter as meter_module
+from seawall.policies.rate_limit.meter import SHARED, Meter
+from seawall.policies.rate_limit.meters import Meters
+from seawall.policies.rate_limit.waiting import KeyQueue
 from seawall.testing import run_virtual, virtual_time
 from tests.support import falsified, let_pass, new_guard, quarters
 
@@ -240,11 +241,11 @@ def test_waiters_of_one_key_keep_its_state() -> None:
         limit = RateLimit("1/s", key=lambda key: key, max_keys=1, max_wait=9.0)
         meter = limit._meters.all[0]
         meter.states["waited for"] = 0.0
-        meter.lanes["waited for"] = _rate_meters.Lane()
+        meter.queues["waited for"] = KeyQueue()
         with limit._meters.mutex, limit._meters:
             meter._sweep(16, 10**9)
         assert "waited for" in meter.states
-        meter.lanes.clear()
+        meter.queues.clear()
         with limit._meters.mutex, limit._meters:
             meter._sweep(16, 10**9)
         assert not meter.states
@@ -304,7 +305,7 @@ def test_the_bound_holds_for_each_key_that_waits_where_others_do(waves: list[Wav
 def _wherever_there_is_room(self: Meter, key: Any, now: float) -> Any:
     if self._holds(key) or self._has_room(now):
         return key
-    self._shared = self._shared or [_rate_meters._Stripe() for _ in range(SHARED)]
+    self._shared = self._shared or [meter_module._Stripe() for _ in range(SHARED)]
     return self._shared[hash(key) % SHARED]
 
 
@@ -417,7 +418,7 @@ def test_a_section_within_a_section_opens_nothing(monkeypatch: pytest.MonkeyPatc
         assert meter.slack > 0
         # Without counting how deep it is, it would be open.
         monkeypatch.setattr(Meters, "__exit__", _opens_always)
-    assert seen[0] == _rate_meters.SHUT
+    assert seen[0] == meter_module.SHUT
     assert seen[1] > 0
 
 

@@ -31,8 +31,8 @@ from seawall import (
     subscribe,
 )
 from seawall.models.budget import BUCKETS
-from seawall.policies import retry
-from seawall.policies.retry import _RetryFlow
+from seawall.policies.retry import policy as retry
+from seawall.policies.retry.policy import _RetryFlow
 from seawall.runtime.call import Call
 from seawall.testing import run_virtual, virtual_time
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters

@@ -22,7 +22,7 @@ from seawall import (
     VirtualClock,
     current_attempt,
 )
-from seawall.policies import retry as retry_module
+from seawall.policies.retry import policy as retry_module
 from seawall.testing import ScriptedService, answer, fail, run_virtual, virtual_time
 from seawall.web.inbound import Inbound
 from seawall.web.request import Incoming

@@ -34,7 +34,7 @@ from seawall import (
     subscribe,
 )
 from seawall.context import deadline_var
-from seawall.policies import _async_timeout
+from seawall.policies.timeout import async_flow as _async_timeout
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
 

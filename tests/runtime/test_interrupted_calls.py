@@ -33,7 +33,7 @@ from seawall import (
     ramp,
 )
 from seawall.clock import VirtualClock
-from seawall.policies._rate_charges import Lane
+from seawall.policies.rate_limit.waiting import KeyQueue
 from seawall.pools._lending import Lending
 from seawall.runtime.slots import Slot, Slots, SlotWaiter
 from seawall.testing import run_virtual
@@ -259,7 +259,7 @@ def test_a_signal_as_a_call_queues_for_a_rate_leaves_the_queue_whole(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Lane, "join", interrupted)
+        patch.setattr(KeyQueue, "join", interrupted)
         with pytest.raises(KeyboardInterrupt):
             guard.call(ok)
     assert limit.waiting == 0

@@ -31,7 +31,7 @@ from seawall.clock import VirtualClock
 from seawall.models.rate_accounts import Account, SettledBucket
 from seawall.models.rate_buckets import TokenBucket
 from seawall.models.rate_caps import Caps
-from seawall.policies._rate_charges import Charge
+from seawall.policies.rate_limit.reservation import Charge
 from seawall.runtime.background import run_in
 from seawall.shared._limits_wire import Names, Taken, read
 from seawall.shared._store import RedisStore

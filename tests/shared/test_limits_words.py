@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seawall import Breaker, CircuitOpen, Limit, RateLimit, RateLimited
 from seawall.clock import VirtualClock
-from seawall.policies import _rate_meters
+from seawall.policies.rate_limit import meter as meter_module
 from tests.support import new_guard
 
 
@@ -126,7 +126,7 @@ def test_the_async_twin_needs_no_store() -> None:
 def test_words_hold_for_keys_that_find_no_room(steps: list[tuple[int, int, int]]) -> None:
     """With more keys than have a state of their own, no word about a key is broken."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_rate_meters, "SHARED", 2)
+        patch.setattr(meter_module, "SHARED", 2)
         clock = VirtualClock(100.0)
         limit = RateLimit("5/s", key=lambda key: key, max_keys=3)
         guard = new_guard(limit, clock=clock)

@@ -43,7 +43,7 @@ from seawall.context import (
     tier_var,
 )
 from seawall.models.rates import whole_microseconds
-from seawall.policies import _async_timeout
+from seawall.policies.timeout import async_flow as _async_timeout
 from seawall.runtime.slots import Slots, live_slots
 from seawall.testing import run_virtual, virtual_time
 from seawall.web import _edge_plain, _edge_time, _limit_plain, sending

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from seawall import Bulkhead, RateLimit, RateLimited, subscribe, tenant, tier
 from seawall.models.rates import whole_microseconds
-from seawall.policies import _rate_meters
+from seawall.policies.rate_limit import meter as meter_module
 from seawall.runtime.edge_events import SoftLimitExceeded
 from seawall.shared._keys import key_part
 from seawall.testing import run_virtual, virtual_time
@@ -722,7 +722,7 @@ def offender_after_a_flood(seed: int) -> RateLimited | None:
             refused(limits, request(client=f"10.1.{(seed + n) % 250}.{n % 250}"))
         group = limits._local
         assert group is not None
-        assert group.policy._meters.all[0].keys <= 20 + _rate_meters.SHARED
+        assert group.policy._meters.all[0].keys <= 20 + meter_module.SHARED
         return refused(limits, offender)
 
 
@@ -745,7 +745,7 @@ def test_forgetting_the_oldest_would_reset_an_offender(monkeypatch: pytest.Monke
             del meter.states[next(iter(meter.states))]
         return True
 
-    monkeypatch.setattr(_rate_meters.Meter, "_has_room", forget_oldest)
+    monkeypatch.setattr(meter_module.Meter, "_has_room", forget_oldest)
     with pytest.raises(AssertionError):
         check_offenders_stay_refused(1)
 

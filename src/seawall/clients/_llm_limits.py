@@ -21,13 +21,11 @@ from seawall.clients._llm_estimate import Count, Estimate, asked_by, body_of, es
 from seawall.clients._llm_usage import NONE_USED, UNKNOWN, Late, usage_of
 from seawall.context import reset
 from seawall.models.rates import whole_microseconds
-from seawall.policies._rate_charges import Charge
-from seawall.policies._rate_gates import RateGate
-from seawall.policies._rate_reservation import Reservation
-from seawall.policies._rate_settings import Limit
-from seawall.policies._rate_shared import OnStoreFailure, SharingKind
-from seawall.policies._rate_shared_gate import SharedRateGate
-from seawall.policies.rate_limit import RateLimit
+from seawall.policies.rate_limit import Limit, RateLimit, Reservation
+from seawall.policies.rate_limit.gate import RateGate
+from seawall.policies.rate_limit.reservation import Charge
+from seawall.policies.rate_limit.shared_gate import SharedRateGate
+from seawall.policies.rate_limit.sharing import OnStoreFailure, SharingKind
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import FAILED, OK, UNUSED, Host, Outcome
 from seawall.runtime.limit_share import LimitStore

@@ -16,7 +16,7 @@ from seawall import _checks as check
 from seawall.context import Criticality, current_criticality
 from seawall.errors import Overloaded, Rejected, TimedOut, matches
 from seawall.models.throttle import ThrottleModel, Ticket, reject_share
-from seawall.policies._retry_on import On, read_on
+from seawall.policies.retry.conditions import On, read_on
 from seawall.runtime.call import STREAMED
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import FAILED, OK, Host, Inline, Outcome

@@ -24,7 +24,7 @@ from types import coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall.errors import Rejected
-from seawall.policies._slot_gates import SlotGate
+from seawall.policies.slots import SlotGate
 from seawall.runtime.layers import UNUSED, Wait
 from seawall.runtime.runners import wait_async
 

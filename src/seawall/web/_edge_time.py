@@ -14,7 +14,7 @@ from seawall.web.sending import Passage
 if TYPE_CHECKING:
     import asyncio
 
-    from seawall.policies._async_timeout import Lane
+    from seawall.policies.timeout.async_flow import Lane
 
 
 class Cutting:
@@ -54,7 +54,7 @@ class Cutting:
         return lane, task
 
     def _new_lane(self, loop: asyncio.AbstractEventLoop) -> Lane:
-        from seawall.policies._async_timeout import Lane
+        from seawall.policies.timeout.async_flow import Lane
 
         for other in [known for known in list(self._lanes) if known.is_closed()]:
             self._lanes.pop(other, None)

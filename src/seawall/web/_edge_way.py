@@ -13,7 +13,7 @@ from seawall._expiry import current_task
 from seawall.clock import Clock
 from seawall.context import deadline_scope, end_scope, reserve_scope
 from seawall.errors import RateLimited, Rejected, SeawallError, TimedOut
-from seawall.policies._slot_gates import SlotGate
+from seawall.policies.slots import SlotGate
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import CANCELLED, OK, Wait
 from seawall.runtime.mutex import Mutex, survives_fork

@@ -15,13 +15,12 @@ from seawall.errors import RateLimited
 from seawall.models.pressure import Pressure
 from seawall.models.rate_buckets import TokenBucket
 from seawall.models.rates import whole_microseconds
-from seawall.policies._rate_charges import Charge
-from seawall.policies._rate_gates import RateGate
-from seawall.policies._rate_meters import Meter
-from seawall.policies._rate_quick import Quick, quick_taking
-from seawall.policies._rate_reservation import Reservation
-from seawall.policies._rate_shared_gate import SharedRateGate
-from seawall.policies.rate_limit import Limit, RateLimit
+from seawall.policies.rate_limit import Limit, RateLimit, Reservation
+from seawall.policies.rate_limit.fast_path import Quick, quick_taking
+from seawall.policies.rate_limit.gate import RateGate
+from seawall.policies.rate_limit.meter import Meter
+from seawall.policies.rate_limit.reservation import Charge
+from seawall.policies.rate_limit.shared_gate import SharedRateGate
 from seawall.runtime.stats import Stats
 from seawall.web.principals import key_reader
 

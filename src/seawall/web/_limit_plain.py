@@ -10,7 +10,7 @@ from seawall.web._limit_fields import STATE, Header, state_header
 from seawall.web._limit_groups import Held, Part
 
 if TYPE_CHECKING:
-    from seawall.policies._rate_quick import Quick, Taken
+    from seawall.policies.rate_limit.fast_path import Quick, Taken
 
 _MOST_WRITTEN: Final = 1000
 

@@ -23,9 +23,9 @@ from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import tier_var
 from seawall.errors import RateLimited
-from seawall.policies._rate_settings import Algorithm, Cost
-from seawall.policies._rate_shared import OnStoreFailure, SharingKind
 from seawall.policies.rate_limit import Limit
+from seawall.policies.rate_limit.limit import Algorithm, Cost
+from seawall.policies.rate_limit.sharing import OnStoreFailure, SharingKind
 from seawall.runtime.edge_events import SoftLimitExceeded
 from seawall.runtime.events import emit
 from seawall.runtime.limit_share import LimitStore

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from seawall import _checks as check
 from seawall.clock import Clock, current_clock
 from seawall.errors import CacheMiss
-from seawall.policies._answers import AGAIN, Answers, Entry, Follower, Lead
+from seawall.policies.cache.answers import AGAIN, Answers, Entry, Follower, Lead
 from seawall.runtime.call import need_var
 from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.policy import Bound, Policy

@@ -27,8 +27,8 @@ from seawall.runtime.runners import wait_async
 from seawall.runtime.workers import Job, WorkerPool
 
 if TYPE_CHECKING:
-    from seawall.policies._breaker_gates import BreakerGate
-    from seawall.policies.breaker import Breaker
+    from seawall.policies.breaker.gate import BreakerGate
+    from seawall.policies.breaker.policy import Breaker
 
 AT_ONCE: Final = 16
 """So many probes of one breaker are made at the same time."""

@@ -21,7 +21,7 @@ from seawall.errors import ErrorKinds, error_predicate
 from seawall.models.breaker import BreakerModel, Cause, State
 from seawall.models.breaker_settings import BREAK_FOR, BreakerSettings
 from seawall.models.probes import Probes
-from seawall.policies._breaker_gates import BreakerGate, KeyedBreakerGate
+from seawall.policies.breaker.gate import BreakerGate, KeyedBreakerGate
 from seawall.runtime.breaker_share import BreakerShare, BreakerStore
 from seawall.runtime.events import BreakerChanged, SettingsDiffer, StoreModeChanged, emit
 from seawall.runtime.layers import Host
@@ -29,7 +29,7 @@ from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
 
 if TYPE_CHECKING:
-    from seawall.policies._breaker_probe import Prober
+    from seawall.policies.breaker.probe import Prober
 
 Classifier = Callable[[Exception | None, Any], bool | None]
 """`is_failure(error, value)`: whether a call that raised `error`, or returned `value`, failed.
@@ -283,7 +283,7 @@ class Breaker(GatePolicy):
         """Return what probes while nobody calls, if there is something to ask."""
         if probe is None:
             return None
-        from seawall.policies._breaker_probe import Prober
+        from seawall.policies.breaker.probe import Prober
 
         return Prober(self, check.function("probe", probe), every)
 

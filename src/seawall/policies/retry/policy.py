@@ -19,8 +19,8 @@ from seawall.errors import Rejected, add_note
 from seawall.models.backoff import Backoff, above_floor, as_backoff
 from seawall.models.budget import SuccessDeposit
 from seawall.models.pressure import Pressure, RetryThresholds
-from seawall.policies._retry_on import On, read_on, transient
-from seawall.policies.budget import RetryBudget
+from seawall.policies.retry.budget import RetryBudget
+from seawall.policies.retry.conditions import On, read_on, transient
 from seawall.runtime.call import STREAMED, current_trace
 from seawall.runtime.events import CallRetried, RetryStopped, emit, listening
 from seawall.runtime.layers import FAILED, OK, UNUSED, Flow, Host, Kind, Next, Outcome

@@ -1,24 +1,66 @@
 """One call that waits until a rate limit has room for it.
 
-Who waits for the same stands in one lane, in order. Only the first has a timer, for the instant at
+Who waits for the same stands in one queue, in order. Only the first has a timer, for the instant at
 which its turn comes; when it goes, it wakes the next, which then learns its own instant.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from seawall.context import seconds_left
 from seawall.errors import Rejected
 from seawall.models.rates import whole_microseconds
-from seawall.policies._rate_charges import Charge, Lane
-from seawall.policies._rate_lock import Blocked, Meters
 from seawall.runtime.call import patience
 from seawall.runtime.layers import Wait
 
 if TYPE_CHECKING:
-    from seawall.policies._rate_gates import RateGate
+    from seawall.policies.rate_limit.gate import RateGate
+    from seawall.policies.rate_limit.meters import Blocked, Meters
+    from seawall.policies.rate_limit.reservation import Charge
+
+
+class KeyQueue:
+    """The calls that wait for one key of one limit, first come, first served."""
+
+    __slots__ = ("total", "waiters")
+
+    def __init__(self) -> None:
+        # Whoever leaves from the middle costs no more than who is served.
+        self.waiters: OrderedDict[RateWaiter, None] = OrderedDict()
+        self.total = 0
+        """What they want, together."""
+
+    @property
+    def first(self) -> RateWaiter:
+        """Whose turn is next."""
+        return next(iter(self.waiters))
+
+    def ahead(self, waiter: RateWaiter | None) -> int:
+        """Return what those want who came before `waiter`; before a newcomer, if None."""
+        if waiter is None or waiter.number > next(reversed(self.waiters)).number:
+            return self.total
+        ahead = 0
+        for other in self.waiters:
+            if other.number >= waiter.number:
+                break
+            ahead += other.wants
+        return ahead
+
+    def join(self, waiter: RateWaiter) -> None:
+        """Let `waiter` wait behind all who began to wait before it."""
+        newer = []
+        for other in reversed(self.waiters):
+            if other.number < waiter.number:
+                break
+            newer.append(other)
+        self.waiters[waiter] = None
+        self.total += waiter.wants
+        if newer:
+            for other in reversed(newer):
+                self.waiters.move_to_end(other)
 
 
 class RateWaiter:
@@ -35,8 +77,8 @@ class RateWaiter:
         "_state",
         "_wake",
         "charge",
-        "lane",
         "number",
+        "queue",
         "until",
         "wants",
     )
@@ -49,7 +91,7 @@ class RateWaiter:
         self._state = "new"
         self._poked = False
         self._wake: Callable[[], bool] | None = None
-        self.lane: Lane | None = None
+        self.queue: KeyQueue | None = None
         self.charge: Charge | None = None
         self.number = 0
         self.wants = 0
@@ -97,7 +139,7 @@ class RateWaiter:
         return self._gate.over(blocked, now, why)
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Join the lane, or be woken at once: granted, or turned away."""
+        """Join the queue, or be woken at once: granted, or turned away."""
         now = whole_microseconds(self._gate.host.clock.now())
         with self._meters.mutex, self._meters:
             if self._state == "new":
@@ -127,14 +169,14 @@ class RateWaiter:
         self._state = "granted"
 
     def _stand(self, blocked: Blocked, now: float) -> None:
-        """Wait for what takes longest; the first in a lane until its turn, others to be woken."""
+        """Wait for what takes longest; the first in a queue until its turn, others to be woken."""
         if self.charge is not blocked.longest:
             self._meters.part(self)
             self._meters.join(self, blocked.longest)
         # Who is not first gives up a microsecond late: if the turns of several come at the very
         # end, those before it go first, and wake it.
         self.until = self._give_up + 1e-6
-        if self.lane is not None and self.lane.first is self and blocked.wait is not None:
+        if self.queue is not None and self.queue.first is self and blocked.wait is not None:
             self.until = min(self._give_up, (now + blocked.wait) / 1e6)
         if self.until == float("inf"):
             self.until = None
@@ -188,7 +230,7 @@ class RateWaiter:
         return blocked
 
     def abandon(self) -> None:
-        """Leave the lane, and give back what was granted already."""
+        """Leave the queue, and give back what was granted already."""
         self._meters.do(self._abandoned)
 
     def _abandoned(self) -> None:

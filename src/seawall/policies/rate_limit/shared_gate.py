@@ -1,7 +1,7 @@
-"""A shared rate limit inside one guard: ask the store, refuse what is known, or stand in line.
+"""A shared rate limit inside one guard: ask the store, refuse what it refused before, or wait.
 
-Who waits for the same key stands in this process' lane, in order. Only the first asks the store, at
-the instant that it was told; when it goes, the next asks.
+Calls that wait for the same key form a FIFO queue in this process. Only the first asks the store,
+at the instant that the store has named; when it leaves, the next one asks.
 """
 
 from __future__ import annotations
@@ -13,33 +13,21 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall.errors import StoreUnavailable
 from seawall.models.rate_buckets import Bucket, TokenBucket
 from seawall.models.rates import whole_microseconds
-from seawall.policies._rate_charges import Charge
-from seawall.policies._rate_gates import RateGate
-from seawall.policies._rate_lock import Blocked
-from seawall.policies._rate_reservation import Reservation
-from seawall.policies._rate_waiting import RateWaiter
-from seawall.runtime.interpreter import refuse_expired
-from seawall.runtime.layers import UNUSED, Host, Inline, Kind, Layer, Outcome, Wait, Waiter
+from seawall.policies.rate_limit.fast_path import awaited_store, granted_batch
+from seawall.policies.rate_limit.gate import RateGate
+from seawall.policies.rate_limit.meters import Blocked
+from seawall.policies.rate_limit.reservation import Charge, Reservation
+from seawall.policies.rate_limit.waiting import RateWaiter
+from seawall.runtime.layers import UNUSED, Host, Kind, Layer, Outcome, Wait, Waiter
 from seawall.runtime.limit_share import Verdict
 
 if TYPE_CHECKING:
-    from seawall.policies._rate_shared import Sharing
-    from seawall.policies.rate_limit import RateLimit
+    from seawall.policies.rate_limit.policy import RateLimit
+    from seawall.policies.rate_limit.sharing import Sharing
 
 
 ASK: Final = object()
 """Stands for the ticket of a call for which the store has to be asked."""
-
-
-SPEND: Final = (
-    "{lot}, {cost} = {door}.open, {door}.cost",
-    "{rest} = {lot}.left - {cost}",
-    "if {rest} >= {lot}.floor and now_ < {lot}.until:",
-    "    {lot}.left = {rest}",
-    "    {ticket} = {lot}, {cost}",
-    "else:",
-)
-"""Spends from what this pod holds: no call and no loop, so nothing can interrupt."""
 
 
 class SharedRateGate(RateGate):
@@ -176,30 +164,16 @@ class _Side(Layer):
         self.enter = enter
         # Where the guard bounds all waits together, the interpreter waits, and counts them.
         if kind == "async" and gate.host.max_wait is None:
-            arguments = ", {arguments}" if gate.takes_arguments else ""
-            self.inline = Inline(
-                names={"enter_async": gate.enter_async, "refuse_expired": refuse_expired},
-                enter=(
-                    f"{{ticket}} = await {{enter_async}}(now_{arguments})",
-                    # As after every wait: time has passed, and the call has not begun.
-                    "now_ = clock_()",
-                    "if held_ is not None:",
-                    "    {refuse_expired}(host_)",
-                ),
-                leave=("{leave}({left}, OK_, value_, end_)",) if gate.settles else (),
+            self.inline = awaited_store(
+                gate.enter_async, takes_arguments=gate.takes_arguments, settles=gate.settles
             )
         door = gate.sharing.share.door
         if door is not None and gate.sharing.usual:
-            slowly = self.inline or Inline({}, ("{ticket} = {enter}(now_)",), ())
-            self.inline = Inline(
-                names={**slowly.names, "door": door},
-                enter=(*SPEND, *(f"    {line}" for line in slowly.enter)),
-                leave=slowly.leave,
-            )
+            self.inline = granted_batch(door, self.inline)
 
 
 class SharedWaiter(RateWaiter):
-    """A call on its way into a guard: it waits for the store's answer, or in the lane."""
+    """A call on its way into a guard: it waits for the store's answer, or in the queue."""
 
     __slots__ = ("_asked_at", "_blocked", "_kind", "_question", "turn")
 
@@ -240,21 +214,21 @@ class SharedWaiter(RateWaiter):
         return None
 
     def _behind(self, now: float) -> Blocked | None:
-        """Return the lane that it has to stand in, and how long that takes at least."""
+        """Return the queue that it has to stand in, and how long that takes at least."""
         first = longest = None
         most = 0.0
         for charge in self._charges:
             self._meters._pass_over(charge, now, self)
-            lane = charge.meter.lanes.get(charge.place) if charge.cost else None
-            if lane is None or not lane.waiters:
+            queue = charge.meter.queues.get(charge.place) if charge.cost else None
+            if queue is None or not queue.waiters:
                 continue
             # The first goes at its turn. A bucket then has to pay for it, and for all others.
-            rule, head = charge.meter.rule, lane.first
+            rule, head = charge.meter.rule, queue.first
             wait = max(1.0, getattr(head, "turn", 0.0) - now)
             if isinstance(rule, TokenBucket):
-                wait += rule.amount(lane.total - head.wants + charge.cost)
+                wait += rule.amount(queue.total - head.wants + charge.cost)
             elif isinstance(rule, Bucket):
-                wait += rule.amount(lane.total)
+                wait += rule.amount(queue.total)
             first = first or charge
             if longest is None or wait > most:
                 longest, most = charge, wait
@@ -298,7 +272,7 @@ class SharedWaiter(RateWaiter):
             self._wake, self._poked = None, False
             enforced = self._gate.policy.mode == "enforce"
             if enforced and not self.is_late(us):
-                if self.lane is None or self.lane.first is self:
+                if self.queue is None or self.queue.first is self:
                     self._state = "asking"
                 else:
                     self._stand(left, us)
@@ -331,7 +305,7 @@ class SharedWaiter(RateWaiter):
         us = whole_microseconds(now)
         with self._meters.mutex, self._meters:
             waits = gate.policy.mode == "enforce" and self._in_time(blocked, us)
-            room = self.lane is not None or self._meters.waiting < self._meters.max_waiting
+            room = self.queue is not None or self._meters.waiting < self._meters.max_waiting
             if waits and room:
                 self._wait_for(blocked, us)
             else:
@@ -346,13 +320,13 @@ class SharedWaiter(RateWaiter):
         return None
 
     def _leave(self) -> None:
-        """Leave the lane, if it stands in one: the next asks."""
-        if self.lane is not None:
+        """Leave the queue, if it stands in one: the next asks."""
+        if self.queue is not None:
             with self._meters.mutex, self._meters:
                 self._meters.part(self)
 
     def abandon(self) -> None:
-        """Leave the lane, and give back what was granted already."""
+        """Leave the queue, and give back what was granted already."""
         question, self._question = self._question, None
         if question is not None:
             question.abandon()

@@ -161,7 +161,7 @@ class TimeoutBound(Bound):
 
     def _new_layer(self, kind: Kind) -> Layer | Driver:
         if kind == "async":
-            from seawall.policies._async_timeout import AsyncTimeout
+            from seawall.policies.timeout.async_flow import AsyncTimeout
 
             return AsyncTimeout(self)
         if self.policy.sync == "cooperative":

@@ -14,15 +14,14 @@ from seawall import _checks as check
 from seawall.errors import RateLimited, StoreUnavailable
 from seawall.models.rate_rule import Rule
 from seawall.models.rates import whole_microseconds
-from seawall.policies._rate_charges import Charge
-from seawall.policies._rate_known import Exhausted
-from seawall.policies._rate_lock import Blocked
-from seawall.policies._rate_reservation import Quota, Reservation
+from seawall.policies.rate_limit.meters import Blocked
+from seawall.policies.rate_limit.refusal_cache import Exhausted
+from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation
 from seawall.runtime.events import SettingsDiffer, StoreModeChanged, emit
 from seawall.runtime.limit_share import LimitShare, LimitStore, Receipt, Verdict
 
 if TYPE_CHECKING:
-    from seawall.policies.rate_limit import RateLimit
+    from seawall.policies.rate_limit.policy import RateLimit
 
 SharingKind = Literal["exact", "leased", "split"]
 OnStoreFailure = Literal["local", "open", "closed"]

@@ -20,7 +20,7 @@ from weakref import ref
 from seawall._expiry import EXPIRED, Expiry, current_task, running_task, take_back
 from seawall.context import Scope, deadline_scope, deadline_var, nearer_scope
 from seawall.errors import DeadlineExceeded, TimedOut
-from seawall.policies.timeout import AdaptiveSeconds, refused_for_time
+from seawall.policies.timeout.policy import AdaptiveSeconds, refused_for_time
 from seawall.runtime.call import Abandoned
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Flow, Host, Inline, Outcome
@@ -28,7 +28,7 @@ from seawall.runtime.mutex import survives_fork
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
-    from seawall.policies.timeout import TimeoutBound
+    from seawall.policies.timeout.policy import TimeoutBound
     from seawall.runtime.call import Call
 
 Task = asyncio.Task[Any]
@@ -65,6 +65,7 @@ class Lane:
         return task not in self.pending
 
     def arm(self, at: float) -> None:
+        """Set the timer for the instant `at`."""
         self._armed_for = at
         self.timer = self.loop.call_later(max(0.0, at - self._clock.now()), self._fire)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from seawall.context import seconds_left
 from seawall.errors import DeadlineExceeded
-from seawall.policies._hedge_race import Race, Watch
-from seawall.policies.hedge import Account, disposal_failed
+from seawall.policies.hedge.policy import Account, disposal_failed
+from seawall.policies.hedge.race import Race, Watch
 from seawall.runtime.call import Abandoned, current_trace, mark_withdrawn
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Host, Kind
@@ -21,7 +21,7 @@ from seawall.runtime.threads import ThreadDriver
 from seawall.runtime.workers import Job, WorkerPool
 
 if TYPE_CHECKING:
-    from seawall.policies.hedge import HedgeBound
+    from seawall.policies.hedge.policy import HedgeBound
 
 
 class ThreadHedge(ThreadDriver):

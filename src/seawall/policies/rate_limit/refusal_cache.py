@@ -7,8 +7,8 @@ from typing import Final
 
 from seawall.models.rate_buckets import LeakyBucket, TokenBucket
 from seawall.models.rate_windows import FixedWindow
-from seawall.policies._rate_charges import Charge
-from seawall.policies._rate_lock import Blocked
+from seawall.policies.rate_limit.meters import Blocked
+from seawall.policies.rate_limit.reservation import Charge
 
 BELIEVED: Final = 1_000_000.0
 """For so many microseconds a refusal is believed: another pod may give something back."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seawall import _checks as check
-from seawall.policies._rate_charges import Charge
 
 if TYPE_CHECKING:
-    from seawall.policies.rate_limit import RateLimit
+    from seawall.models.rate_accounts import Account
+    from seawall.models.rate_rule import Rule
+    from seawall.policies.rate_limit.meter import Meter
+    from seawall.policies.rate_limit.policy import RateLimit
 
 
 class Quota(NamedTuple):
@@ -23,6 +25,60 @@ class Quota(NamedTuple):
     """Seconds until the call would be admitted; 0 if it is now, None if it never will be."""
     reset_after: float
     """Seconds until all that was taken is forgotten."""
+
+
+class Charge:
+    """What one call takes, or has taken, from one limit."""
+
+    __slots__ = (
+        *("account", "asked", "at", "cost", "estimated", "key"),
+        *("mark", "meter", "place", "receipt", "rule", "times"),
+    )
+
+    def __init__(
+        self, meter: Meter, key: Hashable, cost: int, *, estimated: bool, times: int = 1
+    ) -> None:
+        """Want `cost` of what `key` may have; `estimated` if the actual cost is told later.
+
+        Where each of several pods counts alone it takes so many `times` as much, up to all.
+        """
+        self.meter = meter
+        self.key = key
+        self.place = key
+        """Where the state is kept, as of the last look."""
+        self.cost = self.asked = cost
+        self.times = times
+        if times > 1:
+            most = meter.rule.capacity
+            self.cost = cost * times if most is None else max(cost, min(cost * times, most))
+        self.estimated = estimated
+        self.mark = self.at = 0.0
+        self.rule: Rule[Any] | None = None
+        """The rule by which it was taken; None while it is not."""
+        self.account: Account | None = None
+        """Where it is an open estimate."""
+        self.receipt: Any = None
+        """Where it was taken in a store, with all other charges of the call."""
+
+    def again(self) -> Charge:
+        """Return the same, not taken yet."""
+        return Charge(self.meter, self.key, self.asked, estimated=self.estimated, times=self.times)
+
+    def known(self, cost: int) -> Charge:
+        """Return the same with its actual cost: `cost` if it is estimated, else its own."""
+        cost = cost if self.estimated else self.asked
+        return Charge(self.meter, self.key, cost, estimated=False, times=self.times)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is an estimate that somebody keeps account of."""
+        return self.account is not None or (self.receipt is not None and self.estimated)
+
+    def counted(self, actual: int) -> int:
+        """Return what an `actual` cost counts here."""
+        if actual > self.asked:
+            return self.cost + (actual - self.asked) * self.times
+        return min(actual * self.times, self.cost)
 
 
 class Reservation:

@@ -271,10 +271,12 @@ class Follower:
         """Whether it looks again because it has more time than its leader had; once is enough."""
 
     def publish(self, wake: Callable[[], bool]) -> None:
+        """Wait for the leader's answer."""
         self._wake = wake
         self._answers.follow(self._flight, wake)
 
     def claim(self) -> Any:
+        """Return the leader's answer, or take its place if it ended without a verdict."""
         flight = self._flight
         if flight.wakers is not None:
             self.abandon()
@@ -299,6 +301,7 @@ class Follower:
         return self.until is None or (leader is not None and self.until > leader + LEAST_RESERVE)
 
     def abandon(self) -> None:
+        """Wait no more."""
         self._answers.leave(self._flight, self._wake)
 
 

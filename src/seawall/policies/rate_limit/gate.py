@@ -1,4 +1,4 @@
-"""A rate limit inside one guard: the gates, and the success path that takes no lock."""
+"""A rate limit inside one guard. The success path without a lock is in `fast_path`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from seawall.errors import DeadlineExceeded, RateLimited
-from seawall.models.rates import ROUND, whole_microseconds
-from seawall.policies._rate_charges import Charge
-from seawall.policies._rate_lock import Blocked
-from seawall.policies._rate_meters import Meter
-from seawall.policies._rate_reservation import Reservation
-from seawall.policies._rate_settings import Key
-from seawall.policies._rate_waiting import RateWaiter
+from seawall.models.rates import whole_microseconds
+from seawall.policies.rate_limit.fast_path import keyed_bucket, unkeyed_buckets
+from seawall.policies.rate_limit.limit import Key
+from seawall.policies.rate_limit.meter import Meter
+from seawall.policies.rate_limit.meters import Blocked
+from seawall.policies.rate_limit.reservation import Charge, Reservation
+from seawall.policies.rate_limit.waiting import RateWaiter
 from seawall.runtime.call import STREAMED
 from seawall.runtime.gil import LOCK_FREE
-from seawall.runtime.layers import OK, UNUSED, Host, Inline, Outcome, Wait
+from seawall.runtime.layers import OK, UNUSED, Host, Outcome, Wait
 from seawall.runtime.policy import GateBound
 
 if TYPE_CHECKING:
-    from seawall.policies.rate_limit import RateLimit
+    from seawall.policies.rate_limit.policy import RateLimit
 
 
 class RateGate(GateBound):
@@ -33,7 +33,7 @@ class RateGate(GateBound):
         self.settles = any(limit.settle is not None for limit in policy.limits)
         meters = policy._meters.all
         if LOCK_FREE and all(meter.plain and meter.limit.key is None for meter in meters):
-            self.inline = _inline(meters)
+            self.inline = unkeyed_buckets(meters)
 
     def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
         """Take what the call costs, refuse it, or let it wait."""
@@ -136,28 +136,8 @@ class KeyedRateGate(RateGate):
         self._meter = meter
         self._states = meter.states
         self._key: Key = meter.limit._ask_key or (lambda: None)
-        names = {"key": self._key, "meter": meter, "states": meter.states, "slowly": self._slowly}
-        arguments = "{arguments}" if self.takes_arguments else ""
-        self.inline = Inline(
-            names={**names, "str": str, "KeyError": KeyError},
-            enter=(
-                f"{{own}} = {{key}}({arguments})",
-                "if type_({own}) is {str}:",
-                f"    {{us}} = now_ * 1e6 + {ROUND!r} - {ROUND!r}",
-                "    try:",
-                "        {tat} = {states}[{own}]",
-                "        if {tat} < {us}:",
-                "            {tat} = {us}",
-                "        {tat} += {meter}.step",
-                "        if {tat} - {us} <= {meter}.slack:",
-                "            {states}[{own}] = {tat}",
-                "            {ticket} = {own}, {us}",
-                "    except {KeyError}:",
-                "        pass",
-                "if {ticket} is ABSENT_:",
-                "    {ticket} = {slowly}({own}, now_)",
-            ),
-            leave=(),
+        self.inline = keyed_bucket(
+            meter, self._key, self._slowly, takes_arguments=self.takes_arguments
         )
 
     def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
@@ -192,34 +172,3 @@ class KeyedRateGate(RateGate):
             key, mark = ticket
             ticket = self._quick([(self._meter, key)], mark)
         super().leave(ticket, outcome, detail, now)
-
-
-def _inline(meters: Sequence[Meter]) -> Inline:
-    """Return the success path of buckets without keys: ask all, then take from all.
-
-    Between reading and writing there is no call and no loop, so nothing can interrupt.
-    """
-    numbers = range(len(meters))
-    ask, take = [], []
-    for n in numbers:
-        ask += [
-            f"{{tat_{n}}} = {{meter_{n}}}.tat",
-            f"if {{tat_{n}}} < {{us}}:",
-            f"    {{tat_{n}}} = {{us}}",
-            f"{{tat_{n}}} += {{meter_{n}}}.step",
-        ]
-        take.append(f"    {{meter_{n}}}.tat = {{tat_{n}}}")
-    fits = " and ".join(f"{{tat_{n}}} - {{us}} <= {{meter_{n}}}.slack" for n in numbers)
-    return Inline(
-        names={f"meter_{n}": meters[n] for n in numbers},
-        enter=(
-            f"{{us}} = now_ * 1e6 + {ROUND!r} - {ROUND!r}",
-            *ask,
-            f"if {fits}:",
-            *take,
-            "    {ticket} = {us}",
-            "else:",
-            "    {ticket} = {enter}(now_)",
-        ),
-        leave=(),
-    )

@@ -20,14 +20,13 @@ from seawall.errors import RateLimited
 from seawall.models.rate_buckets import LeakyBucket
 from seawall.models.rate_rule import Rule
 from seawall.models.rates import whole_microseconds
-from seawall.policies._rate_charges import Charge
-from seawall.policies._rate_gates import KeyedRateGate, RateGate
-from seawall.policies._rate_lock import Blocked, Meters
-from seawall.policies._rate_meters import Meter
-from seawall.policies._rate_reservation import Quota, Reservation
-from seawall.policies._rate_settings import Algorithm, Cost, Key, Limit, Settle
-from seawall.policies._rate_shared import OnStoreFailure, Sharing, SharingKind
-from seawall.policies._rate_shared_gate import SharedRateGate
+from seawall.policies.rate_limit.gate import KeyedRateGate, RateGate
+from seawall.policies.rate_limit.limit import Algorithm, Cost, Key, Limit, Settle
+from seawall.policies.rate_limit.meter import Meter
+from seawall.policies.rate_limit.meters import Blocked, Meters
+from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation
+from seawall.policies.rate_limit.shared_gate import SharedRateGate
+from seawall.policies.rate_limit.sharing import OnStoreFailure, Sharing, SharingKind
 from seawall.runtime.events import ImplausibleReport, emit
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import Host

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall._expiry import running_task
 from seawall.context import deadline_var, live_scope
-from seawall.policies._async_timeout import Lane
-from seawall.policies._hedge_race import Race, Watch
-from seawall.policies.hedge import Account, disposal_failed
+from seawall.policies.hedge.policy import Account, disposal_failed
+from seawall.policies.hedge.race import Race, Watch
+from seawall.policies.timeout.async_flow import Lane
 from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.mutex import survives_fork
 from seawall.runtime.runners import wait_async
 
 if TYPE_CHECKING:
-    from seawall.policies.hedge import HedgeBound
+    from seawall.policies.hedge.policy import HedgeBound
 
 LOST: Final = "seawall: another copy was faster"
 """The message of the cancellation of a first copy that lost."""

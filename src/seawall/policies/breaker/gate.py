@@ -33,7 +33,7 @@ from seawall.runtime.layers import (
 from seawall.runtime.policy import GateBound
 
 if TYPE_CHECKING:
-    from seawall.policies.breaker import Breaker
+    from seawall.policies.breaker.policy import Breaker
 
 _WHY: Final = {
     "open": "open",
@@ -245,6 +245,7 @@ class BreakerGate(GateBound):
         return Verdict.FAILURE if failed else Verdict.SUCCESS
 
     def snapshot(self, now: float) -> dict[str, Any]:
+        """Return the state, what is counted, and why it opened."""
         self.policy._follow_store()
         with self.policy._mutex:
             known = {**super().snapshot(now), **self._model.snapshot(now), **self._sharing()}
@@ -286,6 +287,7 @@ class KeyedBreakerGate(BreakerGate):
         return admitted
 
     def snapshot(self, now: float) -> dict[str, Any]:
+        """Return how many keys are in which state."""
         models = self.policy.models()
         with self.policy._mutex:
             keys = {str(key): model.snapshot(now) for key, model in models.items()}

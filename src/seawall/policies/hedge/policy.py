@@ -16,7 +16,7 @@ from seawall import _checks as check
 from seawall.context import current_idempotency_key
 from seawall.errors import Rejected
 from seawall.models.hedging import HedgeCap
-from seawall.policies.budget import RetryBudget
+from seawall.policies.retry import RetryBudget
 from seawall.runtime.events import CallHedged, emit
 from seawall.runtime.functions import kind_of
 from seawall.runtime.layers import Driver, Host, Kind
@@ -187,7 +187,7 @@ class HedgeBound(Bound):
 
     def _new_driver(self, kind: Kind) -> Driver:
         if kind == "async":
-            from seawall.policies._hedge_tasks import TaskHedge
+            from seawall.policies.hedge.tasks import TaskHedge
 
             return TaskHedge(self)
         policy = self.policy
@@ -202,7 +202,7 @@ class HedgeBound(Bound):
                 f"guard {self.host.name!r}: dispose={policy.dispose!r} is async, the guarded"
                 " function is not: pass a plain function"
             )
-        from seawall.policies._hedge_threads import ThreadHedge
+        from seawall.policies.hedge.threads import ThreadHedge
 
         return ThreadHedge(self, policy.pool)
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from seawall.policies._rate_charges import Charge, Lane
-from seawall.policies._rate_meters import SHUT, Meter
+from seawall.policies.rate_limit.meter import SHUT, Meter
+from seawall.policies.rate_limit.reservation import Charge
+from seawall.policies.rate_limit.waiting import KeyQueue
 from seawall.runtime.mutex import Mutex, Nesting, survives_fork
 
 if TYPE_CHECKING:
-    from seawall.policies._rate_waiting import RateWaiter
+    from seawall.policies.rate_limit.waiting import RateWaiter
 
 
 class Blocked(NamedTuple):
@@ -70,7 +71,7 @@ class Meters:
         self._nesting = Nesting()
         self.waiting = 0
         for meter in self.all:
-            meter.lanes.clear()
+            meter.queues.clear()
             meter.reopen()
 
     def look(
@@ -82,7 +83,7 @@ class Meters:
             # Anew at each look, since keys lose and find room; but where it stands, there it stays.
             if meter.limit.key is not None and (waiter is None or waiter.charge is not charge):
                 charge.place = meter.place(charge.key, now)
-            if meter.lanes:
+            if meter.queues:
                 self._pass_over(charge, now, waiter)
         first = longest = None
         most = 0.0
@@ -115,12 +116,12 @@ class Meters:
 
     def join(self, waiter: RateWaiter, charge: Charge) -> None:
         """Let `waiter` wait for `charge`, behind all who began to wait before it."""
-        lane = charge.meter.lanes.get(charge.place) or Lane()
+        queue = charge.meter.queues.get(charge.place) or KeyQueue()
         waiter.wants = charge.cost
-        lane.join(waiter)
-        # From here on nothing is called: a signal leaves no lane without a waiter.
-        waiter.lane, waiter.charge = lane, charge
-        charge.meter.lanes[charge.place] = lane
+        queue.join(waiter)
+        # From here on nothing is called: a signal leaves no queue without a waiter.
+        waiter.queue, waiter.charge = queue, charge
+        charge.meter.queues[charge.place] = queue
         self.waiting += 1
 
     def part(self, waiter: RateWaiter) -> None:
@@ -130,25 +131,25 @@ class Meters:
             self.attend(charge.meter, charge.place)
 
     def _remove(self, waiter: RateWaiter) -> bool:
-        """Take `waiter` out of its lane; tell whether it was the first there."""
-        lane, charge = waiter.lane, waiter.charge
-        waiter.lane = waiter.charge = None
-        if lane is None or charge is None or charge.meter.lanes.get(charge.place) is not lane:
-            return False  # in a child process, its lane is gone
-        first = lane.first is waiter
-        del lane.waiters[waiter]
-        lane.total -= waiter.wants
+        """Take `waiter` out of its queue; tell whether it was the first there."""
+        queue, charge = waiter.queue, waiter.charge
+        waiter.queue = waiter.charge = None
+        if queue is None or charge is None or charge.meter.queues.get(charge.place) is not queue:
+            return False  # in a child process, its queue is gone
+        first = queue.first is waiter
+        del queue.waiters[waiter]
+        queue.total -= waiter.wants
         self.waiting -= 1
-        if not lane.waiters:
-            del charge.meter.lanes[charge.place]
+        if not queue.waiters:
+            del charge.meter.queues[charge.place]
         return first
 
     def _pass_over(self, charge: Charge, now: float, waiter: RateWaiter | None) -> None:
         """Let nobody stay first whose time is over: a loop that stands still holds nobody up."""
         meter, place = charge.meter, charge.place
         passed = False
-        while (lane := meter.lanes.get(place)) is not None:
-            first = lane.first
+        while (queue := meter.queues.get(place)) is not None:
+            first = queue.first
             if first is waiter or not first.is_late(now):
                 break
             self._remove(first)
@@ -158,8 +159,8 @@ class Meters:
 
     def attend(self, meter: Meter, place: Hashable) -> None:
         """Let the first who waits at `place` look again."""
-        while (lane := meter.lanes.get(place)) is not None:
-            first = lane.first
+        while (queue := meter.queues.get(place)) is not None:
+            first = queue.first
             if first.poke():
                 return
             self._remove(first)  # nobody listens there any more
@@ -167,5 +168,5 @@ class Meters:
     def attend_all(self) -> None:
         """Let all who are first look again: the settings have changed."""
         for meter in self.all:
-            for place in list(meter.lanes):
+            for place in list(meter.queues):
                 self.attend(meter, place)

@@ -12,20 +12,20 @@ of the user: other keys are found once, before anything is read, and stand for t
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall.models.rate_accounts import Account, SettledBucket
 from seawall.models.rate_buckets import LeakyBucket, TokenBucket
+from seawall.models.rate_caps import Caps
 from seawall.models.rate_rule import Rule
 from seawall.models.rate_split import divided, follow
 from seawall.models.rate_windows import AlignedWindow
-from seawall.policies._rate_caps import KeyedCaps
-from seawall.policies._rate_charges import Charge, Lane
 
 if TYPE_CHECKING:
-    from seawall.policies._rate_settings import Limit
-    from seawall.policies._rate_waiting import RateWaiter
+    from seawall.policies.rate_limit.limit import Limit
+    from seawall.policies.rate_limit.reservation import Charge
+    from seawall.policies.rate_limit.waiting import KeyQueue, RateWaiter
 
 SHUT: Final = -1.0
 """The slack of a meter whose success path is shut."""
@@ -60,6 +60,51 @@ class _Other:
         self.stripe = stripe
 
 
+class KeyedCaps:
+    """The caps of one limit, by the place of their key; false while there are none."""
+
+    __slots__ = ("_beside", "_caps", "_hand")
+
+    def __init__(self, beside: Callable[[Hashable], Hashable]) -> None:
+        """Let `beside(place)` be where several keys are kept together with that one."""
+        self._beside = beside
+        self._caps: dict[Hashable, Caps] = {}
+        self._hand: list[Hashable] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._caps)
+
+    def at(self, place: Hashable, now: float) -> Caps | None:
+        """Return the caps that hold at `place` now, if any."""
+        for where in (place, self._beside(place)):
+            caps = self._caps.get(where)
+            if caps is not None:
+                if caps.rest(now):
+                    return caps
+                del self._caps[where]
+        return None
+
+    def lower(self, place: Hashable, now: float, remaining: int, until: float) -> None:
+        """Let no more than `remaining` be taken at `place` until `until`."""
+        caps = self.at(place, now)
+        if caps is None or place not in self._caps:
+            caps = self._caps[place] = Caps() if caps is None else caps.copy()
+        caps.lower(now, remaining, until)
+        self._sweep(now)
+
+    def forget(self, place: Hashable) -> None:
+        """Let nothing that was said hold at `place` any more."""
+        self._caps.pop(place, None)
+
+    def _sweep(self, now: float) -> None:
+        """Look at a few, and forget those that hold no more."""
+        for _ in range(_SWEEP):
+            if not self._hand:
+                self._hand = list(self._caps)
+            if self._hand:
+                self.at(self._hand.pop(), now)
+
+
 class Meter:
     """One limit at work."""
 
@@ -73,10 +118,10 @@ class Meter:
         "_shared",
         "accounts",
         "caps",
-        "lanes",
         "limit",
         "max_keys",
         "plain",
+        "queues",
         "rule",
         "settled",
         "since",
@@ -89,7 +134,7 @@ class Meter:
 
     def __init__(self, limit: Limit, max_keys: int) -> None:
         """Begin with nothing taken."""
-        self.lanes: dict[Hashable, Lane] = {}
+        self.queues: dict[Hashable, KeyQueue] = {}
         self.states: dict[Hashable, Any] = {}
         self.accounts: dict[Hashable, Account] = {}
         """The state of a bucket that has open estimates; then it is not among the others."""
@@ -146,7 +191,7 @@ class Meter:
 
     def reopen(self) -> None:
         """Open the success path, unless somebody waits or it is not for this rule."""
-        fit = self.plain and not (self.lanes or self.caps or (self.single and self.accounts))
+        fit = self.plain and not (self.queues or self.caps or (self.single and self.accounts))
         self.slack = self._opened if fit else SHUT
 
     @property
@@ -156,7 +201,7 @@ class Meter:
 
     def at_rest(self, now: float) -> bool:
         """Tell whether nobody waits, and nothing that was taken would be forgiven."""
-        if self.lanes or self.keys > _SWEEP_WHEN_FULL:
+        if self.queues or self.keys > _SWEEP_WHEN_FULL:
             return False
         places = [None] if self.single else [*self.states, *self.accounts]
         return not any(self.standing(place, now)[1] for place in places)
@@ -170,10 +215,10 @@ class Meter:
         waits in one of the two places, nobody with that key goes to the other.
         """
         own = key if type(key) is str else self._others.get(key)
-        if own is not None and (self._holds(own) or own in self.lanes):
+        if own is not None and (self._holds(own) or own in self.queues):
             return own
         stripe = self._shared[hash(key) % SHARED] if self._shared else None
-        if stripe in self.lanes:
+        if stripe in self.queues:
             return stripe
         if not self._has_room(now):
             self._shared = self._shared or [_Stripe() for _ in range(SHARED)]
@@ -205,7 +250,7 @@ class Meter:
                 if not self._hand:
                     return
             place = self._hand.pop()
-            if self._holds(place) and place not in self.lanes:
+            if self._holds(place) and place not in self.queues:
                 rule, state = self.at(place, now)
                 if not rule.rest(state, now) and not (self.caps and self.caps.at(place, now)):
                     if isinstance(place, _Other):
@@ -371,8 +416,8 @@ class Meter:
     def wait(self, charge: Charge, now: float, waiter: RateWaiter | None) -> float | None:
         """Return for how long `charge` has to wait, behind all who came before; None for ever."""
         rule, state = self.at(charge.place, now)
-        lane = self.lanes.get(charge.place) if self.lanes else None
-        ahead = 0 if lane is None else lane.ahead(waiter)
+        queue = self.queues.get(charge.place) if self.queues else None
+        ahead = 0 if queue is None else queue.ahead(waiter)
         wait = rule.wait(state, now, charge.cost, ahead)
         if self.caps and wait is not None and (caps := self.caps.at(charge.place, now)):
             wait = max(wait, caps.wait(now, ahead + charge.cost))

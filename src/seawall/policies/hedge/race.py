@@ -16,7 +16,7 @@ from seawall.runtime.call import was_withdrawn
 from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
-    from seawall.policies.hedge import HedgeBound
+    from seawall.policies.hedge.policy import HedgeBound
 
 
 class Race:
@@ -159,16 +159,19 @@ class Watch:
         return not self._race.running if self._all else self._race.decided
 
     def publish(self, wake: Callable[[], bool]) -> None:
+        """Wait for the next change of the race."""
         race = self._race
         with race._mutex:
             race._watch = (self, wake)
             race._ring()
 
     def claim(self) -> bool:
+        """Return whether the race has come so far."""
         self.abandon()
         return self.satisfied()
 
     def abandon(self) -> None:
+        """Wait no more."""
         with self._race._mutex:
             self._race._watch = None
 

@@ -1,0 +1,7 @@
+"""Admit calls at a limited rate, in this process or together with other pods."""
+
+from seawall.policies.rate_limit.limit import Limit
+from seawall.policies.rate_limit.policy import RateLimit
+from seawall.policies.rate_limit.reservation import Quota, Reservation
+
+__all__ = ["Limit", "Quota", "RateLimit", "Reservation"]

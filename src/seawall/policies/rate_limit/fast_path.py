@@ -1,0 +1,192 @@
+"""The success paths of rate limits: source lines that run without the lock.
+
+A guard assembles its success path from the lines of its policies (`runtime.fastpath`); the edge of
+a service has a function for several limits at once. The lines are fixed and numbered by limit: no
+name, setting or other data of the user becomes part of the text. Each repeats, for the case that a
+call is admitted, what `Meter` does under the lock; `tests/policies/test_rate_limit_invariants.py`
+and `tests/shared/test_agreement_rates.py` compare them.
+
+Promises: between reading a state and writing it there is no call and no loop, so no other thread
+can come between (see `runtime.gil`). A holder of the lock shuts these paths by a slack that nothing
+fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from seawall.models.rates import ROUND
+from seawall.policies.rate_limit.limit import Key
+from seawall.policies.rate_limit.meter import Meter
+from seawall.runtime.gil import LOCK_FREE
+from seawall.runtime.interpreter import refuse_expired
+from seawall.runtime.layers import Inline
+from seawall.runtime.limit_share import Door
+
+Taken = tuple[tuple[str, ...], tuple[float, ...]]
+"""The keys of the buckets that have some, and the states of all."""
+Quick = Callable[[float, Any], Taken | None]
+Reader = Callable[[Any], str | None]
+"""Returns the key of a call as text, or None: such a call is asked for under the lock."""
+
+
+def unkeyed_buckets(meters: Sequence[Meter]) -> Inline:
+    """Return the lines for buckets without keys: look at all, then take from all."""
+    numbers = range(len(meters))
+    ask, take = [], []
+    for n in numbers:
+        ask += [
+            f"{{tat_{n}}} = {{meter_{n}}}.tat",
+            f"if {{tat_{n}}} < {{us}}:",
+            f"    {{tat_{n}}} = {{us}}",
+            f"{{tat_{n}}} += {{meter_{n}}}.step",
+        ]
+        take.append(f"    {{meter_{n}}}.tat = {{tat_{n}}}")
+    fits = " and ".join(f"{{tat_{n}}} - {{us}} <= {{meter_{n}}}.slack" for n in numbers)
+    return Inline(
+        names={f"meter_{n}": meters[n] for n in numbers},
+        enter=(
+            f"{{us}} = now_ * 1e6 + {ROUND!r} - {ROUND!r}",
+            *ask,
+            f"if {fits}:",
+            *take,
+            "    {ticket} = {us}",
+            "else:",
+            "    {ticket} = {enter}(now_)",
+        ),
+        leave=(),
+    )
+
+
+def keyed_bucket(
+    meter: Meter, key: Key, slowly: Callable[..., object], *, takes_arguments: bool
+) -> Inline:
+    """Return the lines for one bucket with keys; `slowly(key, now)` takes under the lock."""
+    names = {"key": key, "meter": meter, "states": meter.states, "slowly": slowly}
+    arguments = "{arguments}" if takes_arguments else ""
+    return Inline(
+        names={**names, "str": str, "KeyError": KeyError},
+        enter=(
+            f"{{own}} = {{key}}({arguments})",
+            "if type_({own}) is {str}:",
+            f"    {{us}} = now_ * 1e6 + {ROUND!r} - {ROUND!r}",
+            "    try:",
+            "        {tat} = {states}[{own}]",
+            "        if {tat} < {us}:",
+            "            {tat} = {us}",
+            "        {tat} += {meter}.step",
+            "        if {tat} - {us} <= {meter}.slack:",
+            "            {states}[{own}] = {tat}",
+            "            {ticket} = {own}, {us}",
+            "    except {KeyError}:",
+            "        pass",
+            "if {ticket} is ABSENT_:",
+            "    {ticket} = {slowly}({own}, now_)",
+        ),
+        leave=(),
+    )
+
+
+def awaited_store(
+    enter_async: Callable[..., object], *, takes_arguments: bool, settles: bool
+) -> Inline:
+    """Return the lines that ask the store in an event loop."""
+    arguments = ", {arguments}" if takes_arguments else ""
+    return Inline(
+        names={"enter_async": enter_async, "refuse_expired": refuse_expired},
+        enter=(
+            f"{{ticket}} = await {{enter_async}}(now_{arguments})",
+            # As after every wait: time has passed, and the call has not begun.
+            "now_ = clock_()",
+            "if held_ is not None:",
+            "    {refuse_expired}(host_)",
+        ),
+        leave=("{leave}({left}, OK_, value_, end_)",) if settles else (),
+    )
+
+
+def granted_batch(door: Door, otherwise: Inline | None) -> Inline:
+    """Return the lines that spend from a batch which this pod was granted, else do `otherwise`."""
+    slowly = otherwise or Inline({}, ("{ticket} = {enter}(now_)",), ())
+    return Inline(
+        names={**slowly.names, "door": door},
+        enter=(
+            "{lot}, {cost} = {door}.open, {door}.cost",
+            "{rest} = {lot}.left - {cost}",
+            "if {rest} >= {lot}.floor and now_ < {lot}.until:",
+            "    {lot}.left = {rest}",
+            "    {ticket} = {lot}, {cost}",
+            "else:",
+            *(f"    {line}" for line in slowly.enter),
+        ),
+        leave=slowly.leave,
+    )
+
+
+def quick_taking(meters: Sequence[Meter], readers: Sequence[Reader]) -> Quick | None:
+    """Return a function that takes from all of these meters or from none.
+
+    It is called with an instant in whole microseconds and the call, and returns the keys and the
+    states, or None where the limits have to be asked under the lock. `readers` are for the meters
+    that have keys, in their order. None if the meters are not fit for it. For a bucket with keys
+    and one without it reads:
+
+        def taken(us, call):
+            key_0 = read_0(call)
+            try:
+                tat_0 = states_0[key_0]
+            except KeyError:
+                return None
+            tat_1 = meter_1.tat
+            if tat_0 < us:
+                tat_0 = us
+            tat_0 += meter_0.step
+            if tat_1 < us:
+                tat_1 = us
+            tat_1 += meter_1.step
+            if tat_0 - us <= meter_0.slack and tat_1 - us <= meter_1.slack:
+                states_0[key_0] = tat_0
+                meter_1.tat = tat_1
+                return (key_0,), (tat_0, tat_1)
+            return None
+    """
+    if not LOCK_FREE or not meters or not all(meter.plain for meter in meters):
+        return None
+    names: dict[str, Any] = {"KeyError": KeyError, "__builtins__": {}}
+    read, find, alone, add, take = [], [], [], [], []
+    keyed = iter(readers)
+    for n, meter in enumerate(meters):
+        names[f"meter_{n}"] = meter
+        if meter.limit.key is None:
+            alone.append(f"    tat_{n} = meter_{n}.tat")
+            take.append(f"        meter_{n}.tat = tat_{n}")
+        else:
+            names[f"states_{n}"] = meter.states
+            names[f"read_{n}"] = next(keyed)
+            read.append(f"    key_{n} = read_{n}(call)")
+            find.append(f"        tat_{n} = states_{n}[key_{n}]")
+            take.append(f"        states_{n}[key_{n}] = tat_{n}")
+        add += [
+            f"    if tat_{n} < us:",
+            f"        tat_{n} = us",
+            f"    tat_{n} += meter_{n}.step",
+        ]
+    keys = "".join(f"key_{n}, " for n, meter in enumerate(meters) if meter.limit.key is not None)
+    fits = " and ".join(f"tat_{n} - us <= meter_{n}.slack" for n in range(len(meters)))
+    found = ["    try:", *find, "    except KeyError:", "        return None"] if find else []
+    states = "".join(f"tat_{n}, " for n in range(len(meters)))
+    lines = [
+        "def taken(us, call):",
+        *read,
+        *found,
+        *alone,
+        *add,
+        f"    if {fits}:",
+        *take,
+        f"        return ({keys}), ({states})",
+        "    return None",
+    ]
+    exec(compile("\n".join(lines), "seawall quick limits", "exec"), names)  # noqa: S102 - see above
+    taken: Quick = names["taken"]
+    return taken

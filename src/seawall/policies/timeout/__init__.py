@@ -1,0 +1,5 @@
+"""Bound how long a call may take."""
+
+from seawall.policies.timeout.policy import AdaptiveSeconds, Sync, Timeout, TimeoutBound, adaptive
+
+__all__ = ["AdaptiveSeconds", "Sync", "Timeout", "TimeoutBound", "adaptive"]
