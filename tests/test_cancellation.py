@@ -49,7 +49,7 @@ from seawall import (
 from seawall._expiry import is_expiry
 from seawall.context import attempt_var, deadline_scope
 from seawall.models.rates import whole_microseconds
-from seawall.policies.adaptive_limit import PartitionedGate, _PartitionWaiter
+from seawall.policies.adaptive_limit import AdaptiveGate, PartitionedGate, _PartitionWaiter
 from seawall.policies.cache.answers import Answers
 from seawall.policies.hedge.tasks import Copies
 from seawall.policies.rate_limit.policy import RateGate
