@@ -1,0 +1,85 @@
+"""Turns samples into features, and stores them: the pipeline that this example is about.
+
+    seawall worker analytics:opened --drain 5
+
+It reads the journal of the collector from where the last process ended. What fails costs the
+samples that need it, and nothing else:
+
+- the directory does not answer: samples go on without a place, and say why;
+- a worker process dies of a sample: the sample is a dead letter after the third death;
+- the database is away: samples wait, and the journal is read no further;
+- SIGTERM: what is begun is finished within five seconds, the rest is read by the next process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import httpx
+import storage
+from samples import Sample, with_features
+
+from seawall import Breaker, CpuPool, Guard, Retry, Timeout, transient
+from seawall.pipeline import Pipeline, degrade, lines
+
+journal = os.environ.get("JOURNAL", "journal.jsonl")
+plant = httpx.AsyncClient(base_url=os.environ.get("PLANT_URL", "http://127.0.0.1:8100"))
+directory = Guard(
+    "directory",
+    Retry(on=transient, attempts=2, backoff=0.02),
+    Breaker(consecutive=3, break_for=1.0),
+    Timeout(0.3),
+)
+
+
+async def with_place(sample: Sample) -> Sample:
+    """Ask the directory where the sensor is."""
+    answer = await plant.get(f"/places/{sample.sensor}")
+    answer.raise_for_status()
+    return replace(sample, place=answer.json()["place"])
+
+
+def without_place(sample: Sample, error: Exception) -> Sample:
+    """Go on without it."""
+    return replace(sample, lesser=f"no place: {type(error).__name__}")
+
+
+def is_missing(sample: Sample) -> bool:
+    """Tell whether there is nothing to analyse."""
+    return bool(sample.missing)
+
+
+def by_sensor(sample: Sample) -> str:
+    """Keep the samples of a sensor in order."""
+    return sample.sensor
+
+
+def build(processes: CpuPool) -> Pipeline:
+    """Return the pipeline."""
+    pipeline = Pipeline("analytics", dead_letters=storage.set_aside)
+    missing, measured = (
+        pipeline.read(lines(journal, checkpoint=f"{journal}.place", follow=True))
+        .stage(Sample.from_line)
+        .branch(is_missing)
+    )
+    analysed = measured.stage(
+        with_place,
+        guard=directory,
+        workers=8,
+        ordered_by=by_sensor,
+        on_failure=degrade(without_place),
+    ).stage(with_features, workers=processes, ordered_by=by_sensor)
+    return analysed.merge(missing).sink(storage.store, guard=storage.guard, batch=(50, 0.2))
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[Pipeline]:
+    """Give the pipeline with all that it needs, and close that in the end."""
+    await storage.prepare()
+    async with plant:
+        with CpuPool("features", workers=2) as processes:
+            yield build(processes)
+    await storage.engine.dispose()

@@ -1,0 +1,261 @@
+"""The example of five sensors as real processes: each thing breaks in turn, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import httpx
+import psycopg
+import pytest
+
+from seawall.clock import SYSTEM
+from tests.durable.postgres import Postgres
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 60.0
+DRAIN = 2.0
+GENEROUS = 20.0
+"""Seconds beyond the drain time: the machine may be busy."""
+OTHERS = ("S1", "S2", "S4")
+"""Sensors that no test breaks."""
+
+
+class Works:
+    """The processes of the example, its journal and its database."""
+
+    def __init__(self, server: Postgres, folder: Path, listening: socket.socket) -> None:
+        self.server = server
+        self.journal = folder / "journal.jsonl"
+        self._folder = folder
+        self._listening = listening
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._started = 0
+        self._url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+    def start(self, name: str) -> None:
+        """Start one of the programs."""
+        assert name not in self._running
+        commands = {
+            "plant": ["uvicorn", "plant:app", "--fd", str(self._listening.fileno())],
+            "collector": ["seawall", "worker", "collector:pipeline"],
+            "analytics": ["seawall", "worker", "analytics:opened", "--drain", str(DRAIN)],
+        }
+        settings = {
+            "PYTHONPATH": str(ROOT / "src"),
+            "DATABASE_URL": self.server.url.replace("://", "+asyncpg://"),
+            "JOURNAL": str(self.journal),
+            "PLANT_URL": self._url,
+        }
+        self._started += 1
+        with (self._folder / f"{self._started:02} {name}.log").open("wb") as log:
+            self._running[name] = subprocess.Popen(  # noqa: S603 - our own example
+                [sys.executable, "-W", "error", "-m", *commands[name]],
+                cwd=ROOT / "examples" / "sensors",
+                env=os.environ | settings,
+                pass_fds=[self._listening.fileno()],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a program a signal, and return how it ended."""
+        process = self._running.pop(name)
+        process.send_signal(number)
+        try:
+            return process.wait(DRAIN + GENEROUS)
+        finally:
+            process.kill()
+            process.wait()
+
+    def end_all(self) -> list[int]:
+        """End all that run; the plant may still wait for those who asked a dead sensor."""
+        kinds = {"plant": signal.SIGKILL}
+        return [self.end(name, kinds.get(name, signal.SIGTERM)) for name in list(self._running)]
+
+    def said(self) -> str:
+        """Return what the programs have written so far."""
+        logs = sorted(self._folder.glob("*.log"))
+        return "\n".join(f"{log.name}: {log.read_text('utf-8')}" for log in logs)
+
+    @contextmanager
+    def broken(self, what: str) -> Iterator[None]:
+        """Break something of the plant for a while."""
+        httpx.put(f"{self._url}/broken/{what}?on=1", timeout=PATIENCE).raise_for_status()
+        yield
+        httpx.put(f"{self._url}/broken/{what}?on=0", timeout=PATIENCE).raise_for_status()
+
+    def rows(self, query: str, *values: Any) -> list[Any]:
+        """Ask the database."""
+        with psycopg.connect(self.server.url) as connection:
+            return connection.execute(query.encode(), values).fetchall()
+
+    def stored(self, where: str = "true", *values: Any) -> int:
+        """Return how many samples of a kind are stored."""
+        query = f"SELECT count(*) FROM samples WHERE {where}"  # noqa: S608 - of this file
+        return int(self.rows(query, *values)[0][0])
+
+    def until(self, ask: Callable[[], T]) -> T:
+        """Ask until the answer is true, while all programs run; return it."""
+        until = SYSTEM.now() + PATIENCE
+        while not (found := ask()):
+            dead = [name for name, one in self._running.items() if one.poll() is not None]
+            assert dead == [], self.said()
+            assert SYSTEM.now() < until, self.said()
+            SYSTEM.sleep(0.05)
+        return found
+
+    def until_more(self, where: str, *values: Any, more: int = 5) -> None:
+        """Wait until so many more samples of a kind are stored."""
+        before = self.stored(where, *values)
+        self.until(lambda: self.stored(where, *values) >= before + more)
+
+    def written(self) -> list[str]:
+        """Return the ids of all samples that are in the journal now."""
+        lines = self.journal.read_text("utf-8").splitlines(keepends=True)
+        return [json.loads(line)["id"] for line in lines if line.endswith("\n")]
+
+    def write_many(self, count: int) -> None:
+        """Append whole samples to the journal, faster than any sensor does."""
+        one = {"at": "now", "vibration": [0.5] * 64}
+        lines = [
+            json.dumps({"id": uuid4().hex, "sensor": f"S{number % 5 + 1}", **one}) + "\n"
+            for number in range(count)
+        ]
+        with self.journal.open("a") as file:
+            file.write("".join(lines))
+
+    def ends(self) -> Counter[str]:
+        """Return how often each sample has ended: in the database, or as a dead letter."""
+        letters = "\n".join(value for (value,) in self.rows("SELECT value FROM dead_letters"))
+        buried = re.findall(r"id='(\w+)'", letters)
+        return Counter([*(one for (one,) in self.rows("SELECT id FROM samples")), *buried])
+
+    def check_ends(self) -> None:
+        """Wait until all that is written now has ended, and see that each did so once."""
+        written = set(self.written())
+        self.until(lambda: written <= set(self.ends()))
+        assert [one for one, times in self.ends().items() if times != 1] == []
+
+
+@pytest.fixture(scope="module")
+def works(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Works]:
+    """Return the example at work; in the end nothing has crashed, and each sample ended once."""
+    server = Postgres()
+    folder = tmp_path_factory.mktemp("sensors")
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            works = Works(server, folder, listening)
+            try:
+                for name in ("plant", "collector", "analytics"):
+                    works.start(name)
+                works.until(lambda: "runs analytics" in works.said())
+                works.until_more("rms > 0")
+                yield works
+                assert works.end("collector") == 0
+                works.check_ends()
+                assert works.end("analytics") == 0
+                assert "Traceback" not in works.said()
+            finally:
+                works.end_all()
+    finally:
+        server.close()
+
+
+def test_flaky_sensors_are_asked_again(works: Works):
+    """Two sensors fail three times in ten, and their samples arrive whole all the same."""
+    for sensor in ("S2", "S4"):
+        works.until_more("sensor = %s AND rms > 0 AND place <> '' AND missing = ''", sensor)
+
+
+def test_a_dead_sensor_is_missing_with_its_cause_and_the_others_go_on(works: Works):
+    """Each collection notes that it is missing, and why; mended, it is back."""
+    with works.broken("S3"):
+        works.until_more("sensor = 'S3' AND missing <> '' AND rms IS NULL")
+        for sensor in OTHERS:
+            works.until_more("sensor = %s AND rms > 0", sensor, more=2)
+        causes = {cause for (cause,) in works.rows("SELECT missing FROM samples WHERE sensor='S3'")}
+        assert any("timed out" in cause or "open" in cause for cause in causes), causes
+    works.until_more("sensor = 'S3' AND rms > 0")
+
+
+def test_without_the_directory_samples_are_stored_as_lesser_ones(works: Works):
+    """They have their features, no place, and say why; none is a dead letter."""
+    letters = works.rows("SELECT count(*) FROM dead_letters")
+    with works.broken("places"):
+        works.until_more("lesser LIKE 'no place: %%' AND place IS NULL AND rms > 0", more=20)
+    works.until_more("lesser = '' AND place <> ''", more=20)
+    assert works.rows("SELECT count(*) FROM dead_letters") == letters
+
+
+def test_a_record_that_kills_worker_processes_is_a_dead_letter_and_the_others_go_on(works: Works):
+    """After the third death the sample is set aside, with its cause."""
+    with works.broken("wire"):
+        letters = works.until(
+            lambda: works.rows("SELECT stage, attempts, cause, value FROM dead_letters")
+        )
+        for sensor in OTHERS:
+            works.until_more("sensor = %s AND rms > 0", sensor, more=2)
+    for stage, attempts, cause, value in letters:
+        assert (stage, attempts) == ("with_features", 3)
+        assert "WorkerDied" in cause
+        assert "sensor='S5'" in value
+    works.until_more("sensor = 'S5' AND rms > 0")
+
+
+def test_a_database_that_fails_over_costs_no_sample(works: Works):
+    """It dies under load and comes back: what was read waited, and is stored once."""
+    works.write_many(200)
+    works.server.stop("immediate")
+    before = len(works.written())
+    works.until(lambda: len(works.written()) > before + 20)  # the collector goes on
+    letters_before = works.said().count("is a dead letter")
+    works.server.start()
+    works.check_ends()
+    assert works.said().count("is a dead letter") == letters_before
+
+
+def test_a_process_that_is_killed_has_stored_each_sample_once(works: Works):
+    """The next one reads from the last checkpoint, and stores nothing a second time."""
+    works.write_many(200)
+    works.until_more("true", more=20)
+    assert works.end("analytics", signal.SIGKILL) == -signal.SIGKILL
+    works.start("analytics")
+    works.check_ends()
+
+
+def test_sigterm_under_load_leaves_the_rest_to_the_next_process(works: Works):
+    """It ends well within the drain time; what it did not finish, the next one does."""
+    works.write_many(400)
+    works.until_more("true", more=20)
+    assert works.end("analytics") == 0
+    in_flight = re.findall(r"'analytics' stops, within \S+ s; in flight: (\d+)", works.said())
+    assert int(in_flight[-1]) > 0
+    assert not set(works.written()) <= set(works.ends())
+    works.start("analytics")
+    works.check_ends()
+
+
+def test_sigterm_ends_a_process_that_can_finish_nothing(works: Works):
+    """The database is away for longer than the drain time: all is given back, and done later."""
+    works.server.stop("immediate")
+    works.write_many(100)
+    seen = works.said().count("'database': closed -> open")
+    works.until(lambda: works.said().count("'database': closed -> open") > seen)
+    assert works.end("analytics") == 0
+    works.server.start()
+    works.start("analytics")
+    works.check_ends()
