@@ -19,7 +19,7 @@ STAGE = {
     "retries", "failed", "degraded", "dropped", "dead_letters", "refused", "deaths", "failures",
     "p50", "p99", "waits_for",
 }  # fmt: skip
-SOURCE = {"name", "read", "rate", "waits", "last_at", "error"}
+SOURCE = {"name", "read", "rate", "waits", "last_at", "unreported", "errors", "error"}
 WHOLE = {
     "name", "running", "read", "in_flight", "sink", "dead_letter", "dropped", "returned",
     "degraded", "oldest", "sources", "stages", "links", "missing",

@@ -31,8 +31,9 @@ class Positions:
         self._begun.append(end)
 
     def finish(self, end: int) -> bool:
-        """Note that this item has ended; return whether the checkpoint has moved."""
-        self._done.add(end)
+        """Note that this item has ended, once or again; return whether the checkpoint has moved."""
+        if end > self.checkpoint:
+            self._done.add(end)
         moved = False
         while self._begun and self._begun[0] in self._done:
             self.checkpoint = self._begun.popleft()

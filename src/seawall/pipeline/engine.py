@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._failures import described
@@ -32,8 +32,29 @@ if TYPE_CHECKING:
 
 READ_AT_ONCE: Final = 100
 """Items that are pulled from a source at once."""
+MOST_UNREPORTED: Final = 1000
+"""Ends that a source has not taken; with more of them it is not read."""
+READABLE_AFTER: Final = 30.0
+"""Seconds after which a source that waits for items, instead of failing, can be read again."""
 ACK_WITHIN: Final = 5.0
-"""Seconds for reporting the last ends to the sources after a stop."""
+"""Seconds for reporting the last ends to a source after a stop, and for closing it."""
+
+FOR_GOOD: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
+"""Errors of a source that stay: a mistake in the code or in its settings, not an outage."""
 
 CANCEL_WITHIN: Final = 5.0
 """Seconds that functions have to end after they were cancelled; then they are abandoned."""
@@ -42,7 +63,10 @@ _log = logging.getLogger("seawall")
 
 
 class Reader:
-    """Reads one source as long as there is room, and reports to it how its items ended."""
+    """Reads one source as long as there is room, and reports to it how its items ended.
+
+    A source that is slow to take the ends, or does not take them, holds up no other one.
+    """
 
     def __init__(self, run: Run, source: Source[Any], first: Node) -> None:
         """Begin with nothing to report."""
@@ -50,9 +74,16 @@ class Reader:
         self.acknowledged: list[Any] = []
         """Handles of items that have ended, and are not reported yet."""
         self.returned: list[Any] = []
+        self.has_ends = False
+        """Whether `ended` is set; cheaper to ask than the event."""
+        self.ended = asyncio.Event()
         self.read = 0
-        self.error = ""
-        """Why the source cannot be read, if it cannot."""
+        self._reported = asyncio.Event()
+        self._unanswered = 0
+        """Ends that the source is told of right now, and has not taken yet."""
+        self._error = ""
+        """Why the source cannot be read, or does not take ends, if it is so."""
+        self._errors = 0
         self._last_at: float | None = None
         """When the last item was read."""
         self._rate = Rate(run.now())
@@ -60,29 +91,43 @@ class Reader:
         """Whether it holds items for which there is no room."""
         self._run = run
         self._first = first
-        self._is_pulling = False
+        self._is_interruptible = False
+        """Whether it waits, and holds no item that is not accounted for."""
         self._is_halted = False
-        self._task: asyncio.Task[None] | None = None
+        self._is_over = False
+        self._reading: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
+
+    @property
+    def unreported(self) -> int:
+        """How many items have ended without the source knowing of it."""
+        return len(self.acknowledged) + len(self.returned) + self._unanswered
 
     def start(self) -> asyncio.Task[None]:
-        """Begin to read."""
-        self._task = asyncio.create_task(self._read())
-        return self._task
+        """Begin to report, and to read; return the task that reads."""
+        self._reporting = asyncio.create_task(self._report())
+        self._reading = asyncio.create_task(self._read())
+        return self._reading
 
     def halt(self) -> None:
         """Read no more; what was read goes on."""
         self._is_halted = True
-        if self._is_pulling and self._task is not None:
-            self._task.cancel()
+        if self._is_interruptible and self._reading is not None:
+            self._reading.cancel()
+
+    # Reading
 
     async def _read(self) -> None:
         run, source, first, now = self._run, self.source, self._first, self._run.now
         queue = first if isinstance(first, WorkerStage) else None
         while not self._is_halted:
             room = READ_AT_ONCE if queue is None else queue.stage.capacity - queue.held
-            self._is_pulling = True
-            pulled = await source.pull(max(1, min(room, READ_AT_ONCE)))
-            self._is_pulling = False
+            self._is_interruptible = True
+            while self.unreported >= MOST_UNREPORTED:
+                self._reported.clear()
+                await self._reported.wait()
+            pulled = await self._pull(max(1, min(room, READ_AT_ONCE)))
+            self._is_interruptible = False
             if not pulled:
                 return
             at = now()
@@ -115,39 +160,157 @@ class Reader:
                 sound.append(item)
         return sound
 
-    async def report(self) -> None:
-        """Tell the source of the ends since the last time."""
-        for tell, handles in (
-            (self.source.acknowledge, self._taken("acknowledged")),
-            (self.source.give_back, self._taken("returned")),
-        ):
-            if not handles:
-                continue
+    async def _pull(self, most: int) -> Sequence[tuple[Any, Any]]:
+        """Pull from the source, again and again with growing pauses while it cannot be read."""
+        try:
+            return await self.source.pull(most)
+        except Exception as error:  # noqa: BLE001 - of the source; logged, and counted
+            self._fail(error)
+        pauses = BLOCKED.delays(self._run.random)
+        while True:
+            await sleep_async(next(pauses))
+            # An idle source may wait for its next item for hours: it can be read all the same.
+            recovery = self._run.loop.call_later(READABLE_AFTER, self._recover)
+            try:
+                pulled = await self.source.pull(most)
+            except Exception as error:  # noqa: BLE001 - of the source; logged, and counted
+                if not self._error:
+                    pauses = BLOCKED.delays(self._run.random)
+                self._fail(error)
+            else:
+                self._recover()
+                return pulled
+            finally:
+                recovery.cancel()
+
+    def _fail(self, error: Exception) -> None:
+        """Note that the source cannot be read; raise `error` if that is for good."""
+        if isinstance(error, FOR_GOOD) or not getattr(self.source, "repeatable", True):
+            raise error
+        self._errors += 1
+        if not self._error:
+            _log.error(
+                "pipeline %r: source %r cannot be read, and is tried again: %s",
+                self._run.name,
+                self.source.name,
+                described(error),
+            )
+        self._error = described(error)
+
+    def _recover(self) -> None:
+        if self._error:
+            self._error = ""
+            _log.error("pipeline %r: source %r can be read again", self._run.name, self.source.name)
+
+    # Reporting
+
+    async def _report(self) -> None:
+        """Report ends to the source, many at once; return after the last one."""
+        source = self.source
+        while True:
+            await self.ended.wait()
+            self.ended.clear()
+            self.has_ends = False
+            is_over = self._is_over
+            acknowledged, self.acknowledged = self.acknowledged, []
+            returned, self.returned = self.returned, []
+            self._unanswered = len(acknowledged) + len(returned)
+            await self._tell(source.acknowledge, acknowledged)
+            self._unanswered = len(returned)
+            await self._tell(source.give_back, returned)
+            self._unanswered = 0
+            self._reported.set()
+            if is_over:
+                return
+
+    async def _tell(
+        self, tell: Callable[[Sequence[Any]], Awaitable[None]], handles: list[Any]
+    ) -> None:
+        """Tell the source of these ends until it has taken them, or will never do so."""
+        if not handles:
+            return
+        pauses = BLOCKED.delays(self._run.random)
+        is_failing = False
+        while True:
             try:
                 await tell(handles)
-            except Exception:  # noqa: BLE001 - logged, with its traceback
+            except FOR_GOOD:
+                self._errors += 1
                 _log.exception(
-                    "source %r did not take the ends of %d items; it may hand them out again",
+                    "pipeline %r: source %r will not take the ends of %d items; it may hand them"
+                    " out again",
+                    self._run.name,
                     self.source.name,
                     len(handles),
                 )
+                return
+            except (Exception, asyncio.CancelledError) as error:
+                if _is_cancelled():
+                    raise
+                self._errors += 1
+                if not is_failing:
+                    _log.error(
+                        "pipeline %r: source %r does not take the ends of items, and is told again:"
+                        " %s",
+                        self._run.name,
+                        self.source.name,
+                        described(error),
+                    )
+                is_failing = True
+                await sleep_async(next(pauses))
+            else:
+                if is_failing:
+                    _log.error(
+                        "pipeline %r: source %r takes ends again", self._run.name, self.source.name
+                    )
+                return
+
+    async def close(self) -> None:
+        """Report the last ends and close the source, both in time."""
+        self._is_over = True
+        self.ended.set()
+        if self._reporting is not None:
+            try:
+                await asyncio.wait([self._reporting], timeout=ACK_WITHIN)
+            finally:
+                await end([self._reporting], 0.0)
+        if self.unreported:
+            _log.error(
+                "pipeline %r: source %r has not taken the ends of %d items; it may hand them out"
+                " again",
+                self._run.name,
+                self.source.name,
+                self.unreported,
+            )
+        closing = asyncio.ensure_future(self.source.close())
+        try:
+            done, _ = await asyncio.wait([closing], timeout=ACK_WITHIN)
+            for task in done:
+                task.result()
+            if not done:
+                _log.error("source %r does not close", self.source.name)
+        except Exception:  # noqa: BLE001 - logged, with its traceback
+            _log.exception("source %r cannot be closed", self.source.name)
+        finally:
+            await end([closing], 0.0)
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return what was read, and what is known of the source; from any thread."""
-        last_at = self._last_at
+        last_at, unreported, error = self._last_at, self.unreported, self._error
+        if not error and unreported >= MOST_UNREPORTED:
+            error = (
+                f"it has not taken the ends of {unreported} items, and is read no more until then"
+            )
         return {
             **source_snapshot(self.source),
             "read": self.read,
             "rate": self._rate.look(now, self.read),
             "waits": self._waits,
             "last_at": None if last_at is None else max(0.0, now - last_at),
-            "error": self.error,
+            "unreported": unreported,
+            "errors": self._errors,
+            "error": error,
         }
-
-    def _taken(self, name: str) -> list[Any]:
-        handles: list[Any] = getattr(self, name)
-        setattr(self, name, [])
-        return handles
 
 
 def source_snapshot(source: Source[Any]) -> dict[str, Any]:
@@ -159,8 +322,8 @@ def source_snapshot(source: Source[Any]) -> dict[str, Any]:
             facts = dict(look())
         except Exception as error:  # noqa: BLE001 - of the source: the rest is to be seen
             facts = {"snapshot_error": described(error)}
-    unread = {"read": 0, "rate": 0.0, "waits": False, "last_at": None, "error": ""}
-    return {**facts, "name": source.name, **unread}
+    unread = {"read": 0, "rate": 0.0, "waits": False, "last_at": None}
+    return {**facts, "name": source.name, **unread, "unreported": 0, "errors": 0, "error": ""}
 
 
 class Run:
@@ -191,17 +354,13 @@ class Run:
         self.is_closing = False
         """Whether what is not finished is given back: nothing is begun or sent on any more."""
         self._failure: Exception | None = None
-        self._name = name
+        self.name = name
         self._dead_letters = dead_letters
         self._on_end = on_end
-        self._ended = asyncio.Event()
-        """Set when there are ends to report; `_has_ends` says the same without a call."""
-        self._has_ends = False
         self._emptied = asyncio.Event()
         """Set when no item is in flight."""
         self._halt = asyncio.Event()
         self._end_at: float | None = None
-        self._is_over = False
 
     # Items
 
@@ -223,9 +382,9 @@ class Run:
             reader.acknowledged.append(item.handle)
             if item.lesser and ending is Ending.SINK:
                 self.degraded += 1
-        if not self._has_ends:
-            self._has_ends = True
-            self._ended.set()
+        if not reader.has_ends:
+            reader.has_ends = True
+            reader.ended.set()
         if not live:
             self._emptied.set()
         if self._on_end is not None:
@@ -239,8 +398,7 @@ class Run:
 
     def failure_of(self, error: Exception | asyncio.CancelledError) -> Exception:
         """Return why a function has failed; raise CancelledError if its worker is to end."""
-        task = asyncio.current_task()
-        if self.is_closing or (task is not None and task.cancelling()):
+        if self.is_closing or _is_cancelled():
             raise asyncio.CancelledError
         if isinstance(error, Exception):
             return error
@@ -266,7 +424,7 @@ class Run:
                 counts.waits_for = f"a dead letter cannot be stored: {described(failure)}"
                 _log.error(
                     "pipeline %r waits: a dead letter of stage %r cannot be stored: %s",
-                    self._name,
+                    self.name,
                     stage,
                     described(failure),
                 )
@@ -275,7 +433,7 @@ class Run:
         counts.dead_letters += 1
         _log.warning(
             "pipeline %r: item %s is a dead letter of stage %r, attempts: %d, cause: %s",
-            self._name,
+            self.name,
             item.id,
             stage,
             item.attempts,
@@ -288,7 +446,7 @@ class Run:
         """Stop the whole pipeline; the item is given back with all others."""
         if self._failure is None:
             self._failure = error
-            error.add_note(f"pipeline {self._name!r} stopped: stage {item.stage!r}, item {item.id}")
+            error.add_note(f"pipeline {self.name!r} stopped: stage {item.stage!r}, item {item.id}")
         self.stop(self.now())
 
     # Running
@@ -298,7 +456,7 @@ class Run:
         if self._end_at is None:
             _log.warning(
                 "pipeline %r stops, within %.3g s; in flight: %d",
-                self._name,
+                self.name,
                 max(0.0, end_at - self.now()),
                 len(self.live),
             )
@@ -311,13 +469,12 @@ class Run:
         Return whether it was not stopped.
         """
         workers = [
-            asyncio.create_task(node.work(state), name=f"{self._name}: {node.stage.name}")
+            asyncio.create_task(node.work(state), name=f"{self.name}: {node.stage.name}")
             for node in self.nodes
             if isinstance(node, WorkerStage)
             for state in node.workers
         ]
         reading = [reader.start() for reader in self.readers]
-        reporting = asyncio.create_task(self._report())
         halting = asyncio.create_task(self._halt.wait())
         try:
             await self._read_all(set(reading), workers, halting)
@@ -337,7 +494,7 @@ class Run:
                         task.exception()  # the first one is raised already
                 for item in list(self.live):
                     self.end(item, Ending.RETURNED)
-                await self._wind_up(reporting)
+                await asyncio.gather(*(reader.close() for reader in self.readers))
         if self._failure is not None:
             raise self._failure
         return not self._halt.is_set()
@@ -390,32 +547,6 @@ class Run:
     def _is_late(self) -> bool:
         return self._end_at is not None and self.now() >= self._end_at
 
-    async def _report(self) -> None:
-        """Report ends to the sources, many at once; return after the last one."""
-        while True:
-            await self._ended.wait()
-            self._ended.clear()
-            self._has_ends = False
-            is_over = self._is_over
-            for reader in self.readers:
-                await reader.report()
-            if is_over:
-                return
-
-    async def _wind_up(self, reporting: asyncio.Task[None]) -> None:
-        """Report the last ends, and close the sources."""
-        self._is_over = True
-        self._ended.set()
-        try:
-            await asyncio.wait([reporting], timeout=ACK_WITHIN)
-        finally:
-            reporting.cancel()
-        for reader in self.readers:
-            try:
-                await reader.source.close()
-            except Exception:  # noqa: BLE001 - logged, with its traceback
-                _log.exception("source %r cannot be closed", reader.source.name)
-
     def snapshot(self) -> dict[str, Any]:
         """Return the counts, the oldest item, the sources, and what each stage is doing.
 
@@ -434,6 +565,12 @@ class Run:
             "sources": [reader.snapshot(now) for reader in self.readers],
             "stages": [node.snapshot(now) for node in self.nodes],
         }
+
+
+def _is_cancelled() -> bool:
+    """Return whether this task is to end; else a CancelledError comes from something it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _cancelled(what: str) -> RuntimeError:

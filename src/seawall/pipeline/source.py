@@ -21,7 +21,13 @@ T_co = TypeVar("T_co", covariant=True)
 
 @runtime_checkable
 class Source(Protocol[T_co]):
-    """What a pipeline reads from."""
+    """What a pipeline reads from.
+
+    `pull` that raises is called again, with growing pauses, unless the error is a mistake in the
+    code or its settings (`TypeError`, `ValueError`, `LookupError`, `FileNotFoundError` and the
+    like): that ends the run. A source with `repeatable = False` is never read again. With a method
+    `snapshot()` that returns a dictionary, it shows facts of its own in `Pipeline.snapshot()`.
+    """
 
     name: str
     """Unique in the pipeline; the ids of items begin with it."""
@@ -30,7 +36,10 @@ class Source(Protocol[T_co]):
         """Wait for items and return up to `most`, each with its handle; none when it is over."""
 
     async def acknowledge(self, handles: Sequence[Any]) -> None:
-        """Take note that these items have ended, and never hand them out again."""
+        """Take note that these items have ended, and never hand them out again.
+
+        After an error it is called again with the same handles.
+        """
 
     async def give_back(self, handles: Sequence[Any]) -> None:
         """Take these items back: they were not finished."""
@@ -56,8 +65,11 @@ class IterableSource(Generic[T]):
     """The items of an iterable, plain or async; it forgets what it has handed out.
 
     A plain one is read in the event loop, so it must not block. What is given back is kept in
-    `returned`.
+    `returned`. An error of the iterable ends the run.
     """
+
+    repeatable = False
+    """An iterable that has raised is over."""
 
     def __init__(self, items: Iterable[T] | AsyncIterable[T], *, name: str = "items") -> None:
         """Read `items` once, from their beginning."""

@@ -1,0 +1,258 @@
+"""Sources that fail, hang, or do not take the ends of their items."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from seawall.pipeline import Pipeline
+from seawall.pipeline.engine import MOST_UNREPORTED
+from seawall.testing import run_virtual
+
+
+async def pause(seconds: float) -> None:
+    await asyncio.sleep(seconds)  # noqa: TID251 - virtual time
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Store:
+    """A source in a store of our own: each of its methods may be told to fail or to hang."""
+
+    def __init__(self, name: str, items: int, **on: Callable[[], Any]) -> None:
+        self.name = name
+        self.acknowledged: list[int] = []
+        self.returned: list[int] = []
+        self.pulls: list[float] = []
+        self.is_closed = False
+        self._left = list(range(items))
+        self._on = on
+
+    async def pull(self, most: int) -> Sequence[tuple[int, int]]:
+        self.pulls.append(now())
+        await self._do("pull")
+        pulled, self._left = self._left[:most], self._left[most:]
+        return [(number, number) for number in pulled]
+
+    async def acknowledge(self, handles: Sequence[int]) -> None:
+        await self._do("acknowledge")
+        self.acknowledged += handles
+
+    async def give_back(self, handles: Sequence[int]) -> None:
+        await self._do("give_back")
+        self.returned += handles
+
+    async def close(self) -> None:
+        await self._do("close")
+        self.is_closed = True
+
+    async def _do(self, what: str) -> None:
+        if what in self._on:
+            await self._on[what]()
+
+
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+def down_until(at: float, error: type[BaseException] = ConnectionError) -> Any:
+    async def fail() -> None:
+        if now() < at:
+            raise error("the store is down")
+
+    return fail
+
+
+def merged(*sources: Store) -> tuple[Pipeline, list[Any]]:
+    """Return a pipeline of all sources, and what it stores."""
+    stored: list[Any] = []
+    pipeline = Pipeline("p", rng=Random(1))
+    first, *others = [pipeline.read(source) for source in sources]
+    first.merge(*others).sink(stored.append, name="store")
+    return pipeline, stored
+
+
+# --- Reading ---
+
+
+def test_a_source_that_cannot_be_read_for_a_while_is_read_again() -> None:
+    """With growing pauses; the others go on meanwhile, and nothing is lost."""
+    broken, sound = Store("broken", 3, pull=down_until(600.0)), Store("sound", 3)
+    pipeline, stored = merged(broken, sound)
+
+    async def main() -> dict[str, Any]:
+        running = asyncio.create_task(pipeline.run())
+        await pause(300.0)
+        seen = pipeline.snapshot()
+        assert await running
+        return seen
+
+    seen = run_virtual(main())
+    assert seen["sink"] == 3
+    shown = seen["sources"][0]
+    assert shown["error"] == "ConnectionError: the store is down"
+    assert shown["errors"] == len([at for at in broken.pulls if at < 300.0])
+    assert 5 < len(broken.pulls) < 60
+    assert len(stored) == 6
+    assert pipeline.snapshot()["sources"][0]["error"] == ""
+
+
+def test_the_log_says_once_that_a_source_fails_and_once_that_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """However often it was tried in between."""
+    pipeline, _ = merged(Store("broken", 3, pull=down_until(600.0)))
+    with caplog.at_level(logging.INFO, "seawall"):
+        run_virtual(pipeline.run())
+    said = [one.getMessage() for one in caplog.records if "'broken'" in one.getMessage()]
+    assert [text.partition(", ")[0] for text in said] == [
+        "pipeline 'p': source 'broken' cannot be read",
+        "pipeline 'p': source 'broken' can be read again",
+    ]
+
+
+def test_a_source_that_waits_for_items_again_is_not_shown_as_failing_for_ever() -> None:
+    """It has nothing to give, but it can be read."""
+
+    async def fail_then_wait() -> None:
+        await down_until(60.0)()
+        await hang()
+
+    pipeline, _ = merged(Store("idle", 3, pull=fail_then_wait))
+
+    async def main() -> list[str]:
+        running = asyncio.create_task(pipeline.run())
+        errors = []
+        for seconds in (50.0, 110.0):
+            await pause(seconds)
+            errors.append(pipeline.snapshot()["sources"][0]["error"])
+        pipeline.stop(0.0)
+        await running
+        return errors
+
+    assert run_virtual(main()) == ["ConnectionError: the store is down", ""]
+
+
+def test_a_stop_does_not_wait_for_a_source_that_fails() -> None:
+    """Neither for its pause, nor for its next attempt."""
+    pipeline, _ = merged(Store("broken", 3, pull=down_until(1e9)))
+
+    async def main() -> float:
+        running = asyncio.create_task(pipeline.run())
+        await pause(500.0)
+        pipeline.stop(10.0)
+        assert not await running
+        return now()
+
+    assert run_virtual(main()) == pytest.approx(500.0)
+
+
+@pytest.mark.parametrize("error", [TypeError, KeyError, ValueError, FileNotFoundError])
+def test_a_mistake_in_a_source_ends_the_run(error: type[Exception]) -> None:
+    """No repetition mends it; what was read is given back, and every source is closed."""
+    wrong, sound = Store("wrong", 3, pull=down_until(1.0, error)), Store("sound", 3)
+    pipeline, _ = merged(wrong, sound)
+    with pytest.raises(error, match="the store is down"):
+        run_virtual(pipeline.run())
+    assert wrong.is_closed
+    assert sound.is_closed
+    assert len(wrong.pulls) == 1
+
+
+def test_an_iterable_that_raises_ends_the_run_with_its_error() -> None:
+    """It is over, and read again it would look as if it had come to its end."""
+
+    async def numbers() -> Any:
+        yield 1
+        raise ConnectionError("cut off")
+
+    pipeline = Pipeline("p")
+    pipeline.read(numbers()).sink(lambda _number: None, name="store")
+    with pytest.raises(ConnectionError, match="cut off"):
+        run_virtual(pipeline.run())
+
+
+# --- Reporting ---
+
+
+def test_a_source_that_does_not_take_its_ends_holds_up_no_other() -> None:
+    """Its own items go on too, until too many ends are not taken; then it is read no more."""
+    stuck = Store("stuck", 50_000, acknowledge=hang)
+    sound = Store("sound", 5000)
+    pipeline, _ = merged(stuck, sound)
+
+    async def main() -> tuple[dict[str, Any], float]:
+        running = asyncio.create_task(pipeline.run())
+        await pause(100.0)
+        seen = pipeline.snapshot()
+        pipeline.stop(1.0)
+        began = now()
+        await running
+        return seen, now() - began
+
+    seen, took = run_virtual(main())
+    assert len(sound.acknowledged) == 5000
+    assert MOST_UNREPORTED <= seen["sources"][0]["unreported"] <= MOST_UNREPORTED + 200
+    assert "has not taken the ends" in seen["sources"][0]["error"]
+    assert seen["sources"][1]["error"] == ""
+    assert took <= 10.0
+    assert stuck.is_closed
+
+
+@pytest.mark.parametrize("error", [ConnectionError, asyncio.CancelledError])
+def test_ends_that_a_source_could_not_take_are_reported_again(error: type[BaseException]) -> None:
+    """Until it takes them: an outage of the store costs no acknowledgement."""
+    source = Store("orders", 5000, acknowledge=down_until(60.0, error))
+    pipeline, _ = merged(source)
+    assert run_virtual(pipeline.run())
+    assert source.acknowledged == list(range(5000))
+
+
+def test_a_mistake_in_acknowledge_is_logged_and_the_pipeline_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The source may hand the items out again."""
+    pipeline, stored = merged(Store("wrong", 500, acknowledge=down_until(1e9, TypeError)))
+    assert run_virtual(pipeline.run())
+    assert len(stored) == 500
+    assert "may hand them out again" in caplog.text
+
+
+def test_a_source_that_does_not_close_holds_up_neither_the_end_nor_other_sources() -> None:
+    """It has five seconds; then it is left alone."""
+    stuck, sound = Store("stuck", 3, close=hang), Store("sound", 3)
+    pipeline, _ = merged(stuck, sound)
+
+    async def main() -> float:
+        assert await pipeline.run()
+        return now()
+
+    assert run_virtual(main()) <= 5.0
+    assert sound.is_closed
+
+
+def test_what_is_given_back_at_a_stop_is_given_again_while_the_store_is_down() -> None:
+    """For as long as the end may take."""
+    source = Store("orders", 50, give_back=down_until(12.0))
+    pipeline = Pipeline("p", rng=Random(1))
+
+    async def store(_number: int) -> None:
+        await hang()
+
+    pipeline.read(source).sink(store)
+
+    async def main() -> None:
+        running = asyncio.create_task(pipeline.run())
+        await pause(10.0)
+        pipeline.stop(0.0)
+        await running
+
+    run_virtual(main())
+    assert sorted(source.returned) == list(range(50))
