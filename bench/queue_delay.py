@@ -17,7 +17,7 @@ from seawall import Bulkhead, Guard, Rejected, codel
 from seawall.testing import run_virtual
 
 if TYPE_CHECKING:
-    from seawall.models.codel import QueueShed
+    from seawall.models.shedding.codel import QueueShed
 
 CAPACITY = 200
 CALLS = (0.01, 0.1)

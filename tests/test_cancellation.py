@@ -48,7 +48,7 @@ from seawall import (
 )
 from seawall._expiry import is_expiry
 from seawall.context import attempt_var, deadline_scope
-from seawall.models.rates import whole_microseconds
+from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.adaptive_limit import AdaptiveGate, PartitionedGate, _PartitionWaiter
 from seawall.policies.cache.answers import Answers
 from seawall.policies.hedge.tasks import Copies

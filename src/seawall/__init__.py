@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from seawall.jobs import Claim, LocalQueue, Worker
     from seawall.ladder import Ladder
     from seawall.leases.lease import Lease
-    from seawall.models.adaptive import aimd, gradient2, vegas
     from seawall.models.backoff import (
         Backoff,
         constant,
@@ -84,15 +83,22 @@ if TYPE_CHECKING:
         linear,
         plus_minus,
     )
+    from seawall.models.breaker.probes import growing, n_of_m, ramp, single, slow_start
     from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
-    from seawall.models.codel import adaptive_lifo, codel
+    from seawall.models.concurrency.algorithms import aimd, gradient2, vegas
     from seawall.models.contention import Stripes
     from seawall.models.ladder import ServiceLevel
     from seawall.models.pooling import Advice
     from seawall.models.pressure import Pressure, RetryThresholds
-    from seawall.models.probes import growing, n_of_m, ramp, single, slow_start
-    from seawall.models.shares import by_chance, by_fraction, by_latency
-    from seawall.models.shedding import by_cost, by_criticality, by_deadline, by_queue, by_tier
+    from seawall.models.shedding.codel import adaptive_lifo, codel
+    from seawall.models.shedding.rules import (
+        by_cost,
+        by_criticality,
+        by_deadline,
+        by_queue,
+        by_tier,
+    )
+    from seawall.models.shedding.shares import by_chance, by_fraction, by_latency
     from seawall.models.sizing import pool_size, timeout_for
     from seawall.policies.adaptive_limit import AdaptiveLimit
     from seawall.policies.breaker import Breaker
@@ -350,19 +356,19 @@ _HOMES = {
     "guard": "Guard",
     "jobs": "Claim LocalQueue Worker",
     "ladder": "Ladder",
-    "models.adaptive": "aimd gradient2 vegas",
+    "models.concurrency.algorithms": "aimd gradient2 vegas",
     "models.backoff": (
         "Backoff constant decorrelated_jitter exponential full_jitter linear plus_minus"
     ),
     "models.budget": "InFlightRatio RequestRatio SuccessDeposit",
-    "models.codel": "adaptive_lifo codel",
+    "models.shedding.codel": "adaptive_lifo codel",
     "models.contention": "Stripes",
     "models.ladder": "ServiceLevel",
     "models.pooling": "Advice",
     "models.pressure": "Pressure RetryThresholds",
-    "models.probes": "growing n_of_m ramp single slow_start",
-    "models.shares": "by_chance by_fraction by_latency",
-    "models.shedding": "by_cost by_criticality by_deadline by_queue by_tier",
+    "models.breaker.probes": "growing n_of_m ramp single slow_start",
+    "models.shedding.shares": "by_chance by_fraction by_latency",
+    "models.shedding.rules": "by_cost by_criticality by_deadline by_queue by_tier",
     "models.sizing": "pool_size timeout_for",
     "policies.adaptive_limit": "AdaptiveLimit",
     "policies.breaker": "Breaker",

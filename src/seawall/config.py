@@ -27,7 +27,6 @@ from typing import Any, Final
 
 from seawall import errors, registry
 from seawall.guard import Guard
-from seawall.models.adaptive import aimd, gradient2, vegas
 from seawall.models.backoff import (
     constant,
     decorrelated_jitter,
@@ -36,11 +35,12 @@ from seawall.models.backoff import (
     linear,
     plus_minus,
 )
+from seawall.models.breaker.probes import growing, n_of_m, ramp, single, slow_start
 from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
-from seawall.models.codel import adaptive_lifo, codel
-from seawall.models.probes import growing, n_of_m, ramp, single, slow_start
-from seawall.models.shares import by_chance, by_fraction, by_latency
-from seawall.models.shedding import by_cost, by_criticality, by_deadline, by_queue, by_tier
+from seawall.models.concurrency.algorithms import aimd, gradient2, vegas
+from seawall.models.shedding.codel import adaptive_lifo, codel
+from seawall.models.shedding.rules import by_cost, by_criticality, by_deadline, by_queue, by_tier
+from seawall.models.shedding.shares import by_chance, by_fraction, by_latency
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.breaker import Breaker
 from seawall.policies.bulkhead import Bulkhead, ThreadBulkhead

@@ -14,8 +14,8 @@ from seawall._failures import reason_of
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import reset
 from seawall.models.backoff import Backoff
+from seawall.models.breaker.probes import growing, slow_start
 from seawall.models.pressure import Pressure
-from seawall.models.probes import growing, slow_start
 from seawall.policies.breaker import Breaker
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.fallback import Fallback

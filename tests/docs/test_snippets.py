@@ -40,7 +40,7 @@ import pytest
 
 import seawall
 from seawall import registry
-from seawall.models.breaker import diagram
+from seawall.models.breaker.state import diagram
 from seawall.runtime import events
 from seawall.runtime.slots import live_slots
 from seawall.testing import run_virtual, virtual_time

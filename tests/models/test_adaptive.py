@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import aimd, gradient2, vegas
-from seawall.models.adaptive import Gradient2, Vegas
-from seawall.models.concurrency import PATIENCE, ConcurrencyLimit, Learner
+from seawall.models.concurrency.algorithms import Gradient2, Vegas
+from seawall.models.concurrency.limit import PATIENCE, ConcurrencyLimit, Learner
 from tests.support import falsified
 
 MAKERS: dict[str, Callable[..., ConcurrencyLimit]] = {

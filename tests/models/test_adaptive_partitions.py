@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.models.partitions import OTHERS, Partitions, reserve
+from seawall.models.concurrency.partitions import OTHERS, Partitions, reserve
 from tests.support import falsified
 
 
@@ -129,7 +129,7 @@ def _reserve_all_there_is(shares: dict[str, float], limit: int) -> dict[str, int
 
 def test_if_all_is_reserved_some_are_shut_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reserve even where there is not enough for each, and the property is falsified."""
-    monkeypatch.setattr("seawall.models.partitions.reserve", _reserve_all_there_is)
+    monkeypatch.setattr("seawall.models.concurrency.partitions.reserve", _reserve_all_there_is)
     assert falsified(_check_nobody_shut_out, PROGRAMS)
 
 
@@ -158,7 +158,7 @@ def test_without_the_bound_more_is_reserved_than_there_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Round up, and somebody finds taken what was reserved for it."""
-    monkeypatch.setattr("seawall.models.partitions.reserve", _reserve_too_much)
+    monkeypatch.setattr("seawall.models.concurrency.partitions.reserve", _reserve_too_much)
     assert falsified(_check, PROGRAMS)
 
 

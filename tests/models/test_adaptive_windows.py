@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seawall.models.samples import ENOUGH, FEWEST, MOST, SPAN, Window, Windows
+from seawall.models.concurrency.samples import ENOUGH, FEWEST, MOST, SPAN, Window, Windows
 
 
 def _warm() -> Windows:

@@ -5,7 +5,17 @@ import pickle
 
 import pytest
 
-from seawall.models.breaker import (
+from seawall.models.breaker.probes import (
+    NOfM,
+    Probe,
+    Verdict,
+    growing,
+    n_of_m,
+    ramp,
+    single,
+    slow_start,
+)
+from seawall.models.breaker.state import (
     TRANSITIONS,
     BreakerModel,
     BreakerSettings,
@@ -15,7 +25,6 @@ from seawall.models.breaker import (
     State,
     diagram,
 )
-from seawall.models.probes import NOfM, Probe, Verdict, growing, n_of_m, ramp, single, slow_start
 from seawall.models.windows import CallCount, Tracked
 
 SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.models.breaker import BreakerModel, BreakerSettings, Refusal, State
-from seawall.models.probes import Countdown, Probe, Verdict, n_of_m, ramp, slow_start
+from seawall.models.breaker.probes import Countdown, Probe, Verdict, n_of_m, ramp, slow_start
+from seawall.models.breaker.state import BreakerModel, BreakerSettings, Refusal, State
 
 SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
 LETTERS = {"s": SUCCESS, "f": FAILURE, "n": NONE}

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from seawall.models.breaker import BreakerModel, BreakerSettings, Cause, Refusal, State
-from seawall.models.probes import (
+from seawall.models.breaker.probes import (
     Countdown,
     NOfM,
     Probe,
@@ -32,6 +31,7 @@ from seawall.models.probes import (
     single,
     slow_start,
 )
+from seawall.models.breaker.state import BreakerModel, BreakerSettings, Cause, Refusal, State
 from seawall.models.windows import TimeWindow
 
 SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE

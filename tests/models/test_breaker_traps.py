@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from seawall.models.breaker import BreakerModel, BreakerSettings, Refusal, State
-from seawall.models.probes import Probe, Verdict, n_of_m, ramp, single, slow_start
+from seawall.models.breaker.probes import Probe, Verdict, n_of_m, ramp, single, slow_start
+from seawall.models.breaker.state import BreakerModel, BreakerSettings, Refusal, State
 
 SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall import adaptive_lifo, codel
-from seawall.models import codel as model
-from seawall.models.codel import QueueShed, QueueState
+from seawall.models.shedding import codel as model
+from seawall.models.shedding.codel import QueueShed, QueueState
 from tests.support import falsified
 
 

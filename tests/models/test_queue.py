@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.models.queue import Queue
-from seawall.models.queue_index import SLACK, Index
-from seawall.models.queue_jobs import BATCH_BYTES, PRIORITIES, UNHEARD, NewJob, QueueRules
+from seawall.models.queue.index import SLACK, Index
+from seawall.models.queue.jobs import BATCH_BYTES, PRIORITIES, UNHEARD, NewJob, QueueRules
+from seawall.models.queue.state import Queue
 from tests.support import SEEDS, falsified
 
 SECOND = 1_000_000

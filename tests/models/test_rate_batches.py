@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall.models import rate_batches
-from seawall.models.rate_batches import (
+from seawall.models.rate import batches as rate_batches
+from seawall.models.rate.batches import (
     NOTHING,
     Lot,
     Purse,
@@ -18,10 +18,10 @@ from seawall.models.rate_batches import (
     bound_of,
     lease_of,
 )
-from seawall.models.rate_buckets import LeakyBucket, TokenBucket
-from seawall.models.rate_rule import Rule
-from seawall.models.rate_windows import FixedWindow, SlidingCounter, SlidingLog
-from seawall.models.rates import Rate
+from seawall.models.rate.buckets import LeakyBucket, TokenBucket
+from seawall.models.rate.rates import Rate
+from seawall.models.rate.rule import Rule
+from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
 from tests.support import falsified
 
 SECOND = 1_000_000

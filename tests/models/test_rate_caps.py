@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.models import rate_caps
-from seawall.models.rate_caps import Caps
+from seawall.models.rate import caps as rate_caps
+from seawall.models.rate.caps import Caps
 from tests.support import falsified
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall.models.rate_accounts import SettledBucket
-from seawall.models.rate_buckets import Bucket, LeakyBucket, TokenBucket
-from seawall.models.rate_rule import Rule
-from seawall.models.rate_windows import FixedWindow, SlidingCounter, SlidingLog
-from seawall.models.rates import Rate
+from seawall.models.rate.accounts import SettledBucket
+from seawall.models.rate.buckets import Bucket, LeakyBucket, TokenBucket
+from seawall.models.rate.rates import Rate
+from seawall.models.rate.rule import Rule
+from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
 from tests.support import falsified
 
 RULES: dict[str, Callable[[Rate, int], Rule[Any]]] = {

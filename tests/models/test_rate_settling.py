@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall.models import rate_accounts
-from seawall.models.rate_accounts import Account, SettledBucket
-from seawall.models.rate_buckets import LeakyBucket, TokenBucket
-from seawall.models.rate_rule import Rule
-from seawall.models.rate_windows import FixedWindow, SlidingCounter, SlidingLog
-from seawall.models.rates import Rate
+from seawall.models.rate import accounts as rate_accounts
+from seawall.models.rate.accounts import Account, SettledBucket
+from seawall.models.rate.buckets import LeakyBucket, TokenBucket
+from seawall.models.rate.rates import Rate
+from seawall.models.rate.rule import Rule
+from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
 from tests.support import falsified
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall.models import rate_split
-from seawall.models.rate_buckets import LeakyBucket, TokenBucket
-from seawall.models.rate_rule import Rule
-from seawall.models.rate_split import BEAT, LIFE, VALID, Members, divided, excess_of, follow
-from seawall.models.rate_windows import FixedWindow, SlidingCounter, SlidingLog
-from seawall.models.rates import Rate
+from seawall.models.rate import split as rate_split
+from seawall.models.rate.buckets import LeakyBucket, TokenBucket
+from seawall.models.rate.rates import Rate
+from seawall.models.rate.rule import Rule
+from seawall.models.rate.split import BEAT, LIFE, VALID, Members, divided, excess_of, follow
+from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
 from tests.models.test_rate_batches import Taken, most_over
 from tests.support import falsified
 

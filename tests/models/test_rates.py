@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from seawall.models.rates import Rate, whole_microseconds
+from seawall.models.rate.rates import Rate, whole_microseconds
 
 SECOND = 1_000_000
 

@@ -23,9 +23,10 @@ from seawall import (
     by_queue,
     by_tier,
 )
-from seawall.models import shares, shedding
-from seawall.models.shares import LeastCriticalFirst, place_of
-from seawall.models.shedding import CLASSES, ShedRule, Sources, class_bar
+from seawall.models.shedding import rules as shedding
+from seawall.models.shedding import shares
+from seawall.models.shedding.rules import CLASSES, ShedRule, Sources, class_bar
+from seawall.models.shedding.shares import LeastCriticalFirst, place_of
 from tests.support import falsified
 
 

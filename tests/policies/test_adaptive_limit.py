@@ -32,7 +32,7 @@ from seawall import (
     tier,
     vegas,
 )
-from seawall.models.concurrency import ConcurrencyLimit
+from seawall.models.concurrency.limit import ConcurrencyLimit
 from seawall.testing import ScriptedService, answer, fail, run_virtual, slow, virtual_time
 from tests.support import let_pass, new_guard
 

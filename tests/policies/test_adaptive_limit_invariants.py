@@ -23,7 +23,7 @@ from seawall import (
     tier,
     vegas,
 )
-from seawall.models.concurrency import ConcurrencyLimit
+from seawall.models.concurrency.limit import ConcurrencyLimit
 from seawall.policies.adaptive_limit import (
     AdaptiveGate,
     PartitionedGate,
@@ -196,9 +196,11 @@ def _check_day(case: Day) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         # With one limit nothing is to end a window, so that all samples can be seen.
-        patch.setattr("seawall.models.samples.FEWEST", 3 if len(case.limits) > 1 else 10**9)
-        patch.setattr("seawall.models.samples.ENOUGH", 3)
-        patch.setattr("seawall.models.samples.SPAN", 0)
+        patch.setattr(
+            "seawall.models.concurrency.samples.FEWEST", 3 if len(case.limits) > 1 else 10**9
+        )
+        patch.setattr("seawall.models.concurrency.samples.ENOUGH", 3)
+        patch.setattr("seawall.models.concurrency.samples.SPAN", 0)
         run_virtual(main(), seed=case.seed)
 
 

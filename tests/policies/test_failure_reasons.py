@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from seawall import Breaker, BreakerChanged, Guard, Retry, RetryStopped, Timeout, subscribe
-from seawall.models.breaker import Change, State, Told
+from seawall.models.breaker.state import Change, State, Told
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
 
 Events = list[BreakerChanged | RetryStopped]

@@ -23,8 +23,8 @@ from seawall import (
     deadline,
 )
 from seawall.clock import VirtualClock
-from seawall.models.rate_buckets import TokenBucket
-from seawall.models.rates import whole_microseconds
+from seawall.models.rate.buckets import TokenBucket
+from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit import policy as rate_limit
 from seawall.policies.rate_limit.gate import RateGate
 from seawall.policies.rate_limit.meter import Meter

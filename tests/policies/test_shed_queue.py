@@ -25,7 +25,7 @@ from seawall import (
     deadline,
     subscribe,
 )
-from seawall.models.codel import QueueShed
+from seawall.models.shedding.codel import QueueShed
 from seawall.runtime.slots import Slots
 from seawall.testing import run_virtual, virtual_time
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import pytest
 
 from seawall import AdaptiveLimit, Criticality, aimd, gradient2, vegas
-from seawall.models.concurrency import ConcurrencyLimit, Learner
-from seawall.models.samples import Windows
+from seawall.models.concurrency.limit import ConcurrencyLimit, Learner
+from seawall.models.concurrency.samples import Windows
 from seawall.testing import run_virtual
 from tests.scenarios import server as scenario
 from tests.support import let_pass, new_guard

@@ -16,7 +16,7 @@ import redis
 
 from seawall import Breaker, CircuitOpen, VirtualClock, single
 from seawall.clock import SYSTEM
-from seawall.models.probes import Verdict
+from seawall.models.breaker.probes import Verdict
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Wait
 from seawall.shared._breaker_wire import parse_replies
 from seawall.shared._store import RedisStore

@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 )
 
 from seawall import Breaker, CircuitOpen, growing, n_of_m, ramp, single, slow_start
-from seawall.models.breaker import BreakerModel, BreakerSettings, Refusal, State
-from seawall.models.probes import Verdict
+from seawall.models.breaker.probes import Verdict
+from seawall.models.breaker.state import BreakerModel, BreakerSettings, Refusal, State
 from seawall.models.windows import CallCount, Tracked
 from tests.shared.breakers import OUTCOMES, World, entered, quiet_world
 from tests.shared.support import mutate

@@ -21,8 +21,8 @@ from seawall.clock import VirtualClock
 from seawall.jobs import LocalQueue, _steps
 from seawall.jobs._bells import READY
 from seawall.jobs._driven import Ask, Steps
-from seawall.models.queue import Queue
-from seawall.models.queue_jobs import SWEEP, NewJob, QueueRules
+from seawall.models.queue.jobs import SWEEP, NewJob, QueueRules
+from seawall.models.queue.state import Queue
 from seawall.runtime.events import DeadLetterDropped, JobDied
 from seawall.shared._store import RedisStore
 from seawall.shared.queue import PARTS, PriorityQueue

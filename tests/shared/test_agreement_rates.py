@@ -28,9 +28,9 @@ from hypothesis.stateful import (
 
 from seawall import Breaker, CircuitOpen, Guard, Limit, RateLimit, RateLimited, Reservation
 from seawall.clock import VirtualClock
-from seawall.models.rate_accounts import Account, SettledBucket
-from seawall.models.rate_buckets import TokenBucket
-from seawall.models.rate_caps import Caps
+from seawall.models.rate.accounts import Account, SettledBucket
+from seawall.models.rate.buckets import TokenBucket
+from seawall.models.rate.caps import Caps
 from seawall.policies.rate_limit.reservation import Charge
 from seawall.runtime.background import run_in
 from seawall.shared._limits_wire import Names, Taken, read

@@ -24,7 +24,7 @@ from seawall import (
     subscribe,
 )
 from seawall.errors import StoreUnavailable
-from seawall.models.probes import Verdict
+from seawall.models.breaker.probes import Verdict
 from seawall.runtime.events import SettingsDiffer, StoreModeChanged
 from seawall.runtime.layers import FAILED
 from seawall.shared._breaker_wire import Nonsense, parse_push, parse_replies

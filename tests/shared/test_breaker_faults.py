@@ -17,9 +17,9 @@ import redis
 
 from seawall import Breaker, CircuitOpen, Guard, RedisStore, n_of_m, ramp, single
 from seawall.errors import StoreUnavailable
-from seawall.models.breaker import Refusal
-from seawall.models.breaker_report import Report
-from seawall.models.probes import Verdict
+from seawall.models.breaker.probes import Verdict
+from seawall.models.breaker.report import Report
+from seawall.models.breaker.state import Refusal
 from seawall.runtime.layers import Wait
 from seawall.shared import _breaker
 from seawall.shared._breaker_mirror import Leased, Mirror

@@ -13,7 +13,7 @@ import redis
 from hypothesis import given, settings
 
 from seawall import CircuitOpen, n_of_m, ramp, single
-from seawall.models.probes import Verdict
+from seawall.models.breaker.probes import Verdict
 from seawall.shared._breaker_mirror import Leased
 from tests.shared.breakers import Pod, World, quiet_world
 from tests.shared.support import mutate

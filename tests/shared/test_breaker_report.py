@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.models.breaker_report import (
+from seawall.models.breaker.report import (
     MOST,
     MOST_PLACES,
     ORDER,

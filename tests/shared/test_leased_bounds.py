@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seawall import RateLimit, VirtualClock
-from seawall.models.rate_rule import Rule
-from seawall.models.rate_split import BEAT
+from seawall.models.rate.rule import Rule
+from seawall.models.rate.split import BEAT
 from seawall.shared import _batch_sections, _pods
 from seawall.shared._batches import LeasedLimits
 from seawall.shared._store import RedisStore

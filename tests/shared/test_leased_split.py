@@ -12,7 +12,7 @@ import pytest
 
 from seawall import Guard, RateLimit, RateLimited, VirtualClock
 from seawall.clock import SYSTEM
-from seawall.models.rate_split import BEAT
+from seawall.models.rate.split import BEAT
 from seawall.shared._pods import Pods
 from seawall.shared._split import SplitLimits
 from seawall.shared._store import RedisStore

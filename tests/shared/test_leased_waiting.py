@@ -12,7 +12,7 @@ import pytest
 from seawall import Bulkhead, Limit, RateLimit, RateLimited
 from seawall.clock import SYSTEM
 from seawall.errors import BulkheadFull, StoreUnavailable
-from seawall.models.rate_batches import NOTHING
+from seawall.models.rate.batches import NOTHING
 from seawall.shared import _batch_watch
 from seawall.shared._batch_grants import Buying, Grant, Granted
 from seawall.shared._batch_sections import Section

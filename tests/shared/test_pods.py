@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
-from seawall.models.rate_split import BEAT, LIFE, SETTLED, Members
+from seawall.models.rate.split import BEAT, LIFE, SETTLED, Members
 from seawall.shared import _pods
 from seawall.shared._pods import Pods
 from seawall.shared._store import RedisStore
@@ -380,7 +380,7 @@ def _forgetting_rarely(steps: list[Step]) -> list[Step]:
 
 def test_without_settling_the_number_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ablation: a newcomer that counts at once meets others who do not know of it."""
-    monkeypatch.setattr("seawall.models.rate_split.SETTLED", 0)
+    monkeypatch.setattr("seawall.models.rate.split.SETTLED", 0)
     assert falsified(never_too_few, STEPS.map(_forgetting_rarely))
 
 

@@ -27,7 +27,7 @@ from seawall.clock import SYSTEM
 from seawall.errors import Rejected, StoreUnavailable
 from seawall.jobs import Claim, LocalQueue, Worker
 from seawall.jobs._driven import Ask
-from seawall.models.codel import QueueShed
+from seawall.models.shedding.codel import QueueShed
 from seawall.shared._store import RedisStore
 from seawall.shared.queue import PriorityQueue
 from seawall.testing import no_leaked_permits, run_virtual, virtual_time

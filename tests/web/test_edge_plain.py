@@ -42,7 +42,7 @@ from seawall.context import (
     tenant_var,
     tier_var,
 )
-from seawall.models.rates import whole_microseconds
+from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.timeout import async_flow as _async_timeout
 from seawall.runtime.slots import Slots, live_slots
 from seawall.testing import run_virtual, virtual_time

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import RateLimited
-from seawall.models.rates import whole_microseconds
+from seawall.models.rate.rates import whole_microseconds
 from seawall.testing import virtual_time
 from seawall.web import _limit_fields
 from seawall.web.limits import Granted, RequestLimits, limit

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import Bulkhead, RateLimit, RateLimited, subscribe, tenant, tier
-from seawall.models.rates import whole_microseconds
+from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit import meter as meter_module
 from seawall.runtime.edge_events import SoftLimitExceeded
 from seawall.shared._keys import key_part

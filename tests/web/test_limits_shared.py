@@ -12,7 +12,7 @@ import redis
 
 from seawall import RateLimited, StoreModeChanged, subscribe
 from seawall.clock import SYSTEM, VirtualClock
-from seawall.models.rates import whole_microseconds
+from seawall.models.rate.rates import whole_microseconds
 from seawall.shared._store import RedisStore
 from seawall.web.limits import Granted, RequestLimits, limit
 from seawall.web.principals import api_key, user

@@ -16,7 +16,7 @@ from seawall.channel._waiters import Drainer, Getter, Putter
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import ChannelClosed, ChannelFull, Overloaded, Rejected, TimedOut
 from seawall.models.channel import Buffer, check_capacity, take
-from seawall.models.codel import QueueShed, check_queue_shed
+from seawall.models.shedding.codel import QueueShed, check_queue_shed
 from seawall.runtime.events import CallRejected, SettingsChanged, emit
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import Wait

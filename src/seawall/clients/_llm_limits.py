@@ -20,7 +20,7 @@ from seawall.clients._llm_ends import TOO_MANY, nothing_sent, status_of, was_ref
 from seawall.clients._llm_estimate import Count, Estimate, asked_by, body_of, estimate
 from seawall.clients._llm_usage import NONE_USED, UNKNOWN, Late, usage_of
 from seawall.context import reset
-from seawall.models.rates import whole_microseconds
+from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit import Limit, RateLimit, Reservation
 from seawall.policies.rate_limit.gate import RateGate
 from seawall.policies.rate_limit.reservation import Charge

@@ -15,7 +15,7 @@ from seawall.dashboard._lately import Seen, full, mapping, policies_of
 from seawall.dashboard._layers import Facts, listed, plain_facts
 from seawall.dashboard._moves import Moves
 from seawall.dashboard.views import Tone
-from seawall.models.rates import Rate
+from seawall.models.rate.rates import Rate
 from seawall.telemetry import _thresholds as limits
 
 

@@ -18,7 +18,7 @@ from seawall.errors import Contended, JobExpired, KeyReused, RecordGarbled, Unkn
 from seawall.jobs._codec import decode
 from seawall.jobs._work_list import BEYOND, OPENED, Asked, WorkItem, WorkPage, page_of
 from seawall.models.durable_jobs import ENDED, HEAD_START, LOST, REACH
-from seawall.models.queue_jobs import BROWSED
+from seawall.models.queue.jobs import BROWSED
 from seawall.runtime.stepping import Steps
 
 MICRO: Final = 1_000_000

@@ -18,7 +18,7 @@ from seawall.durable._sql import containing
 from seawall.durable.database import Database, Operation
 from seawall.jobs import WorkItem, WorkPage
 from seawall.jobs._work_list import BEYOND, OPENED, Asked, asked_page, page_of
-from seawall.models.queue_jobs import BROWSED
+from seawall.models.queue.jobs import BROWSED
 from seawall.runtime.stepping import Steps
 
 MOST_LISTED: Final = 1_000

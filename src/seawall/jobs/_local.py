@@ -15,7 +15,7 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.jobs._bells import READY
 from seawall.jobs._driven import Ask
 from seawall.jobs._queue import JobQueue
-from seawall.models.queue import Queue
+from seawall.models.queue.state import Queue
 from seawall.runtime.events import DeadLetterDropped, JobDied, emit
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex, survives_fork

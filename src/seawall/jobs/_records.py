@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from seawall.models.queue_jobs import Granted
+from seawall.models.queue.jobs import Granted
 
 
 class Claim:

@@ -27,7 +27,7 @@ from seawall.jobs._codec import MOST_BYTES, decode, encode
 from seawall.jobs._driven import Ask, Driven, Steps, Tell
 from seawall.jobs._records import Claim, DeadLetter, JobStatus
 from seawall.jobs._work_list import OPENED, Asked, WorkItem, WorkPage, asked_page, place_after
-from seawall.models.queue_jobs import (
+from seawall.models.queue.jobs import (
     NOBODY,
     PRIORITIES,
     TOTALS,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from seawall import _checks as check
-from seawall.models.queue_jobs import BROWSED
+from seawall.models.queue.jobs import BROWSED
 
 MOST_LISTED: Final = 100
 """Items of one page."""

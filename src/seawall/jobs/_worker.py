@@ -24,7 +24,7 @@ from seawall.jobs._queue import JobQueue
 from seawall.jobs._records import Claim
 from seawall.jobs._runs import Run
 from seawall.models.backoff import Backoff, as_backoff, full_jitter
-from seawall.models.codel import REREAD, QueueShed, check_queue_shed
+from seawall.models.shedding.codel import REREAD, QueueShed, check_queue_shed
 from seawall.runtime.functions import kind_of
 from seawall.runtime.log import FailureLog
 from seawall.runtime.recent import ResponseTimes

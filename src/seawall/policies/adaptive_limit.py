@@ -4,7 +4,7 @@ Promises: in flight never exceeds the limit of the moment, and the limit never l
 does not grow while it is not used; calls that were dropped, cancelled or failed never count as
 fast or slow ones; time spent in this gate's own queue counts for nothing. With partitions, a class
 that has less in flight than is reserved for it is admitted at once. The rules are in
-`seawall.models.adaptive` and `seawall.models.partitions`.
+`seawall.models.concurrency.algorithms` and `seawall.models.concurrency.partitions`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Final
 from seawall import _checks as check
 from seawall.context import current_tier
 from seawall.errors import ErrorKinds, Overloaded, Rejected, error_predicate
-from seawall.models.adaptive import vegas
-from seawall.models.codel import QueueShed
-from seawall.models.concurrency import ConcurrencyLimit
-from seawall.models.partitions import Partitions
-from seawall.models.samples import Windows
+from seawall.models.concurrency.algorithms import vegas
+from seawall.models.concurrency.limit import ConcurrencyLimit
+from seawall.models.concurrency.partitions import Partitions
+from seawall.models.concurrency.samples import Windows
+from seawall.models.shedding.codel import QueueShed
 from seawall.models.waiting import Order
 from seawall.policies.slots import SlotGate, SlotPolicy
 from seawall.runtime.call import STREAMED

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
 from seawall.errors import BulkheadFull
-from seawall.models.codel import QueueShed
+from seawall.models.shedding.codel import QueueShed
 from seawall.models.waiting import Order
 from seawall.policies.slots import SlotGate, SlotPolicy
 from seawall.runtime.layers import Host, Inline, Kind, Outcome, Wait

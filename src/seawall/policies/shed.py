@@ -2,8 +2,8 @@
 
 Promises: a call that is shed was never begun and costs next to nothing; at one instant no call is
 shed while a less critical one is admitted; CRITICAL_PLUS is never shed by load, unless a rule says
-so (`keep=`); a load signal that fails sheds nobody. The rules are in
-`seawall.models.shedding`, those for queues (a bulkhead's `shed=`) in `seawall.models.codel`.
+so (`keep=`); a load signal that fails sheds nobody. The rules are in `seawall.models.shedding`,
+those for queues (a bulkhead's `shed=`) in its module `codel`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Final
 from seawall import _checks as check
 from seawall.context import Criticality, current_criticality, current_tier, seconds_left
 from seawall.errors import DeadlineExceeded, Overloaded, Rejected
-from seawall.models.shares import ByLatency
-from seawall.models.shedding import ByDeadline, ShedRule, Sheds, Sources
+from seawall.models.shedding.rules import ByDeadline, ShedRule, Sheds, Sources
+from seawall.models.shedding.shares import ByLatency
 from seawall.runtime.layers import OK, Host, Outcome
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
 from seawall.runtime.recent import ResponseTimes, service_time

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from seawall import _checks as check
 from seawall.errors import DeadlineExceeded, Overloaded, Rejected
-from seawall.models.codel import QueueShed, check_queue_shed
 from seawall.models.pressure import crowding
+from seawall.models.shedding.codel import QueueShed, check_queue_shed
 from seawall.models.waiting import ORDERS, Order
 from seawall.runtime.call import patience
 from seawall.runtime.layers import Wait

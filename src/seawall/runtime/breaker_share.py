@@ -9,8 +9,8 @@ from seawall.runtime.layers import Kind, Waiter
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
-    from seawall.models.breaker import BreakerModel
-    from seawall.models.breaker_settings import BreakerSettings
+    from seawall.models.breaker.settings import BreakerSettings
+    from seawall.models.breaker.state import BreakerModel
     from seawall.runtime.mutex import Mutex
 
 

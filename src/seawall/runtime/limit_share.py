@@ -13,7 +13,7 @@ from seawall.runtime.layers import Kind, Waiter
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
-    from seawall.models.rate_rule import Rule
+    from seawall.models.rate.rule import Rule
 
 
 class Wanted(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seawall.errors import StoreUnavailable
-from seawall.models.rate_batches import NOTHING, Lot, Purse, Spent
+from seawall.models.rate.batches import NOTHING, Lot, Purse, Spent
 from seawall.runtime.gil import LOCK_FREE
 from seawall.shared._limits_wire import numbers
 

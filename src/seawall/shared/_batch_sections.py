@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from seawall.errors import StoreUnavailable
-from seawall.models.rate_batches import Lot, Purse, Spent
+from seawall.models.rate.batches import Lot, Purse, Spent
 from seawall.runtime.limit_share import Verdict
 from seawall.shared._batch_grants import Buying, Grant, Granted, Holder, Paid, running_loop
 from seawall.shared._limits_wire import AT_ONCE, Names, Taken, Terms

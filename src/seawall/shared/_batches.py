@@ -4,7 +4,7 @@ Promises: nothing is spent that was not taken from the shared limit before; no m
 each key lies unspent, and none of it for longer than a lease; what is not spent goes back. A call
 that finds enough costs no round trip. Who does not waits for the store's answer, in order; for each
 key one question is under way at a time, for all who wait and a batch. The rules are in
-`models.rate_batches`, what is done under the lock in `_batch_sections`.
+`models.rate.batches`, what is done under the lock in `_batch_sections`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize, ref
 
 from seawall.clock import SYSTEM, Clock
-from seawall.models.rate_batches import Bound, Lot, batch_for, bound_of, lease_of
-from seawall.models.rate_rule import Rule
-from seawall.models.rate_split import check_divisible
+from seawall.models.rate.batches import Bound, Lot, batch_for, bound_of, lease_of
+from seawall.models.rate.rule import Rule
+from seawall.models.rate.split import check_divisible
 from seawall.runtime.layers import Kind
 from seawall.runtime.limit_share import LimitShare, Receipt, Standing, Verdict, Wanted
 from seawall.runtime.mutex import Mutex, Nesting

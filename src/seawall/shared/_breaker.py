@@ -16,8 +16,8 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall.errors import StoreUnavailable
-from seawall.models.breaker import BreakerModel, Refusal, State, Ticket
-from seawall.models.breaker_settings import BreakerSettings
+from seawall.models.breaker.settings import BreakerSettings
+from seawall.models.breaker.state import BreakerModel, Refusal, State, Ticket
 from seawall.runtime.breaker_share import BreakerOwner
 from seawall.runtime.mutex import survives_fork
 from seawall.shared._breaker_asking import Admission, Questions

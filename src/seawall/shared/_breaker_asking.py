@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from seawall.errors import StoreUnavailable
-from seawall.models.breaker import Refusal, Ticket
-from seawall.models.probes import Probe
+from seawall.models.breaker.probes import Probe
+from seawall.models.breaker.state import Refusal, Ticket
 from seawall.shared._breaker_wire import Nonsense, Reply, Standing, parse_replies
 
 if TYPE_CHECKING:

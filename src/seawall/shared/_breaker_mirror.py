@@ -11,7 +11,10 @@ from collections.abc import Hashable
 from math import ceil
 from typing import Any, Final, Protocol
 
-from seawall.models.breaker import (
+from seawall.models.breaker.probes import Countdown, Ramp, Verdict
+from seawall.models.breaker.report import Entry, Report, TimeReport, at_once, reported
+from seawall.models.breaker.settings import BreakerSettings
+from seawall.models.breaker.state import (
     TRANSITIONS,
     BreakerModel,
     Cause,
@@ -19,9 +22,6 @@ from seawall.models.breaker import (
     State,
     Ticket,
 )
-from seawall.models.breaker_report import Entry, Report, TimeReport, at_once, reported
-from seawall.models.breaker_settings import BreakerSettings
-from seawall.models.probes import Countdown, Ramp, Verdict
 from seawall.models.windows import CallCount, TimeWindow, Window, new_window
 from seawall.shared._breaker_asking import Leased
 from seawall.shared._breaker_untold import LOST, Order, Sent, Untold

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from seawall.models.breaker_report import Entry
+from seawall.models.breaker.report import Entry
 
 LOST: Final = "lost"
 """How a probe ended that was asked for, and about which no answer came."""

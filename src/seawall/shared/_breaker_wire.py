@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 from seawall._redaction import LONGEST as LONGEST_LINE
 from seawall._redaction import printable
 from seawall.errors import StoreUnavailable
-from seawall.models.breaker import Cause, State, Told
-from seawall.models.breaker_settings import BreakerSettings
-from seawall.models.probes import Probes, Ramp, SlowStart
+from seawall.models.breaker.probes import Probes, Ramp, SlowStart
+from seawall.models.breaker.settings import BreakerSettings
+from seawall.models.breaker.state import Cause, State, Told
 
 MICROSECONDS: Final = 1_000_000
 LONGEST: Final = 2**52

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Final
 
 from seawall.clock import SYSTEM
-from seawall.models.breaker import BreakerModel, Refusal, State
-from seawall.models.breaker_settings import BreakerSettings
-from seawall.models.probes import Verdict, growing
+from seawall.models.breaker.probes import Verdict, growing
+from seawall.models.breaker.settings import BreakerSettings
+from seawall.models.breaker.state import BreakerModel, Refusal, State
 from seawall.runtime.mutex import Mutex
 
 FAILURES: Final = 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from seawall.errors import StoreUnavailable
-from seawall.models.rates import EXACT
+from seawall.models.rate.rates import EXACT
 from seawall.runtime.member_share import MEMORY, Beat, Sighting
 
 if TYPE_CHECKING:

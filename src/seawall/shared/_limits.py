@@ -12,7 +12,7 @@ from weakref import finalize, ref
 
 from seawall.clock import SYSTEM, Clock
 from seawall.errors import StoreUnavailable
-from seawall.models.rate_rule import Rule
+from seawall.models.rate.rule import Rule
 from seawall.runtime.layers import Kind
 from seawall.runtime.limit_share import LimitShare, Receipt, Standing, Verdict, Wanted
 from seawall.runtime.mutex import survives_fork

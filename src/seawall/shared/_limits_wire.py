@@ -9,10 +9,10 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from seawall.errors import StoreUnavailable
-from seawall.models.rate_buckets import Bucket, LeakyBucket, TokenBucket
-from seawall.models.rate_rule import Rule
-from seawall.models.rate_windows import FixedWindow, SlidingCounter, SlidingLog
-from seawall.models.rates import EXACT
+from seawall.models.rate.buckets import Bucket, LeakyBucket, TokenBucket
+from seawall.models.rate.rates import EXACT
+from seawall.models.rate.rule import Rule
+from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
 from seawall.runtime.limit_share import Receipt, Standing, Verdict
 from seawall.shared._keys import key_part
 

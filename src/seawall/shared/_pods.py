@@ -3,7 +3,7 @@
 Promises: `count` is never less than how many live, once they have heard of each other; a pod that
 is killed is gone after three beats, one that closes its store at once; one that was silent for too
 long while others were not is a new one; while the store is away the last known number stays; a
-child process is another pod. The rules are in `models.rate_split`.
+child process is another pod. The rules are in `models.rate.split`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
-from seawall.models.rate_split import BEAT, LIFE, VALID, Members
-from seawall.models.rates import EXACT
+from seawall.models.rate.rates import EXACT
+from seawall.models.rate.split import BEAT, LIFE, VALID, Members
 from seawall.runtime.mutex import Mutex, survives_fork
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 Promises: all pods together keep to the limit, while pods come and go; a call costs no round trip.
 The price: a pod that needs less than its part leaves it unused, and a new pod has none for a
-moment. The rules are in `models.rate_split`; who lives is known to `_pods`.
+moment. The rules are in `models.rate.split`; who lives is known to `_pods`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from weakref import finalize, ref
 
 from seawall.clock import Clock
 from seawall.errors import StoreUnavailable
-from seawall.models.rate_rule import Rule
-from seawall.models.rate_split import SETTLED, check_divisible, divided, excess_of, follow
-from seawall.models.rates import whole_microseconds
+from seawall.models.rate.rates import whole_microseconds
+from seawall.models.rate.rule import Rule
+from seawall.models.rate.split import SETTLED, check_divisible, divided, excess_of, follow
 from seawall.runtime.layers import Kind
 from seawall.runtime.limit_share import Verdict, Wanted
 from seawall.runtime.mutex import Mutex

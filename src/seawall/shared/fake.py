@@ -16,14 +16,14 @@ from weakref import WeakKeyDictionary, WeakSet
 from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import StoreUnavailable
-from seawall.models.breaker import BreakerModel, Refusal, State, Ticket
-from seawall.models.breaker_settings import BreakerSettings
-from seawall.models.rate_accounts import Account, SettledBucket
-from seawall.models.rate_buckets import TokenBucket
-from seawall.models.rate_caps import Caps
-from seawall.models.rate_rule import Rule
-from seawall.models.rate_split import check_divisible
-from seawall.models.rates import whole_microseconds
+from seawall.models.breaker.settings import BreakerSettings
+from seawall.models.breaker.state import BreakerModel, Refusal, State, Ticket
+from seawall.models.rate.accounts import Account, SettledBucket
+from seawall.models.rate.buckets import TokenBucket
+from seawall.models.rate.caps import Caps
+from seawall.models.rate.rates import whole_microseconds
+from seawall.models.rate.rule import Rule
+from seawall.models.rate.split import check_divisible
 from seawall.runtime.limit_share import Receipt, Standing, Verdict, Wanted
 from seawall.runtime.member_share import MEMORY, Beat, Sighting
 from seawall.shared._keys import key_part

@@ -21,7 +21,7 @@ from seawall.errors import StoreUnavailable
 from seawall.jobs._bells import READY
 from seawall.jobs._driven import Ask
 from seawall.jobs._queue import JobQueue
-from seawall.models.queue_jobs import (
+from seawall.models.queue.jobs import (
     PRIORITIES,
     TOTALS,
     Browsed,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall._expiry import current_tasks
 from seawall.context import deadline_scope, deadline_var, reserve_of
-from seawall.models.rates import ROUND
+from seawall.models.rate.rates import ROUND
 from seawall.runtime.layers import Wait
 from seawall.web.inbound import CLEAN, KNOWN
 from seawall.web.request import INCOMING

@@ -11,7 +11,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from seawall.errors import RateLimited
-from seawall.models.rates import MICROSECONDS
+from seawall.models.rate.rates import MICROSECONDS
 from seawall.wire.rate_fields import (
     POLICY_HEADER,
     STATE_HEADER,

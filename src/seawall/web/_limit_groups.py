@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from seawall.clock import Clock
 from seawall.errors import RateLimited
 from seawall.models.pressure import Pressure
-from seawall.models.rate_buckets import TokenBucket
-from seawall.models.rates import whole_microseconds
+from seawall.models.rate.buckets import TokenBucket
+from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit import Limit, RateLimit, Reservation
 from seawall.policies.rate_limit.fast_path import Quick, quick_taking
 from seawall.policies.rate_limit.gate import RateGate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from seawall.models.rates import MICROSECONDS
+from seawall.models.rate.rates import MICROSECONDS
 from seawall.web._limit_fields import STATE, Header, state_header
 from seawall.web._limit_groups import Held, Part
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from seawall import _checks as check
-from seawall.models.adaptive import vegas
+from seawall.models.concurrency.algorithms import vegas
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.runtime.layers import Host
 from seawall.runtime.policy import GatePolicy, Mode

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall._failures import described, reason_of
 from seawall.errors import CircuitOpen
-from seawall.models.breaker import BreakerModel, Refusal, Ticket
-from seawall.models.probes import Verdict
+from seawall.models.breaker.probes import Verdict
+from seawall.models.breaker.state import BreakerModel, Refusal, Ticket
 from seawall.models.windows import CallCount, Tracked
 from seawall.runtime.call import STREAMED, patience
 from seawall.runtime.gil import LOCK_FREE

@@ -5,7 +5,7 @@ cancelled or further-in refused call is no verdict and gives a probe's permit ba
 more probes run than configured; a call counts once, however many attempts it makes: by the latest
 that has a verdict, and from the first on; no lock is held while the call runs. With `shared` all
 that holds for all pods together, and a closed or open breaker costs no more than a local one. The
-rules are in `seawall.models.breaker`.
+rules are in `seawall.models.breaker.state`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from weakref import ref
 from seawall import _checks as check
 from seawall.clock import current_clock
 from seawall.errors import ErrorKinds, error_predicate
-from seawall.models.breaker import BreakerModel, Cause, State
-from seawall.models.breaker_settings import BREAK_FOR, BreakerSettings
-from seawall.models.probes import Probes
+from seawall.models.breaker.probes import Probes
+from seawall.models.breaker.settings import BREAK_FOR, BreakerSettings
+from seawall.models.breaker.state import BreakerModel, Cause, State
 from seawall.policies.breaker.gate import BreakerGate, KeyedBreakerGate
 from seawall.runtime.breaker_share import BreakerShare, BreakerStore
 from seawall.runtime.events import BreakerChanged, SettingsDiffer, StoreModeChanged, emit

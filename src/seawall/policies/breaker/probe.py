@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from seawall.clock import Clock, VirtualClock
-from seawall.models.breaker import BreakerModel, Refusal, State, Ticket
-from seawall.models.probes import Probe, Verdict
+from seawall.models.breaker.probes import Probe, Verdict
+from seawall.models.breaker.state import BreakerModel, Refusal, State, Ticket
 from seawall.runtime.background import Background, Handle
 from seawall.runtime.functions import is_async
 from seawall.runtime.layers import FAILED

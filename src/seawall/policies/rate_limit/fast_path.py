@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from seawall.models.rates import ROUND
+from seawall.models.rate.rates import ROUND
 from seawall.policies.rate_limit.limit import Key
 from seawall.policies.rate_limit.meter import Meter
 from seawall.runtime.gil import LOCK_FREE

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from seawall.errors import DeadlineExceeded, RateLimited
-from seawall.models.rates import whole_microseconds
+from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit.fast_path import keyed_bucket, unkeyed_buckets
 from seawall.policies.rate_limit.limit import Key
 from seawall.policies.rate_limit.meter import Meter

@@ -7,10 +7,10 @@ from contextvars import ContextVar
 from typing import Any, Final, Literal
 
 from seawall import _checks as check
-from seawall.models.rate_buckets import LeakyBucket, TokenBucket
-from seawall.models.rate_rule import Rule
-from seawall.models.rate_windows import FixedWindow, SlidingCounter, SlidingLog
-from seawall.models.rates import Rate, whole_microseconds
+from seawall.models.rate.buckets import LeakyBucket, TokenBucket
+from seawall.models.rate.rates import Rate, whole_microseconds
+from seawall.models.rate.rule import Rule
+from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
 
 Algorithm = Literal[
     "token_bucket", "leaky_bucket", "fixed_window", "sliding_counter", "sliding_log"

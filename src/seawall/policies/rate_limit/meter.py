@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall.models.rate_accounts import Account, SettledBucket
-from seawall.models.rate_buckets import LeakyBucket, TokenBucket
-from seawall.models.rate_caps import Caps
-from seawall.models.rate_rule import Rule
-from seawall.models.rate_split import divided, follow
-from seawall.models.rate_windows import AlignedWindow
+from seawall.models.rate.accounts import Account, SettledBucket
+from seawall.models.rate.buckets import LeakyBucket, TokenBucket
+from seawall.models.rate.caps import Caps
+from seawall.models.rate.rule import Rule
+from seawall.models.rate.split import divided, follow
+from seawall.models.rate.windows import AlignedWindow
 
 if TYPE_CHECKING:
     from seawall.policies.rate_limit.limit import Limit

@@ -5,7 +5,7 @@ several limits are taken together or not at all; a refusal burns nothing and say
 again; who waits is served in order. What a call takes is given back if it was refused further in,
 and settled once if the actual cost is known at its end; a call that was sent keeps it. What a
 vendor says is left can lower the budget. With a store, all pods share the limits (`_rate_shared`).
-The rules are in `seawall.models.rate_buckets` and `seawall.models.rate_windows`, the gates in
+The rules are in `seawall.models.rate.buckets` and `seawall.models.rate.windows`, the gates in
 `_rate_gates`.
 """
 
@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Final, NoReturn
 from seawall import _checks as check
 from seawall.clock import Clock, current_clock, epoch_of
 from seawall.errors import RateLimited
-from seawall.models.rate_buckets import LeakyBucket
-from seawall.models.rate_rule import Rule
-from seawall.models.rates import whole_microseconds
+from seawall.models.rate.buckets import LeakyBucket
+from seawall.models.rate.rates import whole_microseconds
+from seawall.models.rate.rule import Rule
 from seawall.policies.rate_limit.gate import KeyedRateGate, RateGate
 from seawall.policies.rate_limit.limit import Algorithm, Cost, Key, Limit, Settle
 from seawall.policies.rate_limit.meter import Meter

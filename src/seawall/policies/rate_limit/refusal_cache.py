@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Final
 
-from seawall.models.rate_buckets import LeakyBucket, TokenBucket
-from seawall.models.rate_windows import FixedWindow
+from seawall.models.rate.buckets import LeakyBucket, TokenBucket
+from seawall.models.rate.windows import FixedWindow
 from seawall.policies.rate_limit.meters import Blocked
 from seawall.policies.rate_limit.reservation import Charge
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from seawall import _checks as check
 
 if TYPE_CHECKING:
-    from seawall.models.rate_accounts import Account
-    from seawall.models.rate_rule import Rule
+    from seawall.models.rate.accounts import Account
+    from seawall.models.rate.rule import Rule
     from seawall.policies.rate_limit.meter import Meter
     from seawall.policies.rate_limit.policy import RateLimit
 

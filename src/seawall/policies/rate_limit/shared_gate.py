@@ -11,8 +11,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall.errors import StoreUnavailable
-from seawall.models.rate_buckets import Bucket, TokenBucket
-from seawall.models.rates import whole_microseconds
+from seawall.models.rate.buckets import Bucket, TokenBucket
+from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit.fast_path import awaited_store, granted_batch
 from seawall.policies.rate_limit.gate import RateGate
 from seawall.policies.rate_limit.meters import Blocked

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from seawall import _checks as check
 from seawall.errors import RateLimited, StoreUnavailable
-from seawall.models.rate_rule import Rule
-from seawall.models.rates import whole_microseconds
+from seawall.models.rate.rates import whole_microseconds
+from seawall.models.rate.rule import Rule
 from seawall.policies.rate_limit.meters import Blocked
 from seawall.policies.rate_limit.refusal_cache import Exhausted
 from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from seawall.context import seconds_left
 from seawall.errors import Rejected
-from seawall.models.rates import whole_microseconds
+from seawall.models.rate.rates import whole_microseconds
 from seawall.runtime.call import patience
 from seawall.runtime.layers import Wait
 

@@ -1,5 +1,5 @@
 -- The breakers that pods share: what a pod tells of some of them, and what it is told.
--- Mirrors seawall.models.breaker.BreakerModel with models/windows.py and models/probes.py.
+-- Mirrors seawall.models.breaker.state.BreakerModel with models/windows.py and models/breaker/probes.py.
 --
 -- KEYS, seven for each breaker, all in one slot
 --   1  hash: the state, its epoch, and the trial while half-open
@@ -340,7 +340,7 @@ end
 
 -- The trial
 
--- As in models/probes.py: whether the verdict of a probe that began in that stage counts.
+-- As in models/breaker/probes.py: whether the verdict of a probe that began in that stage counts.
 local function counts(at, stage)
   return at.kind ~= 'slow_start' or stage == at.stage
 end

@@ -1,5 +1,5 @@
 -- Which pods live: each says so every now and then, and hears how many do. Mirrors
--- models/rate_split.py (Members), which tells what a pod makes of the answer.
+-- models/rate/split.py (Members), which tells what a pod makes of the answer.
 -- KEYS[1]  the pods, a sorted set: when each was last heard of, in microseconds
 -- KEYS[2]  the same pods: since when each has been heard of without a pause
 -- ARGV[1]  'beat', or 'leave' for a pod that ends

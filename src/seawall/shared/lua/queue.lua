@@ -1,4 +1,4 @@
--- A queue of jobs. Mirrors seawall.models.queue.Queue: the same operations, rules and names.
+-- A queue of jobs. Mirrors seawall.models.queue.state.Queue: the same operations, rules and names.
 --
 -- KEYS     jobs (hash: id to record), payloads (hash), results (hash), ready (sorted by score),
 --          since (the same ids, by the instant since which they could be claimed), delayed (by the

@@ -1,6 +1,6 @@
 -- Rate limits that all pods share: several questions of one policy in one call.
 --
--- Mirrors, line by line: seawall.models.rate_buckets (TokenBucket, LeakyBucket), rate_windows
+-- Mirrors, line by line: seawall.models.rate.buckets (TokenBucket, LeakyBucket), rate_windows
 -- (FixedWindow, SlidingCounter, SlidingLog), rate_accounts (Account, SettledBucket), rate_caps (Caps),
 -- and how seawall.policies.rate_limit.meter (Meter) keeps their states.
 --

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from seawall.models.rates import EXACT, Rate
+from seawall.models.rate.rates import EXACT, Rate
 
 S = TypeVar("S")
 

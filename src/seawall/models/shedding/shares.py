@@ -11,7 +11,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from seawall import _checks as check
-from seawall.models.shedding import (
+from seawall.models.shedding.rules import (
     CLASSES,
     CRITICAL_PLUS,
     START,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from math import gcd
 
-from seawall.models.rate_rule import Rule, S, check_exact
-from seawall.models.rates import EXACT, Rate
+from seawall.models.rate.rates import EXACT, Rate
+from seawall.models.rate.rule import Rule, S, check_exact
 
 
 class Bucket(Rule[S]):

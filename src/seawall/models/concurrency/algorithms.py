@@ -14,7 +14,7 @@ and at least 0.5, a window moves it so:
 Common to all: L stays within its bounds; it does not grow while less than half of it is used; and
 a window with drops never trains `base`.
 
-How `base` is learnt, and why a limit grows faster at first: see `seawall.models.concurrency`.
+How `base` is learnt, and why a limit grows faster at first: see `seawall.models.concurrency.limit`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
 from seawall.models.backoff import Rng
-from seawall.models.concurrency import NOISE, ConcurrencyLimit, Learner
+from seawall.models.concurrency.limit import NOISE, ConcurrencyLimit, Learner
 
 SMALL: Final = 32
 """The logarithm counts for at most this part of the limit: six of it would be 40 % of 20."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias
 
-from seawall.models.breaker_settings import BreakerSettings
-from seawall.models.probes import Countdown, Probe, Trial, Verdict
+from seawall.models.breaker.probes import Countdown, Probe, Trial, Verdict
+from seawall.models.breaker.settings import BreakerSettings
 from seawall.models.windows import (
     ENDED,
     FAILED,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from seawall import _checks as check
-from seawall.models.probes import NOfM, Probes, Ramp, SlowStart, single
+from seawall.models.breaker.probes import NOfM, Probes, Ramp, SlowStart, single
 from seawall.models.windows import sample
 
 T = TypeVar("T")

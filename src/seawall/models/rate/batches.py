@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final, NamedTuple
 
-from seawall.models.rate_buckets import TokenBucket
-from seawall.models.rate_rule import Rule
-from seawall.models.rates import MICROSECONDS
+from seawall.models.rate.buckets import TokenBucket
+from seawall.models.rate.rates import MICROSECONDS
+from seawall.models.rate.rule import Rule
 
 LEASE: Final = MICROSECONDS
 """For so many microseconds what was granted may be spent, or for the limit's period, if shorter.

@@ -30,8 +30,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from seawall.models.queue_index import Index, Tokens
-from seawall.models.queue_jobs import (
+from seawall.models.queue.index import Index, Tokens
+from seawall.models.queue.jobs import (
     BATCH_BYTES,
     BROWSED,
     CALLED_OFF,

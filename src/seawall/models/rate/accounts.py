@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import Final
 
-from seawall.models.rate_buckets import Bucket, TokenBucket
+from seawall.models.rate.buckets import Bucket, TokenBucket
 
 _ESTIMATES_AT_MOST: Final = 128
 """So many that are open at once are settled exactly; of more, some less than they could be."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic
 
-from seawall.models.rate_rule import Rule, S, check_exact
-from seawall.models.rates import Rate
+from seawall.models.rate.rates import Rate
+from seawall.models.rate.rule import Rule, S, check_exact
 
 
 class AlignedWindow(Rule[S], Generic[S]):

@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Generic
 
-from seawall.models.rate_buckets import LeakyBucket, TokenBucket
-from seawall.models.rate_rule import Rule, S
-from seawall.models.rate_windows import AlignedWindow, FixedWindow, SlidingCounter, SlidingLog
-from seawall.models.rates import Rate
+from seawall.models.rate.buckets import LeakyBucket, TokenBucket
+from seawall.models.rate.rates import Rate
+from seawall.models.rate.rule import Rule, S
+from seawall.models.rate.windows import AlignedWindow, FixedWindow, SlidingCounter, SlidingLog
 
 BEAT: Final = 500_000
 """Every so many microseconds a pod says that it lives, and hears how many do."""

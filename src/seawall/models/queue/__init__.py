@@ -1,0 +1,1 @@
+"""The priority queue: its state, its jobs, and the index by which it finds the next one."""

@@ -1,0 +1,1 @@
+"""Rate limits: rates, buckets, windows, and what was estimated, granted or divided."""

@@ -1,0 +1,1 @@
+"""Which calls are refused when not all can be served."""
