@@ -26,7 +26,7 @@ from tests.shared.support import Server, eventually
 pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = ["jobs", "outbox", "later", "queue"]
+KINDS = ["jobs", "outbox", "later", "queue", "pipeline"]
 MANY = 40
 ENDED_WITHIN = 60.0
 """Seconds, on a busy machine."""
@@ -47,6 +47,9 @@ class Work:
             self.environment |= {"WORK": self._redis_url(), "PREFIX": token_hex(4)}
         os.environ.update(self.environment)
         numbers = range(MANY)
+        if kind == "pipeline":
+            (self._folder / "numbers").write_text("".join(f"{number}\n" for number in numbers))
+            return
         if kind == "queue":
             prefix = self.environment["PREFIX"]
             with RedisStore(self.environment["WORK"], prefix=prefix, timeout=5.0) as store:
@@ -144,7 +147,7 @@ def test_run_sync_loses_nothing_when_a_signal_stops_it(
 
 
 @signals
-@pytest.mark.parametrize(("kind", "copies"), [("queue", 1), ("several", 3)])
+@pytest.mark.parametrize(("kind", "copies"), [("queue", 1), ("several", 3), ("pipeline", 1)])
 def test_the_command_loses_nothing_when_a_signal_stops_it(
     kind: str, copies: int, number: signal.Signals, work: Work
 ):
@@ -187,6 +190,29 @@ def test_several_names_run_together_and_answer_probes(work: Work):
         probe.close()
         eventually(lambda: min(Counter(work.noted("done")).values(), default=0) == 3, ENDED_WITHIN)
         assert "stopped" in end(process, signal.SIGTERM)
+
+
+def test_pipelines_that_come_to_their_end_are_no_failure(work: Work):
+    """One goes on when the other is over; with the last one the process ends, with status 0."""
+    work.put("pipeline")
+    target = "tests.cli.worker_app:pipelines"
+    with work.process("-m", "seawall", "worker", target) as process:
+        _, wrote = process.communicate(timeout=ENDED_WITHIN)
+    assert process.returncode == 0, wrote
+    assert work.noted("done") == {str(number): 2 for number in range(MANY)}
+    assert wrote.count("at its end: <Pipeline") >= 1
+    assert wrote.rstrip().endswith("seawall worker: stopped")
+
+
+def test_a_pipeline_that_breaks_stops_the_others(work: Work):
+    """The status is 1, and what the others have begun is finished."""
+    work.put("pipeline")
+    target = "tests.cli.worker_app:pipeline_that_breaks"
+    with work.process("-m", "seawall", "worker", target) as process:
+        _, wrote = process.communicate(timeout=ENDED_WITHIN)
+    assert process.returncode == 1, wrote
+    assert "ZeroDivisionError" in wrote
+    assert work.noted("done") == work.noted("begun")
 
 
 # --- Development ---

@@ -28,6 +28,7 @@ from seawall.durable import (
     OutboxEvent,
     Sqlite,
 )
+from seawall.pipeline import Pipeline, lines
 
 LEASE = 3600.0
 """Seconds: what is not given back is not taken by another process while a test lasts."""
@@ -108,6 +109,32 @@ async def queue() -> AsyncIterator[Worker]:
         note("closed", "store")
 
 
+def pipeline() -> Pipeline:
+    """Do the lines of a file, to which more may be added."""
+    made = Pipeline("lines")
+    folder = os.environ["WORK"]
+    numbers = lines(f"{folder}/numbers", checkpoint=f"{folder}/place", follow=True)
+    made.read(numbers).sink(do, workers=8)
+    return made
+
+
+def pipelines() -> list[Pipeline]:
+    """Do two files, each to its end."""
+    made = []
+    for number in range(2):
+        one = Pipeline(f"numbers-{number}")
+        one.read(lines(f"{os.environ['WORK']}/numbers")).sink(do, workers=8)
+        made.append(one)
+    return made
+
+
+def pipeline_that_breaks() -> list[Pipeline]:
+    """Stop at the first item, beside one that would go on."""
+    broken = Pipeline("broken")
+    broken.read([1]).sink(lambda number: 1 // (number - 1), name="divide", on_failure="stop")
+    return [broken, pipeline()]
+
+
 async def several() -> list[Any]:
     """Do all that is in the database."""
     return [jobs(), outbox(), *await later()]
@@ -122,7 +149,7 @@ def main(kind: str, drain: str) -> None:
     elif kind == "later":
         worker = LaterWorker(Later(database(), "later"), do, concurrency=8, lease=LEASE)
     else:
-        worker = {"jobs": jobs, "outbox": outbox}[kind]()
+        worker = {"jobs": jobs, "outbox": outbox, "pipeline": pipeline}[kind]()
     worker.run_sync(float(drain))
 
 

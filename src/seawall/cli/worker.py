@@ -38,10 +38,11 @@ KILLED_AFTER: Final = 10.0
 """Seconds after the drain time at which --reload kills a process that has not stopped."""
 
 ABOUT: Final = """\
-Run workers, dispatchers and workers of stored calls, in one process, until a signal stops them.
+Run workers, dispatchers, workers of stored calls and pipelines, in one process, until a signal
+stops them.
 
   seawall worker app:worker
-  seawall worker app:worker app:dispatcher --drain 20 --health 8081
+  seawall worker app:worker app:dispatcher app:pipeline --drain 20 --health 8081
 
 NAME is a worker of the module, or a function without arguments that returns one, or several in a
 list. The function may be async, or an async context manager: it runs in the event loop of the
@@ -51,7 +52,9 @@ workers, where connection pools are made. The current directory is on the path o
 EPILOG: Final = f"""\
 signals: SIGTERM and Ctrl-C stop it; what is not finished after the drain time is given back.
 A second one gives back at once.
-exit status: {WELL} stopped by a signal, {BROKEN} a worker ended by itself, {MISTAKEN} a mistake.
+A pipeline whose sources are over ends by itself; the others go on.
+exit status: {WELL} stopped by a signal, or all pipelines are over, {BROKEN} a worker ended by
+itself, {MISTAKEN} a mistake.
 """
 
 
@@ -151,8 +154,8 @@ class Target(NamedTuple):
 
 
 EXPECTED: Final = (
-    "name a Worker, JobWorker, LaterWorker or Dispatcher, or a function without arguments that"
-    " returns one"
+    "name a Worker, JobWorker, LaterWorker, Dispatcher or Pipeline, or a function without arguments"
+    " that returns one"
 )
 
 
@@ -262,11 +265,16 @@ class Crew:
     async def _run_all(self) -> None:
         tasks = {asyncio.create_task(worker.run()): worker for worker in self._workers}
         _say(f"runs {', '.join(target.name for target in self._targets)}")
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not self._stopped:
-            self.status = BROKEN
-            self.stop(self._drain)
-        await asyncio.wait(tasks)
+        going = set(tasks)
+        while going:
+            done, going = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
+            if self._stopped:
+                continue
+            if not all(_is_finished(task) for task in done):
+                self.status = BROKEN
+                self.stop(self._drain)
+            else:
+                _say(f"at its end: {', '.join(repr(tasks[task]) for task in done)}")
         for task, worker in tasks.items():
             error = task.exception()
             if error is not None:
@@ -289,6 +297,11 @@ class Crew:
             making.cancel()
         else:
             _say(f"stops, within {grace:g} s")
+
+
+def _is_finished(task: asyncio.Task[Any]) -> bool:
+    """Tell whether a pipeline has come to the end of its sources: only its `run` returns True."""
+    return not task.cancelled() and task.exception() is None and task.result() is True
 
 
 _PASS: Final = (
