@@ -41,11 +41,11 @@ from seawall import (
     tenant,
     transient,
 )
-from seawall.clients import _bodies
-from seawall.clients._exchange import Exchange, Time
-from seawall.clients._exchange_errors import Library, as_library_error
-from seawall.clients._exchange_terms import Terms
-from seawall.clients._httpx_timeouts import TimeLeft
+from seawall.clients.http import bodies as _bodies
+from seawall.clients.http.errors import Library, as_library_error
+from seawall.clients.http.exchange import Exchange, Time
+from seawall.clients.http.httpx_library import TimeLeft
+from seawall.clients.http.terms import Terms
 from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
 from seawall.clients.httpx2 import AsyncGuardedTransport as AsyncGuardedTransport2
 from seawall.clients.httpx2 import GuardedTransport as GuardedTransport2
@@ -901,7 +901,7 @@ def test_without_closing_losers_answers_stay_open(monkeypatch: pytest.MonkeyPatc
 
 def test_without_the_body_rule_half_a_body_is_sent(monkeypatch: pytest.MonkeyPatch):
     """Ablation: if every stream is taken to be replayable, the second attempt sends half of it."""
-    from seawall.clients._httpx_library import HttpxLibrary
+    from seawall.clients.http.httpx_library import HttpxLibrary
 
     monkeypatch.setattr(HttpxLibrary, "replayable", lambda *_: True)
     assert falsified(rules_hold, CASES)

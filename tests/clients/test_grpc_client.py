@@ -36,9 +36,16 @@ from seawall import (
     tenant,
     transient,
 )
-from seawall.clients import _grpc_calls, _grpc_errors, _grpc_held
-from seawall.clients import grpc as guarded
-from seawall.clients.grpc import GuardedInterceptor, Rpc, aio_interceptors, retry_on
+from seawall.clients.grpc import (
+    GuardedInterceptor,
+    Rpc,
+    aio_interceptors,
+    calls,
+    errors,
+    held,
+    retry_on,
+)
+from seawall.clients.grpc import interceptors as guarded
 from seawall.errors import SeawallError
 from seawall.wire.grpc import NEVER, pushback_of, read_pushback, write_pushback
 from tests.clients.support_grpc import (
@@ -216,7 +223,7 @@ def test_no_failure_makes_it_twice(codes: list[Code]) -> None:
 
 def test_that_needs_the_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the guard for calls that may not be repeated they would be."""
-    monkeypatch.setattr(_grpc_calls, "_Marked", lambda guard, **_marks: guard)
+    monkeypatch.setattr(calls, "_Marked", lambda guard, **_marks: guard)
     cases = st.lists(st.just(Code.UNAVAILABLE), min_size=1, max_size=2)
     assert falsified(_called_once, cases)
 
@@ -316,7 +323,7 @@ def test_time_never_grows_on_its_way(seconds: float) -> None:
 
 def test_grpc_alone_lets_it_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A timeout is rounded up by gRPC: without the headers the server would have more time."""
-    monkeypatch.setattr(_grpc_calls, "headers_for", lambda *_arguments: {})
+    monkeypatch.setattr(calls, "headers_for", lambda *_arguments: {})
     # By most of a second: a whole number of them may arrive as it was, or not.
     assert falsified(_never_grows, st.integers(101, 998).map(lambda seconds: seconds + 0.3))
 
@@ -443,7 +450,7 @@ def test_pushback_is_obeyed(edge: Sync, code: Code, pushback: str | None, calls:
 
 def test_pushback_is_obeyed_only_if_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without reading it, a server that said no would be asked again."""
-    monkeypatch.setattr(_grpc_errors, "pushback_of", lambda _metadata: None)
+    monkeypatch.setattr(errors, "pushback_of", lambda _metadata: None)
     script = Script(Code.UNAVAILABLE, pushback="-1")
     Sync().run(script, retrying(), UU, idempotent=True)
     assert len(script.seen) == 2
@@ -715,14 +722,14 @@ def test_a_stream_that_is_cancelled_gives_its_slot_back() -> None:
 
 def test_it_would_keep_it_if_nobody_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the gates were not told that an RPC is over, slots would be lost."""
-    monkeypatch.setattr(_grpc_held, "awhen_over", lambda _call, _leave: True)
+    monkeypatch.setattr(held, "awhen_over", lambda _call, _leave: True)
     assert arun(_cancelled_in_mid_stream()) == 1
 
 
 def test_errors_survive_pickling() -> None:
     """An error of both kinds can be sent to another process, and is one there."""
     refused = CircuitOpen("open", retry_after=2.0, guard="g", policy="breaker")
-    error: Any = _grpc_errors.as_rpc_error(refused)
+    error: Any = errors.as_rpc_error(refused)
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
     assert repr(copy) == repr(error) == "CircuitOpen('open', code=UNAVAILABLE)"
     assert (copy.retry_after, copy.guard, copy.code()) == (2.0, "g", Code.UNAVAILABLE)

@@ -20,8 +20,7 @@ from seawall import (
     Timeout,
     transient,
 )
-from seawall.clients import _grpc_held
-from seawall.clients.grpc import GuardedInterceptor, aio_interceptors
+from seawall.clients.grpc import GuardedInterceptor, aio_interceptors, held
 from tests.clients.support_grpc import (
     KINDS,
     OPTIONS,
@@ -117,8 +116,8 @@ def test_generators_of_inner_interceptors_keep_no_slot(*, idempotent: bool) -> N
 
 def test_that_needs_somebody_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """If only gRPC's own callbacks were heard, a generator would keep its slot."""
-    monkeypatch.setattr(_grpc_held.Items, "__del__", lambda _items: None)
-    monkeypatch.setattr(_grpc_held.Items, "__next__", lambda items: next(items._started.items))
+    monkeypatch.setattr(held.Items, "__del__", lambda _items: None)
+    monkeypatch.setattr(held.Items, "__next__", lambda items: next(items._started.items))
     with pytest.raises(AssertionError):  # it is recovered, as if a signal had taken its holder
         _bare_streams_leave_nothing(idempotent=False)
 

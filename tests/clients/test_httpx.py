@@ -30,12 +30,12 @@ from seawall import (
     static,
     transient,
 )
-from seawall.clients import _exchange
 from seawall.clients import httpx as guarded_httpx
 from seawall.clients import httpx2 as guarded_httpx2
-from seawall.clients._bodies import GIVEN_UP
-from seawall.clients._exchange import Exchange
-from seawall.clients._httpx_library import HttpxLibrary
+from seawall.clients.http import exchange as _exchange
+from seawall.clients.http.bodies import GIVEN_UP
+from seawall.clients.http.exchange import Exchange
+from seawall.clients.http.httpx_library import HttpxLibrary
 from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
 from seawall.testing import no_leaked_permits, run_virtual
 from tests.clients.support import (

@@ -9,8 +9,8 @@ import httpx2
 import pytest
 
 from seawall import Retry, idempotency_key, transient
-from seawall.clients import _llm_clients
 from seawall.clients.llm import async_http_client, http_client
+from seawall.clients.llm import clients as _llm_clients
 from seawall.testing import run_virtual, virtual_time
 from tests.clients.support_llm import Vendor, breaks, refuses
 from tests.support import new_guard

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall import Breaker, Guard, ImplausibleReport, RateLimited, subscribe
-from seawall.clients import _llm_limits as module
 from seawall.clients.llm import TokenLimits, Usage
+from seawall.clients.llm import limits as module
 from seawall.testing import run_virtual, virtual_time
 from tests.support import falsified, let_pass, new_guard
 

@@ -26,7 +26,6 @@ from seawall import (
     subscribe,
     transient,
 )
-from seawall.clients import _llm_models as module
 from seawall.clients.llm import (
     Model,
     Models,
@@ -35,6 +34,7 @@ from seawall.clients.llm import (
     http_client,
     passing,
 )
+from seawall.clients.llm import models as module
 from seawall.runtime.events import Degraded
 from seawall.testing import run_virtual, virtual_time
 from tests.clients.support_llm import Vendor, breaks, refuses, streams_error

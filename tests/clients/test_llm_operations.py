@@ -19,7 +19,6 @@ from prometheus_client import CollectorRegistry
 
 import seawall
 from seawall import Bulkhead, Guard, Retry, Timeout, transient
-from seawall.clients._llm_operations import MOST_SERIES, OTHER, observers
 from seawall.clients.llm import (
     Price,
     Usage,
@@ -27,6 +26,7 @@ from seawall.clients.llm import (
     http_client,
     usage_of,
 )
+from seawall.clients.llm.operations import MOST_SERIES, OTHER, observers
 from seawall.dashboard._lines import line_of
 from seawall.dashboard._moves import Moves
 from seawall.telemetry import export_opentelemetry, export_prometheus

@@ -11,9 +11,9 @@ import httpx2
 import pytest
 
 from seawall import Breaker, Guard, Retry, TimedOut, Timeout, transient
-from seawall.clients import _llm_transport as module
-from seawall.clients import _llm_usage
 from seawall.clients.llm import TokenLimits, async_http_client, http_client
+from seawall.clients.llm import transport as module
+from seawall.clients.llm import usage as _llm_usage
 from seawall.testing import run_virtual, virtual_time
 from tests.clients.support_llm import Vendor, refuses, streams_error
 from tests.support import new_guard

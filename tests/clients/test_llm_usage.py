@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall.clients import _llm_usage as module
-from seawall.clients._llm_estimate import PICTURE, body_of, estimate
-from seawall.clients._llm_usage import JsonReader, Late, SseReader, Unpacking, Usage, usage_of
+from seawall.clients.llm import usage as module
+from seawall.clients.llm.estimate import PICTURE, body_of, estimate
+from seawall.clients.llm.usage import JsonReader, Late, SseReader, Unpacking, Usage, usage_of
 from tests.clients.support_llm import Vendor
 from tests.support import falsified
 

@@ -16,7 +16,7 @@ from urllib3 import HTTPResponse
 from urllib3.util import Timeout as Urllib3Timeout
 
 from seawall import Breaker, CircuitOpen, Retry, TimedOut, Timeout, deadline, transient
-from seawall.clients._bodies import KEPT
+from seawall.clients.http.bodies import KEPT
 from seawall.clients.requests import GuardedAdapter, _lowered
 from tests.clients.support import CARRIERS, LARGE, Server, Step, real_server
 from tests.support import new_guard

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall._expiry import EXPIRED
-from seawall.clients._upstream_answers import SyncBody
-from seawall.clients._upstream_picks import Pick
 from seawall.clients.upstreams import Outliers, Upstreams, UpstreamTransport
+from seawall.clients.upstreams.answers import SyncBody
+from seawall.clients.upstreams.picks import Pick
 from seawall.clock import VirtualClock
 from seawall.context import deadline
 from seawall.models.balance import Load

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import subscribe
-from seawall.clients._upstream_checks import Checker
-from seawall.clients._upstream_hosts import Host
 from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams
+from seawall.clients.upstreams.checks import Checker
+from seawall.clients.upstreams.hosts import Host
 from seawall.clock import VirtualClock
 from seawall.models.outliers import ActionBound
 from seawall.models.outliers import Outliers as OutlierSettings
@@ -498,7 +498,7 @@ def test_checks_differ_in_time_from_pod_to_pod(monkeypatch):
             pauses.append(more["timeout"])
         return await wait(tasks, **more)
 
-    monkeypatch.setattr("seawall.clients._upstream_checks.asyncio.wait", noted)
+    monkeypatch.setattr("seawall.clients.upstreams.checks.asyncio.wait", noted)
     with Upstreams("v", ["x"], health=HealthCheck(every=0.005, probe=bell)) as upstreams:
         with upstreams.pick():
             pass
@@ -545,6 +545,6 @@ def test_asking_without_checks():
 
 
 def _https():
-    from seawall.clients._upstream_hosts import endpoint_of
+    from seawall.clients.upstreams.hosts import endpoint_of
 
     return endpoint_of("https://one")

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from seawall import Breaker, CircuitOpen, Guard, Hedge, Retry, Timeout, subscribe, transient
 from seawall.clients import httpx as guarded_httpx
 from seawall.clients import httpx2 as guarded_httpx2
-from seawall.clients._upstream_picks import Pick
-from seawall.clients._upstream_set import HostSet
 from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams, UpstreamTransport
+from seawall.clients.upstreams.host_set import HostSet
+from seawall.clients.upstreams.picks import Pick
 from seawall.clock import VirtualClock
 from seawall.models.outliers import Outliers as OutlierSettings
 from seawall.runtime.edge_events import HostEjected, HostRestored

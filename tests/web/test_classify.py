@@ -22,7 +22,7 @@ from seawall import (
     current_tenant,
     current_tier,
 )
-from seawall.clients._exchange_headers import PROPAGATED, headers_for
+from seawall.clients.http.headers import PROPAGATED, headers_for
 from seawall.testing import run_virtual
 from seawall.web import Edge, Inbound, Incoming, Rank, RequestLimits, Trust, Turns, limit
 from seawall.web.fastapi import protect

@@ -26,11 +26,11 @@ from urllib3 import HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError
 from urllib3.util import Timeout as Urllib3Timeout
 
-from seawall.clients._bodies import KEPT, Broken, is_text
-from seawall.clients._exchange import Carrier, exchange
-from seawall.clients._exchange_errors import Library
-from seawall.clients._exchange_headers import PROPAGATED
-from seawall.clients._exchange_terms import FAILURES, RetryAt, Terms
+from seawall.clients.http.bodies import KEPT, Broken, is_text
+from seawall.clients.http.errors import Library
+from seawall.clients.http.exchange import Carrier, exchange
+from seawall.clients.http.headers import PROPAGATED
+from seawall.clients.http.terms import FAILURES, RetryAt, Terms
 from seawall.guard import Guard
 
 __all__ = ["GuardedAdapter"]

@@ -26,7 +26,7 @@ except ImportError as error:
     ) from error
 
 from seawall import _checks as check
-from seawall.clients._llm_operations import Operation, observers
+from seawall.clients.llm.operations import Operation, observers
 from seawall.clock import current_clock
 from seawall.registry import snapshot
 from seawall.runtime.events import Event, subscribe

@@ -17,16 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-try:
-    import grpc
-except ImportError as error:  # pragma: no cover - the tests have it
-    raise ImportError("seawall.clients.grpc needs grpcio: pip install 'seawall[grpc]'") from error
+import grpc
 
-from seawall.clients._exchange_headers import PROPAGATED
-from seawall.clients._grpc_calls import Cancelled, Idempotent, RetryAt, Rpc, Terms
-from seawall.clients._grpc_errors import Answer, RpcFace, failure, is_failure, retry_on
-from seawall.clients._grpc_held import abegin, afirst_item, begin, first_item
-from seawall.clients._grpc_replies import AioFinished, Finished
+from seawall.clients.grpc.calls import Cancelled, Idempotent, RetryAt, Rpc, Terms
+from seawall.clients.grpc.errors import Answer, RpcFace, failure, is_failure, retry_on
+from seawall.clients.grpc.held import abegin, afirst_item, begin, first_item
+from seawall.clients.grpc.replies import AioFinished, Finished
+from seawall.clients.http.headers import PROPAGATED
 from seawall.guard import Guard
 
 __all__ = ["GuardedInterceptor", "Rpc", "aio_interceptors", "retry_on"]

@@ -16,9 +16,9 @@ from math import floor
 from typing import Any, Final, Literal
 
 from seawall import _checks as check
-from seawall.clients._llm_ends import TOO_MANY, nothing_sent, status_of, was_refused
-from seawall.clients._llm_estimate import Count, Estimate, asked_by, body_of, estimate
-from seawall.clients._llm_usage import NONE_USED, UNKNOWN, Late, usage_of
+from seawall.clients.llm.endings import TOO_MANY, nothing_sent, status_of, was_refused
+from seawall.clients.llm.estimate import Count, Estimate, asked_by, body_of, estimate
+from seawall.clients.llm.usage import NONE_USED, UNKNOWN, Late, usage_of
 from seawall.context import reset
 from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit import Limit, RateLimit, Reservation

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from seawall.clients._upstream_hosts import Host, HostGate, Seat, bind
+from seawall.clients.upstreams.hosts import Host, HostGate, Seat, bind
 from seawall.errors import CircuitOpen
 from seawall.models.balance import choose
 from seawall.models.outliers import ActionBound, OutlierModel, Outliers, share_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from seawall.clients._upstream_checks import HealthCheck
+    from seawall.clients.upstreams.checks import HealthCheck
     from seawall.clock import Clock
     from seawall.models.balance import Load
 

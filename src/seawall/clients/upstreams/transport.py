@@ -10,15 +10,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from seawall.clients._exchange_errors import as_library_error
-from seawall.clients._httpx_library import TRIED
-from seawall.clients._upstream_answers import Library, library_of, send_back
-from seawall.clients._upstream_hosts import Endpoint
-from seawall.clients._upstream_picks import Pick
+from seawall.clients.http.errors import as_library_error
+from seawall.clients.http.httpx_library import TRIED
+from seawall.clients.upstreams.answers import Library, library_of, send_back
+from seawall.clients.upstreams.hosts import Endpoint
+from seawall.clients.upstreams.picks import Pick
 from seawall.errors import CircuitOpen
 
 if TYPE_CHECKING:
-    from seawall.clients.upstreams import Upstreams
+    from seawall.clients.upstreams.upstreams import Upstreams
 
     _Base = Any  # fits wherever a transport of httpx or httpx2 is asked for
 else:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from seawall import _checks as check
 from seawall import registry
 from seawall._failures import reason_of
-from seawall.clients._llm_ends import CLIENT, SERVER, TIMEOUT, TOO_MANY, status_of
+from seawall.clients.llm.endings import CLIENT, SERVER, TIMEOUT, TOO_MANY, status_of
 from seawall.clock import current_clock
 from seawall.context import current_deadline
 from seawall.errors import (

@@ -16,11 +16,11 @@ from typing import Any, Final, Self
 
 from seawall import _checks as check
 from seawall import registry
-from seawall.clients._upstream_checks import Checker, HealthCheck
-from seawall.clients._upstream_hosts import check_hosts, endpoint_of
-from seawall.clients._upstream_picks import Classifier, Pick, failed_by_itself
-from seawall.clients._upstream_set import NO_EJECTION, HostSet
-from seawall.clients._upstream_transport import UpstreamTransport
+from seawall.clients.upstreams.checks import Checker, HealthCheck
+from seawall.clients.upstreams.host_set import NO_EJECTION, HostSet
+from seawall.clients.upstreams.hosts import check_hosts, endpoint_of
+from seawall.clients.upstreams.picks import Classifier, Pick, failed_by_itself
+from seawall.clients.upstreams.transport import UpstreamTransport
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import ErrorKinds, error_predicate
 from seawall.models.outliers import ActionBound, Outliers

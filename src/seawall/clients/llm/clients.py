@@ -15,9 +15,9 @@ from ipaddress import ip_address
 from typing import Any, Final, Literal
 
 from seawall import _checks as check
-from seawall.clients._llm_estimate import asked_by
-from seawall.clients._llm_operations import Operations, Prices, note_request
-from seawall.clients._llm_transport import AsyncVendorTransport, VendorTransport
+from seawall.clients.llm.estimate import asked_by
+from seawall.clients.llm.operations import Operations, Prices, note_request
+from seawall.clients.llm.transport import AsyncVendorTransport, VendorTransport
 from seawall.context import idempotency_key_var, reset
 from seawall.guard import Guard
 
@@ -193,3 +193,37 @@ def _pattern(host: str) -> str:
     except ValueError:
         return host if host.lower() == "localhost" else f"*{host}"
     return bare if version == 4 else f"[{bare}]"  # noqa: PLR2004 - of the Internet Protocol
+
+
+def http_client(
+    guard: Guard,
+    transport: Any = None,
+    *,
+    library: Library | None = None,
+    repeatable: Callable[[Any], bool] | None = None,
+    prices: Prices | None = None,
+    **options: Any,
+) -> Any:
+    """Return a `Client` for an SDK of a vendor: `OpenAI(http_client=..., max_retries=0)`.
+
+    All of its requests go through `guard` (in which `TokenLimits` count them), and on by
+    `transport`, or a new one. `library` is httpx2 if it is installed, else httpx. `repeatable` says
+    of a POST whether it may be retried; requests for completions, messages and embeddings may.
+    `prices` is what a million tokens cost, by model: `{"gpt-4o": Price(input=2.5, output=10.0)}`.
+    Other `options` are the library's own, such as `base_url`, `timeout` or `proxy`; but those that
+    are about connections, where a `transport` is given.
+    """
+    return client_of(VendorTransport, guard, transport, library, repeatable, prices, options)
+
+
+def async_http_client(
+    guard: Guard,
+    transport: Any = None,
+    *,
+    library: Library | None = None,
+    repeatable: Callable[[Any], bool] | None = None,
+    prices: Prices | None = None,
+    **options: Any,
+) -> Any:
+    """Return an `AsyncClient` for an async SDK; see `http_client`."""
+    return client_of(AsyncVendorTransport, guard, transport, library, repeatable, prices, options)

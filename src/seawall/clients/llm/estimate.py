@@ -7,7 +7,7 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from seawall import _checks as check
-from seawall.clients._llm_usage import MOST, parsed
+from seawall.clients.llm.usage import MOST, parsed
 
 LETTERS: Final = 4
 """Letters that make a token, in English; other scripts need more tokens: see `count=`."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall import _checks as check
 from seawall import registry
-from seawall.clients._llm_estimate import ASKED, Asked, asked_by
-from seawall.clients._llm_usage import UNKNOWN, Late, Usage, name_of
+from seawall.clients.llm.estimate import ASKED, Asked, asked_by
+from seawall.clients.llm.usage import UNKNOWN, Late, Usage, name_of
 from seawall.models.histogram import SECONDS, TOKENS, Tally
 from seawall.runtime.mutex import Mutex, survives_fork
 

@@ -3,19 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar, Final
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
 
-from seawall.clients._around import AsyncAround, SyncAround
-from seawall.clients._exchange import Carrier, aexchange, exchange
-from seawall.clients._exchange_headers import PROPAGATED
-from seawall.clients._exchange_terms import FAILURES, RetryAt, Terms
-from seawall.clients._httpx_library import HttpxLibrary
-from seawall.clients._httpx_timeouts import relax
+from seawall.clients.http.exchange import Carrier, aexchange, exchange
+from seawall.clients.http.headers import PROPAGATED
+from seawall.clients.http.httpx_library import HttpxLibrary, relax
+from seawall.clients.http.terms import FAILURES, RetryAt, Terms
 from seawall.guard import Guard
 from seawall.runtime.layers import Kind
 
 _ERROR: Final = 400
 """The least status that may mean failure."""
+
+
+class SyncAround:
+    """A transport of a `Client` around `transport`."""
+
+    transport: Any
+
+    def __enter__(self) -> Self:
+        self.transport.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        self.transport.__exit__(kind, error, traceback)
+
+    def close(self) -> None:
+        """Close what is inside; a guard stays as it is."""
+        self.transport.close()
+
+
+class AsyncAround:
+    """A transport of an `AsyncClient` around `transport`."""
+
+    transport: Any
+
+    async def __aenter__(self) -> Self:
+        await self.transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self.transport.__aexit__(kind, error, traceback)
+
+    async def aclose(self) -> None:
+        """Close what is inside; a guard stays as it is."""
+        await self.transport.aclose()
 
 
 class Guarded:

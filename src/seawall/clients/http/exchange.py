@@ -17,9 +17,9 @@ from functools import partial
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
 
-from seawall.clients._exchange_errors import a_moment, as_library_error
-from seawall.clients._exchange_headers import headers_for
-from seawall.clients._exchange_terms import BadStatus, Terms
+from seawall.clients.http.errors import a_moment, as_library_error
+from seawall.clients.http.headers import headers_for
+from seawall.clients.http.terms import BadStatus, Terms
 from seawall.context import (
     current_attempt,
     deadline_passed,

@@ -18,9 +18,9 @@ from weakref import ref
 
 import grpc
 
-from seawall.clients._grpc_calls import Cancelled, Rpc, Terms, verdict, verdict_on
-from seawall.clients._grpc_errors import failure, is_failure
-from seawall.clients._grpc_replies import AioFinished, Finished
+from seawall.clients.grpc.calls import Cancelled, Rpc, Terms, verdict, verdict_on
+from seawall.clients.grpc.errors import failure, is_failure
+from seawall.clients.grpc.replies import AioFinished, Finished
 from seawall.context import deadline_scope
 from seawall.errors import TimedOut
 from seawall.runtime.call import Call

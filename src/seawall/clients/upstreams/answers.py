@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from seawall.clients._upstream_picks import Pick
+    from seawall.clients.upstreams.picks import Pick
 
 LIBRARIES: Final = ("httpx", "httpx2")
 

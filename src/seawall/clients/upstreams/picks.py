@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
-from seawall.clients._upstream_hosts import Endpoint, Host
-from seawall.clients._upstream_set import HostSet, Sent
+from seawall.clients.upstreams.host_set import HostSet, Sent
+from seawall.clients.upstreams.hosts import Endpoint, Host
 from seawall.context import deadline_scope, live_scope
 from seawall.errors import CircuitOpen, Rejected
 from seawall.runtime.interpreter import enter

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final
 from weakref import ref
 
 from seawall import _checks as check
-from seawall.clients._upstream_hosts import Endpoint, Host
+from seawall.clients.upstreams.hosts import Endpoint, Host
 from seawall.clock import VirtualClock
 from seawall.runtime.http_status import http_status
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-    from seawall.clients._upstream_set import HostSet
+    from seawall.clients.upstreams.host_set import HostSet
 
 Probe = Callable[[str], Awaitable[bool]]
 """`await probe(url)`: whether the host is well."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, Literal
 
 from seawall import _checks as check
-from seawall.clients._exchange_errors import Library
-from seawall.clients._exchange_headers import PROPAGATED, read_propagate
+from seawall.clients.http.errors import Library
+from seawall.clients.http.headers import PROPAGATED, read_propagate
 from seawall.context import attempt_var, check_reserve, idempotency_key_var, retried_above
 from seawall.guard import Guard, _Marked
 from seawall.policies.fallback import Fallback, Static

@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from typing import Any, Final
 
-from seawall.clients._around import AsyncAround, SyncAround
-from seawall.clients._llm_ends import CLIENT, mark_unsent, was_refused
-from seawall.clients._llm_estimate import is_free
-from seawall.clients._llm_limits import LATE, TokenLimits
-from seawall.clients._llm_operations import Operation, Operations
-from seawall.clients._llm_usage import (
+from seawall.clients.http.httpx_transports import AsyncAround, SyncAround
+from seawall.clients.llm.endings import CLIENT, mark_unsent, was_refused
+from seawall.clients.llm.estimate import is_free
+from seawall.clients.llm.limits import LATE, TokenLimits
+from seawall.clients.llm.operations import Operation, Operations
+from seawall.clients.llm.usage import (
     FIRST_EVENT,
     NONE_USED,
     UNKNOWN,

@@ -15,8 +15,8 @@ from typing import Any, Final, Literal
 import grpc
 
 from seawall import _checks as check
-from seawall.clients._exchange_headers import headers_for, read_propagate
-from seawall.clients._grpc_errors import FAILED_CODES, as_rpc_error
+from seawall.clients.grpc.errors import FAILED_CODES, as_rpc_error
+from seawall.clients.http.headers import headers_for, read_propagate
 from seawall.context import (
     Scope,
     attempt_var,

@@ -1,0 +1,29 @@
+"""Calls of language models: limits in tokens, streams, and other models to fall back on.
+
+    limits = TokenLimits(requests="500/min", tokens="200k/min", max_wait=10.0)
+    guard = Guard("vendor", Retry(on=transient), Breaker(), limits, Timeout(60.0))
+    client = openai.AsyncOpenAI(http_client=async_http_client(guard), max_retries=0)
+
+For a blocking client, `http_client(guard)`, it is `Timeout(60.0, sync="cooperative")`.
+
+The vendors' SDKs are not needed to import this; what they are given is an HTTP client of the
+library that they use themselves. Explained in docs/llm.md.
+"""
+
+from seawall.clients.llm.clients import async_http_client, http_client
+from seawall.clients.llm.limits import TokenLimits
+from seawall.clients.llm.models import Model, Models, passing
+from seawall.clients.llm.operations import Price
+from seawall.clients.llm.usage import Usage, usage_of
+
+__all__ = [
+    "Model",
+    "Models",
+    "Price",
+    "TokenLimits",
+    "Usage",
+    "async_http_client",
+    "http_client",
+    "passing",
+    "usage_of",
+]
