@@ -15,13 +15,20 @@ from hypothesis import strategies as st
 
 from seawall.demo._dashboard import DemoDashboard, PodsByHttp, shown
 from seawall.demo._supervisor import Demo
-from seawall.demo._switches import NAMES
+from seawall.demo._switches import SERVICE
 
 ORIGIN = "http://127.0.0.1:8800"
 
 
+NAMES = [switch.name for switch in SERVICE]
+
+
 class FakeDemo:
     """Notes what it is told."""
+
+    switches = SERVICE
+    first = Demo.first
+    shown = Demo.shown
 
     def __init__(self, *, shared: bool = True) -> None:
         self.pods: list[Any] = []
@@ -65,7 +72,7 @@ def test_the_page_has_the_strip_and_the_comparison():
         assert message["views"] == []  # its own process has nothing to guard
         assert message["history"] == {}
         assert message["extra"]["first"] == ["vendor"]
-        assert [one["name"] for one in message["extra"]["switches"]] == list(NAMES)
+        assert [one["name"] for one in message["extra"]["switches"]] == NAMES
         assert message["extra"]["now"] == {"protected": {"requests": 1}}
 
     asyncio.run(run())

@@ -1,8 +1,9 @@
 """The whole system at work on one machine: `seawall demo`, or `python -m seawall.demo`.
 
 An embedded Valkey, three pods of a service, the same service without protection, a vendor that can
-be broken, users who pay and users who do not, and one page on which to see and to break it all.
-Everything listens on this machine alone, and nothing is left when it ends.
+be broken, users who pay and users who do not, and one page on which to see and to break it all; or
+a pipeline of five sensors, on the same page. Everything listens on this machine alone, and nothing
+is left when it ends.
 """
 
 from __future__ import annotations

@@ -22,9 +22,8 @@ from seawall.dashboard._live import Live
 from seawall.dashboard.views import View
 from seawall.demo._children import Child
 from seawall.demo._serving import listening, server_for
-from seawall.demo._settings import EVERY, HOST, PATIENCE, SIDES, pause
-from seawall.demo._supervisor import Demo
-from seawall.demo._switches import NAMES, SWITCHES
+from seawall.demo._settings import EVERY, HOST, pause
+from seawall.demo._supervisor import Supervisor
 from seawall.demo.pod import MOUNTED
 
 WITHIN: Final = 3.0
@@ -122,7 +121,7 @@ class DemoDashboard(Dashboard):
     _posts: ClassVar[tuple[str, ...]] = ("control",)
     _shows_itself: ClassVar[bool] = False
 
-    def __init__(self, demo: Demo) -> None:
+    def __init__(self, demo: Supervisor) -> None:
         """Show the pods of `demo`, to this machine alone, which may act."""
         self._demo = demo
         self._by_http = PodsByHttp(demo.pods)
@@ -152,20 +151,11 @@ class DemoDashboard(Dashboard):
 
     async def _extra(self) -> dict[str, Any]:
         demo = self._demo
-        shown = [
+        switches = [
             {**switch._asdict(), "on": demo.on[switch.name], "able": demo.able(switch.name)}
-            for switch in SWITCHES
+            for switch in demo.switches
         ]
-        return {
-            "first": ["vendor"],  # the guard that all of it is about is shown before the others
-            "switches": shown,
-            "sides": list(SIDES),
-            "now": demo.recent,
-            "past": list(demo.past),
-            "patience": PATIENCE,
-            "store": demo.shared,
-            "why": demo.why,
-        }
+        return {"first": list(demo.first), "switches": switches, **demo.shown()}
 
     async def _post(self, name: str, body: Any, operator: str) -> dict[str, Any]:
         if not isinstance(body, dict):
@@ -174,18 +164,17 @@ class DemoDashboard(Dashboard):
         if which == ALL_WELL:
             await self._demo.all_well()
             return {"done": "All is mended."}
-        if which not in NAMES or not isinstance(on, bool):
-            raise ValueError(f"switch: write one of {', '.join((*NAMES, ALL_WELL))}; on: a boolean")
+        does = {switch.name: switch.does for switch in self._demo.switches}
+        if which not in does or not isinstance(on, bool):
+            raise ValueError(f"switch: write one of {', '.join((*does, ALL_WELL))}; on: a boolean")
         if not self._demo.able(which):
             raise ValueError("there is no Valkey in this run, so there is no way to cut")
         await self._demo.switch(which, on)
-        return {
-            "done": next(one.does for one in SWITCHES if one.name == which) if on else "Mended."
-        }
+        return {"done": does[which] if on else "Mended."}
 
 
 @asynccontextmanager
-async def shown(demo: Demo, port: int) -> AsyncIterator[str]:
+async def shown(demo: Supervisor, port: int) -> AsyncIterator[str]:
     """Serve the page at `port` or the next one that is free; yield its address."""
     own = _first_free(port)
     dashboard = DemoDashboard(demo)

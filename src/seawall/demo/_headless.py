@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Final
 
 from seawall.clock import SYSTEM
 from seawall.demo._settings import SIDES, pause
-from seawall.demo._supervisor import Demo
+from seawall.demo._supervisor import Demo, PipelineDemo
 from seawall.demo._table import PHASES, Phase, duration, groups, table, verdict
 
 
@@ -43,3 +44,40 @@ def _show(demo: Demo, phase: Phase, left: float) -> None:
             sides.append(f"{side} {now['error']:.0%} errors, p99 {duration(now['p99'])}")
     sys.stderr.write(f"\r\x1b[K{phase.name}, {left:.0f} s left: {'; '.join(sides)}")
     sys.stderr.flush()
+
+
+async def run_pipeline(demo: PipelineDemo, seconds: float, say: Callable[[str], None]) -> int:
+    """Break one thing after the other, print how items ended, and return the exit status.
+
+    It is 0 if each item that was read has ended, and some of them in the database.
+    """
+    each = seconds / (2 * len(demo.switches))
+    lines = [_COLUMNS.format("while", "read", "stored", "degraded", "dead letters")]
+    for switch in demo.switches:
+        say(f"{switch.title}, for {each:.1f} s")
+        before = demo.account
+        await demo.switch(switch.name, on=True)
+        await pause(each)
+        await demo.switch(switch.name, on=False)
+        await pause(each)
+        grown = {name: count - before.get(name, 0) for name, count in demo.account.items()}
+        lines.append(_row(switch.title, grown))
+    account = await demo.finish()
+    lines.append(_row("in all", account))
+    ended = sum(account[name] for name in ("sink", "dead_letter", "dropped", "returned"))
+    lost = account["read"] - ended
+    words = (
+        f"{account['read']} samples were read: {account['sink']} are stored,"
+        f" {account['degraded']} of them as lesser ones, {account['dead_letter']} are dead letters,"
+        f" {account['returned']} were returned at the end, {lost} are lost."
+    )
+    sys.stdout.write("\n".join(lines) + f"\n\n{words}\n")
+    return 0 if lost == 0 and account["sink"] else 1
+
+
+_COLUMNS: Final = "{:>20} {:>6} {:>7} {:>9} {:>13}"
+
+
+def _row(title: str, account: dict[str, int]) -> str:
+    names = ("read", "sink", "degraded", "dead_letter")
+    return _COLUMNS.format(title, *(account.get(name, 0) for name in names))

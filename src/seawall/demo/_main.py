@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from seawall.demo._settings import HOST, PATIENCE, PODS, PORT, RATE, pause
 
 if TYPE_CHECKING:
-    from seawall.demo._supervisor import Demo
+    from seawall.demo._supervisor import Demo, PipelineDemo, Supervisor
 
 NEEDED: Final = ("fastapi", "uvicorn", "httpx")
 N = TypeVar("N", int, float)
@@ -41,8 +41,9 @@ def run(argv: Sequence[str] | None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="seawall demo",
-        description="Run three pods of a service, a vendor that can be broken and some users, all"
-        " on this machine, and watch in a browser how it goes with and without protection.",
+        description="Run three pods of a service, a vendor that can be broken and some users, or a"
+        " pipeline of sensors, all on this machine, and watch in a browser what happens when parts"
+        " of it break.",
     )
     declare(parser)
     return parser
@@ -51,9 +52,16 @@ def _parser() -> argparse.ArgumentParser:
 def declare(parser: argparse.ArgumentParser) -> None:
     """Give `parser` the arguments of the demo."""
     parser.add_argument(
+        "what",
+        nargs="?",
+        choices=("service", "pipeline"),
+        default="service",
+        help="a service with and without protection (unless given), or a pipeline of sensors",
+    )
+    parser.add_argument(
         "--headless",
         action="store_true",
-        help="no page: break the vendor, make it slow, print a table; exit 0 if it was contained",
+        help="no page: break one thing after the other, print a table; exit 0 if it was contained",
     )
     parser.add_argument(
         "--seconds",
@@ -122,14 +130,20 @@ async def _until_ended(asked: argparse.Namespace) -> int:
 
 async def _run(asked: argparse.Namespace) -> int:
     from seawall.demo._children import NotStarted
-    from seawall.demo._supervisor import Demo
+    from seawall.demo._supervisor import Demo, PipelineDemo
 
     detail = _say if asked.verbose else _hush
-    demo = Demo(rate=RATE, say=_say, detail=detail, memory=asked.memory)
+    demo: Demo | PipelineDemo
+    if asked.what == "pipeline":
+        demo = PipelineDemo(say=_say, detail=detail)
+    else:
+        demo = Demo(rate=RATE, say=_say, detail=detail, memory=asked.memory)
     try:
         async with demo:
-            _introduce(demo)
-            task = asyncio.create_task(_shown(demo, asked))
+            if isinstance(demo, Demo):
+                _introduce(demo)
+            showing = _headless(demo, asked) if asked.headless else _page(demo, asked)
+            task = asyncio.create_task(showing)
             try:
                 both: list[asyncio.Future[Any]] = [task, demo.failed]
                 await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -153,11 +167,17 @@ async def _run(asked: argparse.Namespace) -> int:
     return 1
 
 
-async def _shown(demo: Demo, asked: argparse.Namespace) -> int:
-    if asked.headless:
-        from seawall.demo._headless import run
+async def _headless(demo: Demo | PipelineDemo, asked: argparse.Namespace) -> int:
+    from seawall.demo import _headless
+    from seawall.demo._supervisor import Demo
 
-        return await run(demo, asked.seconds or 30.0, _say)
+    seconds = asked.seconds or 30.0
+    if isinstance(demo, Demo):
+        return await _headless.run(demo, seconds, _say)
+    return await _headless.run_pipeline(demo, seconds, _say)
+
+
+async def _page(demo: Supervisor, asked: argparse.Namespace) -> int:
     from seawall.demo._dashboard import shown
 
     async with shown(demo, asked.port) as address:

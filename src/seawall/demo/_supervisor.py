@@ -15,7 +15,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from seawall.clock import SYSTEM
 from seawall.demo import _valkey, keeper
@@ -25,16 +25,18 @@ from seawall.demo._relay import Relay
 from seawall.demo._serving import free_ports
 from seawall.demo._settings import (
     HOST,
+    PATIENCE,
     PAUSED_FOR,
     PODS,
     PROTECTED,
     READY_WITHIN,
     RESTART_AFTER,
+    SIDES,
     SURGE,
     UNPROTECTED,
     pause,
 )
-from seawall.demo._switches import NAMES
+from seawall.demo._switches import PIPELINE, SERVICE, Switch
 
 KEEPER: Final = "keeper"
 OK: Final = 200
@@ -46,29 +48,167 @@ KEPT: Final = 90
 Say = Callable[[str], None]
 
 
-class Demo:
-    """Everything that runs. Used as `async with Demo(...) as demo`."""
+class Supervisor:
+    """The processes of a demo, the keeper first. Used as `async with Demo(...) as demo`."""
 
-    def __init__(self, *, rate: float, say: Say, detail: Say, memory: bool = False) -> None:
-        """Tell `say` what matters and `detail` the rest; with `memory`, do without Valkey."""
+    switches: ClassVar[tuple[Switch, ...]]
+    """What can be broken in it."""
+    first: ClassVar[tuple[str, ...]]
+    """The guards that the page shows before the others."""
+
+    def __init__(self, say: Say, detail: Say, server: str | None) -> None:
+        """Tell `say` what matters and `detail` the rest; `server` is that of Valkey, if any."""
         self._say = say
         self._detail = detail
-        self._rate = rate
-        server, self.why = _valkey.server()
-        if memory:
-            server, self.why = None, "--memory was given"
         self._server = server
         self.folder = Path(tempfile.mkdtemp(prefix="seawall-demo-"))
         self._made: list[Child] = []
         """All processes, the keeper first."""
         self.pods: list[Child] = []
-        self.on = dict.fromkeys(NAMES, False)
-        self.recent: dict[str, Any] = {}
-        self.past: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        """Those that have a dashboard."""
+        self.on = {switch.name: False for switch in self.switches}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Has an exception when something died that the demo cannot do without."""
-        self._finished: asyncio.Future[Message] | None = None
         self._valkey_pid: int | None = None
+
+    # From the beginning to the end
+
+    async def __aenter__(self) -> Self:
+        self._detail(f"folder: {self.folder}")
+        self._keeper = self._child(KEEPER, "keeper", str(self.folder), self._server or "")
+        try:
+            await self._start()
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._end()
+
+    async def _start(self) -> None:
+        """Start the keeper and all others."""
+        raise NotImplementedError
+
+    def _child(self, name: str, module: str, *arguments: str, **how: Any) -> Child:
+        log = self.folder / f"{name}.log"
+        child = Child(name, module, arguments, log, **{"died": self._lost, **how})
+        self._made.append(child)
+        return child
+
+    async def _started(self, *children: Child) -> list[Message]:
+        async with asyncio.TaskGroup() as group:
+            starting = [group.create_task(child.start()) for child in children]
+        for child in children:
+            place = f", http://{HOST}:{child.port}" if child.port else ""
+            self._detail(f"{child.name}: pid {child.pid}{place}")
+        return [task.result() for task in starting]
+
+    async def _end(self) -> None:
+        """End everything, the keeper last: it removes the folder."""
+        await asyncio.gather(*(one.end() for one in self._made if one.name != KEEPER))
+        for kept in self._made[:1]:
+            died = not kept.alive
+            await kept.end()
+            if died and self._valkey_pid is not None:
+                _kill(self._valkey_pid)
+        shutil.rmtree(self.folder, ignore_errors=True)  # if the keeper could not
+
+    def _lost(self, child: Child) -> None:
+        """End the demo: this one it cannot do without."""
+        if not self.failed.done():
+            self.failed.set_exception(NotStarted(f"{child.name} died.{child.tail()}"))
+
+    def logs(self) -> str:
+        """Return the end of what each process has written, of those that wrote anything."""
+        told = [f"{one.name}:{one.tail()}" for one in self._made if one.has_written]
+        return "\n".join(told) or "no process has written anything"
+
+    # What it is told to do
+
+    def able(self, name: str) -> bool:
+        """Tell whether there is anything to break by that."""
+        return name in self.on
+
+    async def switch(self, name: str, on: bool) -> None:  # noqa: FBT001 - the state of a button
+        """Break something, or mend it."""
+        raise NotImplementedError
+
+    async def all_well(self) -> None:
+        """Mend everything."""
+        for name in self.on:
+            if self.on[name]:
+                await self.switch(name, on=False)
+
+    def shown(self) -> dict[str, Any]:
+        """Return what the page shows beside the switches."""
+        raise NotImplementedError
+
+
+class PipelineDemo(Supervisor):
+    """A pipeline in a process of its own, which simulates all that it depends on."""
+
+    switches = PIPELINE
+    first = ("database", "directory")
+
+    def __init__(self, *, say: Say, detail: Say) -> None:
+        """Tell `say` what matters and `detail` the rest."""
+        super().__init__(say, detail, None)
+        self.account: dict[str, int] = {}
+        """How many items the pipeline has read, and how they ended."""
+        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def __repr__(self) -> str:
+        return f"<PipelineDemo: {self.account}>"
+
+    async def _start(self) -> None:
+        self._pipeline = self._child("plant", "sensors", str(self.folder), told=self._heard)
+        await self._started(self._keeper, self._pipeline)
+        self.pods = [self._pipeline]
+        self._pipeline.tell(start=True)
+
+    def _heard(self, message: Message) -> None:
+        self.account = message["account"]
+        if message.get("finished") and not self._finished.done():
+            self._finished.set_result(None)
+
+    async def switch(self, name: str, on: bool) -> None:  # noqa: FBT001 - the state of a button
+        """Break something, or mend it."""
+        self.on[name] = on
+        self._pipeline.tell(switch=name, on=on)
+
+    async def finish(self) -> dict[str, int]:
+        """Stop the pipeline, and return how all items ended."""
+        self._pipeline.tell(finish=True)
+        await self._finished
+        return self.account
+
+    def shown(self) -> dict[str, Any]:
+        """Return what the page shows beside the switches."""
+        return {
+            "sides": [],
+            "note": "Five sensors are read ten times a second. S4 and S5 fail now and then, and are"
+            " asked again. Each sample ends in the database, whole or marked as a lesser one, or as"
+            " a dead letter with its cause: nothing is lost, whatever is broken.",
+        }
+
+
+class Demo(Supervisor):
+    """Pods of a service, with and without protection, a vendor, users and Valkey."""
+
+    switches = SERVICE
+    first = ("vendor",)
+
+    def __init__(self, *, rate: float, say: Say, detail: Say, memory: bool = False) -> None:
+        """Tell `say` what matters and `detail` the rest; with `memory`, do without Valkey."""
+        server, self.why = _valkey.server()
+        if memory:
+            server, self.why = None, "--memory was given"
+        super().__init__(say, detail, server)
+        self._rate = rate
+        self.recent: dict[str, Any] = {}
+        self.past: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._finished: asyncio.Future[Message] | None = None
         self._relay: Relay | None = None
         self._caller = Caller()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,22 +224,7 @@ class Demo:
         """Whether the pods share a store."""
         return self._server is not None
 
-    # From the beginning to the end
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self._start()
-        except BaseException:
-            await self._end()
-            raise
-        return self
-
-    async def __aexit__(self, *_exc: object) -> None:
-        await self._end()
-
     async def _start(self) -> None:
-        self._detail(f"folder: {self.folder}")
-        self._keeper = self._child(KEEPER, "keeper", str(self.folder), self._server or "")
         self._vendor = self._child("vendor", "vendor")
         self._load = self._child("load", "load", str(self._rate), told=self._heard)
         kept, _, _ = await self._started(self._keeper, self._vendor, self._load)
@@ -124,20 +249,6 @@ class Demo:
         await asyncio.gather(*(self._ready(pod) for pod in (*self.pods, self._plain)))
         self._tell_targets()
         self._load.tell(start=True)
-
-    def _child(self, name: str, module: str, *arguments: str, **how: Any) -> Child:
-        log = self.folder / f"{name}.log"
-        child = Child(name, module, arguments, log, **{"died": self._lost, **how})
-        self._made.append(child)
-        return child
-
-    async def _started(self, *children: Child) -> list[Message]:
-        async with asyncio.TaskGroup() as group:
-            starting = [group.create_task(child.start()) for child in children]
-        for child in children:
-            place = f", http://{HOST}:{child.port}" if child.port else ""
-            self._detail(f"{child.name}: pid {child.pid}{place}")
-        return [task.result() for task in starting]
 
     async def _valkey_answers(self) -> None:
         """Wait until it does; raises NotStarted."""
@@ -181,20 +292,16 @@ class Demo:
                 return
 
     async def _end(self) -> None:
-        """End everything, the keeper last: it removes the folder."""
+        """End what this process does for the others, and then them."""
         self._resume()
         for task in self._tasks:
             task.cancel()
         self._caller.close()
-        await asyncio.gather(*(one.end() for one in self._made if one.name != KEEPER))
-        if self._relay is not None:
-            self._relay.close()
-        for kept in self._made[:1]:
-            died = not kept.alive
-            await kept.end()
-            if died and self._valkey_pid is not None:
-                _kill(self._valkey_pid)
-        shutil.rmtree(self.folder, ignore_errors=True)  # if the keeper could not
+        try:
+            await super()._end()
+        finally:
+            if self._relay is not None:
+                self._relay.close()
 
     # What happens meanwhile
 
@@ -205,11 +312,6 @@ class Demo:
             self.past.append(self.recent)
         if "phases" in message and self._finished is not None and not self._finished.done():
             self._finished.set_result(message["phases"])
-
-    def _lost(self, child: Child) -> None:
-        """End the demo: this one it cannot do without."""
-        if not self.failed.done():
-            self.failed.set_exception(NotStarted(f"{child.name} died.{child.tail()}"))
 
     def _pod_died(self, pod: Child) -> None:
         if not self.on["kill"]:
@@ -238,11 +340,6 @@ class Demo:
             UNPROTECTED: [self._plain.port] if self._plain.alive else [],
         }
         self._load.tell(targets=alive)
-
-    def logs(self) -> str:
-        """Return the end of what each process has written, of those that wrote anything."""
-        told = [f"{one.name}:{one.tail()}" for one in self._made if one.has_written]
-        return "\n".join(told) or "no process has written anything"
 
     # What it is told to do
 
@@ -307,15 +404,20 @@ class Demo:
             self._keeper.tell(suspended=None)
         self.on["pause"] = False
 
-    async def all_well(self) -> None:
-        """Mend everything."""
-        for name in NAMES:
-            if self.on[name]:
-                await self.switch(name, on=False)
-
     def phase(self, name: str | None) -> None:
         """Let what the users ask from now on count for this phase."""
         self._load.tell(phase=name)
+
+    def shown(self) -> dict[str, Any]:
+        """Return what the page shows beside the switches: both sides, now and before."""
+        alone = "" if self.shared else f" One pod only, on memory: {self.why}."
+        return {
+            "sides": list(SIDES),
+            "now": self.recent,
+            "past": list(self.past),
+            "note": "Numbers are of the last 5 seconds, as users see them. Who has no answer after"
+            f" {PATIENCE:g} s has given up, which is an error.{alone}",
+        }
 
     async def finish(self, groups: dict[str, list[str]]) -> Message:
         """Let nobody come any more, and return how they fared in each group of phases."""

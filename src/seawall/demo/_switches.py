@@ -1,4 +1,4 @@
-"""What can be done to the system: the control strip, without the strip."""
+"""What can be broken in each demo: the buttons of the control strip."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Switch(NamedTuple):
     does: str
 
 
-SWITCHES: Final = (
+SERVICE: Final = (
     Switch("broken", "Break the vendor", "It refuses half of all calls and answers no other."),
     Switch("slow", "Make it slow", "Each of its answers takes 1.5 to 3 s."),
     Switch("cut", "Cut Redis", "The pods lose their shared store, each goes on by itself."),
@@ -22,4 +22,13 @@ SWITCHES: Final = (
     Switch("surge", "Surge traffic", "Five times as many requests, the new ones of free users."),
 )
 
-NAMES: Final = tuple(switch.name for switch in SWITCHES)
+PIPELINE: Final = (
+    Switch("S1", "Break sensor S1", "It does not answer; the others are read without it."),
+    Switch("S2", "Break sensor S2", "It does not answer; the others are read without it."),
+    Switch("S3", "Break sensor S3", "With three of five broken, there is too little to go on."),
+    Switch("slow", "Slow directory", "It answers after 1.5 s: samples go on without a place."),
+    Switch("down", "Directory down", "It refuses all calls: samples go on without a place."),
+    Switch("poison", "Poison records", "Worker processes die of them; they become dead letters."),
+    Switch("failover", "Database fails over", "It refuses everything: samples wait for it."),
+    Switch("sink", "Slow database", "A batch takes 4 s: the sensors are read more seldom."),
+)

@@ -1,6 +1,6 @@
 // What the demo shows beside the dashboard: the control strip, and both sides next to each other.
 //
-// Fills <section id="extra"> from `message.extra`; see DemoDashboard. Keys 1 to 6 press the
+// Fills <section id="extra"> from `message.extra`; see DemoDashboard. Keys from 1 press the
 // buttons, 0 mends everything.
 
 import { Keyed, clean, draw, list, make, number, setAttribute, setHidden, setText, setTone } from "./dom.js";
@@ -229,12 +229,14 @@ function legend() {
   return make("div", "legend demo-legend", OUTCOMES.map(sample), { role: "group", "aria-label": "Legend" });
 }
 
+const outcomesLegend = legend();
+
 function build() {
   section.append(
     make("div", "section-head", [make("h2", "", ["Break something"], { id: "demo-title" }), told]),
     make("div", "demo-strip", [buttons, well]),
     sides,
-    legend(),
+    outcomesLegend,
     note,
   );
   setAttribute(section, "aria-labelledby", "demo-title");
@@ -247,13 +249,13 @@ window.seawall.subscribe((message) => {
   if (!extra) return;
   switches = list(extra.switches, 9).filter((one) => one && typeof one.name === "string");
   keyed.update(switches, (one) => one.name, new Map(switches.map((one, index) => [one.name, index + 1])));
-  const patience = `Who has no answer after ${amount(number(extra.patience))} s has given up, which is an error.`;
-  const alone = extra.store === true ? "" : ` One pod only, on memory: ${clean(extra.why, 100)}.`;
-  setText(note, `Numbers are of the last 5 seconds, as users see them. ${patience}${alone}`);
+  setText(note, clean(extra.note, 400));
   const past = list(extra.past, KEEP).filter((one) => one && typeof one === "object");
   const names = list(extra.sides, 4).map((side) => clean(side, 20));
   // One scale for both: side by side, heights mean the same.
   const highest = past.flatMap((one) => names.map((side) => number(one[side]?.p99)));
   const most = roundUp(Math.max(0.2, ...highest));
+  setHidden(sides, names.length === 0);
+  setHidden(outcomesLegend, names.length === 0);
   keyedSides.update(names, (side) => side, extra.now ?? {}, past, most);
 });
