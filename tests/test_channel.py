@@ -1010,3 +1010,44 @@ def test_a_channel_that_keeps_up_refuses_nothing() -> None:
                 assert channel.get() == number
             clock.advance(2.0)
         assert channel.snapshot()["dropped"] == channel.snapshot()["rejected"] == 0
+
+
+def test_what_is_given_back_is_taken_first_and_needs_no_room() -> None:
+    """Beyond the capacity nothing else is put in until there is room again."""
+    channel: Channel[int] = Channel(2)
+    channel.put(1)
+    channel.put(2)
+    taken = [channel.get(), channel.get()]
+    channel.put(3)
+    channel.put(4)
+    channel.give_back(taken)
+    assert channel.depth == 4
+    for expected in (1, 2):
+        with pytest.raises(ChannelFull):
+            channel.put(5, timeout=0)
+        assert channel.get() == expected
+    with pytest.raises(ChannelFull):
+        channel.put(5, timeout=0)
+    assert channel.get() == 3
+    assert channel.put(5, timeout=0)
+    assert (channel.snapshot()["put"], channel.snapshot()["got"]) == (5, 3)
+
+
+def test_what_is_given_back_wakes_whoever_waits() -> None:
+    """Also after the channel was closed: it is not over then."""
+
+    async def main() -> None:
+        channel: Channel[int] = Channel(1)
+        channel.put(1)
+        item = channel.get()
+        waiting = asyncio.create_task(channel.aget())
+        await let_pass(0.0)
+        channel.give_back([item])
+        assert await waiting == 1
+        channel.close()
+        channel.give_back([1])
+        assert channel.get() == 1
+        with pytest.raises(ChannelClosed):
+            channel.get()
+
+    run_virtual(main())

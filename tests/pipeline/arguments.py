@@ -6,15 +6,18 @@ from math import inf, nan
 from random import Random
 from typing import Any
 
-from seawall import SystemClock
+from seawall import Channel, SystemClock
+from seawall.jobs import LocalQueue
 from seawall.pipeline import (
     BatchFailed,
+    ChannelSource,
     Collect,
     Flow,
     IterableSource,
     MemoryDeadLetters,
     NotBefore,
     Pipeline,
+    QueueSource,
     csv_rows,
     degrade,
     lines,
@@ -156,6 +159,39 @@ PIPELINE: list[tuple[Any, ...]] = [
     *_file("clock", [(5, TypeError), (SystemClock, TypeError)], "clock"),
     ("pipeline.IterableSource(items)", IterableSource, _SOURCES[:1], "pass an iterable"),
     ("pipeline.IterableSource(name)", lambda x: IterableSource([], name=x), _TEXTS, "write a name"),
+    (
+        "pipeline.IterableSource(checkpoint)",
+        lambda x: IterableSource([], checkpoint=x),
+        [(5, TypeError), ("", TypeError)],
+        "write the path",
+    ),
+    ("pipeline.IterableSource(every)", lambda x: IterableSource([], every=x), _FINITE, "seconds"),
+    (
+        "pipeline.IterableSource(clock)",
+        lambda x: IterableSource([], clock=x),
+        [(5, TypeError), (SystemClock, TypeError)],
+        "clock",
+    ),
+    ("pipeline.ChannelSource(channel)", ChannelSource, [(5, TypeError)], "pass a Channel"),
+    (
+        "pipeline.ChannelSource(name)",
+        lambda x: ChannelSource(Channel(1), name=x),
+        _TEXTS,
+        "write a name",
+    ),
+    ("pipeline.QueueSource(queue)", QueueSource, [(5, TypeError)], "pass a queue"),
+    (
+        "pipeline.QueueSource(lease)",
+        lambda x: QueueSource(LocalQueue(), lease=x),
+        _POSITIVE,
+        "seconds",
+    ),
+    (
+        "pipeline.QueueSource(name)",
+        lambda x: QueueSource(LocalQueue(), name=x),
+        _TEXTS,
+        "write a name",
+    ),
 ]
 
 AWAITED_BY_PIPELINES = {
@@ -178,6 +214,16 @@ def _given(name: str, *parameters: str) -> list[str]:
     return [f"pipeline.{name}({parameter})" for parameter in parameters]
 
 
+def _source(*names: str) -> list[str]:
+    methods = (("pull", "most"), ("acknowledge", "handles"), ("give_back", "handles"))
+    return [
+        given
+        for name in names
+        for method, argument in methods
+        for given in _given(f"{name}.{method}", argument)
+    ]
+
+
 SHOWN_BY_PIPELINES = frozenset(
     [
         # made by Seawall
@@ -189,15 +235,8 @@ SHOWN_BY_PIPELINES = frozenset(
         *_given("FileSource", "path", "parse", "is_whole", "checkpoint", "every", "follow", "name"),
         *_given("FileSource", "clock"),
         # called by Seawall
-        *_given("FileSource.pull", "most"),
-        *_given("FileSource.acknowledge", "handles"),
-        *_given("FileSource.give_back", "handles"),
-        *_given("IterableSource.pull", "most"),
-        *_given("IterableSource.acknowledge", "handles"),
-        *_given("IterableSource.give_back", "handles"),
-        *_given("Source.pull", "most"),
-        *_given("Source.acknowledge", "handles"),
-        *_given("Source.give_back", "handles"),
+        *_source("ChannelSource", "FileSource", "IterableSource", "QueueSource", "Source"),
+        *_given("Checkpoint.save", "place"),
         # whatever is wrong is an error of the iterable, or of random.Random
         *_given("Pipeline.test", "items", "seed"),
     ]

@@ -88,7 +88,7 @@ def test_a_resumed_run_leaves_nothing_out(
             await pause(chance.random() / 10)
             seen += 1
             if crash is not None and seen > crash:
-                source._save = _nothing  # type: ignore[method-assign]
+                source._place.save = _nothing  # type: ignore[method-assign]
                 raise Crash
             stored.append(int(line))
 
@@ -103,7 +103,7 @@ def test_a_resumed_run_leaves_nothing_out(
     assert saved is None or saved["offset"] == path.stat().st_size
 
 
-def _nothing() -> None:
+async def _nothing(_place: Any) -> None:
     """Save nothing, as a process that is gone."""
 
 
@@ -124,7 +124,7 @@ def test_a_resumed_run_repeats_at_most_one_interval(tmp_path: Path) -> None:
         pipeline.read(source).sink(store)
         running = asyncio.create_task(pipeline.run())
         await pause(5.05)
-        source._save = _nothing  # type: ignore[method-assign]
+        source._place.save = _nothing  # type: ignore[method-assign]
         running.cancel()
         await asyncio.wait([running])
 
@@ -285,3 +285,141 @@ def test_no_csv_record_is_cut_short(tmp_path: Path) -> None:
         [f"{large},8"],
         ["9", "open\n"],
     ]
+
+
+async def _pulled(source: FileSource[str], number: int) -> list[tuple[str, Any]]:
+    """Return the next `number` records, all of them acknowledged."""
+    items: list[tuple[str, Any]] = []
+    async with asyncio.timeout(60):
+        while len(items) < number:
+            items += await source.pull(number - len(items))
+    await source.acknowledge([handle for _, handle in items])
+    return items
+
+
+@pytest.mark.parametrize("names", [("app.log.2", "app.log.1"), ("app.log-1104", "app.log-1105")])
+def test_files_that_were_rotated_while_the_reader_stood_still_are_read_in_order(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """Two rotations between two looks; what was rotated before the first run is not read."""
+    path, oldest = tmp_path / "app.log", tmp_path / "app.log.9"
+    oldest.write_text("long ago\n")
+    path.write_text("1\n2\n")
+    source = lines(path, follow=True)
+
+    async def main() -> list[str]:
+        seen = await _pulled(source, 1)
+        for name, text in zip(names, ("3\n4\n", "5\n"), strict=True):
+            path.rename(tmp_path / name)
+            path.write_text(text)
+        (tmp_path / "app.log.1.gz").write_bytes(b"compressed\n")
+        seen += await _pulled(source, 4)
+        path.rename(tmp_path / "app.log.0")
+        path.write_text("6\n")
+        seen += await _pulled(source, 1)
+        await source.close()
+        return [value for value, _ in seen]
+
+    assert run_virtual(main()) == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_what_is_written_before_the_writer_opens_the_new_file_is_read(tmp_path: Path) -> None:
+    """Rotation makes an empty file first, and whoever writes goes on with the old one."""
+    path = tmp_path / "app.log"
+    path.write_text("1\n")
+    source = lines(path, follow=True)
+
+    async def main() -> list[str]:
+        seen = await _pulled(source, 1)
+        old = path.rename(tmp_path / "app.log.1")
+        path.touch()
+
+        async def write() -> None:
+            await pause(30.0)
+            with old.open("a") as file:
+                file.write("2\n")
+            path.write_text("3\n")
+
+        writing = asyncio.create_task(write())
+        seen += await _pulled(source, 2)
+        await writing
+        await source.close()
+        return [value for value, _ in seen]
+
+    assert run_virtual(main()) == ["1", "2", "3"]
+
+
+def test_rotated_files_are_forgotten_when_their_records_have_ended(tmp_path: Path) -> None:
+    """Also without a checkpoint: a reader that runs for a year has seen many of them."""
+    path = tmp_path / "app.log"
+    path.write_text("0\n")
+    source = lines(path, follow=True)
+
+    async def main() -> None:
+        await _pulled(source, 1)
+        for number in range(1, 40):
+            path.replace(tmp_path / "app.log.1")
+            path.write_text(f"{number}\n")
+            assert [value for value, _ in await _pulled(source, 1)] == [str(number)]
+            assert len(source._files) == 1
+            assert len(source._known) <= 2
+        await source.close()
+
+    run_virtual(main())
+
+
+def test_another_file_with_the_same_inode_is_read_from_its_beginning(tmp_path: Path) -> None:
+    """The number is used again for a new file; its records have ids of their own."""
+    path, place = tmp_path / "app.log", tmp_path / "place"
+    path.write_text("old 1\nold 2\n")
+    source = lines(path, checkpoint=place)
+    before = run_virtual(_all(source))
+    path.write_text("new 1\nnew 2\nnew 3\n")  # the same inode, as if it were used again
+    after = run_virtual(_all(lines(path, checkpoint=place)))
+    assert [value for value, _ in after] == ["new 1", "new 2", "new 3"]
+    assert not {str(handle) for _, handle in before} & {str(handle) for _, handle in after}
+
+
+async def _all(source: FileSource[str]) -> list[tuple[str, Any]]:
+    items = list(await source.pull(100))
+    await source.acknowledge([handle for _, handle in items])
+    await source.close()
+    return items
+
+
+def test_a_file_that_is_truncated_and_has_grown_again_is_noticed(tmp_path: Path) -> None:
+    """It is longer than before when it is looked at, but it begins otherwise."""
+    path = tmp_path / "app.log"
+    path.write_text("1\n")
+    source = lines(path, follow=True)
+
+    async def main() -> list[str]:
+        seen = await _pulled(source, 1)
+        path.write_text("two\nthree\n")
+        seen += await _pulled(source, 2)
+        await source.close()
+        return [value for value, _ in seen]
+
+    assert run_virtual(main()) == ["1", "two", "three"]
+
+
+def test_ids_of_records_are_the_same_after_a_restart(tmp_path: Path) -> None:
+    """And those of a later file are others: an inbox would take its records for known ones."""
+    path, place = tmp_path / "app.log", tmp_path / "place"
+    path.write_text("1\n")
+
+    async def main() -> list[tuple[str, Any]]:
+        source = lines(path, checkpoint=place, every=0.0, follow=True)
+        seen = await _pulled(source, 1)
+        path.rename(tmp_path / "app.log.1")
+        path.write_text("2\n")
+        seen += await source.pull(1)
+        await source.close()
+        again = lines(path, checkpoint=place, every=0.0, follow=True)
+        seen += await _pulled(again, 1)
+        await again.close()
+        return seen
+
+    first, second, repeated = run_virtual(main())
+    assert second == repeated
+    assert str(first[1]) != str(second[1])

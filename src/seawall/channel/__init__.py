@@ -1,13 +1,14 @@
 """A bounded queue between producers and consumers: threads and tasks of any loop, in any mixture.
 
-Promises: never more than `capacity` inside; what was put is taken exactly once, or dropped and
-counted; what one producer put comes out in its order; a put that was cancelled or late has put
-nothing, such a get has taken nothing; who waits is served in order; closing wakes everybody.
+Promises: never more than `capacity` inside, but for what is given back; what was put is taken
+exactly once, or dropped and counted; what one producer put comes out in its order; a put that was
+cancelled or late has put nothing, such a get has taken nothing; who waits is served in order;
+closing wakes everybody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from seawall import _checks as check
@@ -141,6 +142,16 @@ class Channel(Generic[T]):
         except ChannelClosed:
             raise StopAsyncIteration from None
 
+    def give_back(self, items: Iterable[T]) -> None:
+        """Put items that were taken, and not used, in front of all others again, in their order.
+
+        There is always room for them: until they are taken again nothing is put in beyond the
+        capacity. They can also be taken after `close`.
+        """
+        returned = list(items)
+        with self._mutex:
+            self._buffer.put_back(returned, self._now())
+
     def request(self, n: int) -> None:
         """Ask producers for `n` items more; only with `demand=True`. Requests add up."""
         check.count("n", n)
@@ -183,6 +194,11 @@ class Channel(Generic[T]):
     def depth(self) -> int:
         """How many items are inside."""
         return len(self._buffer.items)
+
+    @property
+    def demand(self) -> bool:
+        """Whether there is room only for what consumers have requested."""
+        return self._buffer.demanding
 
     @property
     def closed(self) -> bool:

@@ -86,7 +86,7 @@ class Buffer(Generic[T]):
         self.withheld = capacity
         """Tokens of room out of use: nobody asked for them, or it is closed.
 
-        Below 0, so many are to be collected, since the capacity was lowered.
+        Below 0, so many are to be collected: the capacity was lowered, or items were put back.
         """
         self.requested: float = 0 if demanding else inf
         self.putters: Line = OrderedDict()
@@ -146,6 +146,15 @@ class Buffer(Generic[T]):
         item = self.items.popleft()
         self.serve()
         return item
+
+    def put_back(self, items: list[T], now: float) -> None:
+        """Put in front of all others what was taken out before, whether there is room or not."""
+        self.attention = True
+        self.withheld -= len(items)  # below 0, so many places are not given to others
+        self.items.extendleft(reversed(items))
+        self.ready.extendleft(repeat(now, len(items)))
+        self.got -= len(items)
+        self.serve()
 
     def exchange(self, item: T, now: float) -> T:
         """Take the oldest out and `item` in, without any token; there is an item inside."""

@@ -4,6 +4,7 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
 if TYPE_CHECKING:
+    from seawall.pipeline.checkpoint import Checkpoint
     from seawall.pipeline.collect import (
         Collect,
         Collection,
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
     from seawall.pipeline.item import DeadLetter, Ended, Ending, Item, Lesser, current_item
     from seawall.pipeline.nodes import DROP
     from seawall.pipeline.pipeline import Flow, MemoryDeadLetters, Pipeline
+    from seawall.pipeline.queues import ChannelSource, QueueSource
     from seawall.pipeline.source import Faulty, IterableSource, Source
     from seawall.pipeline.stage import BatchFailed, NotBefore, degrade
 
 __all__ = [
     "DROP",
     "BatchFailed",
+    "ChannelSource",
+    "Checkpoint",
     "Collect",
     "CollectSource",
     "Collection",
@@ -37,6 +41,7 @@ __all__ = [
     "MemoryDeadLetters",
     "NotBefore",
     "Pipeline",
+    "QueueSource",
     "Reading",
     "ReadingState",
     "Source",
@@ -48,11 +53,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "pipeline.checkpoint": "Checkpoint",
     "pipeline.collect": "Collect CollectSource Collection Reading ReadingState TooFewSources",
     "pipeline.files": "FileSource csv_rows lines",
     "pipeline.item": "DeadLetter Ended Ending Item Lesser current_item",
     "pipeline.nodes": "DROP",
     "pipeline.pipeline": "Flow MemoryDeadLetters Pipeline",
+    "pipeline.queues": "ChannelSource QueueSource",
     "pipeline.source": "Faulty IterableSource Source",
     "pipeline.stage": "BatchFailed NotBefore degrade",
 }

@@ -3,23 +3,28 @@
 Promises:
 - Without a stop nothing is read twice; after a crash at most what was read since the last
   checkpoint is read again, and nothing is left out.
-- A file that is rotated (renamed, and begun anew) is read to its end, then the new one.
-- The checkpoint is replaced as a whole: a crash leaves the old one or the new one.
+- A file that is rotated (renamed, and begun anew) is read to its end, then those that were rotated
+  after it, in their order, then the new one. What was compressed or removed before is not read.
+- An id is the number of the file, counted from the first one that this checkpoint knew, and the
+  byte where the record ends: with a checkpoint it stays the same in later runs.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import logging
 import os
+import re
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO, Final, Generic, NamedTuple, TypeVar
+from typing import Any, BinaryIO, Final, Generic, NamedTuple, TypeVar
 
 from seawall import _checks as check
-from seawall.clock import Clock, check_clock, current_clock
+from seawall.clock import Clock
 from seawall.models.positions import Positions
+from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place
+from seawall.pipeline.source import source_name
 from seawall.runtime.runners import sleep_async
 
 T = TypeVar("T")
@@ -28,10 +33,15 @@ LOOK_EVERY: Final = 0.2
 """Seconds between two looks for more, at the end of a file that is followed."""
 LONGEST_RECORD: Final = 16 * 2**20
 """Bytes of one line or record."""
+HEAD: Final = 256
+"""Bytes at its beginning by which a file is recognised: another one may get its inode."""
+
+_ROTATED: Final = re.compile(r"[.-](\d[\dT_:.-]*)")
+"""What rotation adds to the name of a file: .1, -20261118 and the like."""
 
 
 class FilePlace(NamedTuple):
-    """Where a record ends: in which file since the start, and at which byte."""
+    """Where a record ends: in which file since the first run, and at which byte."""
 
     file: int
     byte: int
@@ -49,7 +59,7 @@ class FileSource(Generic[T]):
         parse: Callable[[bytes], T],
         is_whole: Callable[[bytes], bool],
         *,
-        checkpoint: str | os.PathLike[str] | None,
+        checkpoint: KeptIn,
         every: float,
         follow: bool,
         name: str | None,
@@ -58,33 +68,28 @@ class FileSource(Generic[T]):
         """Make a value of each record by `parse`; a record may be more than one line."""
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise TypeError(f"path={path!r}: write the path of a file, such as 'orders.jsonl'")
-        if checkpoint is not None and (
-            not isinstance(checkpoint, str | os.PathLike) or not os.fspath(checkpoint)
-        ):
-            raise TypeError(f"checkpoint={checkpoint!r}: write the path of a file to keep it in")
         self.path = Path(path)
-        self.name = self.path.name if name is None else name
-        if not isinstance(self.name, str) or not self.name:
-            raise TypeError(f"name={name!r}: write a name, such as 'orders'")
+        self.name = self.path.name if name is None else source_name(name)
         self._parse = parse
         self._is_whole = is_whole
-        self._checkpoint = None if checkpoint is None else Path(checkpoint)
-        self._every = check.seconds("every", every, zero=True)
+        self._place = SavedPlace(checkpoint, every, clock)
         self._follow = check.flag("follow", follow)
-        self._clock = current_clock() if clock is None else check_clock(clock)
-        self._saved_at = self._clock.now()
         self._reading: _Reading | None = None
         self._files: dict[int, _Reading] = {}
-        """Files of which items are on their way, by number."""
+        """Files of which items are on their way, by number, and the one that is read."""
         self._numbers = 0
+        self._known: dict[int, tuple[int, bytes]] = {}
+        """Rotated files that are not to be read, or not again: size and beginning, by inode."""
 
     async def pull(self, most: int) -> Sequence[tuple[T, FilePlace]]:
         """Return the next records; wait for more at the end if the file is followed."""
         while True:
-            reading = self._reading or self._open()
+            reading = self._reading or await self._open()
             if reading is not None:
                 is_last = reading.is_abandoned or not self._follow
-                records = reading.read(most, self._is_whole, is_last=is_last)
+                records = []
+                if reading.is_the_same():
+                    records = reading.read(most, self._is_whole, is_last=is_last)
                 if records:
                     return [
                         (self._parse(record), FilePlace(reading.number, end))
@@ -101,105 +106,210 @@ class FileSource(Generic[T]):
     async def acknowledge(self, handles: Sequence[FilePlace]) -> None:
         """Move the checkpoint, and save it now and then."""
         for number, end in handles:
-            self._files[number].positions.finish(end)
-        if self._checkpoint is not None and self._clock.now() - self._saved_at >= self._every:
-            self._save()
+            reading = self._files.get(number)
+            if reading is not None:  # else all of it has ended, and this is said again
+                reading.positions.finish(end)
+        self._forget_ended()
+        await self._place.save_if_due(self._oldest)
 
     async def give_back(self, handles: Sequence[FilePlace]) -> None:
         """Do nothing: the checkpoint stays before them."""
 
     async def close(self) -> None:
         """Save the checkpoint."""
-        if self._checkpoint is not None and self._files:
-            self._save()
-        if self._reading is not None:
-            self._reading.file.close()
+        try:
+            await self._place.save(self._oldest())
+        finally:
+            if self._reading is not None:
+                self._reading.close()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return which file is read, and how far."""
+        reading = self._reading
+        return {
+            "kind": "file",
+            "path": str(self.path),
+            "file": self._numbers,
+            "byte": 0 if reading is None else reading.end,
+        }
 
     # Files
 
-    def _open(self) -> _Reading | None:
+    async def _open(self) -> _Reading | None:
         """Open the file where the last run ended, or from its beginning."""
-        saved = self._load()
+        saved = await self._load()
         if saved is not None:
-            found = self._by_inode(saved["inode"])
+            self._numbers = saved.file - 1
+            found = self._recognised(saved)
             if found is not None:
-                return self._begin(found, saved["offset"])
+                reading = self._begin(found, saved.offset)
+                last_write = reading.status.st_mtime_ns
+                self._pass_over(lambda status: status.st_mtime_ns < last_write)
+                return reading
+            self._numbers = saved.file  # another file, so that its records have other ids
             if self.path.exists():
                 logging.getLogger("seawall").warning(
                     "%s is not the file of which %s is the checkpoint, nor is one beside it: it is"
                     " read from its beginning",
                     self.path,
-                    self._checkpoint,
+                    self._place.checkpoint,
                 )
-        return self._begin(self.path, 0) if self.path.exists() else None
+        if not self.path.exists():
+            return None
+        self._pass_over(lambda _status: True)
+        return self._begin(self.path, 0)
 
     def _begin(self, path: Path, offset: int) -> _Reading:
         file = path.open("rb")
         if offset > os.fstat(file.fileno()).st_size:
             offset = 0  # it was truncated
+            self._numbers += 1
         file.seek(offset)
         self._numbers += 1
         self._reading = _Reading(file, self._numbers, offset)
         self._files[self._numbers] = self._reading
+        self._forget_ended()
         return self._reading
 
-    def _by_inode(self, inode: int) -> Path | None:
+    def _recognised(self, saved: _Saved) -> Path | None:
         """Return the file that was being read: the same, or what rotation has renamed it to."""
         for path in (self.path, *sorted(self.path.parent.glob(f"{self.path.name}*"))):
             try:
-                if path.stat().st_ino == inode:
-                    return path
+                is_it = path.stat().st_ino == saved.inode
             except FileNotFoundError:
                 continue
+            head = _head_of(path) if is_it else None
+            if head is not None and saved.head == _digest(head[: saved.head_size]):
+                return path
         return None
 
+    def _rotated(self) -> list[tuple[Path, os.stat_result]]:
+        """Return what rotation has made of earlier files, the oldest first."""
+        found = []
+        for path in self.path.parent.glob(f"{self.path.name}?*"):
+            suffix = _ROTATED.fullmatch(path.name.removeprefix(self.path.name))
+            if suffix is None:
+                continue
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue
+            number = -int(suffix[1]) if suffix[1].isdigit() else 0  # of numbers the largest first
+            found.append(((status.st_mtime_ns, number, path.name), path, status))
+        return [(path, status) for _, path, status in sorted(found, key=lambda one: one[0])]
+
     def _moves_on(self, reading: _Reading) -> bool:
-        """Begin the new file if this one was rotated or truncated; it is read to its end."""
+        """Begin the next file if this one was rotated or truncated; it is read to its end."""
         try:
             now = self.path.stat()
         except FileNotFoundError:
             return False
-        if now.st_ino == reading.inode:
-            if now.st_size >= reading.end:
+        following = self.path
+        if now.st_ino == reading.status.st_ino:
+            if now.st_size >= reading.end and reading.is_the_same():
                 return False
-        elif reading.has_more():
-            # Whoever writes may be about to finish the last record: look once more, then take it
-            # as it is.
-            return reading.is_abandoned
-        reading.file.close()
-        self._begin(self.path, 0)
+            self._pass_over(lambda _status: True)  # a copy of what was truncated, if any
+        else:
+            following = self._next_after(reading, now)
+            if following == self.path and not now.st_size:
+                return False  # whoever writes may still write to the one that was renamed
+            if reading.is_the_same() and reading.has_more():
+                # The last record may be about to be finished: look once more, then take it as it
+                # is.
+                return reading.is_abandoned
+        reading.close()
+        try:
+            self._begin(following, 0)
+        except FileNotFoundError:
+            return False  # it is rotated at this moment: look again
         return True
 
-    # The checkpoint
+    def _next_after(self, reading: _Reading, newest: os.stat_result) -> Path:
+        """Return what comes after a file that was rotated: the newest one, or one between them."""
+        self._known[reading.status.st_ino] = (reading.end, reading.head)
+        rotated = self._rotated()
+        there = {status.st_ino for _, status in rotated}
+        self._known = {inode: known for inode, known in self._known.items() if inode in there}
+        for path, status in rotated:
+            if status.st_ino != newest.st_ino and not self._is_known(path, status):
+                return path
+        return self.path
 
-    def _load(self) -> dict[str, int] | None:
-        if self._checkpoint is None or not self._checkpoint.exists():
-            return None
-        try:
-            saved = json.loads(self._checkpoint.read_bytes())
-            return {"inode": int(saved["inode"]), "offset": int(saved["offset"])}
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(
-                f"{self._checkpoint} is no checkpoint of a file: remove it to begin anew"
-            ) from None
+    def _is_known(self, path: Path, status: os.stat_result) -> bool:
+        size, head = self._known.get(status.st_ino, (0, None))
+        return head is not None and status.st_size >= size and _begins_with(path, head)
 
-    def _save(self) -> None:
-        """Save the place in the oldest file of which something is not done."""
-        if self._checkpoint is None:
-            return
+    def _pass_over(self, which: Callable[[os.stat_result], bool]) -> None:
+        """Do not read those rotated files that are there now."""
+        for path, status in self._rotated():
+            if which(status):
+                head = _head_of(path)
+                if head is not None:
+                    self._known[status.st_ino] = (status.st_size, head)
+
+    def _forget_ended(self) -> None:
+        """Forget files of which everything has ended, up to the first of which it has not."""
         for number, reading in list(self._files.items()):
             if len(reading.positions) or reading is self._reading:
                 break
             del self._files[number]
-        reading = next(iter(self._files.values()))
-        saved = {"inode": reading.inode, "offset": reading.positions.checkpoint}
-        beside = self._checkpoint.with_name(f"{self._checkpoint.name}.new")
-        with beside.open("w") as file:
-            json.dump(saved, file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._checkpoint)
-        self._saved_at = self._clock.now()
+
+    # The checkpoint
+
+    async def _load(self) -> _Saved | None:
+        saved = await self._place.load()
+        if saved is None:
+            return None
+        try:
+            return _Saved(
+                int(saved["inode"]),
+                int(saved["offset"]),
+                int(saved["file"]),
+                int(saved["head_size"]),
+                str(saved["head"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise not_a_place(self._place.checkpoint) from None
+
+    def _oldest(self) -> dict[str, int | str] | None:
+        """Return the place in the oldest file of which something has not ended."""
+        reading = next(iter(self._files.values()), None)
+        if reading is None:
+            return None
+        offset = reading.positions.checkpoint
+        head = reading.head[:offset]
+        return _Saved(
+            reading.status.st_ino, offset, reading.number, len(head), _digest(head)
+        )._asdict()
+
+
+class _Saved(NamedTuple):
+    """What a checkpoint holds."""
+
+    inode: int
+    offset: int
+    file: int
+    """Its number; 1 for the first that this checkpoint knew."""
+    head_size: int
+    head: str
+    """Recognises the file by its first bytes, of those before the offset."""
+
+
+def _head_of(path: Path) -> bytes | None:
+    """Return how a file begins, None if it is gone."""
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD)
+    except FileNotFoundError:
+        return None
+
+
+def _begins_with(path: Path, head: bytes) -> bool:
+    return (_head_of(path) or b"").startswith(head)
+
+
+def _digest(head: bytes) -> str:
+    return blake2b(head, digest_size=16).hexdigest()
 
 
 class _Reading:
@@ -208,13 +318,27 @@ class _Reading:
     def __init__(self, file: BinaryIO, number: int, offset: int) -> None:
         self.file = file
         self.number = number
-        self.inode = os.fstat(file.fileno()).st_ino
+        self.status = os.fstat(file.fileno())
         self.end = offset
         """Where the last record ended."""
         self.positions = Positions(offset)
         self.is_abandoned = False
         """Whether nothing was added between two looks after it was rotated."""
+        self.head = b""
+        """Its first bytes, as far as they were there when it was looked at."""
         self._size = -1
+
+    def is_the_same(self) -> bool:
+        """Return whether it still begins as it did: it was not truncated and written anew."""
+        begins = os.pread(self.file.fileno(), HEAD, 0)
+        if not begins.startswith(self.head):
+            return False
+        self.head = begins
+        return True
+
+    def close(self) -> None:
+        """Close the file; it may be closed already."""
+        self.file.close()
 
     def read(
         self, most: int, is_whole: Callable[[bytes], bool], *, is_last: bool
@@ -252,7 +376,7 @@ class _Reading:
 def lines(
     path: str | os.PathLike[str],
     *,
-    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint: KeptIn = None,
     every: float = 1.0,
     follow: bool = False,
     name: str | None = None,
@@ -280,7 +404,7 @@ def lines(
 def csv_rows(
     path: str | os.PathLike[str],
     *,
-    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint: KeptIn = None,
     every: float = 1.0,
     follow: bool = False,
     name: str | None = None,

@@ -374,7 +374,7 @@ class Pipeline:
         """Return the flow of the items of `source`."""
         number = len(self._reads)
         usual = "items" if not number else f"items-{number + 1}"
-        made = as_source(source, usual if name is None else name)
+        made = as_source(source, name, usual)
         if name is not None and made.name != name:
             raise ValueError(f"name={name!r}: this source is named {made.name!r} already")
         self._check_name(made.name)

@@ -11,9 +11,14 @@ function is called with it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from seawall.channel import Channel
+from seawall.clock import Clock
+from seawall.models.positions import Positions
+from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -33,7 +38,11 @@ class Source(Protocol[T_co]):
     """Unique in the pipeline; the ids of items begin with it."""
 
     async def pull(self, most: int) -> Sequence[tuple[T_co, Any]]:
-        """Wait for items and return up to `most`, each with its handle; none when it is over."""
+        """Wait for items and return up to `most`, each with its handle; none when it is over.
+
+        Cancelled, it has taken nothing. The text of a handle is the second half of the item's id:
+        it stays the same when the item is handed out again, also after a restart.
+        """
 
     async def acknowledge(self, handles: Sequence[Any]) -> None:
         """Take note that these items have ended, and never hand them out again.
@@ -45,7 +54,7 @@ class Source(Protocol[T_co]):
         """Take these items back: they were not finished."""
 
     async def close(self) -> None:
-        """Let go of what it holds."""
+        """Let go of what it holds; a second time it does nothing."""
 
 
 class Faulty(NamedTuple):
@@ -62,55 +71,136 @@ class Faulty(NamedTuple):
 
 
 class IterableSource(Generic[T]):
-    """The items of an iterable, plain or async; it forgets what it has handed out.
+    """The items of an iterable, plain or async.
 
-    A plain one is read in the event loop, so it must not block. What is given back is kept in
-    `returned`. An error of the iterable ends the run.
+    A plain one is read in the event loop, so it must not block. Without a checkpoint it forgets
+    what it has handed out; what is given back is kept in `returned`. An error of the iterable ends
+    the run.
     """
 
     repeatable = False
     """An iterable that has raised is over."""
 
-    def __init__(self, items: Iterable[T] | AsyncIterable[T], *, name: str = "items") -> None:
-        """Read `items` once, from their beginning."""
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"name={name!r}: write a name, such as 'orders'")
-        self.name = name
+    def __init__(
+        self,
+        items: Iterable[T] | AsyncIterable[T] | Callable[[int], Iterable[T] | AsyncIterable[T]],
+        *,
+        name: str = "items",
+        checkpoint: KeptIn = None,
+        every: float = 1.0,
+        clock: Clock | None = None,
+    ) -> None:
+        """Read `items` once, from their beginning.
+
+        With `checkpoint`, the path of a file, a resumed run goes on behind the last item before
+        which all have ended: the place is saved `every` few seconds. The iterable has to have the
+        same items in each run; those before the place are skipped. A function `items(offset)`
+        returns an iterable that begins there, and skips them without reading them.
+        """
+        self.name = source_name(name)
         self.returned: list[int] = []
         """The places of items that were given back, in the order of the iterable."""
-        self._numbers = count()
+        self._place = SavedPlace(checkpoint, every, clock)
+        self._positions: Positions | None = None
+        """Which items have ended; None without a checkpoint, and before the first pull."""
+        self._items = items
+        self._to_skip = 0
+        """Items of an async iterable that had ended before, and are still to be read over."""
+        self._numbers: Iterator[int] = count()
         self._sync: Iterator[T] | None = None
         self._async: AsyncIterator[T] | None = None
+        if checkpoint is None:
+            self._begin(items)
+        elif not callable(items):
+            _check_iterable(items)
+
+    def _begin(self, items: Any) -> None:
+        _check_iterable(items)
         if isinstance(items, AsyncIterable):
             self._async = aiter(items)
-        elif isinstance(items, Iterable) and not isinstance(items, str | bytes):
-            self._sync = iter(items)
         else:
-            raise TypeError(f"{items!r} has no items: pass an iterable, or an async iterable")
+            self._sync = iter(items)
+
+    async def _resume(self) -> None:
+        """Go to the place where the last run ended."""
+        offset = await self._place.load() or 0
+        if type(offset) is not int or offset < 0:
+            raise not_a_place(self._place.checkpoint)
+        items: Any = self._items
+        if isinstance(items, Iterable | AsyncIterable):
+            self._begin(items)
+            if self._sync is not None:
+                next(islice(self._sync, offset, offset), None)
+            else:
+                self._to_skip = offset
+        else:
+            self._begin(items(offset))
+        self._numbers = count(offset)
+        self._positions = Positions(offset)
 
     async def pull(self, most: int) -> Sequence[tuple[T, int]]:
         """Return the next items."""
+        positions = self._positions
+        if positions is None and self._place.checkpoint is not None:
+            await self._resume()
+            positions = self._positions
         if self._sync is not None:
-            return list(zip(islice(self._sync, most), self._numbers, strict=False))
-        assert self._async is not None  # noqa: S101 - one of the two is there
-        async for item in self._async:
-            return [(item, next(self._numbers))]
-        return ()
+            pulled = list(zip(islice(self._sync, most), self._numbers, strict=False))
+        else:
+            pulled = []
+            assert self._async is not None  # noqa: S101 - one of the two is there
+            async for item in self._async:
+                if self._to_skip:
+                    self._to_skip -= 1
+                    continue
+                pulled = [(item, next(self._numbers))]
+                break
+        if positions is not None:
+            for _, number in pulled:
+                positions.begin(number + 1)
+        return pulled
 
     async def acknowledge(self, handles: Sequence[int]) -> None:
-        """Do nothing: an iterable keeps no account."""
+        """Move the checkpoint, if there is one, and save it now and then."""
+        positions = self._positions
+        if positions is not None:
+            for number in handles:
+                positions.finish(number + 1)
+            await self._place.save_if_due(lambda: positions.checkpoint)
 
     async def give_back(self, handles: Sequence[int]) -> None:
-        """Remember their places."""
+        """Remember their places; a checkpoint stays before them."""
         self.returned = sorted([*self.returned, *handles])
 
     async def close(self) -> None:
-        """Close an async generator."""
-        close = getattr(self._async, "aclose", None)
-        if close is not None:
-            await close()
+        """Save the checkpoint, and close an async generator."""
+        try:
+            if self._positions is not None:
+                await self._place.save(self._positions.checkpoint)
+        finally:
+            close = getattr(self._async, "aclose", None)
+            if close is not None:
+                await close()
 
 
-def as_source(source: Any, name: str) -> Source[Any]:
-    """Return `source` itself, or a source of the iterable that it is."""
-    return source if isinstance(source, Source) else IterableSource(source, name=name)
+def _check_iterable(items: Any) -> None:
+    if not isinstance(items, AsyncIterable | Iterable) or isinstance(items, str | bytes):
+        raise TypeError(f"{items!r} has no items: pass an iterable, or an async iterable")
+
+
+def source_name(name: Any) -> str:
+    """Return `name` if a source can have it, or raise."""
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"name={name!r}: write a name, such as 'orders'")
+    return name
+
+
+def as_source(source: Any, name: str | None, usual: str = "items") -> Source[Any]:
+    """Return `source` itself, or a source of the channel or iterable that it is."""
+    if isinstance(source, Channel):
+        from seawall.pipeline.queues import ChannelSource
+
+        return ChannelSource(source, name=name)
+    if isinstance(source, Source):
+        return source
+    return IterableSource(source, name=usual if name is None else name)

@@ -1,0 +1,206 @@
+"""Places from which sources read, for the conformance suite in `test_conformance.py`.
+
+A new kind of source adds a `Place` to `PLACES`: how to put something in, and how to open a reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seawall import Channel
+from seawall.jobs import LocalQueue
+from seawall.pipeline import ChannelSource, IterableSource, QueueSource, Source, lines
+from seawall.shared.queue import PriorityQueue
+from seawall.testing import run_virtual
+
+
+class Place:
+    """Where the items of one test are; a reader that is opened later is another process."""
+
+    resumes = True
+    """Whether a later reader knows what earlier ones have acknowledged."""
+    grows = True
+    """Whether more can be put in while it is read."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        """Have nothing inside."""
+        self.request = request
+        self.folder: Path = request.getfixturevalue("tmp_path")
+
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        """Run a test, on virtual time."""
+        run_virtual(main)
+
+    async def begin(self) -> None:
+        """Prepare what needs an event loop."""
+
+    async def put(self, values: list[int]) -> None:
+        """Add values, in their order."""
+        raise NotImplementedError
+
+    def open(self) -> Source[Any]:
+        """Return a new reader, which goes on where the ones before it ended."""
+        raise NotImplementedError
+
+    async def end(self) -> None:
+        """Let go of what `begin` has made."""
+
+    def kill(self, source: Any) -> None:
+        """End what `source` does in the background, as the death of its process does."""
+
+    def cut(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Make whatever keeps the items and their ends fail, until `monkeypatch.undo()`."""
+        raise NotImplementedError
+
+
+class RealPlace(Place):
+    """A place that a server keeps, in real time."""
+
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        asyncio.run(main)
+
+
+class InChannel(Place):
+    resumes = False
+
+    async def begin(self) -> None:
+        self.channel: Channel[int] = Channel(1000)
+
+    async def put(self, values: list[int]) -> None:
+        for value in values:
+            await self.channel.aput(value)
+
+    def open(self) -> Source[Any]:
+        return ChannelSource(self.channel)
+
+
+class InRequestedChannel(InChannel):
+    async def begin(self) -> None:
+        self.channel = Channel(1000, demand=True)
+        self.putting: list[asyncio.Task[None]] = []
+
+    async def put(self, values: list[int]) -> None:
+        self.putting.append(asyncio.create_task(super().put(values)))
+
+    async def end(self) -> None:
+        await asyncio.gather(*self.putting)
+
+
+class InLocalQueue(Place):
+    async def begin(self) -> None:
+        self.queue: Any = LocalQueue("orders")
+
+    async def put(self, values: list[int]) -> None:
+        await self.queue.apush_many(values)
+
+    def open(self) -> Source[Any]:
+        return QueueSource(self.queue, lease=5.0)
+
+    def kill(self, source: Any) -> None:
+        source._renewing.cancel()
+
+    def cut(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def fail(*_args: Any, **_options: Any) -> None:
+            raise ConnectionError("the store does not answer")
+
+        for name in ("aclaim", "aack", "anack", "aheartbeat"):
+            monkeypatch.setattr(self.queue, name, fail)
+
+
+class InSharedQueue(RealPlace, InLocalQueue):
+    async def begin(self) -> None:
+        new_store = self.request.getfixturevalue("new_store")
+        self.store = new_store()
+        self.queue = PriorityQueue(self.store, "orders")
+
+    def open(self) -> Source[Any]:
+        return QueueSource(self.queue, lease=1.5)
+
+
+class InIterable(Place):
+    grows = False
+
+    async def begin(self) -> None:
+        self.values: list[int] = []
+
+    async def put(self, values: list[int]) -> None:
+        self.values += values
+
+    def open(self) -> Source[Any]:
+        return IterableSource(self.values, checkpoint=self.folder / "place", every=0.0)
+
+    def cut(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from seawall.pipeline.checkpoint import FileCheckpoint
+
+        async def fail(*_args: Any) -> None:
+            raise OSError("no space left")
+
+        monkeypatch.setattr(FileCheckpoint, "save", fail)
+
+
+class InAsyncIterable(InIterable):
+    def open(self) -> Source[Any]:
+        async def items() -> Any:
+            for value in self.values:
+                yield value
+
+        return IterableSource(items(), checkpoint=self.folder / "place", every=0.0)
+
+
+class FromOffset(InIterable):
+    def open(self) -> Source[Any]:
+        return IterableSource(
+            lambda offset: iter(self.values[offset:]), checkpoint=self.folder / "place", every=0.0
+        )
+
+
+class InFile(InIterable):
+    grows = True
+
+    async def begin(self) -> None:
+        self.path = self.folder / "orders.txt"
+        self.path.touch()
+
+    async def put(self, values: list[int]) -> None:
+        with self.path.open("a") as file:
+            file.writelines(f"{value}\n" for value in values)
+
+    def open(self) -> Source[Any]:
+        place = self.folder / "place"
+        return lines(self.path, checkpoint=place, every=0.0, follow=True)
+
+    def kill(self, source: Any) -> None:
+        source._reading.close()
+
+
+class InRotatedFile(InFile):
+    """Each put is a file of its own, and only the last one has its first name."""
+
+    files = 0
+
+    async def put(self, values: list[int]) -> None:
+        if self.path.stat().st_size:
+            self.files += 1
+            self.path.rename(self.path.with_name(f"orders.txt-{self.files:04}"))
+        await super().put(values)
+
+
+PLACES: list[type[Place]] = [
+    InChannel,
+    InRequestedChannel,
+    InLocalQueue,
+    InSharedQueue,
+    InIterable,
+    InAsyncIterable,
+    FromOffset,
+    InFile,
+    InRotatedFile,
+]
+
+RESUMING = [place for place in PLACES if place.resumes]
+FAILING = [place for place in PLACES if place.cut is not Place.cut]
