@@ -1845,6 +1845,7 @@ ANYTHING = frozenset(
         "Bulkhead(order)",
         "Chaos(result)",
         "Channel.put(item)",
+        "Channel.give_back(items)",
         "Channel.aput(item)",
         "Borrowed(lending)",
         "Borrowed(place)",

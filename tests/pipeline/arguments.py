@@ -157,7 +157,12 @@ PIPELINE: list[tuple[Any, ...]] = [
     *_file("follow", [(1, TypeError), ("yes", TypeError)], ""),
     *_file("name", _TEXTS, "write a name"),
     *_file("clock", [(5, TypeError), (SystemClock, TypeError)], "clock"),
-    ("pipeline.IterableSource(items)", IterableSource, _SOURCES[:1], "pass an iterable"),
+    (
+        "pipeline.IterableSource(items)",
+        lambda x: IterableSource(x, checkpoint="place"),
+        [*_SOURCES, (_work, TypeError)],
+        "pass an iterable",
+    ),
     ("pipeline.IterableSource(name)", lambda x: IterableSource([], name=x), _TEXTS, "write a name"),
     (
         "pipeline.IterableSource(checkpoint)",
@@ -198,6 +203,7 @@ AWAITED_BY_PIPELINES = {
     "pipeline.Collect(sources)",
     "pipeline.Flow.sink(function)",
     "pipeline.Flow.stage(function)",
+    "pipeline.IterableSource(items)",  # an async generator begins at an offset, too
     "pipeline.Pipeline(dead_letters)",
     "pipeline.degrade(function)",
 }

@@ -19,6 +19,7 @@ from seawall.channel import Channel
 from seawall.clock import Clock
 from seawall.models.positions import Positions
 from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place
+from seawall.runtime.functions import kind_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -111,7 +112,7 @@ class IterableSource(Generic[T]):
         self._async: AsyncIterator[T] | None = None
         if checkpoint is None:
             self._begin(items)
-        elif not callable(items):
+        elif not callable(items) or kind_of(items) == "async":
             _check_iterable(items)
 
     def _begin(self, items: Any) -> None:
