@@ -57,4 +57,4 @@ collect = Collect(
     {name: partial(measure, name) for name in SENSORS}, minimum=3, within=0.8, name="sensors"
 )
 pipeline = Pipeline("collector")
-pipeline.read(collect.every(0.2), name="sensors").sink(write)
+pipeline.read(collect.every(0.2)).sink(write)

@@ -245,10 +245,14 @@ def test_every_page_is_reached_from_the_index():
     assert pages <= linked
 
 
-def test_the_tutorial_of_members_shows_its_example():
+@pytest.mark.parametrize(
+    ("page", "programs"), [("members", "members.py"), ("pipeline-tutorial", "sensors/*.py")]
+)
+def test_a_tutorial_shows_its_example(page: str, programs: str):
     """What the page shows of the program is part of the program, which is run."""
-    program = (ROOT / "examples" / "members.py").read_text("utf-8")
-    shown = blocks((ROOT / "docs" / "members.md").read_text("utf-8"), "py")
+    files = sorted((ROOT / "examples").glob(programs))
+    program = "\n".join(file.read_text("utf-8") for file in files)
+    shown = blocks((ROOT / "docs" / f"{page}.md").read_text("utf-8"), "py")
     assert shown
     assert [block.text for block in shown if block.text not in program] == []
 
@@ -269,6 +273,9 @@ AROUND = {
     "guard",
     "index",
     "members",
+    "pipeline-how-to",
+    "pipeline-semantics",
+    "pipeline-tutorial",
     "stability",
     "testing",
 }
