@@ -10,7 +10,7 @@ for each process, and no growth.
 
 A crash is known when the member is suspected or confirmed. With the `lan()` preset a group of 50
 confirms after 4 * log10(50) = 6.8 s at the earliest, so that is printed beside it; the preset
-`quick` probes twice a second, and confirms within the limit too.
+`quick` has half the interval, and confirms within the limit too.
 """
 
 from __future__ import annotations

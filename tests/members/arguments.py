@@ -230,7 +230,7 @@ MEMBERS: list[tuple[Any, ...]] = [
             ),
             (("gossip_to_dead", "forget_after"), _FINITE),
             (
-                ("retransmit_multiplier", "gossip_nodes", "max_members"),
+                ("probes", "retransmit_multiplier", "gossip_nodes", "max_members"),
                 _COUNTS,
             ),
             (("suspicion_multiplier",), [*_COUNTS, (1, ValueError)]),

@@ -355,6 +355,37 @@ def test_stepping_down_hands_over_and_lets_others_go_first():
     run_virtual(scenario())
 
 
+@pytest.mark.parametrize("timeout", [0.0, TTL / 8])
+def test_a_leader_that_stepped_down_takes_no_lease_within_its_rest(timeout):
+    """A time limit that is shorter than the rest ends the wait, and not the rest."""
+
+    async def scenario():
+        leader = leader_of(Memory())
+        with pytest.raises(LeaseLost):
+            async with leader.lead():
+                leader.step_down()
+        began = current_clock().now()
+        with pytest.raises(TimedOut, match="lets others go first"):
+            async with leader.lead(timeout):
+                pytest.fail("it must not lead")
+        assert current_clock().now() - began == pytest.approx(timeout)
+        async with leader.lead(TTL) as term:
+            assert term.left
+
+    run_virtual(scenario())
+
+
+def test_a_leader_in_a_thread_that_stepped_down_takes_no_lease_within_its_rest():
+    """A time limit of 0 asks once, which would be too early."""
+    store = Memory(SYSTEM)
+    store.renews = False
+    leader = leader_of(store)
+    with pytest.raises(LeaseLost), leader.lead():
+        leader.step_down()
+    with pytest.raises(TimedOut, match="lets others go first"), leader.lead(0.0):
+        pytest.fail("it must not lead")
+
+
 def test_the_lease_is_released_only_when_the_work_has_ended():
     """Work that needs a while to clean up is still protected: the lease is renewed meanwhile."""
 

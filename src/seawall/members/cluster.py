@@ -46,6 +46,7 @@ from seawall.models.detection.messages import (
     Change,
     Directive,
     Message,
+    MessageKind,
     MissedDatagram,
     Pause,
     RoundTrip,
@@ -418,7 +419,7 @@ class Cluster:
             logging.getLogger("seawall").exception("cluster %r failed at a message", self.name)
 
     def _check_namesake(self, message: Message, own: Member) -> None:
-        """Log once that another process has this member's name."""
+        """Log once that another process has this member's name, and let it know too."""
         others = [
             update.address
             for update in message.updates
@@ -433,6 +434,8 @@ class Cluster:
                 others[0],
                 own.name,
             )
+            here = Message(MessageKind.GOSSIP, own.name, (own.introduction,))
+            self._follow([Send(others[0], here)])
 
     def _note_missed_datagram(self, member: str, swim: Swim) -> None:
         if self._tcp_only:

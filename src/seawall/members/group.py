@@ -15,6 +15,7 @@ import logging
 from asyncio import CancelledError
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import current_thread, main_thread
 from typing import Any
 
 from seawall.models.detection.gossip import MemberState
@@ -136,7 +137,11 @@ class Group:
         for subscriber in self._subscribers:
             try:
                 subscriber(change)
-            except (Exception, CancelledError):  # of a task that it asked for its result
+            except (Exception, CancelledError, SystemExit) as error:
+                # A cancellation is that of a task whose result was asked for. `sys.exit()` ends the
+                # program in its main thread; in any other it would only end the watch.
+                if isinstance(error, SystemExit) and current_thread() is main_thread():
+                    raise
                 logging.getLogger("seawall").exception(
                     "a subscriber of the group %r failed", self.name
                 )

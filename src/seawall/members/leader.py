@@ -249,12 +249,18 @@ class Leading:
     # Before and after
 
     def _look_for(self, began: float) -> tuple[float, float | None]:
-        """Return how long to rest first and how much time is left; raise if it was closed."""
+        """Return how long to rest first and how much time is left.
+
+        Raise if the leader was closed, or if the time is over before the rest is.
+        """
         if self._leader._closed.is_set():
             raise LeaseLost(f"the leader {self._lease.name!r} was closed")
         now = self._lease.clock.now()
         left = None if self._timeout is None else max(0.0, began + self._timeout - now)
         rest = max(0.0, self._leader._resume_at - now)
+        if rest and left == 0.0:
+            text = f"the leader {self._lease.name!r} lets others go first for {rest:.3g} s more"
+            raise TimedOut(text, guard=self._lease.name, seconds=self._timeout)
         return (rest if left is None else min(rest, left)), left
 
     def _begin(self, term: Term) -> None:
@@ -297,7 +303,7 @@ class Leading:
         began = lease.clock.now()
         while True:
             rest, left = self._look_for(began)
-            if rest and rest != left:
+            if rest:
                 leader._closed.wait(rest)
                 continue
             is_last = left is not None and left <= SLICE
@@ -366,7 +372,7 @@ class Leading:
             async with asyncio.timeout(None) as waiting:
                 while True:
                     rest, left = self._look_for(began)
-                    if rest and rest != left:
+                    if rest:
                         await sleep_async(rest)
                         continue
                     await lease.aacquire(left)

@@ -388,7 +388,8 @@ class Transport:
         connection.held += size
         self.buffered += size
         while self.buffered > MOST_BUFFERED:
-            holders = [one for one in self._everybody() if one.held]
+            # One that had to make room is no longer among them, and may still read a last piece.
+            holders = [one for one in (connection, *self._everybody()) if one.held]
             largest = max(holders, key=lambda one: (not one.is_proven, one.held))
             if largest is connection:
                 raise _RefusedError("buffer")

@@ -212,6 +212,26 @@ def test_strangers_fill_no_memory_and_members_get_through(monkeypatch):
     assert MOST_BUFFERED <= 64 * 2**20
 
 
+def test_a_connection_that_had_to_make_room_holds_no_bytes_beyond_the_limit(monkeypatch):
+    """It is no longer among the connections when it reads its last piece."""
+    monkeypatch.setattr(transport, "MOST_BUFFERED", 2**20)
+
+    async def main() -> None:
+        async with world() as here:
+            peer = await here.connect()
+            await until(lambda: here.transport._accepted)
+            (connection,) = here.transport._accepted.values()
+            here.transport._accepted.clear()
+            with pytest.raises(transport._RefusedError, match="buffer"):
+                here.transport.hold(connection, 2**20 + 1)
+            here.transport.release(connection)
+            assert here.transport.buffered == 0
+            connection.task.cancel()
+            assert await peer.is_closed()
+
+    asyncio.run(main())
+
+
 def test_a_peer_that_does_not_read_is_cut_off(monkeypatch):
     """What waits for it is bounded, and dropped with its connection."""
 

@@ -387,8 +387,8 @@ def test_answers_by_connection_alone_are_logged_once(caplog):
     assert caplog.text.count("by TCP but not by UDP") == 2  # one for each of them
 
 
-def test_two_members_of_one_name_are_logged_once(caplog):
-    """They would refute each other for ever, so they ignore each other."""
+def test_two_members_of_one_name_are_logged_once_by_each(caplog):
+    """They would refute each other for ever, so they ignore each other. Only one has a seed."""
 
     async def main() -> None:
         hub = Hub()
@@ -401,6 +401,7 @@ def test_two_members_of_one_name_are_logged_once(caplog):
     with caplog.at_level(logging.ERROR, "seawall"):
         run_virtual(main())
     assert caplog.text.count("10.0.0.9:7946 is called 'm0' as this one is") == 1
+    assert caplog.text.count(f"{SEED} is called 'm0' as this one is") == 1
 
 
 def test_refused_messages_are_logged_once_in_ten_minutes_for_each_reason(caplog):
@@ -469,6 +470,10 @@ def test_a_change_to_alive_has_the_level_of_the_suspicion_that_it_ends():
             seen: list[MemberChanged] = []
             first.subscribe(seen.append)
             gone = hub.wires["10.0.0.2:7946"]
+            gone.vanish()
+            await let_pass(3.5)  # it is suspected
+            gone.open()
+            await let_pass(60.0)
             gone.vanish()
             await let_pass(90.0)
             gone.open()

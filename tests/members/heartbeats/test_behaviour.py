@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
@@ -383,6 +384,22 @@ def test_a_subscriber_that_raises_a_cancellation_does_not_end_the_watch(
         return [str(view.state) for view in beats.members.values()]
 
     assert run_virtual(main()) == ["confirmed"]
+
+
+def test_a_subscriber_that_exits_does_not_end_a_watch_in_a_thread() -> None:
+    """`sys.exit()` ends the program only in its main thread; in another it is logged."""
+    heard: list[str] = []
+    watched = Watched()
+    watched.beats.subscribe(lambda _change: sys.exit())
+    watched.beats.subscribe(lambda change: heard.append(change.after))
+    watched.beats.watch("a")
+    thread = threading.Thread(target=watched.run, args=(4,))
+    thread.start()
+    thread.join()
+    assert heard == ["suspected"]
+    watched.beats.watch("b")
+    with pytest.raises(SystemExit):
+        watched.run(4)
 
 
 # What is shown

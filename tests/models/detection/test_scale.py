@@ -20,6 +20,9 @@ PERIODS = 1.58
 
 OVERLOADED = "m7"
 
+SLOWEST = (19, 28, 36)
+"""Seeds of groups in which it takes more than 6 s if each interval has only one probe."""
+
 
 def group(size: int, seed: int, *, lifeguard: bool = True, loss: float = 0.0) -> Network:
     """Return a group of which all members know each other."""
@@ -37,7 +40,8 @@ def periods_until_first_pick(network: Network, crashes: int) -> list[int]:
     The periods are counted from the crash, as the formula does: a probe 0.3 periods after it is in
     the first one, a probe 1.2 periods after it in the second.
     """
-    random, interval = Random(network.random.random()), network.settings.interval
+    random, settings = Random(network.random.random()), network.settings
+    period = settings.interval / settings.probes
     found: list[int] = []
     for _ in range(crashes):
         network.run(random.uniform(1.0, 2.0))
@@ -51,9 +55,9 @@ def periods_until_first_pick(network: Network, crashes: int) -> list[int]:
         network.watch = watch
         network.kill(crashed)
         while not picks:
-            network.run(0.25)
+            network.run(0.25 * period)
         network.resume(crashed)
-        found.append(ceil((picks[0] - crashed_at) / interval))
+        found.append(ceil((picks[0] - crashed_at) / period))
     return found
 
 
@@ -110,6 +114,30 @@ def test_all_hear_of_a_crash_within_the_logarithmic_bound(size, crashes):
     bound = settings.retransmit_multiplier * ceil(log10(size + 1)) * settings.gossip_interval
     times = spreading_times(network, crashes)
     assert max(times) <= bound
+
+
+def seconds_until_all_know_of_five_crashes(seed: int) -> float:
+    """Crash five of 50 members at once."""
+    network = group(50, seed)
+    crashed, crashed_at = sorted(network.nodes)[:5], network.now
+    for name in crashed:
+        network.kill(name)
+    network.run(15.0)
+    return max(
+        next(change.at for change in node.changes if change.name == name and change.at > crashed_at)
+        - crashed_at
+        for node in network.nodes.values()
+        if node.is_up
+        for name in crashed
+    )
+
+
+@pytest.mark.parametrize(
+    "seeds", [SLOWEST, pytest.param(range(200), marks=pytest.mark.slow)], ids=["slowest", "200"]
+)
+def test_all_of_50_know_of_five_crashes_within_6_s(seeds):
+    """Which member is probed when is chance, so each interval has several probes."""
+    assert max(map(seconds_until_all_know_of_five_crashes, seeds)) <= 6.0
 
 
 def overload(network: Network, seed: int, seconds: float, length: tuple[float, float]) -> None:

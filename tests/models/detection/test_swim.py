@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -280,6 +281,26 @@ def test_a_silent_member_is_probed_directly_then_by_others_and_by_connection():
         swim.advance(swim.wake_at)
     assert swim.members[probed].state is SUSPECTED
     assert swim.health.score == 2
+
+
+def test_several_members_are_probed_in_an_interval_while_they_answer():
+    """One that is silent has the whole interval to be heard, and nobody else is probed then."""
+    swim = member_of("b", "c", "d", "e", "f", probes=4)
+    pings: list[tuple[float, str]] = []
+    while len(pings) < 9:
+        now = swim.wake_at
+        for ping in sent(swim.advance(now), MessageKind.PING):
+            if not ping.reliable:
+                pings.append((now, ping.address))
+                if len(pings) != 5:
+                    answer = Message(MessageKind.ACK, ping.address, (), ping.message.number)
+                    swim.receive(answer, ping.address, now)
+    began = [at for at, _ in pings]
+    gaps = [after - before for before, after in pairwise(began)]
+    assert gaps[:4] == pytest.approx([0.25] * 4)
+    assert gaps[4] == pytest.approx(1.0)
+    assert swim.members[pings[4][1]].since == pytest.approx(began[5])
+    assert [one.state for one in swim.members.values()].count(SUSPECTED) == 1
 
 
 @pytest.mark.parametrize("datagram_too", [True, False])

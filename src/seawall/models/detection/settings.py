@@ -22,7 +22,11 @@ class SwimSettings:
     """
 
     interval: float = 1.0
+    """Seconds after which a member that has not answered a probe is suspected."""
     timeout: float = 0.5
+    """Seconds after which others are asked to probe it too."""
+    probes: int = 3
+    """How many members are probed in each interval, one after the other, while all answer."""
     suspicion_multiplier: int = 4
     retransmit_multiplier: int = 4
     indirect_probes: int = 3
@@ -46,7 +50,7 @@ class SwimSettings:
         for name in ("gossip_to_dead", "forget_after"):
             check.seconds(name, getattr(self, name), zero=True)
         check.count("suspicion_multiplier", self.suspicion_multiplier, minimum=2)
-        for name in ("retransmit_multiplier", "gossip_nodes"):
+        for name in ("probes", "retransmit_multiplier", "gossip_nodes"):
             check.count(name, getattr(self, name))
         check.count("max_members", self.max_members, maximum=MOST_MEMBERS)
         check.count("indirect_probes", self.indirect_probes, minimum=0)

@@ -8,7 +8,8 @@ every input may move. It brings no clock, no chance and no socket of its own.
 Promises:
 - Completeness: while the network delivers, each of n members whose health score is 0 confirms a
   crashed one within 2 n probe intervals and the longest suspicion, even if no gossip reaches it.
-  Gossip makes that faster: some member probes the crashed one within 1.58 intervals on average.
+  Gossip makes that faster: some member probes the crashed one after 1.58 probes of each member
+  on average.
 - A suspicion ends exactly once: the accused refutes it, is confirmed, or has left.
 - A member that answers is never confirmed for good: it hears of the verdict and refutes it.
 - The two sides of a partition find each other again without help, also when each side had confirmed
@@ -94,9 +95,9 @@ class _Probe:
     number: int
     target: str
     sent_at: float
+    ends_at: float
+    """Until when it may be answered, directly or through others."""
     is_direct: bool = True
-    wait_until: float = -inf
-    """Until when those that were asked to help may answer."""
     helpers: set[str] = field(default_factory=set)
     """Those that were asked to help and have said nothing yet."""
     answered: bool = False
@@ -280,15 +281,16 @@ class Swim:
 
     def _probe_tick(self, now: float) -> Iterator[Directive]:
         settings, scale, last = self.settings, self._scale, self._probe
-        if last is not None and not last.answered and last.wait_until > now + 0.01:
-            self._at(last.wait_until, self._probe_tick)
+        if last is not None and not last.answered and last.ends_at > now + 0.01:
+            self._at(last.ends_at, self._probe_tick)
             return
         yield from self._end_probe(now)
-        self._at(now + scale(settings.interval), self._probe_tick)
+        self._at(now + scale(settings.interval / settings.probes), self._probe_tick)
         target = self._next_target()
         if target is None or self.own.state is LEFT:
             return
-        probe = self._probe = _Probe(next(self._numbers), target.name, now)
+        ends_at = now + scale(settings.interval)
+        probe = self._probe = _Probe(next(self._numbers), target.name, now, ends_at)
         rest = scale(settings.interval - settings.timeout)
         self._at(now + scale(settings.timeout), lambda then: self._ask_others(probe, rest, then))
         # A suspect hears of it with the ping, so that it can refute at once.
@@ -307,7 +309,7 @@ class Swim:
             return
         probe.is_direct = False
         if self.settings.lifeguard:
-            probe.wait_until = now + rest
+            probe.ends_at = now + rest
         others = [one for one in self._present_others() if one is not target and one.state is ALIVE]
         for helper in self._some(others, self.settings.indirect_probes):
             probe.helpers.add(helper.name)
