@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall.dashboard import _tracks
-from seawall.dashboard._bounds import MOST_GUARDS, MOST_ROWS
+from seawall.dashboard._bounds import MOST_GUARDS, MOST_TRACKS
 from seawall.dashboard._tracks import Hours, Step, Tracks
 from tests.dashboard.views_support import Pair, everything
 from tests.support import falsified
@@ -76,16 +76,16 @@ def _bounded(steps: list[Any]) -> None:
 
 def test_as_many_as_are_shown_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those beyond are counted; what is gone makes room for what is there."""
-    assert (MOST_GUARDS, MOST_ROWS) == (200, 500)
+    assert (MOST_GUARDS, MOST_TRACKS) == (200, 620)
     monkeypatch.setattr(_tracks, "MOST_GUARDS", 2)
-    monkeypatch.setattr(_tracks, "MOST_ROWS", 2)
+    monkeypatch.setattr(_tracks, "MOST_TRACKS", 2)
     given(STEPS)(_bounded)()
 
 
 def test_without_making_room_something_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is by forgetting what is gone that all that is there is followed."""
     monkeypatch.setattr(_tracks, "MOST_GUARDS", 2)
-    monkeypatch.setattr(_tracks, "MOST_ROWS", 2)
+    monkeypatch.setattr(_tracks, "MOST_TRACKS", 2)
     monkeypatch.setattr(_tracks, "_make_room", lambda *_given: False)
     assert falsified(_bounded, STEPS)
 

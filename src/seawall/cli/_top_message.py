@@ -14,7 +14,14 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple, NoReturn, TypedDict, cast
 from unicodedata import category
 
-from seawall.dashboard._bounds import LONGEST_NAME, MOST_GUARDS, MOST_ROWS, WORST, number, shown
+from seawall.dashboard._bounds import (
+    LONGEST_NAME,
+    MOST_GUARDS,
+    MOST_TRACKS,
+    WORST,
+    number,
+    shown,
+)
 from seawall.dashboard._summary import happened, problems_of, verdict_of
 from seawall.dashboard._validate import valid_view
 from seawall.dashboard.views import (
@@ -228,7 +235,7 @@ def _history(told: Any) -> History:
         },
         rows={
             legible(name, 2 * LONGEST_NAME): _points(points, len(at))
-            for name, points in list(rows.items() if isinstance(rows, dict) else ())[:MOST_ROWS]
+            for name, points in list(rows.items() if isinstance(rows, dict) else ())[:MOST_TRACKS]
         },
     )
 

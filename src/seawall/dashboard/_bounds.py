@@ -27,6 +27,19 @@ MOST_ACTS: Final = 8
 MOST_KEYS: Final = 5
 """Keys of a keyed policy that are shown by name: they are users' data."""
 
+MOST_NODES: Final = 40
+"""Sources and stages of a pipeline that are drawn."""
+MOST_DRAWN: Final = 120
+"""The same of all pipelines of a process: the others are told in a line."""
+MOST_TRACKS: Final = MOST_ROWS + MOST_DRAWN
+"""Rows, sources and stages whose past is kept."""
+MOST_AT_WORK: Final = 6
+"""Workers of a stage that are shown with what they do."""
+MOST_CAUSES: Final = 5
+"""Causes of a stage's failures, the most frequent first."""
+MOST_READINGS: Final = 16
+"""Readings of a source that collects many, the missing ones first."""
+
 LONGEST_KEY: Final = 40
 LONGEST_WORD: Final = 80
 """Of a state, a label, a setting's name."""

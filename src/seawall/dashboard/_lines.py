@@ -14,7 +14,7 @@ from seawall.dashboard._bounds import MOST_KEYS, number
 from seawall.dashboard._lately import Seen, full, mapping, policies_of
 from seawall.dashboard._layers import Facts, listed, plain_facts
 from seawall.dashboard._moves import Moves
-from seawall.dashboard.views import Tone
+from seawall.dashboard.views import Pipes, Tone
 from seawall.models.rate.rates import Rate
 from seawall.telemetry import _thresholds as limits
 
@@ -28,6 +28,7 @@ class Line(NamedTuple):
     gauge: float | None = None
     track: float | None = None
     figures: dict[str, float] | None = None
+    pipes: Pipes | None = None
 
 
 def line_of(kind: str, name: str, seen: Seen, moves: Moves) -> Line:

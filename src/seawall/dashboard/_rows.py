@@ -10,12 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final
 
-from seawall.dashboard._bounds import LONGEST_NAME, LONGEST_WORD, MOST_FACTS, MOST_ROWS, shown
+from seawall.dashboard._bounds import (
+    LONGEST_NAME,
+    LONGEST_WORD,
+    MOST_FACTS,
+    MOST_ROWS,
+    shown,
+)
 from seawall.dashboard._layers import fact
 from seawall.dashboard._lines import Line, guard_limits, line_of, request_limits
 from seawall.dashboard._members import TITLE as MEMBERS
 from seawall.dashboard._members import group_lines
 from seawall.dashboard._moves import Moves
+from seawall.dashboard._pipelines import COLLECT, PIPELINE, Drawing
+from seawall.dashboard._pipelines import TITLE as PIPELINES
 from seawall.dashboard.views import Row
 
 Seen = Mapping[str, Any]
@@ -34,9 +42,10 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "later",
         "later_worker",
     ),
+    PIPELINES: (PIPELINE,),
     "Pools and executors": ("pool", "executor"),
     "Stores and leases": ("store", "lease"),
-    "Upstreams": ("upstreams", "models", "llm"),
+    "Upstreams": ("upstreams", "models", "llm", COLLECT),
     "Once only": (
         "idempotency",
         "idempotent_requests",
@@ -84,19 +93,31 @@ def _rows(snapshot: Snapshot, moves: Moves) -> Iterator[tuple[str, Row]]:
     """Return the rows of all but the guards, each with its section."""
     place = {kind: title for title, kinds in SECTIONS.items() for kind in kinds}
     order = {kind: number for number, kind in enumerate(place)}
+    drawing = Drawing()
     for kind in sorted(map(str, snapshot), key=lambda kind: order.get(kind, len(order))):
         if kind in NOT_ROWS:
             continue
         for thing in things(snapshot, kind):
-            title, name = place.get(kind, OTHERS), str(thing.get("name", ""))
-            if kind == "request_limits":
-                for limit, line in request_limits(name, thing, moves):
-                    yield title, _row(kind, limit, line)
-            elif kind == "members" and "snapshot_error" not in thing:
-                for row_kind, row_name, line in group_lines(name, thing, moves):
-                    yield title, _row(row_kind, row_name, line)
-            else:
-                yield title, _row(kind, name, line_of(kind, name, thing, moves))
+            title = place.get(kind, OTHERS)
+            for row_kind, name, line in _lines(kind, thing, moves, drawing):
+                yield title, _row(row_kind, name, line)
+
+
+def _lines(
+    kind: str, thing: Seen, moves: Moves, drawing: Drawing
+) -> Iterable[tuple[str, str, Line]]:
+    """Return kind, name and line of each row of a thing."""
+    name = str(thing.get("name", ""))
+    if kind == "request_limits":
+        return ((kind, limit, line) for limit, line in request_limits(name, thing, moves))
+    if "snapshot_error" not in thing:
+        if kind == "members":
+            return group_lines(name, thing, moves)
+        if kind == PIPELINE:
+            return [(kind, name, drawing.pipeline(name, thing, moves))]
+        if kind == COLLECT:
+            return [(kind, name, line) for line in drawing.collect(name, thing)]
+    return [(kind, name, line_of(kind, name, thing, moves))]
 
 
 def things(snapshot: Snapshot, kind: str) -> list[Seen]:
@@ -119,4 +140,6 @@ def _row(kind: str, name: str, line: Line) -> Row:
     )
     if line.figures is not None:
         row["figures"] = {name: round(value, 6) for name, value in line.figures.items()}
+    if line.pipes is not None:
+        row["pipes"] = line.pipes
     return row

@@ -29,6 +29,18 @@ from seawall.dashboard._members import TONES as MEMBER_TONES
 from seawall.dashboard._members import WORDS as MEMBER_WORDS
 from seawall.dashboard._members import members_of, score_of, tone_of
 from seawall.dashboard._moves import Moves
+from seawall.dashboard._pipelines import (
+    COLLECT,
+    PIPELINE,
+    blocked_by,
+    blocked_tone,
+    causes_of,
+    failing_share,
+    failing_tone,
+    readings_of,
+    seen_list,
+    too_few,
+)
 from seawall.dashboard.views import Tone
 from seawall.telemetry import _thresholds as limits
 
@@ -431,6 +443,117 @@ def _member_trouble(
     )
 
 
+def _pipeline(_kind: str, name: str, seen: Seen, moves: Moves) -> Iterator[Found]:
+    if seen.get("running") is not True:
+        return
+    for source in seen_list(seen, "sources"):
+        its_name = str(source.get("name", ""))
+        if source.get("error"):
+            what = f"Source {shown(its_name, LONGEST_KEY)} cannot be read: {source['error']}"
+            advice = "Nothing comes from it until it can"
+            yield Found(f"source:{name}:{its_name}", "bad", name, what, advice)
+        yield from _missing(its_name, name, source)
+    for stage in seen_list(seen, "stages"):
+        yield from _stage(name, str(stage.get("name", "")), stage, moves)
+
+
+def _missing(name: str, where: str, seen: Seen) -> Iterator[Found]:
+    """Find what is missing of a source that collects many, in a pipeline or not."""
+    missing = [one for one in readings_of(seen) if one["state"] != "ok"]
+    if not missing:
+        return
+    short, cause = too_few(seen), ""
+    if short is not None:
+        have, needed = map(say.amount, short)
+        cause = f"minimum:{name}"
+        what = f"Too few sources have a value: {have}, and {needed} are needed"
+        advice = "It goes on as its too_few= says until enough of them are back"
+        lasted = min(one["seconds"] for one in missing)
+        yield Found(cause, "bad", where, what, advice, degrades=True, lasted=lasted)
+    if len(missing) > MOST_KEYS:
+        names = listed([one["name"] for one in missing])
+        what = f"{len(missing)} sources are missing: {names}"
+        lasted = max(one["seconds"] for one in missing)
+        yield _missing_trouble(name, "", where, what, cause, lasted)
+        return
+    for one in missing:
+        its_name = shown(one["name"], LONGEST_KEY)
+        told = "is missing, its last value stands in" if one["state"] == "stale" else "is missing"
+        why = f": {one['cause']}" if one["cause"] else ""
+        yield _missing_trouble(
+            name, its_name, where, f"Source {its_name} {told}{why}", cause, one["seconds"]
+        )
+
+
+def _missing_trouble(
+    name: str, source: str, where: str, what: str, cause: str, lasted: float
+) -> Found:
+    advice = "The others go on without it: it is asked again each time"
+    return Found(
+        f"missing:{name}:{source}",
+        "warn",
+        where,
+        what,
+        advice,
+        cause=cause,
+        degrades=True,
+        lasted=lasted,
+    )
+
+
+def _stage(name: str, stage: str, seen: Seen, moves: Moves) -> Iterator[Found]:
+    its_name = shown(stage, LONGEST_KEY)
+    guard = seen.get("guard")
+    cause = f"{GUARD_OF_STAGE}{guard}" if guard else ""
+    tone = blocked_tone(name, seen, moves)
+    if tone != "ok":
+        waiting = say.several(seen.get("waiting"), "item waits", "items wait")
+        what = f"Stage {its_name} waits, {waiting} before it: {blocked_by(seen)}"
+        advice = "Look at what it calls: its items wait, none is lost"
+        yield Found(f"waits:{name}:{stage}", tone, name, what, advice, cause=cause)
+    share = failing_share(name, stage, moves)
+    tone = failing_tone(share)
+    if tone != "ok":
+        causes = [f"{why} ({times})" for why, times in causes_of(seen)]
+        why = f": {listed(causes)}" if causes else ""
+        what = f"{say.share(share)} of the items fail in stage {its_name}{why}"
+        yield Found(
+            f"errors:{name}:{stage}", tone, name, what, "Look at why they fail", cause=cause
+        )
+    age = number(seen.get("oldest"))
+    if age > limits.QUEUE_AGE_SECONDS:
+        waiting = f", {say.amount(seen.get('waiting'))} wait"
+        what = f"An item has waited for {say.seconds(age)} for stage {its_name}{waiting}"
+        advice = "Is it slow? Give it more workers, or batches"
+        cause = f"waits:{name}:{stage}"
+        yield Found(f"age:{name}:{stage}", "bad", name, what, advice, cause=cause)
+    dead = moves.for_long((PIPELINE, name, stage, "dead_letters"))
+    if dead > limits.DEAD:
+        what = f"Stage {its_name} sets items aside: {say.several(dead, 'dead letter')} just now"
+        advice = "Look at why they failed; replay them, or drop them"
+        cause = f"errors:{name}:{stage}"
+        yield Found(f"dead:{name}:{stage}", "warn", name, what, advice, cause=cause)
+
+
+GUARD_OF_STAGE: Final = "guard:"
+"""Of a cause: whatever is wrong with the guard of this name."""
+
+
+def with_guards(found: list[Found]) -> list[Found]:
+    """Let stages that wait or fail follow from what is wrong with their guard, if it is."""
+    roots = {one.where: one.id for one in reversed(found) if not one.cause}
+    return [
+        one._replace(cause=roots.get(one.cause.removeprefix(GUARD_OF_STAGE), ""))
+        if one.cause.startswith(GUARD_OF_STAGE)
+        else one
+        for one in found
+    ]
+
+
+def _collect(_kind: str, name: str, seen: Seen, _moves: Moves) -> Iterator[Found]:
+    yield from _missing(name, name, seen)
+
+
 RULES: Final[dict[str, Rule]] = {
     "guard": guard_rule,
     **dict.fromkeys(("queue", "channel", "outbox", "jobs", "later"), _waiting),
@@ -441,6 +564,8 @@ RULES: Final[dict[str, Rule]] = {
     "lifecycle": _lifecycle,
     "ladder": _ladder,
     "members": _members,
+    PIPELINE: _pipeline,
+    COLLECT: _collect,
     "upstreams": _upstreams,
     "watchdog": _watchdog,
     "request_limits": _request_limits,

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan, nan
 from typing import Any, Final, NamedTuple, cast
 
 from seawall import _checks as check
-from seawall.dashboard._bounds import MOST_GUARDS, MOST_ROWS
+from seawall.dashboard._bounds import MOST_GUARDS, MOST_TRACKS
 from seawall.dashboard.views import GuardTrack, GuardView, History, View
 
 LONGEST: Final = 3600
@@ -73,15 +73,11 @@ class Tracks:
         before = len(self._at)
         self._at.append(view["at"])
         guards = self._points_of(view["guards"])
-        rows = {
-            f"{row['kind']}/{row['name']}": (_rounded(row["track"]),)
-            for section in view["sections"].values()
-            for row in section
-        }
+        rows = {name: (_rounded(track),) for name, track in tracks_of(view)}
         left_out = self._follow(self._guards, guards, _NO_GUARD, before, MOST_GUARDS)
         for hours in self._hours:
             hours.add(view["at"], guards)
-        return left_out + self._follow(self._rows, rows, _NO_ROW, before, MOST_ROWS)
+        return left_out + self._follow(self._rows, rows, _NO_ROW, before, MOST_TRACKS)
 
     def _points_of(self, guards: Iterable[GuardView]) -> dict[str, Point]:
         """Return the points of guards; one that was not looked at again has the one it had."""
@@ -295,6 +291,16 @@ class _Track:
 _GUARD_NUMBERS: Final = (*_RATES, *_TIMES, "breaker")
 _NO_GUARD: Final[Point] = (*[0.0] * len(_RATES), *[None] * len(_TIMES), None)
 _NO_ROW: Final[Point] = (None,)
+
+
+def tracks_of(view: View) -> Iterator[tuple[str, float | None]]:
+    """Give what is drawn of the rows of a view by "kind/name"; of a stage, "pipe/pipeline/name"."""
+    for section in view["sections"].values():
+        for row in section:
+            yield f"{row['kind']}/{row['name']}", row["track"]
+            if "pipes" in row:
+                for node in row["pipes"]["nodes"]:
+                    yield f"pipe/{row['name']}/{node['name']}", node["rate"]
 
 
 def _guard_point(guard: GuardView) -> Point:

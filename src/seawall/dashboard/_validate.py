@@ -16,11 +16,15 @@ from seawall.dashboard._bounds import (
     LONGEST_TEXT,
     LONGEST_WORD,
     MOST_ACTS,
+    MOST_AT_WORK,
+    MOST_CAUSES,
     MOST_CHANGES,
     MOST_FACTS,
     MOST_GUARDS,
     MOST_HAPPENINGS,
     MOST_LAYERS,
+    MOST_NODES,
+    MOST_READINGS,
     MOST_ROWS,
     MOST_SECTIONS,
     MOST_TROUBLES,
@@ -182,6 +186,23 @@ def _sections(value: Any) -> dict[str, list[Any]]:
         raise wrong.at(".rows") from None
 
 
+def _place(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < MOST_NODES else _wrong("a place of a node")
+
+
+def _cause(value: Any) -> tuple[str, int]:
+    if not isinstance(value, (list, tuple)) or len(value) != 2:  # noqa: PLR2004 - see below
+        _wrong("a cause and how often")
+    return _NAME(value[0]), _whole(value[1])
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    told = _mapping(value)
+    if len(told) > MOST_FACTS:
+        _wrong(f"at most {MOST_FACTS} numbers")
+    return {_WORD(name): _amount(one) for name, one in told.items()}
+
+
 def _counts(value: Any) -> dict[str, int]:
     told = _mapping(value)
     if len(told) > MOST_VERBS:
@@ -254,8 +275,41 @@ _FIGURES = _object(
     round_trip=_number,
 )
 
+_READING = _object(name=_WORD, state=_WORD, seconds=_amount, cause=_SENTENCE)
+
+_AT_WORK = _object(item=_WORD, items=_whole, since=_amount, waits_for=_WORD)
+
+_NODE = _object(
+    name=_WORD,
+    kind=_one_of("source", "stage", "branch", "sink"),
+    tone=_TONE,
+    state=_SENTENCE,
+    to=_list(_place, MOST_NODES),
+    rate=_amount,
+    waiting=_amount,
+    capacity=_amount,
+    busy=_amount,
+    workers=_amount,
+    oldest=_amount,
+    p50=_or_none(_amount),
+    p99=_or_none(_amount),
+    counts=_numbers,
+    waits_for=_SENTENCE,
+    failures=_list(_cause, MOST_CAUSES),
+    at_work=_list(_AT_WORK, MOST_AT_WORK),
+    readings=_list(_READING, MOST_READINGS),
+    facts=_FACTS,
+)
+
+_PIPES = _object(
+    oldest=_or_none(_object(item=_WORD, age=_amount, stage=_WORD)),
+    nodes=_list(_NODE, MOST_NODES),
+    slow=_or_none(_place),
+    more=_whole,
+)
+
 _ROW = _object(
-    frozenset({"figures"}),
+    frozenset({"figures", "pipes"}),
     kind=_WORD,
     name=_NAME,
     tone=_TONE,
@@ -264,6 +318,7 @@ _ROW = _object(
     gauge=_or_none(_share),
     track=_or_none(_number),
     figures=_FIGURES,
+    pipes=_PIPES,
 )
 
 _ROWS = _list(_ROW, MOST_ROWS)

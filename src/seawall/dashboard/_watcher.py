@@ -30,7 +30,7 @@ from seawall.dashboard._happenings import Happenings
 from seawall.dashboard._lately import Seen
 from seawall.dashboard._moves import Moves
 from seawall.dashboard._rows import Snapshot, guard_rows, sections_of, things
-from seawall.dashboard._rules import Found
+from seawall.dashboard._rules import Found, with_guards
 from seawall.dashboard._settings import KnownSettings
 from seawall.dashboard._stacks import guard_view
 from seawall.dashboard._tracks import Tracks
@@ -135,7 +135,7 @@ class Watcher:
         happenings = self._happenings
         found = [one for look in looks for one in look.found]
         found += troubles_of(snapshot, self._moves, load, happenings.differing)
-        troubles = self._since.date(found, wall, happenings.began, happenings.traces)
+        troubles = self._since.date(with_guards(found), wall, happenings.began, happenings.traces)
         pod = Pod(
             name=self.pod,
             host=self._host,

@@ -107,6 +107,80 @@ class GuardView(TypedDict):
     stack: list[Layer]
 
 
+class Reading(TypedDict):
+    """One of the many that a source of a pipeline collects."""
+
+    name: str
+    state: str
+    """"ok", "stale" or "unavailable"."""
+    seconds: float
+    """For how long it has not answered."""
+    cause: str
+
+
+class PipeWork(TypedDict):
+    """What one worker of a stage does now."""
+
+    item: str
+    items: int
+    """How many there are, in a batch."""
+    since: float
+    """For how many seconds."""
+    waits_for: str
+
+
+class PipeNode(TypedDict):
+    """A source, a stage, a branch or a sink of a pipeline."""
+
+    name: str
+    kind: Literal["source", "stage", "branch", "sink"]
+    tone: Tone
+    state: str
+    """In a few words."""
+    to: list[int]
+    """The places of the nodes to which its items go."""
+    rate: float
+    """Items a second."""
+    waiting: float
+    capacity: float
+    """How many may wait; 0 if it has no queue."""
+    busy: float
+    workers: float
+    oldest: float
+    """For how many seconds the first in its queue has waited."""
+    p50: float | None
+    p99: float | None
+    counts: dict[str, float]
+    """Since the start, what is not 0: done, retries, failed, degraded, dropped, dead_letters..."""
+    waits_for: str
+    """Why it does not go on, if it does not; the next stage alone is no reason."""
+    failures: list[tuple[str, int]]
+    """Causes, the most frequent first."""
+    at_work: list[PipeWork]
+    readings: list[Reading]
+    facts: list[tuple[str, str]]
+
+
+class OldestItem(TypedDict):
+    """The item that has been in a pipeline for longest."""
+
+    item: str
+    age: float
+    stage: str
+
+
+class Pipes(TypedDict):
+    """What a pipeline is drawn from."""
+
+    oldest: OldestItem | None
+    nodes: list[PipeNode]
+    """The sources first."""
+    slow: int | None
+    """The place of the stage for which the others wait, if there is one."""
+    more: int
+    """How many nodes are left out."""
+
+
 class Row(TypedDict):
     """Anything else that is shown: a limit, a queue, an outbox, a pool, a store..."""
 
@@ -121,6 +195,8 @@ class Row(TypedDict):
     """The number whose past is drawn: what waits, what is refused a second..."""
     figures: NotRequired[dict[str, float]]
     """Facts of a member as numbers for programs: seconds, level, threshold, round_trip."""
+    pipes: NotRequired[Pipes]
+    """Of a pipeline: what it is drawn from."""
 
 
 class Happening(TypedDict):
@@ -224,7 +300,7 @@ class History(TypedDict):
     at: list[float]
     guards: dict[str, GuardTrack]
     rows: dict[str, list[float | None]]
-    """By "kind/name"."""
+    """By "kind/name"; the rates of a pipeline's nodes by "pipe/pipeline/node"."""
 
 
 class Message(TypedDict):

@@ -255,6 +255,7 @@ class Collect(Generic[T]):
         now = self.clock.now()
         return {
             "sources": len(self._sources),
+            "names": list(self._sources),
             "minimum": self.minimum,
             "collections": self._collections,
             "degraded": self._degraded,

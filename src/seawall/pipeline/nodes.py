@@ -754,7 +754,9 @@ def stage_snapshot(stage: Stage, counts: Counts, now: float) -> dict[str, Any]:
     """Return what a stage has done, without anything at work or waiting."""
     capacity = 0 if stage.is_inline else stage.capacity
     kind = "sink" if stage.is_sink else "stage"
-    return _idle_snapshot(stage.name, kind, stage.workers, capacity, counts, now)
+    seen = _idle_snapshot(stage.name, kind, stage.workers, capacity, counts, now)
+    seen["guard"] = str(getattr(stage.guard, "name", ""))
+    return seen
 
 
 def branch_snapshot(name: str, counts: Counts, now: float) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import { Live } from "./live.js";
 import { lookupPart } from "./lookup.js";
 import { post } from "./operate.js";
 import { membersPart } from "./members.js";
+import { pipelinesPart } from "./pipelines.js";
 import { readChartsOut } from "./readout.js";
 import { Pasts } from "./past.js";
 import { sectionsPart } from "./sections.js";
@@ -20,6 +21,7 @@ import { workPart } from "./work.js";
 const byId = (id) => document.getElementById(id);
 const pasts = new Pasts();
 const guards = guardsPart();
+const pipelines = pipelinesPart();
 const members = membersPart();
 const sections = sectionsPart();
 const verdict = verdictPart();
@@ -62,6 +64,7 @@ function showTime() {
 function show() {
   showTime();
   safely(() => guards.update(last, pasts));
+  safely(() => pipelines.update(last, pasts));
   safely(() => members.update(last, pasts));
   safely(() => sections.update(last, pasts));
   safely(() => happenings.update(last, live.now()));

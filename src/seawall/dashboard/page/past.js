@@ -3,7 +3,7 @@
 // All lists of a pod have a point for each of its samples, the newest at the end; null where
 // something was not there.
 
-import { number } from "./dom.js";
+import { list, number } from "./dom.js";
 
 export const KEEP = 180;
 export const OUTCOMES = ["succeeded", "degraded", "failed", "rejected"];
@@ -68,6 +68,14 @@ class GuardPast {
   }
 }
 
+/** What is drawn of the rows of a view, by "kind/name"; of a stage by "pipe/pipeline/name". */
+function* tracksOf(view) {
+  for (const row of Object.values(view.sections).flat()) {
+    yield [`${row.kind}/${row.name}`, row.track];
+    for (const node of list(row.pipes?.nodes, 40)) yield [`pipe/${row.name}/${node?.name}`, node?.rate];
+  }
+}
+
 /** What is known of one pod's last samples. */
 export class Past {
   constructor(history = null) {
@@ -95,14 +103,11 @@ export class Past {
       if (!this.guards.has(name)) this.guards.set(name, new GuardPast(before));
     }
     for (const [name, past] of this.guards) past.add(guards.get(name));
-    const rows = new Map();
-    for (const section of Object.values(view.sections)) {
-      for (const row of section) rows.set(`${row.kind}/${row.name}`, row);
-    }
+    const rows = new Map(tracksOf(view));
     for (const name of rows.keys()) {
       if (!this.rows.has(name)) this.rows.set(name, new Array(before).fill(null));
     }
-    for (const [name, past] of this.rows) past.push(point(rows.get(name)?.track));
+    for (const [name, past] of this.rows) past.push(point(rows.get(name)));
     if (this.at.length > KEEP) this.#drop();
   }
 

@@ -5,10 +5,13 @@ import { amount, percent, roundUp, span } from "./format.js";
 import { highest, numberChart, windowOf } from "./charts.js";
 import { factsList } from "./stack.js";
 
-/** The section of members. */
+/** The sections that have a part of the page of their own. */
 export const MEMBERS = "Members";
+export const PIPELINES = "Pipelines";
+const ELSEWHERE = new Set([MEMBERS, PIPELINES]);
 
-function gaugePart() {
+/** How full something is. */
+export function gaugePart() {
   const fill = make("span", "gauge-fill");
   const node = make("span", "gauge", [fill], { role: "meter", "aria-valuemin": "0", "aria-valuemax": "100" });
   return {
@@ -106,7 +109,7 @@ function sectionsOf(views, pasts, now) {
     const past = pasts.of(view.pod.name);
     const frame = windowOf(now, view.every);
     for (const [title, rows] of Object.entries(view.sections)) {
-      if (title === MEMBERS) continue; // They have a part of their own.
+      if (ELSEWHERE.has(title)) continue;
       for (const row of rows) {
         if (!sections.has(title)) sections.set(title, { title, cards: new Map() });
         const cards = sections.get(title).cards;

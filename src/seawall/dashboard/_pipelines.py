@@ -1,0 +1,377 @@
+"""Pipelines: a row for each, and in it what its pipes are drawn from.
+
+A row shows what one pod runs. The page adds up the pods that run the same pipeline, so nodes have
+numbers, and words only where they cannot be added. Names, causes and items come from users: all of
+them are cut here.
+
+Pure but for the counters in `Moves`. What is missing or has another shape is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from seawall.dashboard import _words as say
+from seawall.dashboard._bounds import (
+    LONGEST_KEY,
+    LONGEST_NAME,
+    LONGEST_TEXT,
+    LONGEST_WORD,
+    MOST_AT_WORK,
+    MOST_CAUSES,
+    MOST_DRAWN,
+    MOST_NODES,
+    MOST_READINGS,
+    WORST,
+    number,
+    shown,
+)
+from seawall.dashboard._lately import Seen, mapping, time_of
+from seawall.dashboard._layers import Facts, fact, listed
+from seawall.dashboard._lines import Line
+from seawall.dashboard._moves import Moves
+from seawall.dashboard.views import OldestItem, PipeNode, Pipes, PipeWork, Reading, Tone
+from seawall.telemetry import _thresholds as limits
+
+PIPELINE: Final = "pipeline"
+"""The kind of the rows."""
+
+COLLECT: Final = "collect"
+"""The kind of what reads many sources at once, in a pipeline or not."""
+
+NO_ROOM: Final = "no room in "
+"""How a stage says that it waits for the next one: that one is slow, and not this one."""
+
+BACKED_UP: Final = 0.4
+"""Share of a queue in use from which on it is backed up: a full one takes items again at 0.5."""
+
+LONG_WAIT: Final = 0.25
+"""Seconds from which on the wait in a queue that is backed up is worth a word."""
+
+TITLE: Final = "Pipelines"
+"""The section of these rows."""
+
+COUNTS: Final = (
+    "done",
+    "retries",
+    "failed",
+    "degraded",
+    "dropped",
+    "dead_letters",
+    "refused",
+    "deaths",
+)
+"""What a stage counts, as its snapshot calls it."""
+
+_OWN: Final = frozenset({"name", "kind", "read", "rate", "waits", "last_at", "error"})
+"""What of a source is shown in another way than as a fact."""
+
+
+class Drawing:
+    """The pipelines of one process at one moment, as many as there is room for."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._room = MOST_DRAWN
+        self._collects: set[str] = set()
+        """The sources that collect many: the pipeline shows them."""
+
+    def pipeline(self, name: str, seen: Seen, moves: Moves) -> Line:
+        """Return what is to be said of a pipeline."""
+        sources, stages = seen_list(seen, "sources"), seen_list(seen, "stages")
+        self._collects.update(_name(one) for one in sources if one.get("kind") == COLLECT)
+        for stage in stages:
+            _note(name, stage, moves)
+        nodes = [_source(one) for one in sources[:MOST_NODES]]
+        nodes += [_stage(name, one, moves) for one in stages[: MOST_NODES - len(nodes)]]
+        _link(nodes, seen.get("links"))
+        running = seen.get("running") is True
+        slow = _slowest(nodes) if running else None
+        if not running:
+            for node in nodes:
+                node["tone"] = "off"
+        line = Line(
+            _state(seen, nodes) if running else "not running",
+            min((node["tone"] for node in nodes), key=WORST.index, default="off"),
+            _facts(seen),
+            max(map(_fullness, nodes), default=None),
+            sum(node["rate"] for node in nodes if node["kind"] == "sink"),
+        )
+        if len(nodes) > self._room:
+            told = "there are too many stages in this process"
+            return line._replace(facts=[*line.facts, ("not drawn", told)])
+        self._room -= len(nodes)
+        more = len(sources) + len(stages) - len(nodes)
+        return line._replace(pipes=Pipes(oldest=_oldest(seen), nodes=nodes, slow=slow, more=more))
+
+    def collect(self, name: str, seen: Seen) -> list[Line]:
+        """Return what is to be said of a `Collect`; nothing if a pipeline shows it."""
+        if shown(name, LONGEST_WORD) in self._collects:
+            return []
+        missing = [one["name"] for one in readings_of(seen) if one["state"] != "ok"]
+        facts: Facts = [fact("missing", listed(missing))] if missing else []
+        facts += [
+            (say.plainly(key), say.amount(seen.get(key)))
+            for key in ("minimum", "collections", "degraded", "too_few")
+        ]
+        tone: Tone = "bad" if too_few(seen) else "warn" if missing else "ok"
+        state = f"{len(missing)} of {say.several(seen.get('sources'), 'source')} missing"
+        return [Line(state if missing else "all sources answer", tone, facts)]
+
+
+def seen_list(seen: Seen, name: str) -> list[Seen]:
+    """Return what a snapshot has in a list of mappings."""
+    known = seen.get(name)
+    return list(map(mapping, known)) if isinstance(known, (list, tuple)) else []
+
+
+def _name(seen: Seen, key: str = "name") -> str:
+    return shown(seen.get(key, ""), LONGEST_WORD)
+
+
+def _amount(seen: Seen, key: str) -> float:
+    return max(0.0, number(seen.get(key)))
+
+
+# Sources
+
+
+def readings_of(source: Seen) -> list[Reading]:
+    """Return what a source that collects many has of each, the missing ones first."""
+    readings = [
+        Reading(
+            name=_name(one, "source"),
+            state="stale" if one.get("state") == "stale" else "unavailable",
+            seconds=_rounded(_amount(one, "since")),
+            cause=shown(one.get("cause") or "", LONGEST_TEXT),
+        )
+        for one in seen_list(source, "missing")
+    ]
+    missing = {one["name"] for one in readings}
+    names = source.get("names")
+    for name in names if isinstance(names, (list, tuple)) else ():
+        its_name = shown(name, LONGEST_WORD)
+        if its_name not in missing:
+            readings.append(Reading(name=its_name, state="ok", seconds=0.0, cause=""))
+    return readings
+
+
+def too_few(source: Seen) -> tuple[float, float] | None:
+    """Return how many of a source's readings have a value and how many are needed, if too few."""
+    unavailable = sum(one.get("state") != "stale" for one in seen_list(source, "missing"))
+    have, needed = _amount(source, "sources") - unavailable, _amount(source, "minimum")
+    return (max(0.0, have), needed) if unavailable and have < needed else None
+
+
+def _source(seen: Seen) -> PipeNode:
+    node = _node("source", seen)
+    readings = readings_of(seen)
+    missing = sum(one["state"] != "ok" for one in readings)
+    answers = f"{missing} of {say.amount(seen.get('sources'))} missing"
+    node["readings"] = sorted(readings[:MOST_READINGS], key=lambda one: one["name"])
+    node["facts"] = _source_facts(seen)
+    error = shown(seen.get("error") or "", LONGEST_TEXT)
+    if error:
+        node["tone"], node["state"] = "bad", error
+    elif too_few(seen) is not None:
+        node["tone"], node["state"] = "bad", f"too few, {answers}"
+    elif missing:
+        node["tone"], node["state"] = "warn", answers
+    elif seen.get("waits") is True:
+        node["state"] = "waits for room"
+    elif not node["rate"] and seen.get("last_at") is not None:
+        node["state"] = f"last item {say.seconds(round(_amount(seen, 'last_at'), 1))} ago"
+    else:
+        node["state"] = "reads" if node["rate"] else "nothing yet"
+    return node
+
+
+def _source_facts(seen: Seen) -> Facts:
+    facts: Facts = [fact("kind", str(seen["kind"]))] if seen.get("kind") else []
+    facts.append(("read", say.amount(seen.get("read"))))
+    if seen.get("last_at") is not None:
+        facts.append(("last item", f"{say.seconds(round(_amount(seen, 'last_at'), 1))} ago"))
+    for key, value in seen.items():
+        if key in _OWN or value is None:
+            continue
+        if isinstance(value, bool):
+            facts.append(fact(say.plainly(str(key)), say.truth(value)))
+        elif isinstance(value, (int, float)):
+            facts.append(fact(say.plainly(str(key)), say.amount(value)))
+        elif isinstance(value, str):
+            facts.append(fact(say.plainly(str(key)), say.address(value)))
+    return facts[: MOST_CAUSES * 2]
+
+
+# Stages
+
+
+def _note(name: str, seen: Seen, moves: Moves) -> None:
+    """Note the counters of a stage that the rules ask for."""
+    stage = str(seen.get("name", ""))
+    for counter in ("done", "failed", "dead_letters"):
+        moves.rate((PIPELINE, name, stage, counter), seen.get(counter))
+
+
+def failing_share(name: str, stage: str, moves: Moves) -> float:
+    """Return the share of the items that failed in a stage lately, from 0 to 1."""
+    failed = moves.for_long((PIPELINE, name, stage, "failed"))
+    return failed / (failed + moves.for_long((PIPELINE, name, stage, "done"))) if failed else 0.0
+
+
+def failing_tone(share: float) -> Tone:
+    """Return how bad it is that this share of the items fails."""
+    if share > limits.ERROR_RATIO:
+        return "bad"
+    return "warn" if share > limits.ERROR_RATIO_WARN else "ok"
+
+
+def causes_of(seen: Seen) -> list[tuple[str, int]]:
+    """Return the causes of a stage's failures, the most frequent first."""
+    causes = mapping(seen.get("failures")).items()
+    told = [(shown(cause, LONGEST_NAME), int(max(0.0, number(times)))) for cause, times in causes]
+    return sorted(told, key=lambda one: -one[1])
+
+
+def blocked_by(seen: Seen) -> str:
+    """Return why a stage waits, unless it waits for the next one; "" if it does not."""
+    why = shown(seen.get("waits_for") or "", LONGEST_TEXT)
+    return "" if why.startswith(NO_ROOM) else why
+
+
+def blocked_tone(name: str, seen: Seen, moves: Moves) -> Tone:
+    """Return how bad it is that a stage waits: "bad" if nothing leaves it, "ok" if it does not."""
+    if not blocked_by(seen):
+        return "ok"
+    done = moves.lately((PIPELINE, name, str(seen.get("name", "")), "done"))
+    return "warn" if done else "bad"
+
+
+def _stage(name: str, seen: Seen, moves: Moves) -> PipeNode:
+    kind = seen.get("kind")
+    node = _node(kind if kind in {"sink", "branch"} else "stage", seen)
+    node["failures"] = causes_of(seen)[:MOST_CAUSES]
+    node["at_work"] = [_work(one) for one in seen_list(seen, "at_work")[:MOST_AT_WORK]]
+    node["waits_for"] = blocked_by(seen)
+    share = failing_share(name, str(seen.get("name", "")), moves)
+    tones: list[Tone] = [blocked_tone(name, seen, moves), failing_tone(share)]
+    tones.append("bad" if node["oldest"] > limits.QUEUE_AGE_SECONDS else "ok")
+    node["tone"] = min(tones, key=WORST.index)
+    if node["waits_for"]:
+        node["state"] = shown(f"waits: {node['waits_for'].partition(':')[0]}", LONGEST_WORD)
+    elif failing_tone(share) != "ok":
+        node["state"] = f"{say.share(share)} fail"
+    elif seen.get("waits_for"):
+        node["state"] = "waits for room"
+    elif node["workers"]:
+        node["state"] = f"{say.amount(node['busy'])} of {say.amount(node['workers'])} busy"
+    return node
+
+
+def _slowest(nodes: list[PipeNode]) -> int | None:
+    """Return the place of the stage for which those before it wait, if there is one.
+
+    Its queue is backed up, and those that follow it are not. Of several, it is the one with the
+    longest wait.
+    """
+    backed_up = {place for place, node in enumerate(nodes) if _fullness(node) >= BACKED_UP}
+    found = [
+        place
+        for place in sorted(backed_up)
+        if nodes[place]["oldest"] >= LONG_WAIT and not backed_up.intersection(nodes[place]["to"])
+    ]
+    return max(found, key=lambda place: nodes[place]["oldest"], default=None)
+
+
+def _work(seen: Seen) -> PipeWork:
+    return PipeWork(
+        item=shown(seen.get("item", ""), LONGEST_KEY),
+        items=int(max(1.0, _amount(seen, "items"))),
+        since=_rounded(_amount(seen, "since")),
+        waits_for=shown(seen.get("waits_for") or "", LONGEST_WORD),
+    )
+
+
+def _node(kind: Any, seen: Seen) -> PipeNode:
+    return PipeNode(
+        name=_name(seen),
+        kind=kind,
+        tone="ok",
+        state="",
+        to=[],
+        rate=_rounded(_amount(seen, "rate")),
+        waiting=_amount(seen, "waiting"),
+        capacity=_amount(seen, "capacity"),
+        busy=_amount(seen, "busy"),
+        workers=_amount(seen, "workers"),
+        oldest=_rounded(_amount(seen, "oldest")),
+        p50=time_of(seen, "p50"),
+        p99=time_of(seen, "p99"),
+        counts={key: _amount(seen, key) for key in COUNTS if seen.get(key)},
+        waits_for="",
+        failures=[],
+        at_work=[],
+        readings=[],
+        facts=[],
+    )
+
+
+def _link(nodes: list[PipeNode], links: Any) -> None:
+    """Set where the items of each node go."""
+    places = {node["name"]: place for place, node in enumerate(nodes)}
+    for link in links if isinstance(links, (list, tuple)) else ():
+        if not isinstance(link, (list, tuple)) or len(link) != 2:  # noqa: PLR2004 - from and to
+            continue
+        origin, target = (places.get(shown(name, LONGEST_WORD)) for name in link)
+        if origin is None or target is None or target in nodes[origin]["to"]:
+            continue
+        nodes[origin]["to"].append(target)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+# The whole
+
+
+def _fullness(node: PipeNode) -> float:
+    return node["waiting"] / node["capacity"] if node["capacity"] else 0.0
+
+
+def _oldest(seen: Seen) -> OldestItem | None:
+    oldest = mapping(seen.get("oldest"))
+    if not oldest:
+        return None
+    age = _rounded(_amount(oldest, "age"))
+    return OldestItem(item=_name(oldest, "item"), age=age, stage=_name(oldest, "stage"))
+
+
+def _state(seen: Seen, nodes: list[PipeNode]) -> str:
+    """Return how a running pipeline is in a few words: the worst of its nodes."""
+    worst = [node for tone in ("bad", "warn") for node in nodes if node["tone"] == tone]
+    if not worst:
+        return f"{say.several(_amount(seen, 'in_flight'), 'item')} in flight"
+    more = f", and {len(worst) - 1} more" if len(worst) > 1 else ""
+    return f"{worst[0]['name']}: {worst[0]['state']}{more}"
+
+
+def _facts(seen: Seen) -> Facts:
+    facts: Facts = [
+        (label, say.amount(seen.get(key)))
+        for key, label in (
+            ("read", "read"),
+            ("in_flight", "in flight"),
+            ("sink", "stored"),
+            ("degraded", "degraded"),
+            ("dead_letter", "dead letters"),
+            ("dropped", "dropped"),
+            ("returned", "returned"),
+        )
+        if number(seen.get(key)) or key in {"read", "in_flight", "sink"}
+    ]
+    oldest = _oldest(seen)
+    if oldest is not None:
+        where = f" in {oldest['stage']}" if oldest["stage"] else ""
+        facts.append(fact("oldest item", f"{say.seconds(oldest['age'])}{where}"))
+    return facts
