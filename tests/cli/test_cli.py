@@ -158,9 +158,10 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
     """`--help` tells what there is, and succeeds."""
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    assert list(COMMANDS) == ["worker", "top", "members", "metrics", "keys", "demo"]
+    names = ["worker", "top", "members", "metrics", "keys", "dead-letters", "demo"]
+    assert list(COMMANDS) == names
     for name, command in COMMANDS.items():
-        assert f"{name:<8} {command.about}" in printed
+        assert f"{name:<12} {command.about}" in printed
     assert main(["metrics", "--help"]) == 0
     assert "--grafana" in capsys.readouterr().out
 

@@ -76,7 +76,7 @@ def test_both_databases_have_the_same_steps():
     assert all(set(text) <= set(printable) for step in postgres for text in step.statements)
 
 
-FILES = ("fifo", "idempotency", "inbox", "jobs", "later", "leases", "outbox")
+FILES = ("dead_letters", "fifo", "idempotency", "inbox", "jobs", "later", "leases", "outbox")
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from math import inf, nan
 from random import Random
 from typing import Any
 
 from seawall import Channel, SystemClock
+from seawall.durable import Database, Sqlite
 from seawall.jobs import LocalQueue
 from seawall.pipeline import (
     BatchFailed,
     ChannelSource,
     Collect,
+    DatabaseDeadLetters,
     Flow,
     IterableSource,
     MemoryDeadLetters,
@@ -72,6 +75,45 @@ def _every(value: Any) -> Any:
     return Collect({"S1": _read}, minimum=1, within=1.0).every(value)
 
 
+_NAMES: list[tuple[Any, type]] = [*_TEXTS, (None, TypeError)]
+_DATABASE = Database(Sqlite("never-opened.db"), name="bad letters")
+
+
+def _letters_in(database: Any) -> Any:
+    return DatabaseDeadLetters(database, "bad")
+
+
+def _letters(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[Any, ...]]:
+    usual = {"name": "bad", "encode": str, "decode": str}
+
+    def make(value: Any) -> Any:
+        return DatabaseDeadLetters(_DATABASE, **{**usual, name: value})
+
+    return [(f"pipeline.DatabaseDeadLetters({name})", make, bads, advice)]
+
+
+def _looked(
+    act: str, name: str, bads: list[tuple[Any, type]], advice: str, **given: Any
+) -> list[tuple[Any, ...]]:
+    memory, stored = MemoryDeadLetters("bad"), DatabaseDeadLetters(_DATABASE, "bad")
+    return [
+        (
+            f"pipeline.{type(letters).__name__}.{word}({name})",
+            lambda x, letters=letters, word=word: _done(
+                getattr(letters, word)(**given, **{name: x})
+            ),
+            bads,
+            advice,
+        )
+        for letters in (memory, stored)
+        for word in (act, f"a{act}")
+    ]
+
+
+def _done(result: Any) -> Any:
+    return asyncio.run(result) if asyncio.iscoroutine(result) else result
+
+
 def _file(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[Any, ...]]:
     return [
         (
@@ -119,7 +161,27 @@ PIPELINE: list[tuple[Any, ...]] = [
     *_stage("capacity", _COUNTS, ""),
     _stage("most_deaths", _COUNTS, "")[0],
     ("pipeline.degrade(function)", degrade, _FUNCTIONS, ""),
-    ("pipeline.MemoryDeadLetters(most)", MemoryDeadLetters, _COUNTS, ""),
+    ("pipeline.MemoryDeadLetters(name)", MemoryDeadLetters, _NAMES, "name of the pipeline"),
+    ("pipeline.MemoryDeadLetters(most)", lambda x: MemoryDeadLetters("b", most=x), _COUNTS, ""),
+    ("pipeline.DatabaseDeadLetters(database)", _letters_in, [(5, TypeError)], "pass a Database"),
+    *_letters("name", _NAMES, "name of the pipeline"),
+    *_letters("lease", _POSITIVE, "seconds"),
+    *_letters("poll", _POSITIVE, "seconds"),
+    *_letters("encode", _FUNCTIONS, ""),
+    *_letters("decode", _FUNCTIONS, ""),
+    *(
+        row
+        for name, bads, advice in (
+            ("state", [("lost", ValueError), (5, ValueError)], "write one of"),
+            ("search", [(5, TypeError), ("x" * 300, ValueError)], "write"),
+            ("after", [(5, ValueError), ("no place", ValueError)], "write None"),
+            ("limit", [*_COUNTS, (1000, ValueError)], ""),
+            ("payloads", [(1, TypeError)], ""),
+        )
+        for row in _looked("browse", name, bads, advice)
+    ),
+    *(row for act in ("inspect", "retry", "drop") for row in _looked(act, "id", _TEXTS, "write")),
+    *_looked("inspect", "payload", [(1, TypeError)], "", id="s:1"),
     ("pipeline.NotBefore(seconds)", NotBefore, _FINITE, "seconds"),
     (
         "pipeline.BatchFailed(failures)",
@@ -243,6 +305,18 @@ SHOWN_BY_PIPELINES = frozenset(
         # called by Seawall
         *_source("ChannelSource", "FileSource", "IterableSource", "QueueSource", "Source"),
         *_given("Checkpoint.save", "place"),
+        *(
+            f"pipeline.{store}.{act}({given})"
+            for store in ("MemoryDeadLetters", "DatabaseDeadLetters", "DeadLetters")
+            for act, given in (
+                ("aadd", "letter"),
+                ("aadd", "claim"),
+                ("aclaim", "most"),
+                ("arenew", "claims"),
+                ("asettle", "claims"),
+                ("arelease", "claims"),
+            )
+        ),
         # whatever is wrong is an error of the iterable, or of random.Random
         *_given("Pipeline.test", "items", "seed"),
     ]

@@ -470,7 +470,7 @@ def test_unwanted_items_are_dropped_and_counted() -> None:
 def test_dead_letters_that_cannot_be_stored_stop_the_flow_and_lose_nothing() -> None:
     """The source is told only after a dead letter is stored."""
     source = Recorded(range(5))
-    letters = MemoryDeadLetters(most=2)
+    letters = MemoryDeadLetters("p", most=2)
     pipeline = Pipeline("p", dead_letters=letters, rng=Random(1))
 
     def parse(_number: int) -> int:
@@ -482,7 +482,7 @@ def test_dead_letters_that_cannot_be_stored_stop_the_flow_and_lose_nothing() -> 
         running = asyncio.create_task(pipeline.run())
         await pause(300.0)
         assert len(source.ends) == 2
-        letters.letters.clear()
+        assert all(letters.drop(letter.id) for letter in letters.letters)
         await pause(300.0)
         assert len(source.ends) == 4
         pipeline.stop(0.0)

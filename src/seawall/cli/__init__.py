@@ -1,4 +1,4 @@
-"""The command line: `seawall worker`, `top`, `members`, `metrics`, `keys` and `demo`.
+"""The command line: `seawall worker`, `top`, `members`, `metrics`, `keys`, `dead-letters`, `demo`.
 
 Promises: a mistake is told in a line, on the standard error, with exit status 2; Ctrl-C ends it
 quietly with 130, and so does a reader who has seen enough with 141. A command is loaded when it is
@@ -119,6 +119,21 @@ def _keys(given: list[str]) -> int:
         return _told(f"seawall keys: {error}")
 
 
+def _dead_letters(given: list[str]) -> int:
+    from seawall.cli.dead_letters import ABOUT, add_arguments, main
+
+    parser = ArgumentParser(
+        "seawall dead-letters", description=ABOUT, formatter_class=RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
+    try:
+        return main(parser.parse_args(given))
+    except BrokenPipeError:
+        raise
+    except (OSError, TypeError, ValueError) as error:
+        return _told(f"seawall dead-letters: {error}")
+
+
 def _demo(given: list[str]) -> int:
     from seawall.demo import main
 
@@ -151,6 +166,11 @@ COMMANDS: Final = {
         "how an idempotency key is, what came of it, and how to free it",
         "seawall.cli.keys",
     ),
+    "dead-letters": Command(
+        _dead_letters,
+        "list, replay and drop the dead letters of a pipeline",
+        "seawall.cli.dead_letters",
+    ),
     "demo": Command(_demo, "the whole system at work, in a browser or as a table", "seawall.demo"),
 }
 
@@ -161,7 +181,7 @@ def _about(command: str) -> str:
 
 
 def _parser() -> ArgumentParser:
-    listed = "\n".join(f"  {name:<8} {command.about}" for name, command in COMMANDS.items())
+    listed = "\n".join(f"  {name:<12} {command.about}" for name, command in COMMANDS.items())
     parser = ArgumentParser(
         "seawall",
         description="The resilience layer for Python services.",

@@ -53,15 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         ' as ["acme", 7]',
     )
     whose.add_argument("--unscoped", action="store_true", help="the keys belong to nobody")
-    parser.add_argument(
-        "--database",
-        metavar="ADDRESS",
-        default=os.environ.get(ADDRESS),
-        help=f"postgresql://... or the path of a SQLite file (default: {ADDRESS} of the"
-        " environment, where no other process sees the password)",
-    )
-    parser.add_argument("--schema", help="the schema of the tables (PostgreSQL)")
-    parser.add_argument("--prefix", default="seawall_", help="the tables' prefix (%(default)s)")
+    add_database_arguments(parser)
     parser.add_argument(
         "--consumer",
         action="append",
@@ -78,16 +70,27 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="with forget: do not ask")
 
 
+def add_database_arguments(parser: ArgumentParser) -> None:
+    """Declare where the tables are."""
+    parser.add_argument(
+        "--database",
+        metavar="ADDRESS",
+        default=os.environ.get(ADDRESS),
+        help=f"postgresql://... or the path of a SQLite file (default: {ADDRESS} of the"
+        " environment, where no other process sees the password)",
+    )
+    parser.add_argument("--schema", help="the schema of the tables (PostgreSQL)")
+    parser.add_argument("--prefix", default="seawall_", help="the tables' prefix (%(default)s)")
+
+
 def main(args: Namespace) -> int:
     """Do what was asked for; return the exit status: 1 if there is no such record."""
-    if not args.database:
-        raise ValueError(f"write --database, or set {ADDRESS}")
     scope = None if args.unscoped else _stored_scope(args.scope)
     key = sys.stdin.readline().strip() if args.key == "-" else args.key
     named = (scope, args.operation, key)
     with ExitStack() as stack:
         try:
-            database = _opened(args, args.database, "keys", stack)
+            database = opened_database(args, args.database, "keys", stack)
             idempotency = Idempotency(database, unscoped=args.unscoped)
             if args.act == "forget":
                 return _forget(idempotency, named, asks=not args.yes)
@@ -118,8 +121,11 @@ def _stored_scope(parts: list[str]) -> str:
     return text
 
 
-def _opened(args: Namespace, address: str, name: str, stack: ExitStack) -> Database:
+def opened_database(args: Namespace, address: str | None, name: str, stack: ExitStack) -> Database:
+    """Return the database at `address`, open until the end of `stack`."""
     source: Any
+    if not address:
+        raise ValueError(f"write --database, or set {ADDRESS}")
     schema = None
     if address.startswith(("postgresql://", "postgres://")):
         from psycopg_pool import ConnectionPool
@@ -141,7 +147,7 @@ def _handled(
 ) -> dict[str, list[str]]:
     """Return which of the consumers have handled each event."""
     if args.consumer and args.inbox:
-        database = _opened(args, args.inbox, "inbox", stack)
+        database = opened_database(args, args.inbox, "inbox", stack)
     inbox = Inbox(database)
     return {
         event.id: [name for name in args.consumer if inbox.seen(name, event.id)]

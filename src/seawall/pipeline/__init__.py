@@ -13,10 +13,16 @@ if TYPE_CHECKING:
         ReadingState,
         TooFewSources,
     )
+    from seawall.pipeline.dead_letters import (
+        DatabaseDeadLetters,
+        DeadLetters,
+        MemoryDeadLetters,
+        ReplayClaim,
+    )
     from seawall.pipeline.files import FileSource, csv_rows, lines
     from seawall.pipeline.item import DeadLetter, Ended, Ending, Item, Lesser, current_item
     from seawall.pipeline.nodes import DROP
-    from seawall.pipeline.pipeline import Flow, MemoryDeadLetters, Pipeline
+    from seawall.pipeline.pipeline import Flow, Pipeline
     from seawall.pipeline.queues import ChannelSource, QueueSource
     from seawall.pipeline.source import Faulty, IterableSource, Source
     from seawall.pipeline.stage import BatchFailed, NotBefore, degrade
@@ -29,7 +35,9 @@ __all__ = [
     "Collect",
     "CollectSource",
     "Collection",
+    "DatabaseDeadLetters",
     "DeadLetter",
+    "DeadLetters",
     "Ended",
     "Ending",
     "Faulty",
@@ -44,6 +52,7 @@ __all__ = [
     "QueueSource",
     "Reading",
     "ReadingState",
+    "ReplayClaim",
     "Source",
     "TooFewSources",
     "csv_rows",
@@ -55,10 +64,11 @@ __all__ = [
 _HOMES = {
     "pipeline.checkpoint": "Checkpoint",
     "pipeline.collect": "Collect CollectSource Collection Reading ReadingState TooFewSources",
+    "pipeline.dead_letters": "DatabaseDeadLetters DeadLetters MemoryDeadLetters ReplayClaim",
     "pipeline.files": "FileSource csv_rows lines",
     "pipeline.item": "DeadLetter Ended Ending Item Lesser current_item",
     "pipeline.nodes": "DROP",
-    "pipeline.pipeline": "Flow MemoryDeadLetters Pipeline",
+    "pipeline.pipeline": "Flow Pipeline",
     "pipeline.queues": "ChannelSource QueueSource",
     "pipeline.source": "Faulty IterableSource Source",
     "pipeline.stage": "BatchFailed NotBefore degrade",

@@ -109,6 +109,9 @@ class Reader:
         self._reading = asyncio.create_task(self._read())
         return self._reading
 
+    def finish(self) -> None:
+        """Hear that all sources are over; of interest to whoever reads dead letters."""
+
     def halt(self) -> None:
         """Read no more; what was read goes on."""
         self._is_halted = True
@@ -336,13 +339,19 @@ class Run:
         dead_letters: Callable[[DeadLetter], Awaitable[None]],
         rng: Random,
         on_end: Callable[[Ended], None] | None = None,
+        letter_suffix: str = "",
     ) -> None:
-        """Begin without items; `nodes` and `readers` are set when the graph is built."""
+        """Begin without items; `nodes` and `readers` are set when the graph is built.
+
+        `letter_suffix` makes the ids of dead letters unique whose sources count anew in each run.
+        """
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.random = rng.random
         self.nodes: list[WorkerStage | InlineStage | Branch] = []
         self.readers: list[Reader] = []
+        self.replay: Reader | None = None
+        """Reads dead letters that are replayed."""
         self.live: dict[Item, Reader] = {}
         """All items in flight with where they came from, the oldest first."""
         self.read = 0
@@ -357,6 +366,7 @@ class Run:
         self.name = name
         self._dead_letters = dead_letters
         self._on_end = on_end
+        self._letter_suffix = letter_suffix
         self._emptied = asyncio.Event()
         """Set when no item is in flight."""
         self._halt = asyncio.Event()
@@ -414,7 +424,9 @@ class Run:
         clock = current_clock()
         at = clock.now() - epoch_of(clock)
         cause = described(error)
-        letter = DeadLetter(item.id, item.value, stage, cause, item.attempts, at, item.lesser)
+        keeps_id = getattr(item.source, "keeps_ids", False)
+        id_ = item.id if keeps_id else f"{item.id}{self._letter_suffix}"
+        letter = DeadLetter(id_, item.value, stage, cause, item.attempts, at, item.lesser)
         pauses = BLOCKED.delays(self.random)
         while True:
             try:
@@ -474,7 +486,7 @@ class Run:
             if isinstance(node, WorkerStage)
             for state in node.workers
         ]
-        reading = [reader.start() for reader in self.readers]
+        reading = [reader.start() for reader in self._all_readers]
         halting = asyncio.create_task(self._halt.wait())
         try:
             await self._read_all(set(reading), workers, halting)
@@ -494,7 +506,7 @@ class Run:
                         task.exception()  # the first one is raised already
                 for item in list(self.live):
                     self.end(item, Ending.RETURNED)
-                await asyncio.gather(*(reader.close() for reader in self.readers))
+                await asyncio.gather(*(reader.close() for reader in self._all_readers))
         if self._failure is not None:
             raise self._failure
         return not self._halt.is_set()
@@ -507,9 +519,11 @@ class Run:
     ) -> None:
         """Wait until all sources are over, or until the time after a stop is; raise what broke."""
         while reading and not self._is_late:
+            if self.replay is not None and len(reading) == 1:
+                self.replay.finish()  # its task is the one that is left
             done = await self._wait([*reading, *workers], halting)
             if halting in done:
-                for reader in self.readers:
+                for reader in self._all_readers:
                     reader.halt()
             for task in done - {halting}:
                 if not task.cancelled():
@@ -544,6 +558,10 @@ class Run:
         return done
 
     @property
+    def _all_readers(self) -> list[Reader]:
+        return self.readers if self.replay is None else [*self.readers, self.replay]
+
+    @property
     def _is_late(self) -> bool:
         return self._end_at is not None and self.now() >= self._end_at
 
@@ -559,6 +577,7 @@ class Run:
             "in_flight": len(self.live),
             **{str(ending): number for ending, number in self.ends.items()},
             "degraded": self.degraded,
+            "replayed": 0 if self.replay is None else self.replay.read,
             "oldest": None
             if oldest is None
             else {"item": oldest.id, "age": now - oldest.read_at, "stage": oldest.stage},

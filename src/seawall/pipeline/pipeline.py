@@ -15,15 +15,21 @@ What it promises stands in `seawall.pipeline.engine` and `seawall.pipeline.nodes
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from secrets import token_hex
 from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 from seawall import _checks as check
 from seawall import registry
 from seawall.executors import CpuPool, IoPool
+from seawall.pipeline.dead_letters import (
+    DeadLetters,
+    LetterSource,
+    MemoryDeadLetters,
+    ReplayReader,
+)
 from seawall.pipeline.engine import Reader, Run, source_snapshot
 from seawall.pipeline.item import DeadLetter, Ended, Ending
 from seawall.pipeline.nodes import (
@@ -42,32 +48,8 @@ from seawall.runtime.functions import kind_of
 from seawall.runtime.stop_signals import run_until_signal
 from seawall.runtime.virtual import run as run_virtual
 
-MOST_DEAD_LETTERS: Final = 1000
-
 T = TypeVar("T")
 U = TypeVar("U")
-
-
-class DeadLettersFull(Exception):
-    """There is no room for another dead letter: the pipeline waits until there is."""
-
-
-class MemoryDeadLetters:
-    """Dead letters in the memory of this process; when it is full, the pipeline waits."""
-
-    def __init__(self, most: int = MOST_DEAD_LETTERS) -> None:
-        """Keep up to `most`; whoever looks after them takes them out of `letters`."""
-        self.letters: deque[DeadLetter] = deque()
-        self._most = check.count("most", most)
-
-    async def __call__(self, letter: DeadLetter) -> None:
-        """Keep one more."""
-        if len(self.letters) >= self._most:
-            raise DeadLettersFull(
-                f"{self._most} dead letters in memory: take some out, or pass dead_letters= with"
-                " room for more"
-            )
-        self.letters.append(letter)
 
 
 @dataclass(eq=False, slots=True)
@@ -337,22 +319,32 @@ class Pipeline:
         self,
         name: str,
         *,
-        dead_letters: Callable[[DeadLetter], Awaitable[None]] | None = None,
+        dead_letters: DeadLetters | Callable[[DeadLetter], Awaitable[None]] | None = None,
         rng: Random | None = None,
     ) -> None:
         """Begin without a source; `read` adds one.
 
-        `dead_letters(letter)` stores an item that was set aside: an async function, or an object
-        such as `MemoryDeadLetters`, the default.
+        `dead_letters` stores items that were set aside: a `DatabaseDeadLetters` of this name, or an
+        async function of one letter; `MemoryDeadLetters` by default.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"Pipeline({name!r}): write a name, such as 'orders'")
-        if dead_letters is not None and kind_of(dead_letters) != "async":
-            raise TypeError(f"dead_letters={dead_letters!r}: pass an async function of one letter")
+        letters: Any = MemoryDeadLetters(name) if dead_letters is None else dead_letters
+        if not isinstance(letters, DeadLetters) and kind_of(letters) != "async":
+            raise TypeError(
+                f"dead_letters={letters!r}: pass DatabaseDeadLetters(database, {name!r}), or an"
+                " async function of one letter"
+            )
+        if isinstance(letters, DeadLetters) and letters.name != name:
+            raise ValueError(
+                f"Pipeline({name!r}): dead_letters= are those of pipeline {letters.name!r}: make"
+                " them with the same name"
+            )
         if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
             raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
         self.name = name
-        self.dead_letters = MemoryDeadLetters() if dead_letters is None else dead_letters
+        self.dead_letters: Any = letters
+        """What was passed, or the `MemoryDeadLetters` of this pipeline."""
         self._rng = Random() if rng is None else rng  # noqa: S311 - jitter is no secret
         self._reads: list[_Read] = []
         self._steps: list[_Step] = []
@@ -443,8 +435,12 @@ class Pipeline:
         self._check_complete()
         if self._run is not None:
             raise RuntimeError(f"{self!r} runs already")
-        run = Run(self.name, dead_letters=self.dead_letters, rng=self._rng)
-        self._build(run, [read.source for read in self._reads], in_memory=False)
+        store = self.dead_letters
+        letters = LetterSource(store) if isinstance(store, DeadLetters) else None
+        bury = store if letters is None else letters.add
+        suffix = "" if isinstance(store, MemoryDeadLetters) else f"@{token_hex(4)}"
+        run = Run(self.name, dead_letters=bury, rng=self._rng, letter_suffix=suffix)
+        self._build(run, [read.source for read in self._reads], letters, in_memory=False)
         try:
             return await self._carry_out(run)
         finally:
@@ -520,6 +516,7 @@ class Pipeline:
             "in_flight": 0,
             **{str(ending): 0 for ending in Ending},
             "degraded": 0,
+            "replayed": 0,
             "oldest": None,
             "sources": [source_snapshot(read.source) for read in self._reads],
             "stages": [
@@ -549,14 +546,20 @@ class Pipeline:
             source = IterableSource(items)
             sources: list[Source[Any]] = [source]
             sources += [IterableSource((), name=f"none-{n}") for n in range(1, len(self._reads))]
-            self._build(run, sources, in_memory=True, call_sinks=call_sinks)
+            self._build(run, sources, None, in_memory=True, call_sinks=call_sinks)
             await self._carry_out(run)
 
         run_virtual(main())
         return ended
 
     def _build(
-        self, run: Run, sources: list[Source[Any]], *, in_memory: bool, call_sinks: bool = True
+        self,
+        run: Run,
+        sources: list[Source[Any]],
+        letters: LetterSource | None,
+        *,
+        in_memory: bool,
+        call_sinks: bool = True,
     ) -> None:
         """Make the nodes of a run from the steps."""
         exit_node = Exit(run)
@@ -586,6 +589,9 @@ class Pipeline:
             Reader(run, source, nodes[id(read.following)])
             for source, read in zip(sources, self._reads, strict=True)
         ]
+        if letters is not None:
+            by_name = {_name_of(step): nodes[id(step)] for step in self._steps}
+            run.replay = ReplayReader(run, letters, by_name)
 
 
 def _without_effect(sink: Stage) -> Stage:

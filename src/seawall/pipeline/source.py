@@ -33,6 +33,8 @@ class Source(Protocol[T_co]):
     code or its settings (`TypeError`, `ValueError`, `LookupError`, `FileNotFoundError` and the
     like): that ends the run. A source with `repeatable = False` is never read again. With a method
     `snapshot()` that returns a dictionary, it shows facts of its own in `Pipeline.snapshot()`.
+    One whose handles mean the same items for ever, also to other processes, has an attribute
+    `keeps_ids = True`. Then an item that is read again is the same dead letter.
     """
 
     name: str
