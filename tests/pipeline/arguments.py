@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from inspect import signature
 from math import inf, nan
 from random import Random
 from typing import Any
@@ -21,6 +22,8 @@ from seawall.pipeline import (
     NotBefore,
     Pipeline,
     QueueSource,
+    RedisStreamSink,
+    RedisStreamSource,
     csv_rows,
     degrade,
     lines,
@@ -126,6 +129,26 @@ def _file(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[An
     ]
 
 
+def _stream(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[Any, ...]]:
+    usual: dict[str, dict[str, Any]] = {
+        "RedisStreamSource": {"group": "billing"},
+        "RedisStreamSink": {"key": str, "partitions": 2},
+    }
+
+    def make(kind: Any) -> Any:
+        def made(value: Any) -> Any:
+            given = {"target": "redis://127.0.0.1:1", "stream": "orders", **usual[kind.__name__]}
+            return kind(**{**given, name: value})
+
+        return made
+
+    return [
+        (f"pipeline.{kind.__name__}({name})", make(kind), bads, advice)
+        for kind in (RedisStreamSource, RedisStreamSink)
+        if name in signature(kind).parameters
+    ]
+
+
 PIPELINE: list[tuple[Any, ...]] = [
     ("pipeline.Pipeline(name)", Pipeline, [*_TEXTS, (None, TypeError)], "write a name"),
     (
@@ -225,6 +248,18 @@ PIPELINE: list[tuple[Any, ...]] = [
         [*_SOURCES, (_work, TypeError)],
         "pass an iterable",
     ),
+    *_stream("target", [(5, TypeError), ("localhost", ValueError)], "redis"),
+    *_stream("stream", _TEXTS, "write text"),
+    *_stream("group", _TEXTS, "write text"),
+    *_stream("name", _TEXTS, "write text"),
+    *_stream("partitions", _COUNTS, ""),
+    *_stream("decode", _FUNCTIONS, ""),
+    *_stream("lost_after", _POSITIVE, "seconds"),
+    *_stream("most_deliveries", _COUNTS, ""),
+    *_stream("key", [*_FUNCTIONS, (None, ValueError)], ""),
+    *_stream("identity", _FUNCTIONS, ""),
+    *_stream("encode", _FUNCTIONS, ""),
+    *_stream("max_length", _COUNTS, ""),
     ("pipeline.IterableSource(name)", lambda x: IterableSource([], name=x), _TEXTS, "write a name"),
     (
         "pipeline.IterableSource(checkpoint)",
@@ -304,6 +339,7 @@ SHOWN_BY_PIPELINES = frozenset(
         *_given("FileSource", "clock"),
         # called by Seawall
         *_source("ChannelSource", "FileSource", "IterableSource", "QueueSource", "Source"),
+        *_source("RedisStreamSource"),
         *_given("Checkpoint.save", "place"),
         *(
             f"pipeline.{store}.{act}({given})"
@@ -317,6 +353,9 @@ SHOWN_BY_PIPELINES = frozenset(
                 ("arelease", "claims"),
             )
         ),
+        *_given("RedisStreamSource.holds", "handle"),
+        *_given("RedisStreamSink.__call__", "values"),
+        *_given("StreamHandle", "stream", "id", "identity", "deliveries", "token", "partition"),
         # whatever is wrong is an error of the iterable, or of random.Random
         *_given("Pipeline.test", "items", "seed"),
     ]

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
 from tests.durable.conftest import postgres
 from tests.shared.conftest import client, new_store, redis_url
+from tests.shared.support import Server
 
-__all__ = ["client", "new_store", "postgres", "redis_url"]
+__all__ = ["client", "new_store", "postgres", "redis_url", "server"]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Return a Valkey server of this test's own, to be killed, stopped and restarted.
+
+    It keeps what it has confirmed, also when it is killed.
+    """
+    made = Server("--appendonly", "yes", "--appendfsync", "always")
+    yield made
+    made.close()

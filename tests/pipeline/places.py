@@ -8,14 +8,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
 
 from seawall import Channel
+from seawall.errors import StoreUnavailable
 from seawall.jobs import LocalQueue
-from seawall.pipeline import ChannelSource, IterableSource, QueueSource, Source, lines
+from seawall.pipeline import (
+    ChannelSource,
+    IterableSource,
+    QueueSource,
+    RedisStreamSink,
+    RedisStreamSource,
+    Source,
+    lines,
+)
 from seawall.shared.queue import PriorityQueue
+from seawall.shared.streams import StreamConsumer
 from seawall.testing import run_virtual
 
 
@@ -122,6 +133,42 @@ class InSharedQueue(RealPlace, InLocalQueue):
         return QueueSource(self.queue, lease=1.5)
 
 
+class InRedisStream(RealPlace):
+    partitions: int | None = None
+
+    async def begin(self) -> None:
+        self.url: str = self.request.getfixturevalue("redis_url")
+        self.stream = f"orders-{token_hex(6)}"
+
+    async def put(self, values: list[int]) -> None:
+        keyed: dict[str, Any] = {"key": str, "partitions": self.partitions}
+        settings = {} if self.partitions is None else keyed
+        sink = RedisStreamSink[int](self.url, self.stream, **settings)
+        await sink(values)
+        await sink.close()
+
+    def open(self) -> Source[Any]:
+        return RedisStreamSource(
+            self.url, self.stream, group="g", partitions=self.partitions, lost_after=1.5
+        )
+
+    def kill(self, source: Any) -> None:
+        source._keeper.cancel()
+        for holding in source._holdings.values():
+            if holding.lease is not None:
+                holding.lease._holding._renewal.stop()
+
+    def cut(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def fail(*_args: Any) -> None:
+            raise StoreUnavailable("the store does not answer")
+
+        monkeypatch.setattr(StreamConsumer, "_call", fail)
+
+
+class InPartition(InRedisStream):
+    partitions = 1
+
+
 class InIterable(Place):
     grows = False
 
@@ -195,6 +242,8 @@ PLACES: list[type[Place]] = [
     InRequestedChannel,
     InLocalQueue,
     InSharedQueue,
+    InRedisStream,
+    InPartition,
     InIterable,
     InAsyncIterable,
     FromOffset,

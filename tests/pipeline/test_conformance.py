@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from seawall.errors import StoreUnavailable
 from seawall.pipeline import Source
 from tests.pipeline.places import FAILING, PLACES, RESUMING, Place, RealPlace
 
@@ -195,7 +196,7 @@ def test_errors_of_the_store_lose_nothing(place: Place, monkeypatch: pytest.Monk
         items = await pull(source, 6)
         with monkeypatch.context() as broken:
             place.cut(broken)
-            with pytest.raises((ConnectionError, OSError)):
+            with pytest.raises((ConnectionError, OSError, StoreUnavailable)):
                 await source.acknowledge(handles(items[:3]))
             pulling = asyncio.create_task(pull(source, 1))
             await asyncio.wait([pulling], timeout=0.05)

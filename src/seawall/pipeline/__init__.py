@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from seawall.pipeline.queues import ChannelSource, QueueSource
     from seawall.pipeline.source import Faulty, IterableSource, Source
     from seawall.pipeline.stage import BatchFailed, NotBefore, degrade
+    from seawall.pipeline.streams.redis import (
+        RedisStreamSink,
+        RedisStreamSource,
+        StreamHandle,
+        TooManyDeliveries,
+    )
 
 __all__ = [
     "DROP",
@@ -52,9 +58,13 @@ __all__ = [
     "QueueSource",
     "Reading",
     "ReadingState",
+    "RedisStreamSink",
+    "RedisStreamSource",
     "ReplayClaim",
     "Source",
+    "StreamHandle",
     "TooFewSources",
+    "TooManyDeliveries",
     "csv_rows",
     "current_item",
     "degrade",
@@ -72,6 +82,7 @@ _HOMES = {
     "pipeline.queues": "ChannelSource QueueSource",
     "pipeline.source": "Faulty IterableSource Source",
     "pipeline.stage": "BatchFailed NotBefore degrade",
+    "pipeline.streams.redis": "RedisStreamSink RedisStreamSource StreamHandle TooManyDeliveries",
 }
 """The public names by the module in which they are at home."""
 

@@ -304,15 +304,16 @@ class Reader:
             error = (
                 f"it has not taken the ends of {unreported} items, and is read no more until then"
             )
+        facts = source_snapshot(self.source)
         return {
-            **source_snapshot(self.source),
+            **facts,
             "read": self.read,
             "rate": self._rate.look(now, self.read),
             "waits": self._waits,
             "last_at": None if last_at is None else max(0.0, now - last_at),
             "unreported": unreported,
             "errors": self._errors,
-            "error": error,
+            "error": error or facts["error"],
         }
 
 
@@ -326,7 +327,8 @@ def source_snapshot(source: Source[Any]) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - of the source: the rest is to be seen
             facts = {"snapshot_error": described(error)}
     unread = {"read": 0, "rate": 0.0, "waits": False, "last_at": None}
-    return {**facts, "name": source.name, **unread, "unreported": 0, "errors": 0, "error": ""}
+    own = {"error": str(facts.get("error", ""))}
+    return {**facts, "name": source.name, **unread, "unreported": 0, "errors": 0, **own}
 
 
 class Run:

@@ -22,13 +22,14 @@ WhenBlocked = Literal["block", "set_aside"]
 class NotBefore(Exception):
     """Raised by a stage or a sink that wants no items for a while: they wait."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, why: str = "") -> None:
         """Want the item again after so many seconds."""
         self.seconds = check.seconds("seconds", seconds, zero=True)
-        super().__init__(f"not before {self.seconds:g} s from now")
+        self.why = why
+        super().__init__(f"not before {self.seconds:g} s from now{why and f': {why}'}")
 
-    def __reduce__(self) -> tuple[type[NotBefore], tuple[float]]:
-        return NotBefore, (self.seconds,)  # it may come from a worker process
+    def __reduce__(self) -> tuple[type[NotBefore], tuple[float, str]]:
+        return NotBefore, (self.seconds, self.why)  # it may come from a worker process
 
 
 class BatchFailed(Exception):

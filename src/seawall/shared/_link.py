@@ -53,7 +53,7 @@ _UNFIT: Final = ("NOREPLICAS", "MISCONF", "MASTERDOWN", "CLUSTERDOWN")
 _OWN: Final = ("WRONGTYPE", "CROSSSLOT", "FULL")
 """What a server says of one call; FULL is a script's own word: this call needs memory, not all."""
 
-WHEN_FULL: Final = frozenset({"queue"})
+WHEN_FULL: Final = frozenset({"queue", "streams"})
 """The scripts that are run while the server is full: they make room, and say FULL if they need it.
 
 All else that is shared has to be written, so it does without a server that is full.

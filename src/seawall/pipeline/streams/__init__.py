@@ -1,0 +1,1 @@
+"""Streams that several processes read together: Redis or Valkey, NATS JetStream."""
