@@ -9,14 +9,16 @@ from random import Random
 from typing import Any
 
 from seawall import Channel, SystemClock
-from seawall.durable import Database, Sqlite
+from seawall.durable import Database, Inbox, Sqlite
 from seawall.jobs import LocalQueue
 from seawall.pipeline import (
     BatchFailed,
     ChannelSource,
     Collect,
+    DatabaseCheckpoint,
     DatabaseDeadLetters,
     Flow,
+    InboxSink,
     IterableSource,
     MemoryDeadLetters,
     NotBefore,
@@ -27,6 +29,7 @@ from seawall.pipeline import (
     csv_rows,
     degrade,
     lines,
+    table,
 )
 
 HUGE = 10**400
@@ -147,6 +150,20 @@ def _stream(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[
         for kind in (RedisStreamSource, RedisStreamSink)
         if name in signature(kind).parameters
     ]
+
+
+_DATABASE = Database(Sqlite("never opened.db"), name="bad arguments of pipelines")
+
+
+def _store(_conn: Any, _value: Any) -> None:
+    """Store nothing."""
+
+
+def _table(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[Any, ...]]:
+    def make(value: Any) -> Any:
+        return table(**{"database": _DATABASE, "name": "orders", name: value})
+
+    return [(f"pipeline.table({name})", make, bads, advice)]
 
 
 PIPELINE: list[tuple[Any, ...]] = [
@@ -281,6 +298,53 @@ PIPELINE: list[tuple[Any, ...]] = [
         _TEXTS,
         "write a name",
     ),
+    *_table("database", [(5, TypeError), (None, TypeError)], "pass a Database"),
+    *_table("name", _TEXTS, "write a name"),
+    *_table("position", [*_TEXTS, (None, TypeError)], "write a name"),
+    *_table("checkpoint", [(5, TypeError), ("", ValueError)], "write"),
+    *_table("columns", [([], TypeError), ("id", TypeError), ([5], TypeError)], "write names"),
+    *_table("after", [(-1, ValueError), (1.5, TypeError), ("3", TypeError)], "after"),
+    *_table("every", _FINITE, "seconds"),
+    *_table("follow", [(1, TypeError), ("yes", TypeError)], ""),
+    *_table("poll", _POSITIVE, "seconds"),
+    *_table("source", _TEXTS, "write a name"),
+    *_table("clock", [(5, TypeError), (SystemClock, TypeError)], "clock"),
+    (
+        "pipeline.DatabaseCheckpoint(database)",
+        lambda x: DatabaseCheckpoint(x, "orders"),
+        [(5, TypeError)],
+        "pass a Database",
+    ),
+    (
+        "pipeline.DatabaseCheckpoint(name)",
+        lambda x: DatabaseCheckpoint(_DATABASE, x),
+        [("", ValueError), (5, TypeError)],
+        "write",
+    ),
+    (
+        "pipeline.InboxSink(inbox)",
+        lambda x: InboxSink(x, "store", _store),
+        [(5, TypeError)],
+        "pass an Inbox",
+    ),
+    (
+        "pipeline.InboxSink(consumer)",
+        lambda x: InboxSink(Inbox(_DATABASE), x, _store),
+        _TEXTS,
+        "write a name",
+    ),
+    (
+        "pipeline.InboxSink(function)",
+        lambda x: InboxSink(Inbox(_DATABASE), "store", x),
+        [*_FUNCTIONS, (_work, TypeError)],
+        "",
+    ),
+    (
+        "pipeline.InboxSink(id)",
+        lambda x: InboxSink(Inbox(_DATABASE), "store", _store, id=x),
+        _FUNCTIONS,
+        "",
+    ),
     ("pipeline.QueueSource(queue)", QueueSource, [(5, TypeError)], "pass a queue"),
     (
         "pipeline.QueueSource(lease)",
@@ -300,6 +364,7 @@ AWAITED_BY_PIPELINES = {
     "pipeline.Collect(sources)",
     "pipeline.Flow.sink(function)",
     "pipeline.Flow.stage(function)",
+    "pipeline.InboxSink(function)",
     "pipeline.IterableSource(items)",  # an async generator begins at an offset, too
     "pipeline.Pipeline(dead_letters)",
     "pipeline.degrade(function)",
@@ -337,10 +402,14 @@ SHOWN_BY_PIPELINES = frozenset(
         *_given("Item", "value", "source", "handle", "read_at"),
         *_given("FileSource", "path", "parse", "is_whole", "checkpoint", "every", "follow", "name"),
         *_given("FileSource", "clock"),
+        *_given("TableSource", "reader", "name", "after", "place", "follow", "poll"),
         # called by Seawall
-        *_source("ChannelSource", "FileSource", "IterableSource", "QueueSource", "Source"),
+        *_source(
+            "ChannelSource", "FileSource", "IterableSource", "QueueSource", "Source", "TableSource"
+        ),
         *_source("RedisStreamSource"),
         *_given("Checkpoint.save", "place"),
+        *_given("DatabaseCheckpoint.save", "place"),
         *(
             f"pipeline.{store}.{act}({given})"
             for store in ("MemoryDeadLetters", "DatabaseDeadLetters", "DeadLetters")

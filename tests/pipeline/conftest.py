@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.durable.conftest import postgres
+from tests.durable.conftest import opening, postgres
 from tests.shared.conftest import client, new_store, redis_url
 from tests.shared.support import Server
 
-__all__ = ["client", "new_store", "postgres", "redis_url", "server"]
+__all__ = ["client", "new_store", "opening", "postgres", "redis_url", "server"]
 
 
 @pytest.fixture

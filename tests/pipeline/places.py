@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from seawall import Channel
+from seawall.durable._connections import AskText
 from seawall.errors import StoreUnavailable
 from seawall.jobs import LocalQueue
 from seawall.pipeline import (
@@ -24,10 +26,12 @@ from seawall.pipeline import (
     RedisStreamSource,
     Source,
     lines,
+    table,
 )
 from seawall.shared.queue import PriorityQueue
 from seawall.shared.streams import StreamConsumer
 from seawall.testing import run_virtual
+from tests.durable.conftest import opening_by
 
 
 class Place:
@@ -237,6 +241,61 @@ class InRotatedFile(InFile):
         await super().put(values)
 
 
+class InTable(RealPlace):
+    driver = "asyncpg"
+
+    async def begin(self) -> None:
+        server = self.request.getfixturevalue("postgres")
+        self.stack = AsyncExitStack()
+        opened = opening_by(self.driver, server, self.folder)
+        self.database = await self.stack.enter_async_context(opened())
+        schema = self.database.names.schema
+        self.table = "orders" if schema is None else f"{schema}.orders"
+        await self.do(f"CREATE TABLE {self.quoted} (id {self.key}, value integer)")
+
+    key = "bigserial PRIMARY KEY"
+
+    @property
+    def quoted(self) -> str:
+        return ".".join(f'"{part}"' for part in self.table.split("."))
+
+    async def do(self, text: str) -> None:
+        def steps() -> Any:
+            yield AskText(text, {})
+
+        await self.database.arun(steps)
+
+    async def put(self, values: list[int]) -> None:
+        rows = ", ".join(f"({value})" for value in values)
+        await self.do(f"INSERT INTO {self.quoted} (value) VALUES {rows}")  # noqa: S608 - our own
+
+    def open(self) -> Source[Any]:
+        made = table(
+            self.database, self.table, checkpoint="orders", every=0.0, follow=True, poll=0.02
+        )
+        pull = made.pull
+
+        async def values(most: int) -> Any:
+            return [(row["value"], handle) for row, handle in await pull(most)]
+
+        made.pull = values  # type: ignore[method-assign]
+        return made
+
+    def cut(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def fail(_operation: Any) -> None:
+            raise ConnectionError("the database does not answer")
+
+        monkeypatch.setattr(self.database, "arun", fail)
+
+    async def end(self) -> None:
+        await self.stack.aclose()
+
+
+class InSqliteTable(InTable):
+    driver = "sqlite"
+    key = "INTEGER PRIMARY KEY AUTOINCREMENT"
+
+
 PLACES: list[type[Place]] = [
     InChannel,
     InRequestedChannel,
@@ -249,6 +308,8 @@ PLACES: list[type[Place]] = [
     FromOffset,
     InFile,
     InRotatedFile,
+    InTable,
+    InSqliteTable,
 ]
 
 RESUMING = [place for place in PLACES if place.resumes]

@@ -4,6 +4,7 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
 if TYPE_CHECKING:
+    from seawall.durable.tables import DatabaseCheckpoint
     from seawall.pipeline.checkpoint import Checkpoint
     from seawall.pipeline.collect import (
         Collect,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         StreamHandle,
         TooManyDeliveries,
     )
+    from seawall.pipeline.tables import InboxSink, TableSource, table
 
 __all__ = [
     "DROP",
@@ -41,6 +43,7 @@ __all__ = [
     "Collect",
     "CollectSource",
     "Collection",
+    "DatabaseCheckpoint",
     "DatabaseDeadLetters",
     "DeadLetter",
     "DeadLetters",
@@ -49,6 +52,7 @@ __all__ = [
     "Faulty",
     "FileSource",
     "Flow",
+    "InboxSink",
     "Item",
     "IterableSource",
     "Lesser",
@@ -63,15 +67,18 @@ __all__ = [
     "ReplayClaim",
     "Source",
     "StreamHandle",
+    "TableSource",
     "TooFewSources",
     "TooManyDeliveries",
     "csv_rows",
     "current_item",
     "degrade",
     "lines",
+    "table",
 ]
 
 _HOMES = {
+    "durable.tables": "DatabaseCheckpoint",
     "pipeline.checkpoint": "Checkpoint",
     "pipeline.collect": "Collect CollectSource Collection Reading ReadingState TooFewSources",
     "pipeline.dead_letters": "DatabaseDeadLetters DeadLetters MemoryDeadLetters ReplayClaim",
@@ -83,6 +90,7 @@ _HOMES = {
     "pipeline.source": "Faulty IterableSource Source",
     "pipeline.stage": "BatchFailed NotBefore degrade",
     "pipeline.streams.redis": "RedisStreamSink RedisStreamSource StreamHandle TooManyDeliveries",
+    "pipeline.tables": "InboxSink TableSource table",
 }
 """The public names by the module in which they are at home."""
 

@@ -1,0 +1,193 @@
+"""Tables of the user's, read in the order of a column of numbers; and places that are kept.
+
+Numbers are drawn in one order and committed in another: while row 6 can be seen, row 5 may not be
+committed yet, and whoever goes on behind 6 never sees it. A reader that finds a gap before a row
+therefore waits, until every transaction has ended that had written to the table when the row was
+seen: whoever drew a smaller number is among them. Then the gap is filled, or stays for ever. In
+SQLite there is one writer at a time, and no such gap.
+
+Promises:
+- Each row that was committed is read once, in the order of its position.
+- A gap holds up the rows behind it only while a transaction is open that may fill it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, NamedTuple
+
+from seawall.durable._blocks import named
+from seawall.durable._connections import Ask, AskText
+from seawall.durable._sql import quoted
+from seawall.durable.database import Database
+from seawall.runtime.stepping import Steps
+
+INTEGERS: Final = frozenset({"smallint", "integer", "bigint", "int"})
+"""Types of columns by which a table can be read."""
+
+
+class DatabaseCheckpoint:
+    """A place that is kept in a database, for `checkpoint=` of any source of a pipeline."""
+
+    def __init__(self, database: Database, name: str) -> None:
+        """Keep it under `name`; one reader at a time has that name."""
+        self.database = checked_database("DatabaseCheckpoint", database)
+        self.name = named("name", name)
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.name!r} in {self.database!r}"
+
+    async def load(self) -> Any:
+        """Return the place that was saved last, None if there is none."""
+        rows = await self.database.arun(
+            lambda: _asked(Ask("checkpoints.load", {"name": self.name}))
+        )
+        return json.loads(rows[0][0]) if rows else None
+
+    async def save(self, place: Any) -> None:
+        """Keep `place` instead of the one before."""
+        asked = Ask("checkpoints.save", {"name": self.name, "place": json.dumps(place)})
+        await self.database.arun(lambda: _asked(asked))
+
+
+def checked_database(where: str, database: Any) -> Database:
+    """Return `database` if it is one, or raise."""
+    if not isinstance(database, Database):
+        raise TypeError(f"{where}({database!r}, ...): pass a Database, such as Database(pool)")
+    return database
+
+
+def _asked(asked: Ask | AskText) -> Steps[Any]:
+    return (yield asked)
+
+
+class Row(NamedTuple):
+    """A row, and its number."""
+
+    position: int
+    values: dict[str, Any]
+
+
+class TableReader:
+    """Reads a table from a place on."""
+
+    def __init__(
+        self, database: Database, table: str, position: str, columns: tuple[str, ...] | None
+    ) -> None:
+        """Read `table`, or "schema.table", by the column `position`."""
+        self.database = database
+        self._shown = table
+        parts = table.split(".")
+        self._table = ".".join(_literal(part) for part in parts)
+        self._name = table if database.dialect == "sqlite" else ".".join(map(quoted, parts))
+        """As a parameter, in which nothing is replaced."""
+        self._position = position
+        self._columns = columns
+        self._select = ""
+        self._settled = 0
+        """No row up to here can be committed later on."""
+        self._held: _Held | None = None
+
+    @property
+    def held_back(self) -> int | None:
+        """Return up to which number rows wait for transactions that may fill a gap before them."""
+        return None if self._held is None else self._held.until
+
+    async def read(self, after: int, most: int) -> tuple[list[Row], bool]:
+        """Return the rows behind `after` of which none is left out, and whether there are more."""
+        if not self._select:
+            self._select = self._text(await self.database.arun(self._describing))
+        while True:
+            seen, held = await self.database.arun(lambda: self._reading(after, most))
+            rows = self._up_to_gap(seen, after)
+            if rows or not seen:
+                if self._held is not None and (not seen or rows[-1].position >= self._held.until):
+                    self._held = None
+                return rows, bool(seen)
+            if self._held is None:
+                self._held = held
+            else:
+                self._held = _Held(self._held.until, self._held.writers & held.writers)
+            if self._held.writers:
+                return [], True
+            # Rows that were committed since are seen by a transaction that begins now.
+            self._settled, self._held = self._held.until, None
+
+    def _up_to_gap(self, rows: list[Row], after: int) -> list[Row]:
+        sure: list[Row] = []
+        for row in rows:
+            if row.position > max(self._settled, after + 1) and self.database.dialect != "sqlite":
+                break
+            if row.position == after:
+                raise ValueError(
+                    f"table {self._shown!r} has two rows with {self._position} {after}: read it by"
+                    " a column whose values are unique"
+                )
+            sure.append(row)
+            after = row.position
+        return sure
+
+    # What is asked of the database
+
+    def _describing(self) -> Steps[Any]:
+        return (yield Ask("tables.columns", {"table": self._name}))
+
+    def _text(self, found: list[tuple[Any, ...]]) -> str:
+        """Return the statement that reads rows, or raise if the table is no such table."""
+        shown, types = self._shown, {name: kind for _, _, name, kind in found}
+        if not found:
+            raise ValueError(f"there is no table {shown!r}: write its name, or 'schema.name'")
+        kind, follows = found[0][:2]
+        if kind not in ("r", "p"):
+            raise ValueError(f"{shown!r} is a view or the like: read the table that it shows")
+        if follows:
+            raise ValueError(
+                f"{self.database!r} follows another server, and does not know who writes there:"
+                f" read {shown!r} on that one"
+            )
+        columns = tuple(types) if self._columns is None else self._columns
+        for name in (self._position, *columns):
+            if name not in types:
+                raise ValueError(f"table {shown!r} has no column {name!r}, but {', '.join(types)}")
+        if types[self._position] not in INTEGERS:
+            raise ValueError(
+                f"position={self._position!r} is of type {types[self._position]}: read the table by"
+                " a column of whole numbers that grow, such as its serial key"
+            )
+        self._columns = columns
+        listed = ", ".join(_literal(name) for name in (self._position, *columns))
+        position = _literal(self._position)
+        return (
+            f"SELECT {listed} FROM {self._table} WHERE {position} > :after"  # noqa: S608 - quoted
+            f" ORDER BY {position} LIMIT :most"
+        )
+
+    def _reading(self, after: int, most: int) -> Steps[tuple[list[Row], _Held]]:
+        columns = self._columns or ()
+        found = yield AskText(self._select, {"after": after, "most": most})
+        rows = [Row(row[0], dict(zip(columns, row[1:], strict=True))) for row in found]
+        if not rows or self._up_to_gap(rows[:1], after):
+            return rows, _NOTHING
+        # In this order: who had drawn a smaller number than the largest that is seen has had the
+        # lock since before, and so is among the writers, or has ended.
+        position = _literal(self._position)
+        text = f"SELECT max({position}) FROM {self._table}"  # noqa: S608 - quoted
+        largest = yield AskText(text, {})
+        writers = yield Ask("tables.writers", {"table": self._name})
+        until = max(rows[-1].position, largest[0][0] or 0)
+        return rows, _Held(until, frozenset(writer for (writer,) in writers))
+
+
+class _Held(NamedTuple):
+    """Rows that wait: up to which number, and for which transactions."""
+
+    until: int
+    writers: frozenset[str]
+
+
+_NOTHING: Final = _Held(0, frozenset())
+
+
+def _literal(name: str) -> str:
+    """Return a name as it stands in a text of which words in braces are replaced."""
+    return quoted(name).replace("{", "{{").replace("}", "}}")

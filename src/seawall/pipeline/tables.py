@@ -1,0 +1,204 @@
+"""Databases: rows of a table as a source, and effects that happen once as a sink.
+
+Promises:
+- Each row that was committed is read, in the order of its position, also if it was committed after
+  rows with larger numbers. A resumed run repeats at most what was read since the last checkpoint.
+- The function of an `InboxSink` has one effect for each item, however often the item comes: its
+  rows and the note that the item was handled are committed together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+from seawall import _checks as check
+from seawall.clock import Clock
+from seawall.durable import Database, Inbox, Sqlite
+from seawall.durable.database import in_thread
+from seawall.durable.tables import DatabaseCheckpoint, TableReader, checked_database
+from seawall.models.positions import Positions
+from seawall.pipeline.checkpoint import SavedPlace, not_a_place
+from seawall.pipeline.item import current_item
+from seawall.pipeline.source import source_name
+from seawall.runtime.functions import kind_of
+from seawall.runtime.runners import sleep_async
+
+T = TypeVar("T")
+
+GAP_PAUSE: Final = 0.2
+"""Seconds between two looks at who may still fill a gap, where `poll` is longer."""
+
+
+class TableSource:
+    """See `table`."""
+
+    def __init__(
+        self,
+        reader: TableReader,
+        *,
+        name: str,
+        after: int,
+        place: SavedPlace,
+        follow: bool,
+        poll: float,
+    ) -> None:
+        """Hand out what `reader` finds."""
+        self.name = name
+        self._reader = reader
+        self._place = place
+        self._follow = follow
+        self._poll = poll
+        self._last = after
+        """The number of the row that was handed out last."""
+        self._positions: Positions | None = None
+
+    async def pull(self, most: int) -> Sequence[tuple[dict[str, Any], int]]:
+        """Return the next rows; wait for more at the end if the table is followed."""
+        positions = self._positions
+        if positions is None:
+            positions = await self._resume()
+        while True:
+            rows, more = await self._reader.read(self._last, most)
+            if rows:
+                for row in rows:
+                    positions.begin(row.position)
+                self._last = rows[-1].position
+                return [(row.values, row.position) for row in rows]
+            if not more and not self._follow:
+                return ()
+            await sleep_async(min(self._poll, GAP_PAUSE) if more else self._poll)
+
+    async def _resume(self) -> Positions:
+        saved = await self._place.load()
+        if saved is not None:
+            if type(saved) is not int:
+                raise not_a_place(self._place.checkpoint)
+            self._last = saved
+        self._positions = Positions(self._last)
+        return self._positions
+
+    async def acknowledge(self, handles: Sequence[int]) -> None:
+        """Move the checkpoint, and save it now and then."""
+        positions = self._positions
+        if positions is not None:
+            for position in handles:
+                positions.finish(position)
+            await self._place.save_if_due(lambda: positions.checkpoint)
+
+    async def give_back(self, handles: Sequence[int]) -> None:
+        """Do nothing: the checkpoint stays before them."""
+
+    async def close(self) -> None:
+        """Save the checkpoint."""
+        if self._positions is not None:
+            await self._place.save(self._positions.checkpoint)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the last row that was handed out, and whether later ones wait for a gap."""
+        return {"kind": "table", "place": self._last, "held_back": self._reader.held_back}
+
+
+def table(
+    database: Database,
+    name: str,
+    *,
+    position: str = "id",
+    checkpoint: str | None = None,
+    columns: Iterable[str] | None = None,
+    after: int = 0,
+    every: float = 1.0,
+    follow: bool = False,
+    poll: float = 1.0,
+    source: str | None = None,
+    clock: Clock | None = None,
+) -> TableSource:
+    """Read the rows of the table `name`, or "schema.name", as dictionaries of `columns`, or of all.
+
+    `position` is a column of unique whole numbers that grow, drawn by the INSERT itself, as those
+    of a serial or identity key are. Rows behind `after` are read in its order. With `checkpoint`, a
+    name, the place is kept in the database, in a table that `migrate` makes: it is saved `every`
+    few seconds. With `follow` it looks for more every `poll` seconds. `source` is the name of the
+    source, unless given that of the table.
+    """
+    checked = checked_database("table", database)
+    for argument, given in (("name", name), ("position", position)):
+        if not isinstance(given, str) or not given:
+            raise TypeError(f"{argument}={given!r}: write a name, such as 'orders'")
+    listed = None if columns is None or isinstance(columns, str) else tuple(columns)
+    if columns is not None and not (
+        listed and all(isinstance(column, str) and column for column in listed)
+    ):
+        raise TypeError(f"columns={columns!r}: write names, such as ['id', 'total']")
+    kept = None if checkpoint is None else DatabaseCheckpoint(checked, checkpoint)
+    return TableSource(
+        TableReader(checked, name, position, listed),
+        name=name if source is None else source_name(source),
+        after=check.count("after", after, minimum=0),
+        place=SavedPlace(kept, every, clock),
+        follow=check.flag("follow", follow),
+        poll=check.seconds("poll", poll),
+    )
+
+
+class InboxSink(Generic[T]):
+    """A sink whose effect happens once for each item, in a transaction with a note of it."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        consumer: str,
+        function: Callable[[Any, T], Awaitable[Any]] | Callable[[Any, T], Any],
+        *,
+        id: Callable[[T], str] | None = None,  # noqa: A002 - it is one
+    ) -> None:
+        """Call `function(conn, value)` in a transaction of the inbox's database.
+
+        It is async where connections are awaited, and plain for a `Sqlite` or a pool of blocking
+        connections. Items are told apart by the id of their source, or by `id(value)`, within
+        `consumer`.
+        """
+        if not isinstance(inbox, Inbox):
+            raise TypeError(f"InboxSink({inbox!r}, ...): pass an Inbox")
+        if not isinstance(consumer, str) or not consumer:
+            raise TypeError(f"consumer={consumer!r}: write a name, such as 'billing'")
+        check.function("function", function)
+        database = inbox.database
+        wanted = "async" if database.is_async else "sync"
+        if kind_of(function) != wanted:
+            write = "an async" if database.is_async else "a plain"
+            raise TypeError(f"function={function!r}: {database!r} wants {write} function here")
+        self._inbox = inbox
+        self._consumer = consumer
+        self._function: Callable[[Any, T], Any] = function
+        self._id = None if id is None else check.plain_function("id", id)
+        self.__name__ = consumer
+
+    async def __call__(self, value: T) -> None:
+        """Have the effect, unless this item had it before."""
+        message = current_item().id if self._id is None else self._id(value)
+        database = self._inbox.database
+        if database.is_async:
+            await database.guard.acall(self._aonce, value, message)
+        elif isinstance(database.source, Sqlite):
+            await database.source.arun(lambda conn: self._once(conn, value, message))
+        else:
+            await in_thread(database.guard.call, self._once_in_transaction, value, message)
+
+    async def _aonce(self, value: T, message: str) -> None:
+        inbox = self._inbox
+        async with (
+            inbox.database.atransaction() as conn,
+            inbox.once(conn, self._consumer, message) as first,
+        ):
+            if first:
+                await self._function(conn, value)
+
+    def _once_in_transaction(self, value: T, message: str) -> None:
+        with self._inbox.database.transaction() as conn:
+            self._once(conn, value, message)
+
+    def _once(self, conn: Any, value: T, message: str) -> None:
+        with self._inbox.once(conn, self._consumer, message) as first:
+            if first:
+                self._function(conn, value)
