@@ -34,7 +34,7 @@ FLAKY: Final = {"S4": 0.2, "S5": 0.2}
 """How often a sensor fails that is well otherwise."""
 READ_EVERY: Final = 0.1
 HANGS: Final = 30.0
-POISONED: Final = 0.1
+POISONED: Final = 0.03
 """The share of samples with a record that kills the process."""
 LOOSE_WIRE: Final = -999.0
 HIGH: Final = 22.5
@@ -42,7 +42,7 @@ HIGH: Final = 22.5
 SLOW_PLACE: Final = 1.5
 SLOW_BATCH: Final = 4.0
 MOST_ALARMS: Final = 1000
-DRAIN: Final = 0.5
+DRAIN: Final = 0.2
 FINISH_WITHIN: Final = 10.0
 
 
