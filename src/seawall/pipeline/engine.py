@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._failures import described
-from seawall.clock import current_clock, epoch_of
+from seawall.clock import SystemClock, current_clock, epoch_of
 from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
 from seawall.pipeline.nodes import BLOCKED, Branch, Counts, InlineStage, Node, Rate, WorkerStage
 from seawall.pipeline.source import Faulty
@@ -58,6 +58,9 @@ FOR_GOOD: Final = (
 
 CANCEL_WITHIN: Final = 5.0
 """Seconds that functions have to end after they were cancelled; then they are abandoned."""
+
+_SINK: Final = Ending.SINK
+_RETURNED: Final = Ending.RETURNED
 
 _log = logging.getLogger("seawall")
 
@@ -138,7 +141,7 @@ class Reader:
             run.begin(items, self)
             self.read += len(items)
             self._last_at = at
-            if any(type(item.value) is Faulty for item in items):
+            if Faulty in map(type, (value for value, _ in pulled)):
                 items = await self._set_aside(items)
             if queue is not None and queue.take_many(items, at):
                 await sleep_async(0)
@@ -349,6 +352,8 @@ class Run:
         """
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
+        if type(self.loop).time is asyncio.BaseEventLoop.time:
+            self.now = SystemClock.now  # the same, without a frame for each item
         self.random = rng.random
         self.nodes: list[WorkerStage | InlineStage | Branch] = []
         self.readers: list[Reader] = []
@@ -379,20 +384,18 @@ class Run:
     def begin(self, items: list[Item], reader: Reader) -> None:
         """Account for items from the moment they were read."""
         self.read += len(items)
-        live = self.live
-        for item in items:
-            live[item] = reader
+        self.live.update(dict.fromkeys(items, reader))
 
     def end(self, item: Item, ending: Ending, error: Exception | None = None) -> None:
         """Take an item out of the pipeline; its source will hear of it."""
         live = self.live
         reader = live.pop(item)
         self.ends[ending] += 1
-        if ending is Ending.RETURNED:
+        if ending is _RETURNED:
             reader.returned.append(item.handle)
         else:
             reader.acknowledged.append(item.handle)
-            if item.lesser and ending is Ending.SINK:
+            if item.lesser and ending is _SINK:
                 self.degraded += 1
         if not reader.has_ends:
             reader.has_ends = True

@@ -29,6 +29,8 @@ from seawall.models.histogram import Histogram
 from seawall.pipeline.item import CURRENT, Ending, Item, Lesser
 from seawall.pipeline.stage import BatchFailed, BatchSize, Degrade, NotBefore, Stage
 from seawall.policies.breaker import Breaker
+from seawall.policies.bulkhead import Bulkhead
+from seawall.policies.rate_limit import RateLimit
 from seawall.policies.timeout import Timeout
 from seawall.runtime.functions import kind_of
 from seawall.runtime.runners import sleep_async
@@ -51,6 +53,11 @@ RATE_WINDOW: Final = 10.0
 
 LOST: Final = LookupError("the source has lost the item to another process")
 """Why an item ends that its source does not hold any more: it is given back."""
+
+SINK: Final = Ending.SINK
+
+CALLING_ONCE: Final = (Breaker, Bulkhead, RateLimit, Timeout)
+"""Policies of a guard that call the function at most once."""
 
 DROP: Final = object()
 """Returned by a stage for an item that is not wanted: it is dropped, and counted."""
@@ -76,7 +83,13 @@ class Exit:
 
     def take(self, item: Item, now: float) -> None:
         """End the item."""
-        self._run.end(item, Ending.SINK)
+        self._run.end(item, SINK)
+
+    def take_many(self, items: list[Item], now: float) -> bool:
+        """End all of them."""
+        for item in items:
+            self._run.end(item, SINK)
+        return True
 
 
 class Branch:
@@ -180,19 +193,22 @@ class InlineStage:
         self.name = stage.name
         self.following: Node
         self.counts = Counts(run.now())
+        self._function = stage.function
+        self._is_sink = stage.is_sink
         self._failing = Failing(run, stage, self.counts)
 
     def take(self, item: Item, now: float) -> Awaitable[None] | None:
         """Do the item and send it on."""
-        stage = self.stage
-        item.stage, item.attempts = stage.name, 1
-        CURRENT.set(item)
+        item.stage = self.name
+        item.attempts = 1
+        if CURRENT.get(None) is not item:
+            CURRENT.set(item)
         try:
-            value = stage.function(item.value)
+            value = self._function(item.value)
         except Exception as error:  # noqa: BLE001 - of the user's function
             return self._failing.give_up(item, error, self.following)
         self.counts.done += 1
-        if not stage.is_sink:
+        if not self._is_sink:
             if value is DROP:
                 self._failing.drop(item)
                 return None
@@ -299,43 +315,51 @@ class WorkerStage:
         self.following: Node
         self.counts = Counts(run.now())
         self.workers = tuple(WorkerState() for _ in range(stage.workers))
-        self.held = 0
-        """Items that wait here: in `_ready` and in `_lanes`."""
         self._run = run
+        self._capacity = stage.capacity
+        self._is_ordered = stage.ordered_by is not None
         self._failing = Failing(run, stage, self.counts)
-        self._call = bound_call(stage, self.counts, in_memory=in_memory)
+        self._call, self._counts_attempts = bound_call(stage, self.counts, in_memory=in_memory)
         policies = getattr(stage.guard, "policies", ())
         self._breakers = [policy for policy in policies if isinstance(policy, Breaker)]
         self._ready: deque[Item] = deque()
         self._lanes: dict[Hashable, deque[Item]] = {}
         """For each key that is at work, the items that wait for it."""
+        self._in_lanes = 0
         self._idle: deque[asyncio.Future[None]] = deque()
         self._blocked: deque[asyncio.Future[None]] = deque()
 
     # Taking items in
 
+    @property
+    def held(self) -> int:
+        """How many items wait here."""
+        return len(self._ready) + self._in_lanes
+
     def take(self, item: Item, now: float) -> Awaitable[None] | None:
         """Put the item into the queue, or return what waits until there is room."""
-        if self.held >= self.stage.capacity or self._blocked:
+        ready = self._ready
+        if len(ready) + self._in_lanes >= self._capacity or self._blocked:
             return self._wait_for_room(item)
-        item.stage, item.entered_at, item.attempts = self.stage.name, now, 0
-        if self.stage.ordered_by is not None:
+        item.stage = self.name
+        item.entered_at = now
+        item.attempts = 0
+        if self._is_ordered:
             return self._take_in_order(item)
-        self.held += 1
-        self._ready.append(item)
+        ready.append(item)
         if self._idle:
             _wake(self._idle)
         return None
 
     def take_many(self, items: list[Item], now: float) -> bool:
         """Put all items into the queue if there is room, and return whether there was."""
-        held = self.held + len(items)
-        if held > self.stage.capacity or self._blocked or self.stage.ordered_by is not None:
+        if len(self._ready) + len(items) > self._capacity or self._blocked or self._is_ordered:
             return False
-        name = self.stage.name
+        name = self.name
         for item in items:
-            item.stage, item.entered_at, item.attempts = name, now, 0
-        self.held = held
+            item.stage = name
+            item.entered_at = now
+            item.attempts = 0
         self._ready.extend(items)
         for _ in range(min(len(items), len(self._idle))):
             _wake(self._idle)
@@ -350,9 +374,9 @@ class WorkerStage:
         except Exception as error:  # noqa: BLE001 - of the user's function, or an unhashable key
             self.counts.add_failure(error)
             return self._run.bury(item, self.name, self.counts, error)
-        self.held += 1
         if lane is not None:
             lane.append(item)
+            self._in_lanes += 1
             return None
         self._lanes[item.key] = deque()
         self._ready.append(item)
@@ -361,7 +385,7 @@ class WorkerStage:
 
     async def _wait_for_room(self, item: Item) -> None:
         await self._queued(self._blocked)
-        while self.held >= self.stage.capacity:
+        while self.held >= self._capacity:
             await self._queued(self._blocked, first=True)
         blocked, self._blocked = self._blocked, deque()  # its turn has come before theirs
         pending = self.take(item, self._run.now())
@@ -392,20 +416,22 @@ class WorkerStage:
                 if future in queue:
                     queue.remove(future)
 
-    def _next(self) -> Item:
-        """Take the next item out of the queue."""
-        self.held -= 1
-        if self._blocked and self.held <= self.stage.capacity // 2:
-            # Many at once cost fewer turns of the event loop than one by one.
-            for _ in range(self.stage.capacity - self.held):
+    def _make_way(self) -> None:
+        """Let those bring their items who wait for room, once half of it is free.
+
+        Many at once cost fewer turns of the event loop than one by one.
+        """
+        held = self.held
+        if held <= self._capacity // 2:
+            for _ in range(self._capacity - held):
                 _wake(self._blocked)
-        return self._ready.popleft()
 
     def _release(self, item: Item) -> None:
         """Let the next item of the same key begin."""
         lane = self._lanes[item.key]
         if lane:
             self._ready.append(lane.popleft())
+            self._in_lanes -= 1
             _wake(self._idle)
         else:
             del self._lanes[item.key]
@@ -417,7 +443,7 @@ class WorkerStage:
 
     # Working
 
-    async def work(self, state: WorkerState) -> None:  # noqa: C901, PLR0912 - one loop without frames
+    async def work(self, state: WorkerState) -> None:  # noqa: C901, PLR0912, PLR0915 - one loop without frames
         """Do items until cancelled."""
         if self.stage.batch is not None:
             while True:
@@ -426,13 +452,17 @@ class WorkerStage:
         now = run.now
         keeps_value, is_ordered = self.stage.is_sink, self.stage.ordered_by is not None
         set_current, add_time = CURRENT.set, counts.times.append
+        take, is_one_attempt = self.following.take, not self._counts_attempts
         at = now()
         may_lose = run.may_lose_items
         while True:
             while not ready:
+                state.items = ()
                 await self._queued(self._idle)
                 at = now()
-            item = self._next()
+            item = ready.popleft()
+            if self._blocked:
+                self._make_way()
             state.since = at
             if may_lose and is_lost(item):
                 await self._failing.give_up(item, LOST, self.following)
@@ -441,6 +471,8 @@ class WorkerStage:
                 continue
             state.items = (item,)
             set_current(item)
+            if is_one_attempt:
+                item.attempts += 1
             try:
                 value = await call(item.value)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - of the user's function
@@ -460,13 +492,12 @@ class WorkerStage:
             else:
                 counts.done += 1
                 add_time(at - item.entered_at)
-                pending = self.following.take(item, at)
+                pending = take(item, at)
                 if pending is not None:
                     await self._passed(pending, state)
                     at = now()
             if is_ordered:
                 self._release(item)
-            state.items = ()
 
     async def _passed(self, pending: Awaitable[None], state: WorkerState) -> None:
         """Wait until the next stage has room for what it was brought."""
@@ -491,9 +522,8 @@ class WorkerStage:
                 await state.pause(seconds, described(error))
             if is_lost(item):
                 return LOST
-            CURRENT.set(item)
             try:
-                value = await self._call(item.value)
+                value = await self._call_again(item)
             except (Exception, asyncio.CancelledError) as again:  # noqa: BLE001 - of the user's function
                 error = self._run.failure_of(again)
             else:
@@ -502,6 +532,13 @@ class WorkerStage:
                 if not self.stage.is_sink:
                     item.value = value
                 return None
+
+    def _call_again(self, item: Item) -> Awaitable[Any]:
+        CURRENT.set(item)
+        if not self._counts_attempts:
+            item.attempts += 1
+            self.counts.retries += 1
+        return self._call(item.value)
 
     def _pause_after(self, error: Exception, item: Item, pauses: Iterator[float]) -> float | None:
         """Return after how many seconds to call again, None if the item has failed."""
@@ -528,17 +565,19 @@ class WorkerStage:
     async def _do_batch(self, state: WorkerState, batch: BatchSize) -> None:
         while not self._ready:
             await self._queued(self._idle)
-        items = [self._next()]
+        ready, size = self._ready, batch.size
+        items = [ready.popleft()]
         state.since = self._run.now()
         state.items = items
         until = state.since + batch.seconds
-        while len(items) < batch.size:
-            if self._ready:
-                items.append(self._next())
-            elif self._run.is_ending or self._run.now() >= until:
+        while True:
+            while ready and len(items) < size:
+                items.append(ready.popleft())
+            if self._blocked:
+                self._make_way()
+            if len(items) == size or self._run.is_ending or self._run.now() >= until:
                 break
-            else:
-                await self._queued(self._idle, until)
+            await self._queued(self._idle, until)
         done, failures = await self._attempt_batch(items, state)
         await self._send_on(done, state)
         for item, error in failures:
@@ -551,14 +590,13 @@ class WorkerStage:
     async def _send_on(self, items: list[Item], state: WorkerState) -> None:
         now, following, counts = self._run.now(), self.following, self.counts
         counts.done += len(items)
-        wanted = []
-        for item in items:
-            counts.times.append(now - item.entered_at)
-            if item.value is DROP:
-                self._failing.drop(item)
-            else:
-                wanted.append(item)
-        if isinstance(following, WorkerStage) and following.take_many(wanted, now):
+        counts.times.extend([now - item.entered_at for item in items])
+        wanted = [item for item in items if item.value is not DROP]
+        if len(wanted) < len(items):
+            for item in items:
+                if item.value is DROP:
+                    self._failing.drop(item)
+        if isinstance(following, WorkerStage | Exit) and following.take_many(wanted, now):
             return
         for item in wanted:
             pending = following.take(item, now)
@@ -665,12 +703,11 @@ class Members:
             self._leave_lost()
             if not self.left:
                 return
-        values = []
         if self.left[0].attempts:
             self._counts.retries += len(self.left)
+        values = [item.value for item in self.left]
         for item in self.left:
             item.attempts += 1
-            values.append(item.value)
         try:
             results = function(values)
             if awaits:
@@ -708,8 +745,13 @@ class Members:
                 self.done.append(item)
 
 
-def bound_call(stage: Stage, counts: Counts, *, in_memory: bool) -> Callable[[Any], Awaitable[Any]]:
+def bound_call(
+    stage: Stage, counts: Counts, *, in_memory: bool
+) -> tuple[Callable[[Any], Awaitable[Any]], bool]:
     """Return the function of `stage` with its timeout and its guard around it.
+
+    Also return whether it counts the attempts at an item itself, as a guard may try several times;
+    else each call is one attempt, and its caller counts it.
 
     For a stage with `batch=` its argument is `Members`, so that a retry of the guard calls the
     function only with those that are left.
@@ -720,34 +762,31 @@ def bound_call(stage: Stage, counts: Counts, *, in_memory: bool) -> Callable[[An
         run = lambda value: pool.arun(function, value)  # noqa: E731 - as short as it gets
     awaits = pool is not None or kind_of(function) == "async"
     current = CURRENT.get
+    policies = getattr(stage.guard, "policies", () if stage.guard is None else None)
+    counts_attempts = policies is None or not all(isinstance(one, CALLING_ONCE) for one in policies)
     call: Any
     if stage.batch is not None:
 
         async def call(members: Members) -> None:
             await members.attempt(run, awaits=awaits)
 
-    elif awaits:
+    elif counts_attempts or not awaits or pool is not None:
 
         async def call(value: Any) -> Any:
-            item = current()
-            item.attempts += 1
-            if item.attempts > 1:
-                counts.retries += 1
-            return await run(value)
+            if counts_attempts:
+                item = current()
+                item.attempts += 1
+                if item.attempts > 1:
+                    counts.retries += 1
+            return await run(value) if awaits else run(value)
 
     else:
-
-        async def call(value: Any) -> Any:
-            item = current()
-            item.attempts += 1
-            if item.attempts > 1:
-                counts.retries += 1
-            return run(value)
-
-    call.__name__ = call.__qualname__ = stage.name
+        call = function
+    if call is not function:
+        call.__name__ = call.__qualname__ = stage.name
     if stage.timeout is not None:
         call = Timeout(stage.timeout)(call)
-    return call if stage.guard is None else stage.guard(call)  # type: ignore[no-any-return]
+    return call if stage.guard is None else stage.guard(call), counts_attempts
 
 
 def stage_snapshot(stage: Stage, counts: Counts, now: float) -> dict[str, Any]:
