@@ -26,9 +26,12 @@ from seawall.pipeline import (
     QueueSource,
     RedisStreamSink,
     RedisStreamSource,
+    calls,
     csv_rows,
     degrade,
     lines,
+    pages,
+    poll,
     table,
 )
 
@@ -153,6 +156,30 @@ def _stream(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[
 
 
 _DATABASE = Database(Sqlite("never opened.db"), name="bad arguments of pipelines")
+
+
+class _Client:
+    async def get(self, _url: str, headers: Any) -> Any:
+        """Answer nothing."""
+
+
+def _asked(
+    name: str, bads: list[tuple[Any, type]], advice: str, functions: tuple[str, ...]
+) -> list[tuple[Any, ...]]:
+    usual: dict[str, Any] = {
+        "calls": lambda **given: calls(**{"function": _read, **given}),
+        "pages": lambda **given: pages(**{"function": _work, **given}),
+        "poll": lambda **given: poll(**{"client": _Client(), "url": "http://x", **given}),
+    }
+    return [
+        (
+            f"pipeline.{function}({name})",
+            lambda value, make=usual[function]: make(**{name: value}),
+            bads,
+            advice,
+        )
+        for function in functions
+    ]
 
 
 def _store(_conn: Any, _value: Any) -> None:
@@ -309,6 +336,18 @@ PIPELINE: list[tuple[Any, ...]] = [
     *_table("poll", _POSITIVE, "seconds"),
     *_table("source", _TEXTS, "write a name"),
     *_table("clock", [(5, TypeError), (SystemClock, TypeError)], "clock"),
+    *_asked("function", [*_FUNCTIONS[:1]], "", ("calls", "pages")),
+    *_asked("every", _POSITIVE, "seconds", ("calls", "pages", "poll")),
+    *_asked("name", _TEXTS, "write a name", ("calls", "pages", "poll")),
+    *_asked(
+        "clock", [(5, TypeError), (SystemClock, TypeError)], "clock", ("calls", "pages", "poll")
+    ),
+    *_asked("checkpoint", [(5, TypeError), ("", TypeError)], "write the path", ("pages", "poll")),
+    *_asked("save_every", _FINITE, "seconds", ("pages", "poll")),
+    *_asked("client", [(5, TypeError), (None, TypeError)], "httpx.AsyncClient", ("poll",)),
+    *_asked("url", [*_TEXTS, (None, TypeError)], "write where", ("poll",)),
+    *_asked("items", _FUNCTIONS, "", ("poll",)),
+    *_asked("following", _FUNCTIONS, "", ("poll",)),
     (
         "pipeline.DatabaseCheckpoint(database)",
         lambda x: DatabaseCheckpoint(x, "orders"),
@@ -361,6 +400,8 @@ PIPELINE: list[tuple[Any, ...]] = [
 ]
 
 AWAITED_BY_PIPELINES = {
+    "pipeline.calls(function)",
+    "pipeline.pages(function)",
     "pipeline.Collect(sources)",
     "pipeline.Flow.sink(function)",
     "pipeline.Flow.stage(function)",
@@ -371,7 +412,7 @@ AWAITED_BY_PIPELINES = {
 }
 """Arguments that may be async functions: what they return is awaited."""
 
-MADE = {"pipeline.FileSource(parse)", "pipeline.FileSource(is_whole)"}
+MADE = {"pipeline.PageSource(ask)", "pipeline.FileSource(parse)", "pipeline.FileSource(is_whole)"}
 """Arguments that Seawall gives."""
 
 DECORATORS = MADE | {"pipeline.Flow.sink(guard)", "pipeline.Flow.stage(guard)"}
@@ -402,12 +443,14 @@ SHOWN_BY_PIPELINES = frozenset(
         *_given("Item", "value", "source", "handle", "read_at"),
         *_given("FileSource", "path", "parse", "is_whole", "checkpoint", "every", "follow", "name"),
         *_given("FileSource", "clock"),
+        *_given("PageSource", "ask", "kind", "start", "every", "checkpoint", "save_every", "name"),
+        *_given("PageSource", "clock"),
         *_given("TableSource", "reader", "name", "after", "place", "follow", "poll"),
         # called by Seawall
         *_source(
             "ChannelSource", "FileSource", "IterableSource", "QueueSource", "Source", "TableSource"
         ),
-        *_source("RedisStreamSource"),
+        *_source("PageSource", "RedisStreamSource"),
         *_given("Checkpoint.save", "place"),
         *_given("DatabaseCheckpoint.save", "place"),
         *(
@@ -427,5 +470,7 @@ SHOWN_BY_PIPELINES = frozenset(
         *_given("StreamHandle", "stream", "id", "identity", "deliveries", "token", "partition"),
         # whatever is wrong is an error of the iterable, or of random.Random
         *_given("Pipeline.test", "items", "seed"),
+        # whatever the user's function takes
+        *_given("pages", "start"),
     ]
 )

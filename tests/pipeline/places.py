@@ -21,11 +21,13 @@ from seawall.jobs import LocalQueue
 from seawall.pipeline import (
     ChannelSource,
     IterableSource,
+    Page,
     QueueSource,
     RedisStreamSink,
     RedisStreamSource,
     Source,
     lines,
+    pages,
     table,
 )
 from seawall.shared.queue import PriorityQueue
@@ -241,6 +243,20 @@ class InRotatedFile(InFile):
         await super().put(values)
 
 
+class InPages(InIterable):
+    """One value a page: a page that has not ended as a whole comes again as a whole."""
+
+    grows = True
+
+    def open(self) -> Source[Any]:
+        async def page(cursor: int) -> Page[int]:
+            await asyncio.sleep(0)  # noqa: TID251 - it is asked over a network
+            found = self.values[cursor : cursor + 1]
+            return Page(found, cursor + len(found), more=bool(found))
+
+        return pages(page, start=0, checkpoint=self.folder / "place", save_every=0.0)
+
+
 class InTable(RealPlace):
     driver = "asyncpg"
 
@@ -308,6 +324,7 @@ PLACES: list[type[Place]] = [
     FromOffset,
     InFile,
     InRotatedFile,
+    InPages,
     InTable,
     InSqliteTable,
 ]

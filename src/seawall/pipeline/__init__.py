@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from seawall.pipeline.item import DeadLetter, Ended, Ending, Item, Lesser, current_item
     from seawall.pipeline.nodes import DROP
     from seawall.pipeline.pipeline import Flow, Pipeline
+    from seawall.pipeline.polling import Page, PageSource, calls, pages, poll
     from seawall.pipeline.queues import ChannelSource, QueueSource
     from seawall.pipeline.source import Faulty, IterableSource, Source
     from seawall.pipeline.stage import BatchFailed, NotBefore, degrade
@@ -58,6 +59,8 @@ __all__ = [
     "Lesser",
     "MemoryDeadLetters",
     "NotBefore",
+    "Page",
+    "PageSource",
     "Pipeline",
     "QueueSource",
     "Reading",
@@ -70,10 +73,13 @@ __all__ = [
     "TableSource",
     "TooFewSources",
     "TooManyDeliveries",
+    "calls",
     "csv_rows",
     "current_item",
     "degrade",
     "lines",
+    "pages",
+    "poll",
     "table",
 ]
 
@@ -86,6 +92,7 @@ _HOMES = {
     "pipeline.item": "DeadLetter Ended Ending Item Lesser current_item",
     "pipeline.nodes": "DROP",
     "pipeline.pipeline": "Flow Pipeline",
+    "pipeline.polling": "Page PageSource calls pages poll",
     "pipeline.queues": "ChannelSource QueueSource",
     "pipeline.source": "Faulty IterableSource Source",
     "pipeline.stage": "BatchFailed NotBefore degrade",
