@@ -1,0 +1,56 @@
+"""Processes, workers and servers that are killed at random points: nothing is lost or doubled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.campaign import Campaign
+from tests.shared.support import Server
+
+pytestmark = pytest.mark.alone
+
+
+def campaign(kind: str, server: Server, folder: Path, kills: int, seed: int) -> None:
+    made = Campaign(kind, server, folder, total=kills * 10, seed=seed)
+    try:
+        made.run(kills)
+    finally:
+        made.close()
+    assert sum(made.kills[what] for what in ("read", "write", "server")) == kills
+    assert made.kills["read"]
+    assert made.kills["server"]
+
+
+@pytest.mark.parametrize("kind", ["redis", "redis-shared"])
+def test_kills_lose_nothing_and_double_nothing(kind: str, server: Server, tmp_path: Path):
+    """Twenty of them; each key's order is kept where there are partitions."""
+    campaign(kind, server, tmp_path, 20, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("kind", "kills"), [("redis", 1000), ("redis-shared", 200)])
+def test_many_kills_lose_nothing_and_double_nothing(
+    kind: str, kills: int, server: Server, tmp_path: Path
+):
+    """The same, for as long as it takes."""
+    campaign(kind, server, tmp_path, kills, seed=2)
+
+
+def test_one_is_killed_and_one_joins_and_each_keys_order_is_kept(server: Server, tmp_path: Path):
+    """Two processes share a stream; both live ones have worked at the end, and nothing is lost."""
+    made = Campaign("redis", server, tmp_path, total=400, seed=3)
+    try:
+        for slot in ("write", "read-0", "read-1"):
+            made.start(slot, mortal=False)
+        made.wait(lambda: len(made.effects()) >= 100)
+        made.kill("read-0")
+        made.start("read-2", mortal=False)
+        made.wait(lambda: not made.missing())
+        made.stop()
+        made.check_effects()
+        assert len({pid for _, _, pid in made.effects()}) >= 2
+    finally:
+        made.close()
