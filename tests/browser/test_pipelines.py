@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall import Breaker, Guard, Timeout
 from seawall.pipeline import Collect, Pipeline
-from tests.browser.service import HOSTILE, focused, running, sideways, until_live
+from tests.browser.service import HOSTILE, as_operator, focused, running, sideways, until_live
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -26,6 +26,8 @@ class Plant:
     def __init__(self) -> None:
         self.broken: set[str] = set()
         self.down = False
+        self.poisoned = 0
+        """How many samples to come fail."""
         self.directory = Guard("directory", Breaker(consecutive=3, break_for=600.0), Timeout(5.0))
         self.pipeline = self._made()
         self._thread = threading.Thread(target=lambda: asyncio.run(self.pipeline.run()))
@@ -58,6 +60,9 @@ class Plant:
         return sensor
 
     def check(self, batch: Any) -> Any:
+        if self.poisoned:
+            self.poisoned -= 1
+            raise ValueError(f"out of range: {HOSTILE}")
         return batch
 
     async def enrich(self, batch: Any) -> Any:
@@ -153,6 +158,49 @@ def test_a_stage_that_waits_is_opened_and_shows_what_each_worker_does(open_page:
         page.keyboard.press("Escape")
         detail.wait_for(state="hidden")
         assert "enrich" in focused(page)["name"]
+
+
+def test_a_dead_letter_is_opened_and_replayed(open_page: Opening):
+    """An operator comes from the stage that set it aside, reads its cause and replays it."""
+    with Plant().running() as plant, running() as service:
+        plant.poisoned = 3
+        page = open_page(service.url)
+        until_live(page)
+        as_operator(page)
+        until_live(page)
+        check = _node(page, "check")
+        check.locator(".pipe-dead", has_text="3 dead").wait_for(timeout=LONG)
+        told = "3 dead letters wait for somebody"
+        page.locator("#troubles li").filter(has_text=told).wait_for(timeout=LONG)
+        check.locator("button").click()
+        page.get_by_role("button", name="Show its dead letters").click(timeout=LONG)
+        assert page.locator("#work-text").input_value() == "check"
+        rows = page.locator("#work-rows tr")
+        rows.nth(2).wait_for()
+        rows.first.locator(".work-open").click()
+        detail = page.locator("#work-detail")
+        detail.wait_for()
+        cause = detail.locator("#work-error").inner_text()
+        assert cause == f"ValueError: out of range: {HOSTILE}"
+        assert "check" in detail.locator("#work-facts").inner_text()
+        assert '"S1"' in detail.locator("#work-payload").inner_text()
+        detail.get_by_role("button", name="Replay").click()
+        dialog = page.locator("#confirm")
+        dialog.get_by_text("Replay this dead letter?").wait_for()
+        dialog.get_by_role("button", name="Replay").click()
+        page.locator("#result", has_text="Marked to be replayed:").wait_for()
+        rows.nth(2).wait_for(state="detached")
+        assert rows.count() == 2
+        page.get_by_role("button", name="Replay all that match").click()
+        dialog.get_by_role("button", name="Replay all").click()
+        page.locator("#work-none", has_text="No dead letters").wait_for(timeout=LONG)
+        # They go through the stage again, which is well now: nothing is left of them.
+        page.locator("#work-lists .work-count", has_text="0").wait_for(timeout=LONG)
+        page.locator("#troubles li").filter(has_text="dead letter").wait_for(
+            state="detached", timeout=LONG
+        )
+        assert service.posted
+        assert page.evaluate("window.hacked") is None
 
 
 def test_five_sources_and_eight_stages_fit_a_screen_and_a_phone(open_page: Opening):

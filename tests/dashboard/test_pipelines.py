@@ -351,6 +351,38 @@ def test_a_source_that_cannot_be_read_is_a_bad_trouble():
     assert trouble["tone"] == "bad"
 
 
+def test_dead_letters_that_wait_for_somebody_are_one_trouble_of_the_pipeline():
+    """Also those of before; with the stage that sets more aside it is the same trouble."""
+    letters = {"name": "flow", "dead": 7, "waiting": 2, "claimed": 0}
+    pair = Pair()
+    for dead in (0, 5):
+        stage = _stage("parse", dead_letters=dead)
+        seen = _seen(stage, _stage("store", "sink"))
+        view = pair.look({"dead_letters": [letters], "pipeline": [seen]})
+        check_view(view)
+    (trouble,) = view["troubles"]
+    assert (trouble["id"], trouble["where"], trouble["tone"]) == ("dead:flow", "flow", "warn")
+    assert trouble["what"] == "7 dead letters wait for somebody"
+    (row,) = view["sections"]["Outbox and jobs"]
+    assert (row["state"], row["tone"], row["track"]) == ("7 dead letters", "warn", 7.0)
+    assert dict(row["facts"]) == {"to be replayed": "2"}
+
+
+def test_dead_letters_in_a_database_count_as_it_last_said():
+    """It is asked now and then."""
+    stored = {"name": "flow", "stored": {"dead": 1, "waiting": 0, "claimed": 0}, "stored_age": 2.0}
+    view = Pair().look({"dead_letters": [stored]})
+    check_view(view)
+    assert [one["what"] for one in view["troubles"]] == ["1 dead letter waits for somebody"]
+
+
+def test_no_dead_letters_are_no_row():
+    """Each pipeline has a place for them; that it is empty is nothing to show."""
+    view = Pair().look({"dead_letters": [{"name": "flow", "dead": 0, "waiting": 0, "claimed": 0}]})
+    assert view["sections"] == {}
+    assert view["troubles"] == []
+
+
 # Bounds
 
 

@@ -16,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import LocalQueue, PriorityQueue
+from seawall._failures import described
 from seawall.dashboard import Dashboard, _work_lists
 from seawall.dashboard._work_lists import payload_text
 from seawall.durable.jobs import Jobs
 from seawall.durable.outbox import Outbox
+from seawall.pipeline import DatabaseDeadLetters, DeadLetter, MemoryDeadLetters
 from tests.dashboard.app_support import HOME, Browser, get, post
 from tests.durable.conftest import opening_by, postgres
 from tests.durable.outbox_support import Seen, committed, dispatcher
@@ -95,7 +97,25 @@ async def in_a_database(opening: Any, kind: str) -> AsyncIterator[tuple[str, Any
         yield "outbox", outbox, "dead", 3
 
 
-SOURCES = ["local", "valkey", "jobs asyncpg", "jobs sqlite", "outbox asyncpg", "outbox sqlite"]
+@asynccontextmanager
+async def of_a_pipeline(letters: Any) -> AsyncIterator[tuple[str, Any, str, int]]:
+    """Give three items that a stage has set aside."""
+    for n in range(3):
+        cause = "SMTPError: no such address"
+        await letters.aadd(DeadLetter(f"mails:{n}", {"n": n}, "send", cause, 2, float(n)))
+    yield "dead_letters", letters, "dead", 3
+
+
+@asynccontextmanager
+async def of_a_stored_pipeline(opening: Any) -> AsyncIterator[tuple[str, Any, str, int]]:
+    """Give the same in a database."""
+    async with opening() as database, of_a_pipeline(DatabaseDeadLetters(database, "mails")) as made:
+        yield made
+
+
+ATTEMPTED = ["local", "valkey", "jobs asyncpg", "jobs sqlite", "outbox asyncpg", "outbox sqlite"]
+"""They keep the traceback of the last attempt."""
+SOURCES = [*ATTEMPTED, "letters", "letters asyncpg", "letters sqlite"]
 
 
 @pytest.fixture(params=SOURCES)
@@ -106,8 +126,11 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         return in_a_queue(LocalQueue("mails"))
     if word == "valkey":
         return in_a_queue(PriorityQueue(request.getfixturevalue("store"), "mails"))
+    if request.param == "letters":
+        return of_a_pipeline(MemoryDeadLetters("mails"))
     server: Any = None if driver == "sqlite" else request.getfixturevalue("postgres")
-    return in_a_database(opening_by(driver, server, tmp_path), word)
+    opening = opening_by(driver, server, tmp_path)
+    return of_a_stored_pipeline(opening) if word == "letters" else in_a_database(opening, word)
 
 
 def test_an_operator_works_through_a_list(source: Any):
@@ -234,6 +257,7 @@ def test_pages_go_on_from_each_other():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("source", ATTEMPTED, indirect=True)
 def test_the_traceback_of_the_last_attempt_is_shown(source: Any):
     """Below the error, on lines of its own, of whatever keeps it; a secret in it is hidden."""
 
@@ -286,6 +310,9 @@ def test_a_search_finds_no_secret_of_an_error(
                 await things.asubmit(None, "mail", scope="acme")
                 (claim,) = await things.aclaim(["mail"], owner="w")
                 await things.afail(claim, said, retry=False)
+            elif kind == "dead_letters":
+                cause = described(OSError(said))  # as a pipeline writes it
+                await things.aadd(DeadLetter("mails:9", 1, "send", cause, 1, 0.0))
             else:
 
                 async def fails(_event: Any) -> None:

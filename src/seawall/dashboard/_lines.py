@@ -143,6 +143,29 @@ def _queue(kind: str, _name: str, seen: Seen, _moves: Moves) -> Line:
     return Line(f"{say.amount(waiting)} waiting", tone, facts, share_of(waiting, room), waiting)
 
 
+def letters_of(seen: Seen) -> Seen:
+    """Return how many dead letters there are, by state."""
+    return {**seen, **mapping(seen.get("stored"))}
+
+
+def has_no_letters(seen: Seen) -> bool:
+    """Tell whether a pipeline has no dead letters, as far as is known: that is not worth a row."""
+    counts = (letters_of(seen).get(state) for state in ("dead", "waiting", "claimed"))
+    return "stored_error" not in seen and not any(map(number, counts))
+
+
+def _dead_letters(_kind: str, _name: str, seen: Seen, _moves: Moves) -> Line:
+    known = letters_of(seen)
+    dead = number(known.get("dead"))
+    facts: Facts = [
+        (label, say.amount(known[key]))
+        for key, label in (("waiting", "to be replayed"), ("claimed", "being replayed"))
+        if number(known.get(key))
+    ]
+    state = say.several(dead, "dead letter") if dead else "no dead letters"
+    return Line(state, "warn" if dead > limits.DEAD else "ok", facts, None, dead)
+
+
 _QUEUE_FACTS: Final = (
     "dead",
     "blocked",
@@ -404,6 +427,7 @@ _READERS: Final[dict[str, Callable[[str, str, Seen, Moves], Line]]] = {
         ("idempotency", "idempotent_requests", "inbox", "fifo_sender", "fifo_receiver", "jobs_api"),
         _counts,
     ),
+    "dead_letters": _dead_letters,
     "serializer": _serializer,
     "pool": _pool,
     "executor": _executor,

@@ -18,7 +18,7 @@ from seawall.dashboard._bounds import (
     shown,
 )
 from seawall.dashboard._layers import fact
-from seawall.dashboard._lines import Line, guard_limits, line_of, request_limits
+from seawall.dashboard._lines import Line, guard_limits, has_no_letters, line_of, request_limits
 from seawall.dashboard._members import TITLE as MEMBERS
 from seawall.dashboard._members import group_lines
 from seawall.dashboard._moves import Moves
@@ -41,6 +41,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "jobs_api",
         "later",
         "later_worker",
+        "dead_letters",
     ),
     PIPELINES: (PIPELINE,),
     "Pools and executors": ("pool", "executor"),
@@ -115,6 +116,8 @@ def _lines(
             return group_lines(name, thing, moves)
         if kind == PIPELINE:
             return [(kind, name, drawing.pipeline(name, thing, moves))]
+        if kind == "dead_letters" and has_no_letters(thing):
+            return ()
         if kind == COLLECT:
             return [(kind, name, line) for line in drawing.collect(name, thing)]
     return [(kind, name, line_of(kind, name, thing, moves))]

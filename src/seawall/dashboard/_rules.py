@@ -24,7 +24,7 @@ from seawall.dashboard._lately import (
     share_lately,
 )
 from seawall.dashboard._layers import broken_keys, listed
-from seawall.dashboard._lines import ill_checks, waiting_of, worst_health
+from seawall.dashboard._lines import ill_checks, letters_of, waiting_of, worst_health
 from seawall.dashboard._members import TONES as MEMBER_TONES
 from seawall.dashboard._members import WORDS as MEMBER_WORDS
 from seawall.dashboard._members import members_of, score_of, tone_of
@@ -527,12 +527,21 @@ def _stage(name: str, stage: str, seen: Seen, moves: Moves) -> Iterator[Found]:
         advice = "Is it slow? Give it more workers, or batches"
         cause = f"waits:{name}:{stage}"
         yield Found(f"age:{name}:{stage}", "bad", name, what, advice, cause=cause)
-    dead = moves.for_long((PIPELINE, name, stage, "dead_letters"))
+    dead = moves.lately((PIPELINE, name, stage, "dead_letters"))
     if dead > limits.DEAD:
         what = f"Stage {its_name} sets items aside: {say.several(dead, 'dead letter')} just now"
-        advice = "Look at why they failed; replay them, or drop them"
         cause = f"errors:{name}:{stage}"
-        yield Found(f"dead:{name}:{stage}", "warn", name, what, advice, cause=cause)
+        yield Found(f"dead:{name}", "warn", name, what, _REPLAY, cause=cause)
+
+
+def _dead_letters(_kind: str, name: str, seen: Seen, _moves: Moves) -> Iterator[Found]:
+    dead = number(letters_of(seen).get("dead"))
+    if dead > limits.DEAD:
+        what = f"{say.several(dead, 'dead letter waits', 'dead letters wait')} for somebody"
+        yield Found(f"dead:{name}", "warn", name, what, _REPLAY)
+
+
+_REPLAY: Final = "Look at why they failed; replay them, or drop them"
 
 
 GUARD_OF_STAGE: Final = "guard:"
@@ -566,6 +575,7 @@ RULES: Final[dict[str, Rule]] = {
     "members": _members,
     PIPELINE: _pipeline,
     COLLECT: _collect,
+    "dead_letters": _dead_letters,
     "upstreams": _upstreams,
     "watchdog": _watchdog,
     "request_limits": _request_limits,

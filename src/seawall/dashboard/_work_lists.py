@@ -1,6 +1,7 @@
 """Jobs, dead letters and events that an operator lists, opens, retries and drops on the page.
 
-Shown are the queues, the jobs and the outboxes of this process, as long as they live.
+Shown are the queues, the jobs, the outboxes and the dead letters of pipelines of this process, as
+long as they live. To retry a dead letter is to replay it: at the stage where it failed.
 
 Promises: payloads are read and searched only for operators, with values that are named like
 secrets hidden, and cut; everybody else who may look sees ids, states and errors. One request lists
@@ -27,7 +28,7 @@ log: Final = logging.getLogger("seawall.dashboard")
 WITHIN: Final = 10.0
 """Seconds in which a store or a database has to answer."""
 
-KINDS: Final = ("queue", "jobs", "outbox")
+KINDS: Final = ("queue", "jobs", "outbox", "dead_letters")
 MOST_LISTS: Final = 50
 MOST_AT_ONCE: Final = 100
 """Items that one request acts on."""

@@ -9,6 +9,7 @@ import { highest, numberChart, windowOf } from "./charts.js";
 import { layoutOf } from "./pipe_layout.js";
 import { PIPELINES, gaugePart, linePart } from "./sections.js";
 import { factsList } from "./stack.js";
+import { hasLetters, showLetters } from "./work.js";
 
 const byId = (id) => document.getElementById(id);
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
@@ -348,6 +349,7 @@ function detailPart(close) {
   const mark = shape();
   const title = make("h4", "pipe-title");
   const state = make("p", "pipe-detail-state");
+  const letters = make("button", "quiet", ["Show its dead letters"], { type: "button" });
   const button = make("button", "quiet", ["Close"], { type: "button" });
   const chart = numberChart();
   const scale = make("span", "scale");
@@ -364,7 +366,7 @@ function detailPart(close) {
   const keyedReadings = new Keyed(readings, () => notePart());
   const readingTitle = make("h5", "", ["What it collects"]);
   const node = make("section", "pipe-detail", [
-    make("div", "pipe-detail-head", [mark.node, title, state, button]),
+    make("div", "pipe-detail-head", [mark.node, title, state, make("div", "acts", [letters, button])]),
     make("div", "pipe-detail-top", [trace, facts.node]),
     make("div", "pipe-detail-lists", [
       make("div", "pipe-detail-work", [workTitle, workers, more]),
@@ -373,6 +375,8 @@ function detailPart(close) {
     ]),
   ]);
   node.hidden = true;
+  let shown = null;
+  letters.addEventListener("click", () => showLetters(shown.pipeline, shown.stage));
   button.addEventListener("click", close);
   node.addEventListener("keydown", (event) => {
     if (event.key === "Escape") close();
@@ -382,6 +386,8 @@ function detailPart(close) {
     update(pipe, pipeline) {
       setHidden(node, pipe === null);
       if (pipe === null) return;
+      shown = { pipeline: pipeline.name, stage: pipe.name };
+      setHidden(letters, !pipe.counts.get("dead_letters") || !hasLetters(pipeline.name));
       mark.set(pipe.tone);
       setTone(node, pipe.tone);
       setName(title, pipe.name, 80);
@@ -392,11 +398,11 @@ function detailPart(close) {
       setText(scale, `now ${perSecond(pipe.rate)}, up to ${amount(top)}`);
       chart.update(at, values, frame, top, clean(`${pipe.name}: items a second over the last ${span(frame.length)}; now ${amount(pipe.rate)}`));
       facts.update(factsOf(pipe));
-      const shown = pipe.atWork.map((work, place) => ({ work, place })).slice(0, MOST_WORKERS);
+      const works = pipe.atWork.map((work, place) => ({ work, place })).slice(0, MOST_WORKERS);
       const several = pipeline.lines.length > 1;
-      keyedWorkers.update(shown, ({ work, place }) => `${work.pod} ${place}`, several);
-      for (const one of [workTitle, workers]) setHidden(one, shown.length === 0);
-      const left = Math.max(0, pipe.busy - shown.length);
+      keyedWorkers.update(works, ({ work, place }) => `${work.pod} ${place}`, several);
+      for (const one of [workTitle, workers]) setHidden(one, works.length === 0);
+      const left = Math.max(0, pipe.busy - works.length);
       setText(more, left ? `and ${counted(left, "more worker")}` : "");
       setHidden(more, !left);
       keyedCauses.update(pipe.failures, ([cause]) => cause, Math.max(1, ...pipe.failures.map(([, times]) => times)));

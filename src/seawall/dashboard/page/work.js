@@ -7,14 +7,17 @@ import { confirmed, post, tell } from "./operate.js";
 const byId = (id) => document.getElementById(id);
 const LOOK_AGAIN = 5000; // Milliseconds between two looks at the counts.
 const LOOK_FOR_FIRST = 30000; // The same, while there is no list.
-const KINDS = { queue: "queue", jobs: "jobs", outbox: "outbox" };
-const NOUNS = { queue: ["job", "jobs"], jobs: ["job", "jobs"], outbox: ["event", "events"] };
-const DONE = { retry: "Retried", drop: "Dropped" };
-const LABELS = { retry: "Retry", drop: "Drop" };
+const LETTERS = "dead_letters";
+const KINDS = { queue: "queue", jobs: "jobs", outbox: "outbox", [LETTERS]: "dead letters" };
+const NOUNS = { queue: ["job", "jobs"], jobs: ["job", "jobs"], outbox: ["event", "events"], [LETTERS]: ["letter", "letters"] };
+const WORDS = { retry: { label: "Retry", done: "Retried" }, drop: { label: "Drop", done: "Dropped" } };
+const REPLAY = { label: "Replay", done: "Marked to be replayed:" };
+const OWNERS = { outbox: ["kind", "aggregate"], [LETTERS]: ["stage", "pipeline"] };
 const SINCE = {
   dead: "died", failed: "failed", cancelled: "cancelled", succeeded: "ended", queued: "due", delayed: "due",
   claimed: "lease ends", running: "lease ends",
 };
+const SINCE_OF_LETTERS = { dead: "set aside", waiting: "replay asked for", claimed: "replay begun" };
 const FAILED = new Set(["dead", "failed", "blocked"]);
 
 async function read(route, asked = {}) {
@@ -34,9 +37,13 @@ function when(seconds) {
   return value < -0.5 ? `in ${span(-value)}` : `${span(value)} ago`;
 }
 
+/** What an act is called where it acts: a dead letter is replayed. */
+const wordsOf = (act, kind) => (act === "retry" && kind === LETTERS ? REPLAY : WORDS[act]);
+
 /** What an act does to an item of a state, for the question before it. */
-function consequence(act, state, several) {
+function consequence(act, state, several, kind) {
   const it = several ? "They" : "It";
+  if (act === "retry" && kind === LETTERS) return `${it} will go through the stage once more where ${several ? "they" : "it"} failed.`;
   if (act === "retry") {
     return state === "blocked"
       ? `${it} will be delivered again, and what waits behind follows.`
@@ -82,7 +89,7 @@ function rowPart(work) {
   const acts = make("td", "work-acts");
   const buttons = new Map();
   for (const act of ["retry", "drop"]) {
-    const button = make("button", act === "drop" ? "danger" : "", [LABELS[act]], { type: "button" });
+    const button = make("button", act === "drop" ? "danger" : "", [], { type: "button" });
     button.addEventListener("click", () => work.act(act, item));
     buttons.set(act, button);
     acts.append(button);
@@ -104,8 +111,10 @@ function rowPart(work) {
       setText(since, when(item.since));
       setHidden(acts, !operates);
       for (const [act, button] of buttons) {
+        const { label } = work.words(act);
         setHidden(button, !list(item.acts).includes(act));
-        setAttribute(button, "aria-label", clean(`${LABELS[act]} ${item.id}`, 100));
+        setText(button, label);
+        setAttribute(button, "aria-label", clean(`${label} ${item.id}`, 100));
       }
       setAttribute(node, "data-open", item.id === work.opened ? "yes" : "no");
     },
@@ -184,13 +193,13 @@ class Work {
     if (still && this.list.counts?.[this.state] !== before) await this.load();
   }
 
-  choose(key, state = null) {
+  choose(key, state = null, search = null) {
     if (this.busy) return;
     this.chosen = key;
     this.state = state ?? this.list.states[0];
-    if (state === null) {
-      this.search = "";
-      byId("work-text").value = "";
+    if (state === null || search !== null) {
+      this.search = search ?? "";
+      byId("work-text").value = this.search;
     }
     this.close();
     this.first();
@@ -261,7 +270,7 @@ class Work {
     for (const act of ["retry", "drop"]) {
       const button = byId(`work-all-${act}`);
       setHidden(button, !actable.has(act));
-      setText(button, `${LABELS[act]} all${this.search ? " that match" : ""}`);
+      setText(button, `${this.words(act).label} all${this.search ? " that match" : ""}`);
       button.disabled = this.busy;
     }
     const page = this.before.length + 1;
@@ -269,6 +278,10 @@ class Work {
     setText(byId("work-page"), `page ${page}`);
     byId("work-before").disabled = page === 1;
     byId("work-next").disabled = this.next === null;
+  }
+
+  words(act) {
+    return wordsOf(act, this.list?.kind);
   }
 
   noun(count) {
@@ -295,14 +308,16 @@ class Work {
   showItem(item) {
     this.shown = item;
     setName(byId("work-detail-title"), item.id, 120);
+    const [kind, owner] = OWNERS[this.list.kind] ?? ["kind", "scope"];
+    const since = (this.list.kind === LETTERS ? SINCE_OF_LETTERS : SINCE)[item.state] ?? "";
     const facts = [
       ["state", item.state],
-      ["kind", item.kind],
-      [this.list.kind === "outbox" ? "aggregate" : "scope", item.owner],
+      [kind, item.kind],
+      [owner, item.owner],
       ["priority", item.priority],
       ["attempts", item.attempts],
       ["added", when(item.age)],
-      [SINCE[item.state] ?? "", SINCE[item.state] ? when(item.since) : ""],
+      [since, since ? when(item.since) : ""],
       ["payload", `${item.size} bytes`],
     ].filter(([, value]) => value !== "" && value !== null && value !== undefined);
     byId("work-facts").replaceChildren(
@@ -321,6 +336,7 @@ class Work {
     setHidden(byId("work-hidden"), item.payload !== null);
     for (const act of ["retry", "drop"]) {
       setHidden(byId(`work-one-${act}`), !this.operates || !list(item.acts).includes(act));
+      setText(byId(`work-one-${act}`), this.words(act).label);
     }
     setHidden(byId("work-detail"), false);
   }
@@ -336,14 +352,15 @@ class Work {
 
   async act(act, item) {
     if (this.busy || item === null) return;
-    const title = `${LABELS[act]} this ${item.state} ${this.noun(1)}?`;
+    const { label, done } = this.words(act);
+    const title = `${label} this ${item.state} ${this.noun(1)}?`;
     const what = [item.kind, item.owner].filter(Boolean).join(" \u00b7 ");
-    const text = `${item.id}${what ? ` (${what})` : ""}. ${consequence(act, item.state, false)}`;
-    if (!(await confirmed(title, text, LABELS[act]))) return;
+    const text = `${item.id}${what ? ` (${what})` : ""}. ${consequence(act, item.state, false, this.list.kind)}`;
+    if (!(await confirmed(title, text, label))) return;
     await this.while(async () => {
       const said = await post("work", { ...this.named, act, ids: [item.id] });
       if (said.problem) throw new Error(said.problem);
-      tell(said.done ? `${DONE[act]} ${item.id}.` : `Nothing done: ${item.id} is not ${item.state} any more.`);
+      tell(said.done ? `${done} ${item.id}.` : `Nothing done: ${item.id} is not ${item.state} any more.`);
     });
   }
 
@@ -351,21 +368,22 @@ class Work {
     if (this.busy) return;
     const match = this.search ? ` that contain \u201c${this.search}\u201d` : "";
     const of = `${this.state} ${this.noun(2)} of ${this.list.name}${match}`;
-    const text = `${consequence(act, this.state, true)} They are done by the hundred, and can be stopped in between.`;
-    if (!(await confirmed(`${LABELS[act]} all ${of}?`, text, `${LABELS[act]} all`))) return;
+    const words = this.words(act);
+    const text = `${consequence(act, this.state, true, this.list.kind)} They are done by the hundred, and can be stopped in between.`;
+    if (!(await confirmed(`${words.label} all ${of}?`, text, `${words.label} all`))) return;
     const asked = { ...this.named, act, state: this.state, search: this.search };
     let done = 0;
     await this.while(async () => {
       this.stopped = false;
       let after = null;
       do {
-        this.progress(`${DONE[act]} ${counted(done, this.noun(1), this.noun(2))} so far`);
+        this.progress(`${words.done} ${counted(done, this.noun(1), this.noun(2))} so far`);
         const said = await post("work", { ...asked, after });
         done += number(said.done);
         after = said.next ?? null;
-        if (said.problem) throw new Error(`${said.problem} ${DONE[act]} ${done}.`);
+        if (said.problem) throw new Error(`${said.problem} ${words.done} ${done}.`);
       } while (after !== null && !this.stopped);
-      tell(`${DONE[act]} ${counted(done, this.noun(1), this.noun(2))}${this.stopped ? ", then stopped" : ""}.`);
+      tell(`${words.done} ${counted(done, this.noun(1), this.noun(2))}${this.stopped ? ", then stopped" : ""}.`);
     });
   }
 
@@ -414,5 +432,20 @@ function worst(lists) {
   return lists.reduce((a, b) => (failed(b) > failed(a) ? b : a));
 }
 
+let part = null;
+
 /** The whole part of the page. */
-export const workPart = () => new Work();
+export function workPart() {
+  part ??= new Work();
+  return part;
+}
+
+/** Whether this process has the dead letters of a pipeline. */
+export const hasLetters = (pipeline) => part !== null && part.lists.some((one) => one.kind === LETTERS && one.name === pipeline);
+
+/** Show the dead letters of a stage of a pipeline. */
+export function showLetters(pipeline, stage) {
+  part.choose(`${LETTERS}/${pipeline}`, "dead", stage);
+  byId("work").scrollIntoView();
+  byId("work-text").focus({ preventScroll: true });
+}
