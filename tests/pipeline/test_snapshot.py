@@ -12,12 +12,13 @@ import pytest
 
 from seawall import Guard, Retry, registry
 from seawall.pipeline import DROP, IterableSource, MemoryDeadLetters, NotBefore, Pipeline, degrade
+from seawall.pipeline.nodes import MOST_SAMPLES, Counts
 from seawall.testing import run_virtual
 
 STAGE = {
     "name", "kind", "workers", "capacity", "busy", "waiting", "oldest", "at_work", "done", "rate",
     "retries", "failed", "degraded", "dropped", "dead_letters", "refused", "deaths", "failures",
-    "p50", "p99", "waits_for",
+    "p50", "p99", "histogram", "waits_for", "guard",
 }  # fmt: skip
 SOURCE = {"name", "read", "rate", "waits", "last_at", "unreported", "errors", "error"}
 WHOLE = {
@@ -224,6 +225,30 @@ def test_a_snapshot_says_that_dead_letters_cannot_be_stored() -> None:
     run_virtual(main())
     (sink,) = pipeline.snapshot()["stages"]
     assert (sink["waits_for"], sink["dead_letters"]) == ("", 3)
+
+
+def test_times_in_a_stage_are_all_counted_from_the_first_look_on() -> None:
+    """The histogram grows by each item; quantiles are those of the latest thousand."""
+    counts = Counts()
+
+    def add(number: int, seconds: float) -> None:
+        for _ in range(number):
+            counts.times.append(seconds)
+            if len(counts.times) >= MOST_SAMPLES:
+                counts.fold_times()
+
+    add(2500, 0.01)
+    assert len(counts.times) == 500
+    before = counts.snapshot(0.0)
+    assert sum(before["histogram"]["counts"]) == 500
+    assert before["p99"] == pytest.approx(0.01, rel=0.05)
+    add(4321, 2.0)
+    after = counts.snapshot(0.0)
+    assert sum(after["histogram"]["counts"]) == 500 + 4321
+    assert after["histogram"]["sum"] == pytest.approx(5.0 + 2 * 4321, rel=0.05)
+    assert after["p50"] == pytest.approx(2.0, rel=0.05)
+    pairs = zip(before["histogram"]["counts"], after["histogram"]["counts"], strict=True)
+    assert all(old <= new for old, new in pairs)
 
 
 def test_the_facts_of_a_source_are_shown_and_a_broken_look_hides_nothing() -> None:

@@ -163,6 +163,16 @@ GAUGES: dict[str, tuple[str, dict[str, str], float]] = {
         {"kind": "outbox", "name": "o"},
         threshold.READING_AGE_SECONDS,
     ),
+    "SeawallStageStalled": (
+        "pipeline_stage_oldest_seconds",
+        {"pipeline": "p", "stage": "s"},
+        threshold.STAGE_AGE_SECONDS,
+    ),
+    "SeawallSourceMissing": (
+        "collect_missing_seconds",
+        {"collect": "c", "source": "S1"},
+        threshold.MISSING_SECONDS,
+    ),
     "SeawallUnreadable": ("unreadable", {"kind": "queue"}, threshold.UNREADABLE),
     "SeawallSeriesFolded": ("series_folded", {"metric": "m"}, threshold.FOLDED),
 }
@@ -173,6 +183,11 @@ STATES: dict[str, tuple[str, dict[str, str], float]] = {
     "SeawallUnhealthy": (
         "health_state",
         {"service": "s", "level": "ready", "state": "unhealthy"},
+        1,
+    ),
+    "SeawallSourceFailing": (
+        "pipeline_source_failing",
+        {"pipeline": "p", "source": "s"},
         1,
     ),
     "SeawallStoreLost": ("store_up", {"store": "s"}, 0),
@@ -191,6 +206,8 @@ COUNTED = {
     "SeawallHostsOut",
     "SeawallPoolWait",
     "SeawallFalseSuspects",
+    "SeawallPipelineFailing",
+    "SeawallTooFewSources",
 }
 """Rules that have tests of their own."""
 
@@ -311,6 +328,35 @@ def test_hosts_out_fires_when_most_do_not_serve(serving: int, ejected: int):
             prometheus.tell(at, "seawall_upstream_hosts", number, upstreams="u", state=state)
 
     assert _fires("SeawallHostsOut", tell) == (ejected > serving)
+
+
+@given(dead=st.integers(0, 40), stored=st.integers(0, 400))
+def test_pipelines_fail_when_too_many_items_are_dead_letters(dead: int, stored: int):
+    """It fires if, and only if, more than 5 % are, and more than a few."""
+    steps = threshold.WINDOW / STEP
+
+    def tell(prometheus: Prometheus, at: float, step: int) -> None:
+        for result, number in (("dead_letter", dead), ("sink", stored), ("dropped", 0)):
+            labels = {"pipeline": "orders", "result": result}
+            prometheus.tell(at, "seawall_pipeline_ended_total", number * step / steps, **labels)
+
+    assume(abs(dead - threshold.FEW_DEAD_ITEMS) > 0.5)
+    assume(abs(dead - threshold.DEAD_ITEMS * (dead + stored)) > 1e-6)
+    share = dead / (dead + stored) if dead + stored else 0.0
+    fires = share > threshold.DEAD_ITEMS and dead > threshold.FEW_DEAD_ITEMS
+    assert _fires("SeawallPipelineFailing", tell) == fires
+
+
+@pytest.mark.parametrize("result", ["too_few", "degraded"])
+def test_too_few_sources_fire_at_once(result: str):
+    """A collection that is only degraded does not."""
+
+    def tell(prometheus: Prometheus, at: float, step: int) -> None:
+        total = max(0, step - 3)
+        labels = {"collect": "sites", "result": result}
+        prometheus.tell(at, "seawall_collect_collections_total", total, **labels)
+
+    assert _fires("SeawallTooFewSources", tell, seconds=6 * STEP) == (result == "too_few")
 
 
 @given(cleared=st.integers(0, 40), confirmed=st.integers(0, 40))

@@ -96,6 +96,56 @@ def test_values_are_those_of_the_snapshot():
     assert told["seawall_pool_borrowed_total", "w-pool"] == 1
 
 
+# Pipelines
+
+
+@pytest.mark.usefixtures("world")
+def test_pipelines_and_collections_are_read():
+    """Items by source, end and stage; failures by type; times in a stage; what is missing."""
+    told = _values(seawall.snapshot())
+    assert told["seawall_pipeline_read_total", "w-pipeline", "items"] == 3
+    assert told["seawall_pipeline_ended_total", "w-pipeline", "sink"] == 2
+    assert told["seawall_pipeline_ended_total", "w-pipeline", "dead_letter"] == 1
+    assert told["seawall_pipeline_running", "w-pipeline"] == 0
+    assert told["seawall_pipeline_stage_items_total", "w-pipeline", "odd", "done"] == 2
+    assert told["seawall_pipeline_stage_items_total", "w-pipeline", "odd", "dead_letter"] == 1
+    assert told["seawall_pipeline_stage_failures_total", "w-pipeline", "odd", "ValueError"] == 1
+    assert told["seawall_queue_dead", "dead_letters", "w-pipeline"] == 1
+    assert told["seawall_collect_sources", "w-sites", "ok"] == 1
+    assert told["seawall_collect_sources", "w-sites", "unavailable"] == 1
+    assert told["seawall_collect_collections_total", "w-sites", "degraded"] == 1
+    assert ("seawall_collect_missing_seconds", "w-sites", "S2") in told
+    (times,) = (
+        one
+        for one in readings_of(seawall.snapshot())
+        if one.metric.name == "seawall_pipeline_stage_duration_seconds"
+    )
+    assert sum(times.counts) == 2
+
+
+def test_only_the_sources_that_are_missing_for_longest_are_exported():
+    """Of a thousand sources, ten: a metric stays small."""
+    missing = [
+        {"source": f"S{number}", "state": "unavailable", "since": float(number), "cause": "x"}
+        for number in range(1000)
+    ]
+    seen = {"name": "sites", "sources": 1000, "missing": missing}
+    told = _values({"collect": [{**seen, "collections": 9, "degraded": 9, "too_few": 4}]})
+    found = {key[2] for key in told if key[0] == "seawall_collect_missing_seconds"}
+    assert found == {f"S{number}" for number in range(990, 1000)}
+    assert told["seawall_collect_collections_total", "sites", "too_few"] == 4
+    assert told["seawall_collect_collections_total", "sites", "degraded"] == 5
+
+
+def test_letters_of_a_database_are_counted_as_those_of_memory():
+    """What waits to be replayed has an age there."""
+    stored = {"dead": [3, 70.0], "waiting": [2, 40.0], "claimed": [0, 0.0]}
+    told = _values({"dead_letters": [{"name": "orders", "stored": stored, "stored_age": 1.0}]})
+    assert told["seawall_queue_dead", "dead_letters", "orders"] == 3
+    assert told["seawall_queue_depth", "dead_letters", "orders"] == 2
+    assert told["seawall_queue_age_seconds", "dead_letters", "orders"] == 40.0
+
+
 # Members
 
 

@@ -58,6 +58,7 @@ from seawall.durable import (
 )
 from seawall.members import MemberState, MemberView
 from seawall.members.group import Group, snapshot_of
+from seawall.pipeline import Collect, Pipeline
 from seawall.telemetry import arefresh
 from seawall.web import Edge, Health, Lifecycle, RequestLimits, limit
 
@@ -175,6 +176,13 @@ class World:
             _app, self.idempotency, routes=["/orders"], scope=lambda _incoming: "all"
         )
         self.members = Members("w-pods", MemberView("pod-1", MemberState.ALIVE, 1.0, level=0.5))
+        self.collect = Collect({"S1": _read, "S2": _no_read}, minimum=1, within=1.0, name="w-sites")
+        self.pipeline = Pipeline("w-pipeline")
+        (
+            self.pipeline.read([1, 2, 3])
+            .stage(_odd, workers=1, name="odd")
+            .sink(lambda _number: None, name="keep")
+        )
         self.edge = Edge(_app, name="w-edge")
         self.workers = [
             Dispatcher(self.outbox, _work),
@@ -205,6 +213,8 @@ class World:
         self.members.change("pod-2", "suspected", "confirmed", silence=4.0)
         self.members.group.round_trips.add(0.01)
         self.members.group.note_own_pause(6.0)
+        await self.collect.collect()
+        await self.pipeline.run()
         await arefresh(self.outbox, self.jobs, self.later)
 
     def close(self) -> None:
@@ -215,6 +225,20 @@ class World:
         self.edge.close()
         self.store.close()
         self.source.close()
+
+
+async def _read() -> float:
+    return 20.5
+
+
+async def _no_read() -> float:
+    raise ConnectionRefusedError
+
+
+def _odd(number: int) -> int:
+    if number == 2:
+        raise ValueError
+    return number
 
 
 def _fail(_key: str) -> str:

@@ -47,7 +47,7 @@ LONGEST_PAUSE: Final = 60.0
 MOST_CAUSES: Final = 50
 """Types of errors that a stage counts apart."""
 MOST_SAMPLES: Final = 1000
-"""Times of items from which the quantiles are taken."""
+"""Times of items that are added to the histogram at once, and from which quantiles are taken."""
 RATE_WINDOW: Final = 10.0
 """Seconds over which a rate is measured, if somebody looks that often."""
 
@@ -149,8 +149,14 @@ class Counts:
         self.retries = self.dropped = self.dead_letters = 0
         self.failures: dict[str, int] = {}
         """By the type of the error; at most `MOST_CAUSES`."""
-        self.times: deque[float] = deque(maxlen=MOST_SAMPLES)
-        """Seconds that the last items were in the stage, waiting included."""
+        self.times: list[float] = []
+        """Seconds that the last items were in the stage, waiting included; see `fold_times`."""
+        self._histogram = Histogram()
+        """The times before these, since somebody looked first: until then they cost nothing."""
+        self._is_watched = False
+        self._recent: list[float] = []
+        self._folds = 0
+        """Odd while times are moved to the histogram, which another thread may look at."""
         self.waits_for = ""
         """Why the stage cannot set items aside, if it cannot."""
         self._rate = Rate(now)
@@ -162,11 +168,34 @@ class Counts:
         if name in self.failures or len(self.failures) < MOST_CAUSES:
             self.failures[name] = self.failures.get(name, 0) + 1
 
+    def fold_times(self) -> None:
+        """Move the times to the histogram; called when there are `MOST_SAMPLES`."""
+        self._folds += 1
+        if self._is_watched:
+            self._histogram.add_all(self.times)
+        self._recent = self.times[-MOST_SAMPLES:]
+        self.times.clear()
+        self._folds += 1
+
+    def _looked_at(self) -> tuple[Histogram, list[float]]:
+        """Return all times, and the latest ones; from any thread."""
+        self._is_watched = True
+        while True:
+            folds = self._folds
+            times = list(self.times)
+            whole = Histogram()
+            whole.merge(self._histogram)
+            whole.add_all(times)
+            recent = [*self._recent, *times][-MOST_SAMPLES:]
+            if folds == self._folds and not folds % 2:
+                return whole, recent
+
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the counts."""
-        times = Histogram()
-        times.add_all(list(self.times))
-        p50, p99 = times.quantiles((0.5, 0.99))
+        whole, times = self._looked_at()
+        recent = Histogram()
+        recent.add_all(times)
+        p50, p99 = recent.quantiles((0.5, 0.99))
         return {
             "done": self.done,
             "rate": self._rate.look(now, self.done),
@@ -180,6 +209,7 @@ class Counts:
             "failures": dict(self.failures),
             "p50": p50,
             "p99": p99,
+            "histogram": whole.tally().snapshot(),
             "waits_for": self.waits_for,
         }
 
@@ -451,7 +481,8 @@ class WorkerStage:
         run, call, ready, counts = self._run, self._call, self._ready, self.counts
         now = run.now
         keeps_value, is_ordered = self.stage.is_sink, self.stage.ordered_by is not None
-        set_current, add_time = CURRENT.set, counts.times.append
+        set_current, times = CURRENT.set, counts.times
+        add_time = times.append
         take, is_one_attempt = self.following.take, not self._counts_attempts
         at = now()
         may_lose = run.may_lose_items
@@ -492,6 +523,8 @@ class WorkerStage:
             else:
                 counts.done += 1
                 add_time(at - item.entered_at)
+                if len(times) >= MOST_SAMPLES:
+                    counts.fold_times()
                 pending = take(item, at)
                 if pending is not None:
                     await self._passed(pending, state)
@@ -590,7 +623,10 @@ class WorkerStage:
     async def _send_on(self, items: list[Item], state: WorkerState) -> None:
         now, following, counts = self._run.now(), self.following, self.counts
         counts.done += len(items)
-        counts.times.extend([now - item.entered_at for item in items])
+        times = counts.times
+        if len(times) >= MOST_SAMPLES:
+            counts.fold_times()
+        times.extend([now - item.entered_at for item in items])
         wanted = [item for item in items if item.value is not DROP]
         if len(wanted) < len(items):
             for item in items:
@@ -815,6 +851,7 @@ def _idle_snapshot(
         "waiting": 0,
         "oldest": 0.0,
         "at_work": [],
+        "guard": "",
         **counts.snapshot(now),
     }
 

@@ -273,21 +273,21 @@ METRICS: Final[tuple[Metric, ...]] = (
     _gauge(
         "queue_depth",
         "kind name",
-        "What waits: in a queue, channel, jobs, later or outbox",
-        "queue, later: waiting; channel: depth; jobs: queued; outbox: pending",
+        "What waits: in a queue, channel, jobs, later or outbox; dead letters to be replayed",
+        "queue, later, dead_letters: waiting; channel: depth; jobs: queued; outbox: pending",
         fold="max",
     ),
     _seconds(
         "queue_age",
         "kind name",
         "How long the oldest has waited there",
-        "queue, later: oldest; channel, outbox: oldest_age; jobs: queued",
+        "queue, later: oldest; channel, outbox: oldest_age; jobs: queued; dead_letters: waiting",
     ),
     _gauge(
         "queue_dead",
         "kind name",
         "What was given up and is kept to be looked at",
-        "queue, later, outbox: dead; jobs: failed",
+        "queue, later, outbox, dead_letters: dead; jobs: failed",
         fold="max",
     ),
     _counter("channel_items", "channel result", "Items", "channel: put, got, dropped, rejected"),
@@ -429,6 +429,89 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Bytes of these messages: sent, received",
         "members: bytes",
         "By",
+    ),
+    # Pipelines
+    _gauge("pipeline_running", "pipeline", "1 while it runs", "pipeline: running", fold="max"),
+    _counter("pipeline_read", "pipeline source", "Items read by source", "pipeline: sources: read"),
+    _counter(
+        "pipeline_ended",
+        "pipeline result",
+        "Items by how they ended: sink, dead_letter, dropped, returned",
+        "pipeline: sink, dead_letter, dropped, returned",
+    ),
+    _counter(
+        "pipeline_degraded",
+        "pipeline",
+        "Items that a sink got as lesser ones",
+        "pipeline: degraded",
+    ),
+    _counter(
+        "pipeline_replayed", "pipeline", "Dead letters that were replayed", "pipeline: replayed"
+    ),
+    _gauge("pipeline_in_flight", "pipeline", "Items on their way", "pipeline: in_flight"),
+    _seconds("pipeline_oldest", "pipeline", "Age of the oldest of them", "pipeline: oldest"),
+    _gauge(
+        "pipeline_source_failing",
+        "pipeline source",
+        "1 while a source cannot be read, or does not take the ends of items",
+        "pipeline: sources: error",
+        fold="max",
+    ),
+    _counter(
+        "pipeline_source_errors",
+        "pipeline source",
+        "Failures to read a source, or to tell it how items ended",
+        "pipeline: sources: errors",
+    ),
+    _seconds(
+        "pipeline_source_silence",
+        "pipeline source",
+        "Time since the last item of a source",
+        "pipeline: sources: last_at",
+    ),
+    _counter(
+        "pipeline_stage_items",
+        "pipeline stage result",
+        "Items of a stage: done, failed, degraded, dropped, dead_letter; and calls of it that were"
+        " retried, refused, or ended by the death of a worker process (died)",
+        "pipeline: stages: done, failed, degraded, dropped, dead_letters, retries, refused, deaths",
+    ),
+    _counter(
+        "pipeline_stage_failures",
+        "pipeline stage reason",
+        "Failed items of a stage by the type of the error",
+        "pipeline: stages: failures",
+    ),
+    _gauge("pipeline_stage_workers", "pipeline stage", "Workers", "pipeline: stages: workers"),
+    _gauge("pipeline_stage_busy", "pipeline stage", "Workers with items", "pipeline: stages: busy"),
+    _gauge(
+        "pipeline_stage_waiting", "pipeline stage", "Items that wait", "pipeline: stages: waiting"
+    ),
+    _seconds(
+        "pipeline_stage_oldest",
+        "pipeline stage",
+        "How long the oldest of them has waited there",
+        "pipeline: stages: oldest",
+    ),
+    _durations(
+        "pipeline_stage_duration",
+        "pipeline stage",
+        "How long items were in a stage with workers, waiting included",
+        "pipeline: stages: histogram",
+    ),
+    _gauge("collect_sources", "collect state", "Sources: ok, stale, unavailable", "collect"),
+    _seconds(
+        "collect_missing",
+        "collect source",
+        "How long the ten sources have not answered that are missing for longest",
+        "collect: missing",
+    ),
+    _counter(
+        "collect_collections",
+        "collect result",
+        "Collections: complete, degraded (something is stale or missing), too_few (less than the"
+        " minimum)",
+        "collect: collections, degraded, too_few",
     ),
     # Event loops
     _seconds("loop_lag", "watchdog", "How late event loops are", "watchdog: lag"),

@@ -358,6 +358,78 @@ _MEMBERS: Final = (
     Panel("Bytes", (_rate("member_bytes", "group result"),), "Bps"),
 )
 
+_PIPELINES: Final = (
+    _speed("Items read", "pipeline_read", "pipeline source"),
+    _speed("Items by how they ended", "pipeline_ended", "pipeline result", "stack"),
+    Panel(
+        "In flight, and as lesser items in sinks",
+        (
+            _gauge("sum", "pipeline_in_flight", "pipeline", legend="{{pipeline}} in flight"),
+            _rate("pipeline_degraded", "pipeline", legend="{{pipeline}} degraded a second"),
+            _rate("pipeline_replayed", "pipeline", legend="{{pipeline}} replayed a second"),
+        ),
+    ),
+    _seconds(
+        "The oldest item has waited for a stage",
+        "pipeline_stage_oldest_seconds",
+        "pipeline stage",
+        threshold.STAGE_AGE_SECONDS,
+    ),
+    Panel(
+        "Oldest item, last item of each source",
+        (
+            _gauge("max", "pipeline_oldest_seconds", "pipeline", legend="{{pipeline}} oldest"),
+            _gauge(
+                "min",
+                "pipeline_source_silence_seconds",
+                "pipeline source",
+                legend="{{pipeline}} {{source}} silent",
+            ),
+        ),
+        "s",
+    ),
+    _speed("What stages do", "pipeline_stage_items", "pipeline stage result"),
+    _speed("Failures by type", "pipeline_stage_failures", "pipeline stage reason"),
+    Panel(
+        "Workers of stages, and what waits for them",
+        (
+            _gauge(
+                "sum", "pipeline_stage_busy", "pipeline stage", legend="{{pipeline}} {{stage}} busy"
+            ),
+            _gauge(
+                "sum",
+                "pipeline_stage_workers",
+                "pipeline stage",
+                legend="{{pipeline}} {{stage}} workers",
+            ),
+            _gauge(
+                "sum",
+                "pipeline_stage_waiting",
+                "pipeline stage",
+                legend="{{pipeline}} {{stage}} waiting",
+            ),
+        ),
+    ),
+    _quantiles(
+        "Time in a stage: p50, p95, p99", "pipeline_stage_duration_seconds", "pipeline stage"
+    ),
+    Panel(
+        "Sources that fail",
+        (_gauge("max", "pipeline_source_failing", "pipeline source"),),
+        bad=1.0,
+    ),
+    _speed("Failures of sources", "pipeline_source_errors", "pipeline source"),
+    _count("Processes that run it", "sum", "pipeline_running", "pipeline"),
+    _count("Sources of collections", "max", "collect_sources", "collect state"),
+    _seconds(
+        "Sources are missing for",
+        "collect_missing_seconds",
+        "collect source",
+        threshold.MISSING_SECONDS,
+    ),
+    _speed("Collections", "collect_collections", "collect result", "stack"),
+)
+
 _LLM: Final = (
     _quantiles(
         "Requests to language models: p50, p95, p99",
@@ -400,6 +472,7 @@ def rows(metrics: tuple[Metric, ...] = METRICS) -> list[tuple[str, tuple[Panel, 
         ("Slots, pools, executors", _LENT),
         ("Queues, outbox, jobs", _WAITING),
         ("Once", _ONCE),
+        ("Pipelines", _PIPELINES),
         ("Members", _MEMBERS),
         ("Around", _AROUND),
         ("Language models", _LLM),

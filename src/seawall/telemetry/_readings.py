@@ -284,8 +284,24 @@ def _flat(kind: str, thing: Mapping[str, Any]) -> dict[str, Any]:
         queued, failed = stored.get("queued", (0, 0.0)), stored.get("failed", (0, 0.0))
         known = {"waiting": queued[0], "oldest": queued[1], "dead": failed[0]} if stored else {}
         return {**thing, **known}
+    if kind == "dead_letters":
+        return _letters({**thing, **stored})
     names = {"depth": "waiting", "pending": "waiting", "oldest_age": "oldest"}
     return {names.get(key, key): value for key, value in {**thing, **stored}.items()}
+
+
+def _letters(seen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counts of dead letters: numbers in memory; in a database, with an age each."""
+    known: dict[str, Any] = {}
+    for state in ("dead", "waiting"):
+        number = seen.get(state)
+        if isinstance(number, (list, tuple)):
+            number, age = number
+            if state == "waiting":
+                known["oldest"] = age
+        if number is not None:
+            known[state] = number
+    return known
 
 
 _WORKERS: Final = {"worker": "queue", "job_worker": "jobs", "later_worker": "later"}
@@ -387,6 +403,72 @@ def _level_ratio(member: Mapping[str, Any]) -> float:
     return _number(member, "level") / (_number(member, "threshold") or 1.0)
 
 
+MOST_MISSING: Final = 10
+"""Sources of a `Collect` whose absence is exported: those that are missing for longest."""
+
+_STAGE_RESULTS: Final = {
+    "done": "done",
+    "failed": "failed",
+    "degraded": "degraded",
+    "dropped": "dropped",
+    "dead_letter": "dead_letters",
+    "retried": "retries",
+    "refused": "refused",
+    "died": "deaths",
+}
+"""What a stage has done, by the words of the snapshot."""
+
+
+def _pipeline(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    yield "pipeline_running", (name,), float(bool(seen["running"]))
+    endings = ("sink", "dead_letter", "dropped", "returned")
+    yield from _results("pipeline_ended_total", (name,), seen, endings)
+    yield from _plainly(
+        name,
+        seen,
+        degraded="pipeline_degraded_total",
+        replayed="pipeline_replayed_total",
+        in_flight="pipeline_in_flight",
+    )
+    oldest = seen.get("oldest")
+    yield "pipeline_oldest_seconds", (name,), oldest["age"] if oldest else 0.0
+    for source in seen["sources"]:
+        labels = name, str(source["name"])
+        yield "pipeline_read_total", labels, source["read"]
+        yield "pipeline_source_errors_total", labels, source["errors"]
+        yield "pipeline_source_failing", labels, float(bool(source["error"]))
+        yield "pipeline_source_silence_seconds", labels, source["last_at"]
+    for stage in seen["stages"]:
+        labels = name, str(stage["name"])
+        for result, key in _STAGE_RESULTS.items():
+            yield "pipeline_stage_items_total", (*labels, result), stage[key]
+        for reason, number in stage["failures"].items():
+            yield "pipeline_stage_failures_total", (*labels, str(reason)), number
+        if stage["workers"]:
+            yield "pipeline_stage_workers", labels, stage["workers"]
+            yield "pipeline_stage_busy", labels, stage["busy"]
+            yield "pipeline_stage_waiting", labels, stage["waiting"]
+            yield "pipeline_stage_oldest_seconds", labels, stage["oldest"]
+            yield from _histogram("pipeline_stage_duration_seconds", labels, stage["histogram"])
+
+
+def _collect(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+    missing = seen["missing"]
+    states = Counter(one["state"] for one in missing)
+    states["ok"] = seen["sources"] - len(missing)
+    for state in ("ok", "stale", "unavailable"):
+        yield "collect_sources", (name, state), states[state]
+    too_few, degraded = seen["too_few"], seen["degraded"]
+    results = {
+        "complete": seen["collections"] - degraded,
+        "degraded": degraded - too_few,
+        "too_few": too_few,
+    }
+    yield from _results("collect_collections_total", (name,), results, results)
+    for one in nlargest(MOST_MISSING, missing, key=lambda one: _number(one, "since")):
+        yield "collect_missing_seconds", (name, str(one["source"])), one["since"]
+
+
 def _llm(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
     client = "gen_ai_client"
     for one in seen["operations"]:
@@ -420,7 +502,7 @@ _READERS: Final[dict[str, Reader]] = {
     "pool": _pool,
     "executor": _executor,
     "serializer": _serializer,
-    **dict.fromkeys(("queue", "channel", "jobs", "later", "outbox"), _waiting),
+    **dict.fromkeys(("queue", "channel", "jobs", "later", "outbox", "dead_letters"), _waiting),
     **dict.fromkeys(("worker", "job_worker", "later_worker", "dispatcher"), _worker),
     **dict.fromkeys(("idempotency", "idempotent_requests"), _idempotency),
     "inbox": _inbox,
@@ -434,6 +516,8 @@ _READERS: Final[dict[str, Reader]] = {
     "lifecycle": _lifecycle,
     "ladder": _ladder,
     "members": _members,
+    "pipeline": _pipeline,
+    "collect": _collect,
     "upstreams": _upstreams,
 }
 

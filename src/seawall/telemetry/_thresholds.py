@@ -96,6 +96,23 @@ REFUSED_LATE: Final = 0.0
 FIFO_GAPS: Final = 0.0
 """Messages that were missing for too long, within `WINDOW`."""
 
+# Pipelines
+
+DEAD_ITEMS: Final = 0.05
+"""Share of a pipeline's ended items that are dead letters, within `WINDOW`."""
+
+FEW_DEAD_ITEMS: Final = 3.0
+"""Dead letters of a pipeline within `WINDOW`, *up to* which their share means nothing."""
+
+STAGE_AGE_SECONDS: Final = 300.0
+"""How long the oldest item has waited in front of a stage."""
+
+MISSING_SECONDS: Final = 60.0
+"""How long a source of a `Collect` has not answered."""
+
+TOO_FEW: Final = 0.0
+"""Collections with less than the minimum, within `WINDOW`."""
+
 # Members
 
 FALSE_SUSPECTS: Final = 0.5

@@ -305,6 +305,70 @@ ALERTS: Final[tuple[Alert, ...]] = (
         " {{ $labels.job }} sees them.",
     ),
     Alert(
+        "SeawallPipelineFailing",
+        "page",
+        _ask.increase("pipeline_ended", "job pipeline", 'result="dead_letter"')
+        + "\n/\n"
+        + _ask.increase("pipeline_ended", "job pipeline")
+        + f"\n> {threshold.DEAD_ITEMS:g}\nand\n"
+        + _above(
+            _ask.increase("pipeline_ended", "job pipeline", 'result="dead_letter"'),
+            threshold.FEW_DEAD_ITEMS,
+        ),
+        60,
+        "{{ $labels.pipeline }}: {{ $value | humanizePercentage }} of items are dead letters",
+        f"More than {_percent(threshold.DEAD_ITEMS)} of the items of pipeline"
+        " {{ $labels.pipeline }} in {{ $labels.job }} fail for good and are set aside.",
+    ),
+    Alert(
+        "SeawallStageStalled",
+        "page",
+        _above(
+            _ask.gauge("max", "pipeline_stage_oldest_seconds", "job pipeline stage"),
+            threshold.STAGE_AGE_SECONDS,
+        ),
+        60,
+        "{{ $labels.pipeline }}: the oldest item waits for {{ $labels.stage }} since"
+        " {{ $value | humanizeDuration }}",
+        "Stage {{ $labels.stage }} of pipeline {{ $labels.pipeline }} in {{ $labels.job }} does"
+        " not come to the items that wait for it: what it needs is down, or too slow. Its source"
+        " is read no faster.",
+    ),
+    Alert(
+        "SeawallSourceFailing",
+        "page",
+        _any(_ask.gauge("max", "pipeline_source_failing", "job pipeline source")),
+        120,
+        "{{ $labels.pipeline }}: source {{ $labels.source }} fails",
+        "Source {{ $labels.source }} of pipeline {{ $labels.pipeline }} in {{ $labels.job }} cannot"
+        " be read, or does not take the ends of items. It is tried again and again.",
+    ),
+    Alert(
+        "SeawallSourceMissing",
+        "ticket",
+        _above(
+            _ask.gauge("max", "collect_missing_seconds", "job collect source"),
+            threshold.MISSING_SECONDS,
+        ),
+        60,
+        "{{ $labels.collect }}: {{ $labels.source }} is missing since"
+        " {{ $value | humanizeDuration }}",
+        "Collections of {{ $labels.collect }} in {{ $labels.job }} go on without a fresh value of"
+        " {{ $labels.source }}, and say so.",
+    ),
+    Alert(
+        "SeawallTooFewSources",
+        "page",
+        _above(
+            _ask.increase("collect_collections", "job collect", 'result="too_few"'),
+            threshold.TOO_FEW,
+        ),
+        0,
+        "{{ $labels.collect }}: too few sources have a value",
+        "Collections of {{ $labels.collect }} in {{ $labels.job }} have less than their minimum of"
+        " values: they are left out, passed on or an error, as `too_few=` says.",
+    ),
+    Alert(
         "SeawallFalseSuspects",
         "ticket",
         _ask.increase("member_changes", "job group", 'result="cleared"')
